@@ -61,6 +61,8 @@ def parser() -> argparse.ArgumentParser:
     add_zero_label(verb)
     balance = 'of class folders: show images of small classes more often'
     verb.add_argument('--balance', action='store_true', help=balance)
+    bands = 'of images with label maps: which, counted from 0, or all (default: all where RGB would lose some)'
+    verb.add_argument('--bands', type=bands_of, metavar='all|B,B,...', help=bands)
     length.add_argument('--epochs', type=float, help='instead of minutes; times through the images')
 
     verb = add('classify', 'name the class of images', 'run_ft new_images/ --out classes.csv')
@@ -76,6 +78,8 @@ def parser() -> argparse.ArgumentParser:
     verb.add_argument('--short-side', '--size', type=int, metavar='PIXELS', help=side)
     add_zero_label(verb)
     verb.add_argument('--multi-scale', action='store_true', help='of a segmentor: at all scales with flip')
+    limit = 'largest width x height of an image or label map (default: 178,956,970)'
+    verb.add_argument('--max-pixels', type=int, metavar='N', help=limit)
     add_out(verb, 'FOLDER', 'segmentation', 'for label maps and overlays')
 
     verb = add('reconstruct', 'draw what is predicted', 'run images/ --out picture.png')
@@ -89,6 +93,8 @@ def parser() -> argparse.ArgumentParser:
     points = 'pixels, or shares of width and height (default: 0.5,0.5)'
     verb.add_argument('--points', default='0.5,0.5', metavar='X,Y[;X,Y]', help=points)
     verb.add_argument('--layer', type=int, default=-1, help='block, 0-based, negative from the end (default: -1)')
+    side = "short side of the image (default: the checkpoint's, or 30 patches where it is less)"
+    verb.add_argument('--short-side', '--size', type=int, metavar='PIXELS', help=side)
     commands.add_levels(verb)
     add_out(verb, 'PICTURE', 'attention.png')
 
@@ -115,6 +121,10 @@ def parser() -> argparse.ArgumentParser:
     verb = add('config', 'print a config, to be changed', 'demo/pretrain > mine.py')
     verb.add_argument('name', help='end of the path of a config')
     return top
+
+
+def bands_of(text: str) -> str | list[int]:
+    return text if text == 'all' else [int(band) for band in text.split(',')]
 
 
 def add_zero_label(verb: argparse.ArgumentParser) -> None:

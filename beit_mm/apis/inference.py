@@ -24,7 +24,7 @@ from beit_mm.apis.plans import NARROW_PRETRAINING, backbone_of, head_sizes, resi
 from beit_mm.checkpoint.checkpoint import Checkpoint, CheckpointInput
 from beit_mm.checkpoint.find import PHOTOS, SCENES
 from beit_mm.datasets.image_folder import quoted
-from beit_mm.datasets.reading import UnreadableImageError
+from beit_mm.datasets.reading import MAX_PIXELS, UnreadableImageError
 from beit_mm.datasets.transforms import as_size
 from beit_mm.errors import UserError
 from beit_mm.features.evaluation import knn_predict, patch_classifier, patch_dataset, pixel_scores
@@ -129,6 +129,7 @@ def segment(
     short_side: int | None = None,
     reduce_zero_label: bool | None = None,
     multi_scale: bool = False,
+    max_pixels: int | None = None,
     **levels: Any,
 ) -> list[dict[str, Any]]:
     """Segments images into label maps and overlays: with a segmentor, or by labelled patches that a BEiT finds alike.
@@ -142,10 +143,10 @@ def segment(
         short_side: with `labelled`, of the images that the model sees, in pixels; None: the checkpoint's.
         reduce_zero_label: whether 0 marks unlabelled pixels in `labelled`; None: as its classes.txt shows.
         multi_scale: of a segmentor: at all scales with flip.
+        max_pixels: of an image, and of a label map in `labelled`; None: 178,956,970.
 
     Returns:
-        For each image dict(path, labels=file, overlay=file), without overlay where it is of other than RGB images, or
-        dict(path, error).
+        For each image dict(path, labels=file, overlay=file), of many bands on bands 1 to 3, or dict(path, error).
     """
     with quiet():
         part, folder = 'segmentor' if labelled is None else 'pretrained', Path(out).expanduser()
@@ -153,9 +154,10 @@ def segment(
         if labelled is not None:
             if multi_scale:
                 raise UserError('--multi-scale is for segmentors; leave it or --labelled out')
-            if not (found := split.find_label_maps(labelled, reduce_zero_label, whole=True)):
+            limit = MAX_PIXELS if max_pixels is None else max_pixels
+            if not (found := split.find_label_maps(labelled, reduce_zero_label, True, max_pixels=limit)):
                 raise FileNotFoundError(f'--labelled: no label maps in {str(labelled)!r}; {split.EXPECTED}')
-            results, meta = segment_by_neighbours(checkpoint, images, found, short_side)
+            results, meta = segment_by_neighbours(checkpoint, images, found, short_side, limit)
             return write_maps(results, meta['classes'], meta['palette'], folder)
         if short_side is not None or reduce_zero_label is not None:
             raise UserError('--short-side and --keep-zero-label say how --labelled FOLDER is read; give that too')
@@ -163,20 +165,20 @@ def segment(
             model = 'a classifier' if task == 'classification' else 'pretrained'
             advice = 'give --labelled FOLDER with images/, annotations/ and classes.txt, or fine-tune it on them first'
             raise UserError(f'{checkpoint} is {model}, no segmentor; {advice}')
-        segmentor = SegmentationInferencer(checkpoint, multi_scale=multi_scale)
+        segmentor = SegmentationInferencer(checkpoint, multi_scale=multi_scale, max_pixels=max_pixels)
         sources = list(segmentor.reader.sources(images))
         results = with_bar(segmentor(sources, on_error='skip', return_images=True), len(sources))
         return write_maps(results, segmentor.classes, segmentor.palette, folder)
 
 
 def segment_by_neighbours(
-    checkpoint: Checkpoint, images: Sources, labelled: split.LabelMaps, short_side: int | None
+    checkpoint: Checkpoint, images: Sources, labelled: split.LabelMaps, short_side: int | None, max_pixels: int
 ) -> tuple[Iterator[dict[str, Any]], dict[str, Any]]:
     """Segments images by the labelled patches whose features are nearest, as `evaluate_patches` does.
 
     Of each image dict(path, image, labels=uint8 (H, W)) or dict(path, error); and the labelled images' metainfo.
     """
-    extract = FeatureExtractor(checkpoint, size=short_side, whole=True)
+    extract = FeatureExtractor(checkpoint, size=short_side, whole=True, max_pixels=max_pixels)
     with TemporaryDirectory() as lists:
         split.write_lists(labelled, Path(lists))
         dataset = patch_dataset(extract, **labelled.dataset(Path(lists), 'train'))
@@ -294,11 +296,10 @@ def attention(
     points: str | Sequence[str] = '0.5,0.5',
     out: str | Path = 'attention.png',
     layer: int = -1,
+    short_side: int | None = None,
     **levels: Any,
 ) -> Path:
     """Draws what points of an image attend to, in every head of a layer, and for comparison with random weights.
-
-    The image is enlarged to about 30 patches along its short side, where the model saw fewer.
 
     Args:
         checkpoint, levels: of any BEiT, see `Checkpoint.open`.
@@ -306,12 +307,13 @@ def attention(
         points: 'x,y' in pixels, or in shares of width and height with decimal points; several by ';' or as a list.
         out: picture; one below the other for several points.
         layer: block, 0-based, negative from the end.
+        short_side: of the image that the model sees, in pixels; None: the checkpoint's, or 30 patches where it is less.
     """
     path = check_picture(out)
     with quiet():
         opened = Checkpoint.open(checkpoint, **levels)
         arguments = opened.backbone_arguments()
-        size = max(min(as_size(arguments['img_size'])), SHORT_SIDE * arguments['patch_size'])
+        size = short_side or max(min(as_size(arguments['img_size'])), SHORT_SIDE * arguments['patch_size'])
         extractor = FeatureExtractor(opened, size=size, whole=True)
         places = points.split(';') if isinstance(points, str) else points
         found = attention_of_image(extractor, image, places, layer)

@@ -220,6 +220,7 @@ class SegmentationInferencer(_Inferencer):
     Args:
         checkpoint, device, config, levels: as of ClassificationInferencer.
         multi_scale: at all scales with flip, by the config's `tta_model` and `tta_pipeline`.
+        max_pixels: of an image file, see LoadImage, instead of the config's.
 
     Labels are those of tools/test.py. `classes` are the names, `palette` the colours, [red, green, blue] of 0-255.
     """
@@ -232,11 +233,15 @@ class SegmentationInferencer(_Inferencer):
         device: Device = None,
         config: ConfigInput = None,
         multi_scale: bool = False,
+        max_pixels: int | None = None,
         **levels: Any,
     ):
         self.multi_scale = multi_scale
         checkpoint = Checkpoint.open(checkpoint, self.task, **levels)
         super().__init__(checkpoint, device, config)
+        if max_pixels is not None:
+            loader: Any = self.reader.loader
+            loader.max_pixels = max_pixels
         with blaming(checkpoint.path):
             palette = (self.meta.get('dataset_meta') or {}).get('palette') or self.meta.get('PALETTE')
         palette = palette or distinct_colours(self.num_classes)

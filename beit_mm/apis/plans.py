@@ -37,6 +37,10 @@ FINETUNING = 'demo/finetune_folder.py'
 NARROW_SEGMENTOR, WIDE_SEGMENTOR = 'demo/segment_upernet.py', 'beit/upernet_512_ade20k_160k.py'
 NONE, NEW = 'none', 'new'  # said for weights: random ones; for a tokenizer: one of these images
 GIB_PER_IMAGE = 0.2  # of a GPU, for BEiT-Base at 224 pixels with the tokenizer
+# Of a GPU, for an UperNet of 768 channels at 1,024 patches: its heads, and the blocks of BEiT-Base. Bytes that autograd
+# keeps, counted for small, base and large, and a tenth more; base took 1.2 of its 1.26 on an H100.
+GIB_OF_HEADS, GIB_OF_BLOCKS = 0.58, 0.68
+HEAD_PARAMETERS = 100_000_000  # each has 16 bytes: weight, gradient and two of the optimizer
 MAX_BATCH = 512  # on a GPU: more would leave a short training few steps
 CPU_BATCH = 64, 16  # of a narrow model, as its recipes have it, and of a wide one, whose steps take seconds
 
@@ -106,12 +110,15 @@ def plan_training(
     number = len(images.train.names)
     base = WIDE_PRETRAINING if device == 'cuda' else NARROW_PRETRAINING
     levels = levels or {}
-    preprocessing, assumed = normalisation_of('the new model', IMAGENET, (), 3, **levels)
+    bands = images.bands if isinstance(images, LabelMaps) else None
+    usual, channels = (bands, len(bands['mean'])) if bands else (IMAGENET, 3)
+    preprocessing, assumed = normalisation_of('the new model', usual, (), channels, **levels)
     init = None if init == NONE else init or (DEMO if device == 'cpu' or verb == 'finetune' else None)
-    checkpoint = Checkpoint.open(init, **levels) if init else None
+    checkpoint = Checkpoint.open(init, **({} if bands else levels)) if init else None
     if checkpoint:
-        backbone = backbone_of(checkpoint)
-        preprocessing, assumed = checkpoint.normalisation
+        backbone = backbone_of(checkpoint, channels)
+        if not bands:
+            preprocessing, assumed = checkpoint.normalisation
         backbone.update(drop_path_rate=0.0 if device == 'cpu' and verb == 'pretrain' else 0.1)
         why = f'as in {init}'
     else:
@@ -120,6 +127,7 @@ def plan_training(
         if device == 'cuda':
             backbone['arch'] = 'base' if number >= MANY_IMAGES else 'small'
             why = f'{"at least" if number >= MANY_IMAGES else "fewer than"} {MANY_IMAGES:,} images'
+    backbone['in_channels'] = channels
     sizes = sizes_of(backbone['arch'])
     segments = isinstance(images, LabelMaps)
     if verb == 'finetune':
@@ -130,10 +138,10 @@ def plan_training(
     size = height, width = as_size(backbone['img_size'])
     limit = 'as given'
     if batch is None:
-        most, limit = largest_batch(device, sizes['embed_dims'], height * width / backbone['patch_size'] ** 2)
+        most, limit = largest_batch(device, sizes, height * width / backbone['patch_size'] ** 2, segments)
         if segments:
             most = min(most, own_config(base).auto_scale_lr.base_batch_size)
-        batch = 2 ** int(math.log2(max(4, min(most, number / 8))))  # an epoch has several steps
+        batch = 2 ** int(math.log2(max(2, min(most, max(4, number / 8)))))  # an epoch has several steps
         if device == 'cpu' and base == WIDE_SEGMENTOR:
             batch = 2  # 512 x 512 pixels each
     elif not 0 < batch <= number:
@@ -151,6 +159,9 @@ def plan_training(
         reasons[1:1] = [f'labels     {note}' for note in images.notes]
     elif verb == 'finetune' and (few := images.few(balance)):
         reasons.insert(1, f'classes    {few}')
+    if bands:
+        which = bands['load']['bands'] or f'all {channels}'
+        reasons.append(f'bands      {which}: 0 and 255 are the percentiles 1 and 99 of each in these images')
     if device == 'cuda' and (gpus := torch.cuda.device_count()) > 1:
         reasons.append(f'GPUs       1 of {gpus}; all of them: tools/dist_train.sh with the configs in the run folder')
     known, why, keeps_head = None, f'one is trained first, {tokenizer_batch(batch)} images a step', False
@@ -168,11 +179,12 @@ def plan_training(
     return Plan(device, base, backbone, size, preprocessing, assumed, *start, reasons)
 
 
-def backbone_of(checkpoint: Checkpoint) -> dict[str, Any]:
-    """Arguments of the backbone in a checkpoint of RGB images."""
+def backbone_of(checkpoint: Checkpoint, channels: int = 3) -> dict[str, Any]:
+    """Arguments of the backbone in a checkpoint of RGB images, or of ones with so many channels."""
     arguments = checkpoint.backbone_arguments()
-    if arguments['in_channels'] != 3:
-        raise CheckpointError(f'{checkpoint}: a model of images with {arguments["in_channels"]} bands; expected RGB')
+    if (found := arguments['in_channels']) not in (3, channels):
+        expected = 'RGB' if channels == 3 else f'RGB, or {channels}'
+        raise CheckpointError(f'{checkpoint}: a model of images with {found} bands; expected {expected}')
     arguments['img_size'] = as_size(arguments['img_size'])
     return arguments
 
@@ -277,13 +289,18 @@ def stride_and_vocab(tokenizer: Mapping[str, Any]) -> tuple[int, int]:
     return built.stride, built.vocab_size
 
 
-def largest_batch(device: str, width: int, patches: float) -> tuple[float, str]:
-    """The most images of a step for a model of this width and number of patches, and what limits them."""
+def largest_batch(device: str, sizes: Mapping[str, int], patches: float, segments: bool) -> tuple[float, str]:
+    """The most images of a step for a model of these sizes and this number of patches, and what limits them."""
+    width, depth = sizes['embed_dims'], sizes['num_layers']
     if device == 'cpu':
         return CPU_BATCH[width > NARROW], 'a CPU'
     free = torch.cuda.mem_get_info()[0] / 2**30
     gib_per_image = GIB_PER_IMAGE * (width / 768) * (patches / 196)  # in proportion to BEiT-Base at 224 pixels
-    return min(free / gib_per_image, MAX_BATCH), f'{free:.0f} GiB of GPU memory'
+    limit = f'{free:.0f} GiB of GPU memory'
+    if segments:
+        gib_per_image = (GIB_OF_HEADS + GIB_OF_BLOCKS * (width / 768) * (depth / 12)) * patches / 1024
+        free -= 16 * (12 * width**2 * depth + HEAD_PARAMETERS) / 2**30
+    return min(free / gib_per_image, MAX_BATCH), limit
 
 
 def resized(pipeline: Sequence[Mapping[str, Any]], size: tuple[int, int], **others: Any) -> list[dict[str, Any]]:
@@ -433,7 +450,11 @@ def segmentation_settings(base: Config, images: Images, plan: Plan, lists: Path,
         data_preprocessor=dict(plan.preprocessing, size=plan.size),
         test_cfg=dict(crop_size=plan.size, stride=[side * 2 // 3 for side in plan.size]),
     )
-    settings = loaders(images, lists, plan, [base.train_pipeline, base.test_pipeline])
+    pipelines = [base.train_pipeline, base.test_pipeline, base.tta_pipeline]
+    if images.bands:  # colours are not distorted
+        pipelines = [[images.bands['load'], *steps[1:]] for steps in pipelines]
+        pipelines[0] = [step for step in pipelines[0] if step['type'] != 'PhotoMetricDistortion']
+    settings = dict(loaders(images, lists, plan, pipelines[:2]), tta_pipeline=pipelines[2])
     settings['val_dataloader'].update(batch_size=1)  # images differ in size
     return dict(
         model=model,

@@ -18,11 +18,11 @@ from beit_mm.apis.inferencers import SegmentationInferencer
 from beit_mm.apis.reports import BETTER, Described, Paragraph, Picture, draw_curves, outcome, verdict
 from beit_mm.apis.split import LabelMaps
 from beit_mm.checkpoint.names import first_names
-from beit_mm.datasets.reading import UnreadableImageError
+from beit_mm.datasets.reading import LoadBands, UnreadableImageError
 from beit_mm.datasets.segmentation_folder import SegmentationFolder
 from beit_mm.datasets.transforms import resize_bicubic
 from beit_mm.features.evaluation import confusion
-from beit_mm.pictures import pixels_of, sheet, with_legend
+from beit_mm.pictures import SIDE, pixels_of, sheet, with_legend
 
 GRID = (120, 160)  # pixels of the images that the baseline sees
 LEVELS = 8  # of red, green and blue each
@@ -62,8 +62,8 @@ class PositionAndColour:
             size: (H, W).
         """
         most, log_position, log_colour = self.tables
-        by_colour = (log_position + log_colour[colours_of(image)]).argmax(axis=2)
-        return dict(most_frequent=np.full(size, most), position_colour=nearest(by_colour, size))
+        by_colour = (log_position + log_colour[colours_of(image)]).argmax(axis=2).astype(np.uint8)
+        return dict(most_frequent=np.full(size, most, np.uint8), position_colour=nearest(by_colour, size))
 
     @cached_property
     def tables(self) -> tuple[int, np.ndarray, np.ndarray]:
@@ -137,10 +137,11 @@ def describe_segmentation(
         following = 'give it more label maps and minutes; or without training: beit-mm segment demo new_images/ '
         following += '--labelled LABEL_MAPS --out maps'
     unseen = [images.classes[label] for label in images.unseen]
+    colours = 'colours' if images.bands is None else 'colours, which bands 1 to 3 give'
     told: list[Paragraph] = [
         f'On {number:,} of {len(images.held_out.names):,} held-out images, in sliding windows at one scale. Standard '
         'errors are those of drawing other images; it is one training with one seed. Naive Bayes knows from '
-        f'{tested.learned:,} images how frequent each class is at each place and with each of 512 colours.',
+        f'{tested.learned:,} images how frequent each class is at each place and with each of 512 {colours}.',
         f'No label map holds {first_names(unseen)}: not counted in the mean.' if unseen else '',
         table,
         confused(tested.counts, images.classes),
@@ -155,7 +156,8 @@ def compare_segmentor(segmentor: SegmentationInferencer, images: LabelMaps, list
     """Tests a segmentor, 'mIoU', and the answers of PositionAndColour, on held-out images of a run's lists."""
     number = len(images.classes)
     baseline, begin = PositionAndColour(number), time.monotonic()
-    pipeline = [dict(type='beit_mm.LoadImage'), dict(type='beit_mm.LoadAnnotation')]
+    load = images.bands['load'] if images.bands else dict(type='beit_mm.LoadImage')
+    pipeline = [load, dict(type='beit_mm.LoadAnnotation')]
     options: dict[str, Any] = dict(pipeline=pipeline, test_mode=True)
     train, held_out = (SegmentationFolder(**images.dataset(lists, name), **options) for name in ('train', 'held_out'))
     for _, sample in samples(train, begin + seconds / 4):
@@ -188,7 +190,8 @@ def samples(dataset: SegmentationFolder, until: float) -> Iterator[tuple[int, di
         if number >= MIN_TESTED and time.monotonic() > until:
             return
         with suppress(UnreadableImageError):
-            yield index, dataset[index]
+            sample = dataset[index]
+            yield index, dict(sample, img=LoadBands.as_rgb(sample['img']))
 
 
 def confused(counts: Tensor, classes: Sequence[str]) -> str:
@@ -209,10 +212,13 @@ def draw_overlays(segmentor: SegmentationInferencer, tested: Tested, out: Path) 
     for place in dict.fromkeys((order[0], order[len(order) // 2], order[-1])):
         sample = tested.dataset[tested.indices[place]]
         (result,) = segmentor(sample['img_path'])
-        truth, predicted = sample['gt_seg_map'].astype(int), result['labels'].astype(int)
+        truth, predicted = sample['gt_seg_map'].astype(np.int16), result['labels']
         truth[truth >= segmentor.num_classes] = -1
         present |= {*np.unique(truth).tolist(), *np.unique(predicted).tolist()} - {-1}
-        tiles = [sample['img'], *(overlay(sample['img'], labels, segmentor.palette) for labels in (truth, predicted))]
+        image = LoadBands.as_rgb(sample['img'])
+        tiles = [Image.fromarray(image), *(overlay(image, labels, segmentor.palette) for labels in (truth, predicted))]
+        for tile in tiles:  # of 24 megapixels nine would take 2.6 GB as floats
+            tile.thumbnail((2 * SIDE, 2 * SIDE))
         title = f'{Path(sample["img_path"]).name}: {scores[place]:.0f} %'
         pictures = [torch.from_numpy(np.array(tile)).permute(2, 0, 1) / 255 for tile in tiles]
         rows.append([*zip((title, 'label map', 'predicted'), pictures, strict=True)])

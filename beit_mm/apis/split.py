@@ -4,16 +4,19 @@ import os
 import random
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
 from beit_mm.checkpoint.names import first_names
-from beit_mm.datasets.image_folder import EXTENSIONS, list_images, quoted
-from beit_mm.datasets.reading import SIDEWAYS, UnreadableImageError, open_image, orientation, unreadable
+from beit_mm.datasets import reading
+from beit_mm.datasets.image_folder import BAND_EXTENSIONS, EXTENSIONS, list_images, quoted
+from beit_mm.datasets.reading import SIDEWAYS, UnreadableImageError, open_image, orientation, read_bands, unreadable
 from beit_mm.datasets.segmentation_folder import IGNORE_INDEX, colour_numbers, count_colours, named_classes, read_labels
 from beit_mm.errors import UserError
 from beit_mm.files import atomic_file, folder_of_images
@@ -28,6 +31,9 @@ MAPS = ('annotations', 'masks', 'labels', 'SegmentationClass')
 TRAINING, VALIDATION, TESTING = ('training', 'train'), ('validation', 'val', 'valid'), ('testing', 'test')
 BESIDE = ('_mask.png', '-mask.png', '_label.png')  # ends of maps that lie beside their images
 MIN_PAIRS = 10  # to learn from
+NUM_NAMED = 8  # numbers in a message
+READ = (*EXTENSIONS, '.npy')  # endings of images, some of them with many bands
+MAX_MEASURED = 100  # images that statistics of bands are taken from
 EXPECTED = 'expected images/a.jpg and annotations/a.png, or a.jpg and a_mask.png side by side'
 
 
@@ -162,6 +168,7 @@ class LabelMaps(Images):
     notes: list[str]  # what was found, for the user
     colours: list[list[int]] | None  # by which the maps are read
     unseen: list[int]  # classes that no map holds
+    bands: dict[str, Any] | None  # arguments of LoadBands, and `mean` and `std`; None: the images are RGB
     num_validated: ClassVar[int] = 32
     validation_cost: ClassVar[int] = 6  # several windows, and logits of whole images
 
@@ -187,7 +194,13 @@ class LabelMaps(Images):
         )
 
 
-def find_label_maps(folder: str | Path, reduce_zero_label: bool | None = None, whole: bool = False) -> LabelMaps | None:
+def find_label_maps(
+    folder: str | Path,
+    reduce_zero_label: bool | None = None,
+    whole: bool = False,
+    bands: str | Sequence[int] | None = None,
+    max_pixels: int = reading.MAX_PIXELS,
+) -> LabelMaps | None:
     """The images and label maps of a folder, some of them held out; None where there are no label maps.
 
     Either two folders hold them, `images` and `annotations` (IMAGES, MAPS), in which a map has the name of its image
@@ -198,6 +211,8 @@ def find_label_maps(folder: str | Path, reduce_zero_label: bool | None = None, w
         folder: may hold classes.txt, see SegmentationFolder.
         reduce_zero_label: whether 0 marks unlabelled pixels; None: as classes.txt shows.
         whole: hold none out of those to learn from, which may be few.
+        bands: bands of the images to take, counted from 0, or 'all'; None: all where reading as RGB would lose some.
+        max_pixels: of an image or map, see LoadImage.
 
     Raises:
         UserError: images and maps do not fit, or it cannot be known what 0 means.
@@ -209,10 +224,12 @@ def find_label_maps(folder: str | Path, reduce_zero_label: bool | None = None, w
         return None
     notes: list[str] = []
     suffix = find_suffix(*folders[0])
+    bands = find_bands(folders[0][0], bands)
     names, colours = named_classes(str(file)) if (file := root / 'classes.txt').is_file() else (None, None)
     pixels: Counter[int] = Counter()
     examples: dict[int, str] = {}  # a map with each number
-    found = [find_pairs(*pair, suffix, pixels, examples, notes, colours is not None) for pair in folders]
+    read = partial(read_pair, by_bands=bands is not None, by_colour=colours is not None, max_pixels=max_pixels)
+    found = [find_pairs(*pair, suffix, read, pixels, examples, notes) for pair in folders]
     lists = [ImageList(images, dict.fromkeys(pairs, '')) for (images, _), pairs in zip(folders, found, strict=True)]
     has_validation = len(lists) == 2 and len(lists[1].names) > 0
     train, held_out = lists if has_validation else (lists[0], lists[0]) if whole else hold_out(lists[0])
@@ -233,7 +250,37 @@ def find_label_maps(folder: str | Path, reduce_zero_label: bool | None = None, w
     notes.insert(0, f'{said}; {100 - 100 * known / pixels.total():.0f} % of the pixels are unlabelled')
     maps = folders[0][1], folders[1 if has_validation else 0][1]
     unseen = [label for label, value in enumerate(values) if not pixels[value]]
-    return LabelMaps(train, held_out, classes, maps, suffix, values, notes, colours, unseen)
+    measured = None if bands is None else measure_bands([str(train.root / name) for name in train.names], bands)
+    return LabelMaps(train, held_out, classes, maps, suffix, values, notes, colours, unseen, measured)
+
+
+def find_bands(folder: Path, bands: str | Sequence[int] | None) -> str | Sequence[int] | None:
+    """The bands to take, 'all' or a list, of the images in a folder; None where they are read as RGB.
+
+    Without a choice of the user's the first image decides.
+    """
+    path, shown = str(folder / next(iter(list_images(str(folder), READ)), '')), 0
+    could_have = path.lower().endswith(BAND_EXTENSIONS)
+    if bands is not None and not could_have:
+        raise UserError(f'--bands: {path} does not end in {", ".join(BAND_EXTENSIONS)}; leave it out')
+    if bands is not None or not could_have:
+        return bands
+    with suppress(UnreadableImageError), unreadable(path, Exception), open_image(path) as image:
+        shown = len(image.getbands())
+    # a kind of TIFF that only Pillow reads, or a Python without tifffile
+    with suppress(UnreadableImageError, *[UserError] * bool(shown)):
+        if read_bands(path).shape[2] > shown:
+            return 'all'
+        reading.read_image(path)  # says what it lays on white
+    return None
+
+
+def measure_bands(paths: Sequence[str], bands: str | Sequence[int]) -> dict[str, Any]:
+    """Arguments of LoadBands and of the data preprocessor, by statistics of some of the files."""
+    taken = None if bands == 'all' else [*bands]
+    found = reading.band_statistics(evenly(paths, MAX_MEASURED), taken)
+    load = dict(type='beit_mm.LoadBands', bands=taken, low=found['low'], high=found['high'])
+    return dict(load=load, mean=found['mean'], std=found['std'])
 
 
 def find_folders(root: Path, least: int = MIN_PAIRS) -> list[tuple[Path, Path]]:
@@ -261,7 +308,7 @@ def find_folders(root: Path, least: int = MIN_PAIRS) -> list[tuple[Path, Path]]:
                 raise FileNotFoundError(f'no label maps in {str(root / split)!r}; {EXPECTED}')
             folders += found
         if not folders:
-            names = list_images(str(root))
+            names = list_images(str(root), READ)
             stems = {os.path.splitext(name)[0] for name in names}
             beside = [name for name in names for end in BESIDE if name.endswith(end) and name[: -len(end)] in stems]
             folders = [(root, root)] if len(beside) >= least else []
@@ -276,11 +323,11 @@ def find_suffix(images: Path, maps: Path) -> str:
     if images == maps:
         suffixes = Counter(ending for name in names for ending in BESIDE if name.endswith(ending))
     else:
-        stems = {os.path.splitext(name)[0] for name in list_images(str(images))}
+        stems = {os.path.splitext(name)[0] for name in list_images(str(images), READ)}
         cuts = [(name, [cut for cut in range(len(name)) if name[:cut] in stems]) for name in evenly(names, 100)]
         suffixes = Counter(name[found[-1] :] for name, found in cuts if found)
     if not suffixes:
-        which = ', '.join(f'{next(iter(list_images(str(f))), "none")!r} in {str(f)!r}' for f in (maps, images))
+        which = ', '.join(f'{next(iter(list_images(str(f), READ)), "none")!r} in {str(f)!r}' for f in (maps, images))
         raise UserError(f'no label map has the name of an image: {which}; {EXPECTED}')
     (suffix, number), *others = suffixes.most_common(2)
     if others and others[0][1] > number / 2:
@@ -292,24 +339,24 @@ def find_suffix(images: Path, maps: Path) -> str:
 
 
 def find_pairs(
-    images: Path, maps: Path, suffix: str, pixels: Counter[int], examples: dict[int, str], notes: list[str], rgb: bool
+    images: Path, maps: Path, suffix: str, read: Callable, pixels: Counter, examples: dict[int, str], notes: list[str]
 ) -> dict[str, set[int]]:
     """Images with a map of their size, relative to their folder, and the numbers in it.
 
     Args:
+        read: `read_pair` with its settings.
         pixels, examples: get how many pixels have each number, and the first map that holds it.
         notes: get what was left out.
-        rgb: whether the numbers are `colour_numbers`.
     """
-    listed = [path for path in list_images(str(images)) if images != maps or not path.endswith(BESIDE)]
+    listed = [path for path in list_images(str(images), READ) if images != maps or not path.endswith(BESIDE)]
     existing = {*list_images(str(maps))}
     map_of = {path: name for path in listed if (name := os.path.splitext(path)[0] + suffix) in existing}
     left_out, kept = {'without a map': [path for path in listed if path not in map_of]}, dict[str, set[int]]()
     for path, name in with_bar(map_of.items(), len(map_of)):
         file = str(maps / name)
         try:
-            labels = read_labels(file, rgb)
-            what = '' if upright_size(str(images / path)) == labels.shape[::-1] else 'whose map has another size'
+            labels = read(str(images / path), file)
+            what = 'whose map has another size' if labels is None else ''
         except UnreadableImageError:
             what = 'unreadable, or their maps'
         if what:
@@ -366,8 +413,8 @@ def choose_labels(
     ask = 'say --reduce-zero-label if it marks unlabelled pixels, --keep-zero-label if it is a class'
     if names is None:
         if reduce_zero_label is None and 0 in numbers and len(numbers) > 1:
-            others = f'{len(numbers) - 1} other numbers'
-            raise UserError(f'the label maps hold 0 and {others}, and no classes.txt tells of 0; {ask}')
+            others = ', '.join(map(str, numbers[1 : NUM_NAMED + 1])) + ', ...' * (len(numbers) > NUM_NAMED + 1)
+            raise UserError(f'the label maps hold 0 and {others}, and there is no classes.txt to say what 0 is; {ask}')
         values = numbers[1:] if reduce_zero_label and 0 in numbers else numbers
         names, said = [*map(str, values)], f'{len(values)} classes, called by their numbers as there is no classes.txt'
     else:
@@ -390,8 +437,15 @@ def choose_labels(
     return [*names], values, said
 
 
-def upright_size(path: str) -> tuple[int, int]:
+def read_pair(image: str, file: str, by_bands: bool, by_colour: bool, max_pixels: int) -> np.ndarray | None:
+    """The numbers in a label map, see `read_labels`; None where its image, with bands or not, has another size."""
+    labels = read_labels(file, by_colour, max_pixels)
+    size = read_bands(image, max_pixels).shape[1::-1] if by_bands else upright_size(image, max_pixels)
+    return labels if size == labels.shape[::-1] else None
+
+
+def upright_size(path: str, max_pixels: int) -> tuple[int, int]:
     """Width and height in pixels as a viewer shows the image, by its header."""
-    with unreadable(path, Exception), open_image(path) as image:
+    with unreadable(path, Exception), open_image(path, max_pixels) as image:
         width, height = image.size
         return (height, width) if orientation(image) in SIDEWAYS else (width, height)

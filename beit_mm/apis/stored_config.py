@@ -14,8 +14,16 @@ from beit_mm.errors import UserError
 # Of no use to a model that is not trained; taken out, whatever they hold
 TRAINING_KEYS = 'init_cfg loss loss_decode pretrained train_cfg auxiliary_head batch_augments cache_bytes'.split()
 NAME = re.compile(r'[A-Za-z]\w*')  # of all text: no path and no address
-LAYERS = 'num_layers num_levels num_convs bottleneck_blocks'.split()
-MAX_LAYERS = 256  # each takes time and memory, on the meta device too
+MAX_SIDE = 8192  # pixels
+# Largest numbers, of what would take memory or hours whatever the weights are. Each layer does on the meta device too.
+MOST = {
+    **dict.fromkeys('num_layers num_levels num_convs bottleneck_blocks windows_per_batch'.split(), 256),
+    **dict.fromkeys('crop_size img_size short_side size size_divisor pad_size_divisor'.split(), MAX_SIDE),
+    **dict.fromkeys('ratios scale_factor up_scale rescales'.split(), 16),
+    'pool_scales': 64,
+}
+MAX_LENGTH = 64  # of lists, as of the scales of a test
+LEAST_STRIDE = 8  # pixels; and a window is at most so many strides
 FIXED = dict(imdecode_backend='cv2')  # Pillow would hand PostScript to a program
 
 SEGMENTOR = ('beit_mm.SlidingSegmentor',)
@@ -128,7 +136,20 @@ def _arguments(values: dict, names: Sequence[str], place: str) -> dict[str, Any]
             checked[name] = _value(name, value, f'{place}.{name}')
         elif name not in TRAINING_KEYS and value is not None:
             raise RefusedError(f'{place}.{reprlib.repr(name)[1:-1]}={reprlib.repr(value)}')
+    _check_sizes(checked, place)
     return checked
+
+
+def _check_sizes(values: dict, place: str) -> None:
+    """Raises RefusedError for a resizing or windows that could take hours, which two arguments decide."""
+    scale, stride, crop = (values.get(name) for name in ('scale', 'stride', 'crop_size'))
+    sides = scale if isinstance(scale, tuple) else (scale or 0,)
+    if (min if values.get('keep_ratio') else max)(sides) > MAX_SIDE:  # of an image that keeps its shape the short side
+        raise RefusedError(f'{place}.scale={reprlib.repr(scale)} (expected at most {MAX_SIDE} pixels)')
+    if isinstance(stride, tuple) and isinstance(crop, tuple):
+        if any(step < max(LEAST_STRIDE, side / LEAST_STRIDE) for step, side in zip(stride, crop, strict=False)):
+            expected = f'expected {LEAST_STRIDE} pixels or more, and an eighth of crop_size={crop}'
+            raise RefusedError(f'{place}.stride={reprlib.repr(stride)} ({expected})')
 
 
 def _value(name: str, value: Any, place: str) -> Any:
@@ -136,12 +157,13 @@ def _value(name: str, value: Any, place: str) -> Any:
         return check_part(value, PARTS[name], place)
     if name in SETTINGS and isinstance(value, dict):
         return _arguments(value, SETTINGS[name].split(), place)
-    if name in LAYERS and isinstance(value, (int, float)) and value > MAX_LAYERS:
-        raise RefusedError(f'{place}={reprlib.repr(value)} (expected at most {MAX_LAYERS})')
+    if name in MOST and isinstance(value, (int, float)) and value > MOST[name]:
+        raise RefusedError(f'{place}={reprlib.repr(value)} (expected at most {MOST[name]})')
     if value is None or type(value) in (bool, int, float):
         return value
-    if isinstance(value, (list, tuple)):  # mmcv wants tuples, and the JSON of .safetensors files has none
+    if isinstance(value, (list, tuple)) and len(value) <= MAX_LENGTH:
+        # mmcv wants tuples, and the JSON of .safetensors files has none
         return tuple(_value(name, item, place) for item in value)
     if isinstance(value, str) and NAME.fullmatch(value) and value == FIXED.get(name, value):
         return value
-    raise RefusedError(f'{place}={reprlib.repr(value)} (expected {FIXED.get(name, "a name, a number or a list")})')
+    raise RefusedError(f'{place}={reprlib.repr(value)} (expected {FIXED.get(name, "a name, number or short list")})')

@@ -12,6 +12,7 @@ import secrets
 import shlex
 import tempfile
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -91,6 +92,7 @@ def finetune(
     seed: int | None = None,
     reduce_zero_label: bool | None = None,
     balance: bool = False,
+    bands: str | Sequence[int] | None = None,
     **levels: Any,
 ) -> Path:
     """Fine-tunes a pretrained BEiT into a classifier of class folders, or into a segmentor of label maps.
@@ -103,12 +105,13 @@ def finetune(
         epochs: instead of minutes; times through the images.
         reduce_zero_label: whether 0 in label maps marks unlabelled pixels; None: as classes.txt shows.
         balance: show images of small classes more often, by mmengine's ClassBalancedDataset.
+        bands: of images with label maps, see `find_label_maps`.
 
     Returns:
         The weights, `<out>/finetuned.pth`, for `classify` or `segment`.
     """
     with quiet():
-        options: dict[str, Any] = dict(balance=balance, levels=levels, minutes=minutes, epochs=epochs)
+        options: dict[str, Any] = dict(balance=balance, bands=bands, levels=levels, minutes=minutes, epochs=epochs)
         return Run('finetune', images, out, init, None, workers, batch, seed, reduce_zero_label, **options).run()
 
 
@@ -127,6 +130,7 @@ class Run:
         seed: int | None = None,
         reduce_zero_label: bool | None = None,
         balance: bool = False,
+        bands: str | Sequence[int] | None = None,
         levels: dict | None = None,
         **lengths: float | None,
     ) -> None:
@@ -160,6 +164,7 @@ class Run:
             seed=seed,
             reduce_zero_label=reduce_zero_label,
             balance=balance or None,
+            bands=bands if isinstance(bands, str | None) else [*bands],
             levels=given_levels(**(levels or {})) or None,
             seconds=0.0,
             stages={},
@@ -181,7 +186,8 @@ class Run:
         try:
             known = json.loads(path.read_text())
             differing = [key for key in ('verb', 'images') if known[key] != self.record[key]]
-            options = ('init', 'tokenizer_option', 'length', 'batch', 'seed', 'reduce_zero_label', 'balance', 'levels')
+            options = ('init', 'tokenizer_option', 'length', 'batch', 'seed')
+            options += ('reduce_zero_label', 'balance', 'bands', 'levels')
             differing += [key for key in options if self.record[key] not in (None, known[key])]
             number, unit = known['length']
             fits = unit in ('minutes', 'steps', 'epochs') and type(number) in (int, float)
@@ -232,9 +238,11 @@ class Run:
             return self.weights
         images: Images | None = None
         if self.verb == 'finetune':
-            images = find_label_maps(self.record['images'], self.record['reduce_zero_label'])
-            if images is None and self.record['reduce_zero_label'] is not None:
-                raise UserError(f'{self.record["images"]} has no label maps; leave --reduce- and --keep-zero-label out')
+            zero, bands = self.record['reduce_zero_label'], self.record['bands']
+            images = find_label_maps(self.record['images'], zero, bands=bands)
+            if images is None and (zero, bands) != (None, None):
+                options = '--reduce-zero-label, --keep-zero-label and --bands'
+                raise UserError(f'{self.record["images"]} has no label maps; leave {options} out')
         if images and self.record['balance']:
             advice = 'leave it out; docs/options.md has class_weight for the classes of label maps'
             raise UserError(f'--balance is for class folders, and {self.record["images"]} has label maps: {advice}')

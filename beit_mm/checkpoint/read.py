@@ -25,6 +25,8 @@ from beit_mm.files import atomic_file, file_sha256
 
 META_KEY = 'beit_mm'  # in the metadata of safetensors files, which has strings only: `meta` as JSON
 MAX_NAME = 300  # characters of a tensor's name, which messages quote
+MAX_INFLATION = 8  # bytes of content for each of the file; torch.save compresses nothing
+MAX_EXPANDED = 2**26  # bytes that expanded tensors (stride 0) have in excess of what is stored
 SUFFIXES = ('.pth', '.pt', '.bin', '.safetensors')
 NO_CHECKPOINTS = {  # what downloads leave in the place of a checkpoint, by how it begins
     b'<': 'a web page',
@@ -261,16 +263,27 @@ def _read_safetensors(path: Path) -> dict[str, Any]:
 
 
 def _read_torch(path: Path, zipped: bool, mapped: bool) -> Any:
-    mapped = mapped and zipped
+    mapped, size = mapped and zipped, path.stat().st_size
     if zipped:
         with zipfile.ZipFile(path) as archive:
             # Python could import code that lies beside the tensors.
             if others := [name for name in archive.namelist() if not re.fullmatch(ZIP_ENTRY, name)]:
                 raise CheckpointError(f'it holds {others[0][:MAX_NAME]!r}, and torch.save did not write it')
+            if (held := sum(entry.file_size for entry in archive.infolist())) > MAX_INFLATION * size:
+                raise CheckpointError(f'its {size:,} bytes would become {held:,}; write it anew, without compression')
             if not mapped and (damaged := archive.testzip()):  # torch's reader compares no check sums
                 raise zipfile.BadZipFile(f'{damaged} does not have its check sum')
-    # A file of torch before 1.6 may leave storages without values: zeros, in a storage that cannot grow.
-    place = 'cpu' if zipped else lambda storage, _: storage.fill_(0)[:]
+    named = 0  # bytes
+
+    def filled(storage: Any, _: Any) -> Any:
+        """Zeros in a storage that cannot grow: a file of torch before 1.6 may leave it without values."""
+        nonlocal named
+        named += storage.nbytes()
+        if named > size:
+            raise CheckpointError(f'it is cut short, or its {size:,} bytes name storages of more')
+        return storage.fill_(0)[:]
+
+    place = 'cpu' if zipped else filled
     # Nothing public takes names off torch's own list. Where a later torch lacks these functions, nothing is read.
     with _reading, path.open('rb') as file:
         before = reader._get_allowed_globals, reader._get_user_allowed_globals
@@ -291,6 +304,7 @@ def check_content(content: Any) -> Any:
     """
     whole, seen, plain = [content], {}, {}  # the last two by id, with the objects, which keep their ids while they live
     waiting: list[Any] = [whole]
+    expanded = 0
     while waiting:
         value = waiting.pop()
         if id(value) in seen:
@@ -308,6 +322,9 @@ def check_content(content: Any) -> Any:
             # nobody compares the indices of a sparse tensor with its size: adding it would write anywhere in memory
             if value.layout is not torch.strided or value.is_nested or value.is_quantized or value.device.type != 'cpu':
                 raise CheckpointError('it holds a tensor that is sparse, nested, quantized or without values')
+            expanded += max(0, value.nbytes - value.untyped_storage().nbytes())  # in memory once it is copied
+            if expanded > MAX_EXPANDED:
+                raise CheckpointError(f'it holds tensors that are expanded by more than {MAX_EXPANDED:,} bytes')
             value.grad = value._backward_hooks = None
             vars(value).clear()
         elif isinstance(value, dict):

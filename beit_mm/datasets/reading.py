@@ -5,19 +5,20 @@ LoadImage gives RGB. LoadBands is for the images of satellites, microscopes, sca
 
 import io
 import os
+import random
 import stat
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import lru_cache, partial
 from itertools import islice
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 import numpy as np
 import torch
 from mmcv.transforms import BaseTransform
 from PIL import Image, ImageOps, TiffImagePlugin, UnidentifiedImageError, WebPImagePlugin  # noqa: F401  (fill Image.OPEN)
 
-from beit_mm.errors import UserError
+from beit_mm.errors import UserError, warn
 from beit_mm.files import readable
 from beit_mm.registry import TRANSFORMS
 
@@ -42,11 +43,13 @@ HEIF_BRANDS = (b'heic', b'heix', b'heim', b'heis', b'hevc', b'hevx', b'mif1', b'
 MAX_PIXELS = 178_956_970  # Pillow's limit for decompression bombs
 MAX_BYTES_PER_PIXEL = 16  # four channels of 32 bits: a larger file cannot be an image of so many pixels
 MARGIN = 2  # decode at least twice the wanted size: then pixels differ by 1 level on average from full decoding
-ORIENTATION_TAG = 0x0112
+ORIENTATION_TAG, SAMPLES_TAG = 0x0112, 277
 SIDEWAYS = (5, 6, 7, 8)  # EXIF orientations that swap height and width
 MAX_BANDS = 16
+SAMPLED = 10_000  # pixels of an image that statistics of its bands are taken from
 # Tag numbers of none, LZW, Deflate (two), PackBits, LZMA, Zstandard; JPEG and its like have sizes of their own
 COMPRESSIONS = (1, 5, 8, 32946, 32773, 34925, 50000)
+TOLD: list[str] = []  # the file that `tell_hidden_bands` has warned of
 
 
 class UnreadableImageError(OSError):
@@ -81,7 +84,8 @@ class LoadImage(BaseTransform):
     (H, W, 3) that OpenMMLab's own inferencers hand over.
 
     Args:
-        max_pixels: largest width x height of a file that is read; of a larger one only the header is.
+        max_pixels: largest width x height of a file that is read, and of its label map; of a larger one only the
+            header is.
         scaled: decode a JPEG of more than a megapixel at 1/2, 1/4 or 1/8 of its size where the crop or ResizeEdge
             behind it needs no more, see `scale_decoding`.
         cache_bytes: memory for images decoded to at most a megapixel, in each process that reads: the first ones that
@@ -107,6 +111,7 @@ class LoadImage(BaseTransform):
             results['img'] = image = np.ascontiguousarray(results['img'][..., ::-1])
         else:
             results['img'] = image = self.read(results['img_path'], results)
+        results['max_pixels'] = self.max_pixels  # LoadAnnotation's too
         check_aspect(results.get('img_path') or 'an array', image)
         results['img_shape'] = results['ori_shape'] = image.shape[:2]
         return results
@@ -173,9 +178,26 @@ def read_image(
             data = torch.frombuffer(bytearray(image.fp.read()), dtype=torch.uint8)
             return np.ascontiguousarray(decode_jpeg(data, mode=ImageReadMode.RGB).permute(1, 2, 0).numpy())
         image.load()  # decodes; some formats learn of their palette or transparency only here
+        if image.format == 'TIFF':
+            tell_hidden_bands(path, image)
     # a mode without conversion to RGB, too little memory; any other error is a mistake in this code
     with unreadable(path, OSError, ValueError, MemoryError):
         return rgb_array(image)
+
+
+def tell_hidden_bands(path: str, image: Image.Image) -> None:
+    """Warns once of a TIFF that holds more than its RGB shows; only one of the loading processes does."""
+    worker = torch.utils.data.get_worker_info()
+    if TOLD or (worker is not None and worker.id):
+        return
+    samples, hidden = image.tag_v2.get(SAMPLES_TAG, 1), ''
+    if image.mode == 'RGBA' and image.getchannel('A').getextrema()[0] < 255:
+        hidden = 'the fourth band is marked as transparency and laid on white'
+    elif samples > len(image.getbands()):
+        hidden = f'of {samples} bands {len(image.getbands())} are read'
+    if hidden:
+        TOLD.append(path)
+        warn(f'{readable(path)}: {hidden}; finetune --bands all, or LoadBands in a config, reads all (docs/data.md)')
 
 
 @contextmanager
@@ -239,7 +261,8 @@ def open_image(path: str, max_pixels: int = MAX_PIXELS) -> Iterator[Image.Image]
         file.seek(0)
         image = factory(file, '' if isinstance(path, MemberPath) else path)
         if image.width * image.height > max_pixels:
-            raise OSError(f'{image.width} x {image.height} pixels, more than max_pixels={max_pixels:,} of LoadImage')
+            size = f'{image.width} x {image.height} pixels'
+            raise OSError(f'{size}, more than max_pixels={max_pixels:,} of LoadImage (segment --max-pixels)')
         yield image
 
 
@@ -329,7 +352,7 @@ class LoadBands(BaseTransform):
             with unreadable(results['img_path'], ValueError, MemoryError):
                 image = self.scale(values)
         check_aspect(results.get('img_path') or 'an array', image)
-        results['img'] = image
+        results.update(img=image, max_pixels=self.max_pixels)
         results['img_shape'] = results['ori_shape'] = image.shape[:2]
         return results
 
@@ -357,6 +380,39 @@ class LoadBands(BaseTransform):
             scaled *= factor
         np.fmax(scaled, 0, out=scaled)  # of NaN too
         return np.fmin(scaled, 255, out=scaled).reshape(height, width, count)
+
+    @staticmethod
+    def as_rgb(image: np.ndarray) -> np.ndarray:
+        """Bands 1 to 3 of an image (H, W, C), 0-255, to look at: uint8 (H, W, 3); of fewer the first, in gray."""
+        first = image[..., :3] if image.shape[2] > 2 else image[..., [0, 0, 0]]
+        return first.astype(np.uint8, copy=False)
+
+
+def band_statistics(
+    paths: Sequence[str], bands: Sequence[int] | None = None, percentiles: tuple[float, float] = (1, 99)
+) -> dict[str, Any]:
+    """`low` and `high` of each band, those percentiles, and `mean` and `std` of what LoadBands makes with these."""
+    generator, sampled, number = random.Random(0), [], None
+    for path in paths:
+        values = read_bands(path)
+        with unreadable(path, IndexError):
+            values = values if bands is None else values[..., list(bands)]
+        values = values.reshape(-1, values.shape[2])
+        if number not in (None, values.shape[1]):
+            raise UserError(f'{path} has {values.shape[1]} bands, files before it {number}; name the ones to take')
+        number = values.shape[1]
+        rows = generator.sample(range(len(values)), min(SAMPLED, len(values)))
+        sampled.append(values[rows].astype(np.float64))
+    pixels = np.concatenate(sampled)
+    pixels[~np.isfinite(pixels)] = np.nan
+    low, high = np.nanpercentile(pixels, percentiles, axis=0)
+    if not (low < high).all():
+        band = int(np.flatnonzero(~(low < high))[0])
+        raise UserError(f'band {band} is {low[band]:g} nearly everywhere; name the bands to take, or wider percentiles')
+    low, high = ([float(f'{value:.6g}') for value in values] for values in (low, high))
+    scaled = LoadBands(low=low, high=high).scale(pixels[None])
+    mean, std = scaled.mean(axis=(0, 1), dtype=np.float64), scaled.std(axis=(0, 1), dtype=np.float64)
+    return dict(low=low, high=high, mean=mean.round(2).tolist(), std=std.round(2).tolist())
 
 
 def check_bands(values: np.ndarray) -> np.ndarray:

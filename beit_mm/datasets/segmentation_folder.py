@@ -6,13 +6,14 @@ import re
 import reprlib
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import suppress
 
 import numpy as np
 import torch
 from mmcv.transforms import BaseTransform
 
 from beit_mm.datasets.image_folder import UnlabeledImages, list_images, read_lines, unquoted
-from beit_mm.datasets.reading import SIDEWAYS, open_image, orientation, unreadable
+from beit_mm.datasets.reading import MAX_PIXELS, SIDEWAYS, open_image, orientation, unreadable
 from beit_mm.errors import UserError, warn
 from beit_mm.registry import DATASETS, TRANSFORMS
 
@@ -147,7 +148,7 @@ class LoadAnnotation(BaseTransform):
         if path is None:
             return results
         by_colour = results.get('by_colour', False)
-        labels = read_labels(path, by_colour)
+        labels = read_labels(path, by_colour, results.get('max_pixels', MAX_PIXELS))
         check_size(path, labels, results['img_path'], tuple(results['ori_shape']))
         reduced = results.get('reduce_zero_label', False)
         if values := results.get('label_values'):
@@ -192,9 +193,9 @@ def tell_unknown(path: str, numbers: np.ndarray) -> None:
         warn(f'{path}: colours that no class has are ignored: {count_colours(new)}')
 
 
-def read_labels(path: str, by_colour: bool = False) -> np.ndarray:
+def read_labels(path: str, by_colour: bool = False, max_pixels: int = MAX_PIXELS) -> np.ndarray:
     """The integers (H, W) in a lossless image file, gray or with a palette; `by_colour` the `colour_numbers`."""
-    with unreadable(path, Exception), open_image(path) as image:  # see reading.read_image
+    with unreadable(path, Exception), open_image(path, max_pixels) as image:  # see reading.read_image
         image.load()
     if by_colour and image.mode in COLOURS:
         return colour_numbers(np.asarray(image.convert('RGB')))
@@ -215,7 +216,7 @@ def check_size(path: str, labels: np.ndarray, image_path: str, size: tuple[int, 
     (height, width), advice = labels.shape, 'expected the same size'
     if (height, width) == size:
         return
-    with open_image(image_path) as image:
+    with suppress(Exception), open_image(image_path) as image:  # which may have bands that Pillow does not read
         if (width, height) == size and orientation(image) in SIDEWAYS:
             advice = "the image's EXIF orientation turns it upright: turn the annotation likewise, or remove the tag"
     raise UserError(f'{path} is {width} x {height} pixels, its image {image_path} is {size[1]} x {size[0]}; {advice}')

@@ -88,7 +88,7 @@ class ImageReader:
             batch_size: samples at a time.
             on_error: what an image that cannot be read does: 'raise' ends the call, 'skip' has dict(path=its file,
                 error=what is wrong) in its place.
-            return_images: also yield `image`, uint8 (H, W, 3), RGB; never of a model of many bands.
+            return_images: also yield `image`, uint8 (H, W, 3), RGB, or bands 1 to 3, see `LoadBands.as_rgb`.
 
         Yields:
             For each image the dict with `path` added, None for an array or PIL image.
@@ -106,8 +106,9 @@ class ImageReader:
                 result: dict[str, Any] = dict(path=str(source) if isinstance(source, (str, Path)) else None)
                 try:
                     sample = self.load(source)
-                    if return_images and not isinstance(self.loader, LoadBands):
-                        result['image'] = sample['img'] if self.rgb else sample['img'][..., ::-1]
+                    if return_images:
+                        bgr = not self.rgb and not isinstance(self.loader, LoadBands)
+                        result['image'] = LoadBands.as_rgb(sample['img'][..., ::-1] if bgr else sample['img'])
                     samples.append(self.prepare(sample))
                 except UnreadableImageError as error:
                     if on_error == 'raise':
@@ -167,6 +168,7 @@ class FeatureExtractor:
             classifiers see it.
         mean, std: of each channel, pixels 0-255; None: see `checkpoint.normalisation_of`.
         bands: settings of LoadBands, for a model of other images than RGB.
+        max_pixels: of an image file, see LoadImage; None: its default.
 
     Attributes:
         mean, std: float (C, 1, 1), of pixels 0-255.
@@ -182,6 +184,7 @@ class FeatureExtractor:
         mean: Levels = None,
         std: Levels = None,
         bands: dict | None = None,
+        max_pixels: int | None = None,
     ):
         if isinstance(checkpoint, BEiTBackbone):
             self.checkpoint, self.backbone = 'the model', checkpoint
@@ -208,7 +211,9 @@ class FeatureExtractor:
             prepare: list[dict] = [resize, dict(type='PackInputs')]
         else:
             prepare = usual_preparation((size, size) if size else trained, 'pillow' if channels == 3 else 'cv2')
-        load = dict(type='beit_mm.LoadImage') if channels == 3 else dict(bands or {}, type='beit_mm.LoadBands')
+        load: dict = dict(type='beit_mm.LoadImage') if channels == 3 else dict(bands or {}, type='beit_mm.LoadBands')
+        if max_pixels is not None:
+            load['max_pixels'] = max_pixels
         self.pipeline: list[dict] = [load, *prepare]
         with DefaultScope.overwrite_default_scope('mmpretrain'):
             self.reader = ImageReader([TRANSFORMS.build(step) for step in self.pipeline])

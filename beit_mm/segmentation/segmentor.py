@@ -25,6 +25,7 @@ from mmcv.transforms import Resize
 from mmengine.model import BaseTTAModel
 from mmengine.structures import PixelData
 from mmseg.datasets.transforms import PackSegInputs
+from mmseg.models.data_preprocessor import SegDataPreProcessor
 from mmseg.models.necks import Feature2Pyramid
 from mmseg.models.segmentors import EncoderDecoder
 from mmseg.structures import SegDataSample
@@ -50,11 +51,34 @@ class View(NamedTuple):
 
 
 @MODELS.register_module()
+class BandsDataPreprocessor(SegDataPreProcessor):
+    """mmseg's SegDataPreProcessor, which takes one or three means, for images of any number of bands.
+
+    Args:
+        mean, std: a number for each band, 0-255.
+        kwargs: as SegDataPreProcessor.
+    """
+
+    def __init__(self, mean: Sequence[float], std: Sequence[float], **kwargs) -> None:
+        super().__init__(**kwargs)
+        if len(mean) != len(std):
+            raise UserError(f'data_preprocessor.mean has {len(mean)} numbers, std {len(std)}; expected one a band each')
+        for name, values in dict(mean=mean, std=std).items():
+            self.register_buffer(name, torch.tensor(values, dtype=torch.float32).view(-1, 1, 1), persistent=False)
+
+    def forward(self, data: dict, training: bool = False) -> dict:
+        data = self.cast_data(data)
+        inputs = [(image.float() - self.mean) / self.std for image in data['inputs']]  # each C, H, W
+        return super().forward(dict(data, inputs=inputs), training)
+
+
+@MODELS.register_module()
 class SlidingSegmentor(EncoderDecoder):
     """mmseg's EncoderDecoder; training is its own, inference takes images of any size in little memory.
 
     The windows of all images of a batch go through the network together. A window whose sides are no multiple of a
-    patch, or of the coarsest cell of a pyramid, is padded with zeros, and the logits of the padding are cut off.
+    patch, or of the coarsest cell of a pyramid, is padded with zeros, and the logits of the padding are cut off. A
+    `data_preprocessor` with neither one nor three means is a BandsDataPreprocessor.
 
     Args: as EncoderDecoder. `test_cfg` has, beside mmseg's mode='slide',
         crop_size, stride: of the windows in pixels (height, width); a window larger than the image is the image.
@@ -64,6 +88,8 @@ class SlidingSegmentor(EncoderDecoder):
     """
 
     def __init__(self, *args, data_preprocessor: dict | None = None, **kwargs):
+        if isinstance(data_preprocessor, dict) and len(data_preprocessor.get('mean') or ()) not in (0, 1, 3):
+            data_preprocessor = dict(data_preprocessor, type='beit_mm.BandsDataPreprocessor')
         super().__init__(*args, data_preprocessor=data_preprocessor, **kwargs)
         check_test_cfg(self.test_cfg or {})
         self.takes_rgb = not (data_preprocessor or {}).get('bgr_to_rgb', False)

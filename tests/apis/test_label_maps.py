@@ -91,7 +91,15 @@ MISTAKES: dict[str, tuple[Callable[[Path], object], str]] = {
     '16 bits': (lambda f: change(f, lambda a: a.astype(np.uint16) * 900), 'holds 2700, classes.txt names 3 classes'),
     'fewer names': (lambda f: classes(f, 'red', 'green'), 'holds 3, .* names 2 classes; expected 0 to 1, or 1 to 2'),
     'more names': (lambda f: classes(f, *'abcdefgh'), 'hold 0 to 3, .* names 8 classes: what is 0. say --reduce-zero'),
-    'no names, and a 0': (lambda f: removed(f / 'classes.txt'), 'hold 0 and 3 other .*, and no classes.txt tells of 0'),
+    'no names, and a 0': (lambda f: removed(f / 'classes.txt'), 'hold 0 and 1, 2, 3, .* no classes.txt'),
+    'no names, and a number': (
+        lambda f: (removed(f / 'classes.txt'), change(f, lambda a: (a > 1).astype(np.uint8) * 7)),
+        'hold 0 and 7, .* no classes.txt',
+    ),
+    'no names, and many': (
+        lambda f: (removed(f / 'classes.txt'), change(f, lambda a: np.arange(a.size, dtype=np.uint8).reshape(a.shape))),
+        r'hold 0 and 1, 2, 3, 4, 5, 6, 7, 8, \.\.\., .* no classes.txt',
+    ),
     'one class': (lambda f: (removed(f / 'classes.txt'), change(f, np.ones_like)), r'hold 1 classes .*expected 2 to'),
     'all ignored': (lambda f: change(f, lambda a: a * 0 + 255), 'every pixel of the label maps is 255'),
     'all unlabelled': (lambda f: change(f, lambda a: a * 0), 'hold 0 to 0, classes.txt names 3 classes: what is 0'),

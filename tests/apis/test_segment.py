@@ -16,9 +16,13 @@ from mmengine.config import Config
 from narrow_segmentors import CROP, SEGMENTOR, narrow_segmentor
 from PIL import Image
 
+from beit_mm import __main__ as command
 from beit_mm.apis.inference import segment
 from beit_mm.apis.inferencers import SegmentationInferencer
+from beit_mm.datasets.reading import LoadBands, LoadImage, UnreadableImageError
+from beit_mm.datasets.segmentation_folder import LoadAnnotation
 from beit_mm.engine.checkpoints import plain_values
+from beit_mm.errors import UserError
 
 CLASSES = ('sky', 'road', 'car', 'tree', 'sign')
 SIZES = {'a/small.png': (33, 47), 'a/wide.png': (40, 170), 'square.png': (64, 64)}
@@ -121,3 +125,30 @@ def test_a_model_without_classes_segments_by_labelled_patches(tmp_path):
     (again,) = segment(pretrained, tmp_path / 'flat/images/0.png', tmp_path / 'again', labelled=tmp_path / 'flat')
     truth, labels = (np.array(Image.open(path)) for path in (tmp_path / 'flat/annotations/0.png', again['labels']))
     assert (truth == labels).mean() > 0.6
+
+
+@pytest.mark.parametrize('kind', ['a segmentor', 'labelled patches'])
+def test_the_limit_of_pixels_is_the_options_for_images_and_label_maps(work, tmp_path, monkeypatch, kind):
+    """Lowered, which costs no memory, at both ends of it: 40 x 56 pixels."""
+    data = make_label_maps(tmp_path / 'data')
+    words = ['segment', work / 'model.pth', data / 'images/validation', '--out', tmp_path / 'maps']
+    if kind == 'labelled patches':
+        words[1:2] = [save_backbone(tmp_path / 'ours.pth')]
+        words += ['--labelled', data, '--short-side', 40]
+    command.main([*map(str, words), '--max-pixels', str(40 * 56)])
+    assert len([*(tmp_path / 'maps/labels').iterdir()]) == 4
+    expected = pytest.raises(SystemExit) if kind == 'a segmentor' else pytest.raises(ValueError, match='0 images with')
+    with expected:
+        command.main([*map(str, words), '--max-pixels', str(40 * 56 - 1)])
+
+
+def test_the_limit_of_pixels_reaches_the_label_map_behind_an_image(tmp_path):
+    Image.new('RGB', (20, 10)).save(tmp_path / 'a.png')
+    np.save(tmp_path / 'a.npy', np.zeros((10, 20, 4), np.uint8))
+    Image.new('L', (40, 10)).save(tmp_path / 'b.png')
+    for load, name in ((LoadImage, 'a.png'), (LoadBands, 'a.npy')):
+        sample = dict(img_path=str(tmp_path / name), seg_map_path=str(tmp_path / 'b.png'))
+        with pytest.raises(UnreadableImageError, match='b.png.*max_pixels=200'):
+            LoadAnnotation()(load(max_pixels=200)(dict(sample)))
+        with pytest.raises(UserError, match='expected the same size'):
+            LoadAnnotation()(load(max_pixels=400)(dict(sample)))

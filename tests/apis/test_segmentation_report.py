@@ -56,3 +56,30 @@ def test_miou_is_mmsegs_and_its_error_that_of_the_delta_method():
     assert tested.ious('mIoU', drawn).nanmean(1).std().item() == pytest.approx(
         100 * parts.std().item() / 30**0.5, rel=0.2
     )
+
+
+def test_overlays_of_large_images_are_small_before_they_are_floats(tmp_path, monkeypatch):
+    """Four megapixels, of which a picture shows 160 pixels: all of it, in the colours of each half's class."""
+    truth = np.zeros((1000, 4000), np.uint8)
+    truth[:, 2000:], truth[:250] = 1, 255
+    sample = dict(img=np.full((*truth.shape, 3), 100, np.uint8), gt_seg_map=truth, img_path='a.png')
+
+    def segmentor(path: str) -> list[dict]:
+        return [dict(labels=1 - (truth == 1).astype(np.uint8))]
+
+    segmentor.num_classes, segmentor.classes, segmentor.palette = 2, 'ab', [[255, 0, 0], [0, 0, 255]]
+    drawn, draw = [], segmentation_report.sheet
+    monkeypatch.setattr(segmentation_report, 'sheet', lambda rows: draw(drawn.extend(rows) or rows))
+    ones = dict(mIoU=torch.ones(1, 2))
+    tested = segmentation_report.Tested([sample], [0], ones, ones, torch.ones(2, 2))
+    segmentation_report.draw_overlays(segmentor, tested, tmp_path / 'a.png')
+    ((_, image), (_, right), (_, predicted)) = drawn[0]
+    height, width = image.shape[1:]
+    assert 160 <= width <= 640 and width == 4 * height
+    places = [(height // 8, width // 4), (height // 2, width // 4), (height // 2, 3 * width // 4)]
+    levels = [[[100 / 255] * 3] * 3]  # of each picture at the three places
+    red, blue = [(0.4 * 100 + 0.6 * 255) / 255, *[0.4 * 100 / 255] * 2], [*[0.4 * 100 / 255] * 2, (40 + 153) / 255]
+    levels += [[[100 / 255] * 3, red, blue], [blue, blue, red]]
+    for picture, expected in zip((image, right, predicted), levels, strict=True):
+        found = [picture[:, row, column].tolist() for row, column in places]
+        assert np.allclose(found, expected, atol=0.02)

@@ -2,11 +2,11 @@
 
 import numpy as np
 import pytest
-from helpers import ROOT, run_tool
+from helpers import run_tool
 from tifffile import TiffWriter, imwrite
 
 from beit_mm.datasets.image_folder import ImageFolder, UnlabeledImages
-from beit_mm.datasets.reading import LoadBands, MemberPath, UnreadableImageError, read_bands
+from beit_mm.datasets.reading import LoadBands, MemberPath, UnreadableImageError, band_statistics, read_bands
 from beit_mm.datasets.transforms import PackViews, TwoViewCenterCrop, TwoViewColorJitter, TwoViewRandomResizedCrop
 
 
@@ -115,10 +115,7 @@ def test_datasets_take_the_files_that_their_loader_reads(tmp_path):
             assert [info['img_path'].split('/')[-1] for info in infos] == names
 
 
-def test_statistics_are_percentiles_and_what_the_loader_makes_of_them(tmp_path, capsys, monkeypatch):
-    monkeypatch.syspath_prepend(ROOT / 'tools/datasets')
-    from band_statistics import band_statistics
-
+def test_statistics_are_percentiles_and_what_the_loader_makes_of_them(tmp_path, capsys):
     rng = np.random.default_rng(0)
     values = (rng.gamma(2, (300, 40, 5), (8, 64, 64, 3)) + (1000, 0, 0)).astype(np.float32)
     values[0, 0, 0] = np.nan

@@ -7,6 +7,8 @@ import torch
 from numpy.testing import assert_allclose
 from PIL import Image
 
+from beit_mm import __main__ as command
+from beit_mm.apis import inference
 from beit_mm.errors import UserError
 from beit_mm.features.extractor import FeatureExtractor
 from beit_mm.models.vit import BEiTBackbone
@@ -94,7 +96,7 @@ def test_a_sheet_shows_points_heads_and_contours():
     assert_allclose([ends.min(axis=0), ends.max(axis=0)], [[34.5, 17], [52, 34.5]], atol=1)
 
 
-def test_a_checkpoint_alone_is_enough(tmp_path):
+def test_a_checkpoint_alone_is_enough(tmp_path, monkeypatch):
     """Weights without any config: the backbone is built as their shapes say."""
     image = tmp_path / 'image.png'
     Image.fromarray(np.random.default_rng(0).integers(0, 256, (60, 90, 3), np.uint8)).save(image)
@@ -108,6 +110,13 @@ def test_a_checkpoint_alone_is_enough(tmp_path):
     expected = attention_of_patches(model, (pixels - 127.5) / 64, [(1, 8), (5, 0)], 0)
     assert expected.shape == (2, HEADS, 6, 9)
     assert_allclose(found.maps, expected, atol=2e-3)
+    grids = []
+    monkeypatch.setattr(
+        inference, 'attention_of_image', lambda *args: grids.append(attention_of_image(*args)) or grids[-1]
+    )
+    words = ['attention', tmp_path / 'model.pth', image, '--short-side', 48, '--out', tmp_path / 'attention.png']
+    command.main([*map(str, words)])
+    assert [grid.maps.shape[2:] for grid in grids] == [(6, 9)] * 2
     for point in ('5,x', '90,5'):
         with pytest.raises(UserError, match=r'^(--points: .* is no point|point .* lies outside)'):
             attention_of_image(extractor, image, [point])

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from helpers import check_all, list_configs, load_config, put
@@ -62,6 +63,18 @@ UNLISTED = [
     (C, f'{CONFIG}/backbone/arch/evil', 1, 'arch.evil=1'),
     (C, f'{CONFIG}/backbone/arch/num_layers', 10**8, 'num_layers=100000000 .expected at most'),
     (S, f'{CONFIG}/decode_head', dict(type='FCNHead', num_convs=10**8), 'num_convs=100000000 .expected at most'),
+    # what a test would take hours or all memory for
+    (S, f'{CONFIG}/test_cfg/stride', (1, 1), r'test_cfg.stride=\(1, 1\) .expected 8 pixels or more'),
+    (S, f'{CONFIG}/test_cfg', dict(crop_size=(2048, 2048), stride=(64, 255)), 'test_cfg.stride=.* an eighth'),
+    (S, f'{CONFIG}/test_cfg/crop_size', (10**6, 10**6), 'test_cfg.crop_size=1000000 .expected at most'),
+    (S, f'{CONFIG}/test_cfg/windows_per_batch', 10**5, 'windows_per_batch=100000 .expected at most'),
+    (S, f'{PIPELINE}/1/scale', (10**6, 10**5), r'pipeline\[1\].scale=\(1000000, 100000\) .expected at most'),
+    (S, f'{PIPELINE}/1', dict(type='Resize', scale=(512, 10**6)), r'pipeline\[1\].scale=.*expected at most'),
+    (S, f'{PIPELINE}/1', dict(type='Resize', scale_factor=500), r'pipeline\[1\].scale_factor=500'),
+    (C, f'{PIPELINE}/1/scale', 10**6, r'pipeline\[1\].scale=1000000 .expected at most'),
+    (S, f'{CONFIG}/decode_head/pool_scales', (1, 10**5), 'pool_scales=100000 .expected at most'),
+    (C, f'{CONFIG}/data_preprocessor/pad_size_divisor', 10**6, 'pad_size_divisor=1000000 .expected at most'),
+    (C, f'{PIPELINE}/3/meta_keys', ['a'] * 1000, 'meta_keys='),
     (C, f'{CONFIG}/data_preprocessor/mean', [dict(type='os.system')], 'data_preprocessor.mean='),
     (C, f'{PIPELINE}/1', 'a step', r"pipeline\[1\]='a step'"),
     # what a message quotes
@@ -92,6 +105,12 @@ def test_what_is_not_on_the_list_or_does_not_fit_is_refused(contents, tmp_path, 
         inferencer(path, device='cpu')
     message = str(caught.value)
     assert str(path) in message and len(message) < 800 and message.isprintable()
+
+
+def test_a_long_side_that_only_bounds_a_resizing_is_believed(contents, tmp_path):
+    path = saved(contents[S], tmp_path / 'x.pth', f'{PIPELINE}/1/scale', (10**6, CROP))
+    (found,) = S(path, device='cpu')(np.zeros((40, 50, 3), np.uint8))
+    assert found['labels'].shape == (40, 50)
 
 
 def test_a_config_that_is_text_is_not_looked_at(contents, tmp_path):

@@ -196,6 +196,25 @@ def test_a_legacy_file_leaves_no_values_unset(tmp_path):
     refused(path, 'not resizable')
 
 
+def test_a_small_file_takes_little_memory(tmp_path):
+    """Values of a gigabyte, of a few bytes: expanded, compressed, or named by a file of torch before 1.6."""
+    path, number = tmp_path / 'w.pth', 250_000_000
+    refused(saved(path, dict(state_dict=dict(w=torch.zeros(1).expand(number)))), 'it holds tensors that are expanded')
+    refused(saved(path, dict(state_dict={str(i): torch.zeros(1).expand(10**6) for i in range(20)})), 'are expanded')
+    buffers = dict(mask=torch.ones(4).expand(3, 4), half=torch.zeros(10)[::2])
+    assert read_checkpoint(saved(path, buffers))['mask'].sum() == 12
+    torch.save(dict(w=torch.zeros(3)), path, _use_new_zipfile_serialization=False)
+    content, small = path.read_bytes(), b'cpuq\x06K\x03N'
+    assert content.count(small) == 1
+    path.write_bytes(content.replace(small, b'cpuq\x06J' + number.to_bytes(4, 'little') + b'N'))
+    refused(path, 'name storages of more')
+    saved(path, dict(w=torch.zeros(10**6)))
+    with zipfile.ZipFile(path) as archive, zipfile.ZipFile(tmp_path / 'x.pth', 'w', zipfile.ZIP_DEFLATED) as compressed:
+        for name in archive.namelist():
+            compressed.writestr(name, archive.read(name))
+    refused(tmp_path / 'x.pth', 'would become 4,000')
+
+
 def test_what_a_file_sets_on_objects_is_taken_off(tmp_path):
     """An attribute would stand in the place of a method, as `get` of a state dict or `clone` of a tensor."""
     weights, parameter = OrderedDict(w=torch.ones(3)), torch.nn.Parameter(torch.ones(2))
