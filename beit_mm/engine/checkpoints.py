@@ -56,7 +56,7 @@ class CheckpointHook(Hook):
         interval: epochs or iterations between two checkpoints; -1 saves none but the last.
         by_epoch: whether the interval counts epochs.
         max_keep_ckpts: how many of the numbered checkpoints to keep; -1 keeps all.
-        save_last: whether the end of the training is saved too.
+        save_last: whether the end of the training is saved too, also where another hook ends it early.
         save_best: metrics for each of which the best checkpoint is kept; 'auto' is the first one of a validation. An
             improvement also writes a numbered checkpoint, off the interval too, once the run has one.
         rule: 'greater' or 'less', what is better; by default the metric's name says it.
@@ -147,6 +147,9 @@ class CheckpointHook(Hook):
         self.sign(runner, self.run_id)
 
     def after_train(self, runner: Runner) -> None:
+        number = getattr(runner, self.unit)
+        if self.save_last and runner.iter < runner.max_iters and number not in self.kept_numbers:
+            self.save_numbered(runner, number)  # another hook has ended the run
         if runner.iter == runner.max_iters:
             self.sign(runner, f'{self.run_id} {runner.iter}')
 
@@ -178,9 +181,11 @@ class CheckpointHook(Hook):
             self.save_due(runner, epoch=runner.epoch, iter=runner.iter)
 
     def save_due(self, runner: Runner, **position: int) -> None:
-        if self.due_number is None or not at_boundary(runner):
-            return
-        number, self.due_number = self.due_number, None
+        if self.due_number is not None and at_boundary(runner):
+            number, self.due_number = self.due_number, None
+            self.save_numbered(runner, number, **position)
+
+    def save_numbered(self, runner: Runner, number: int, **position: int) -> None:
         before = [other for other in self.kept_numbers if other != number]
         self.kept_numbers = [*before, number]
         # Stored before the deletion, so that a resumed run deletes what a killed one left.

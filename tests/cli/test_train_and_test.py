@@ -17,6 +17,7 @@ from mmengine.config import Config
 from mmengine.runner import Runner
 
 from beit_mm.apis import commands
+from beit_mm.checkpoint.read import read_checkpoint
 from beit_mm.engine.steps import ProgressHook
 from beit_mm.terminal import UserError
 
@@ -105,11 +106,12 @@ def test_train_stop_resume_and_test_give_the_same_numbers(options, tmp_path, cap
         run_tool('test.py', CONFIG, work / 'iter_3.pth', *options, 'model.backbone.rel_pos_bias=shared')
 
 
-def test_a_hook_that_ends_a_run_is_named(options, capfd):
+def test_a_hook_that_ends_a_run_is_named_and_the_weights_are_saved(options, capfd):
     hook = dict(type='EarlyStoppingHook', monitor='mim_loss', rule='less', stopping_threshold=100.0)
-    hooks = [f'custom_hooks={json.dumps([hook])}', 'train_cfg.val_interval=1']
-    run_tool('train.py', CONFIG, *options, *NO_WORKERS, *hooks)
-    assert re.search('ended by EarlyStoppingHook after step 1 of 3', capfd.readouterr().out)
+    hooks = [f'custom_hooks={json.dumps([hook])}', 'train_cfg.val_interval=1', 'default_hooks.checkpoint.interval=2']
+    run_tool('train.py', CONFIG, *options, *NO_WORKERS, *hooks, 'optim_wrapper.accumulative_counts=2')
+    end = re.search(r'ended by EarlyStoppingHook after step 1 of 3.* (\S+)$', capfd.readouterr().out.strip())
+    assert read_checkpoint(end[1])['meta']['iter'] == 1
 
 
 @pytest.mark.parametrize(
