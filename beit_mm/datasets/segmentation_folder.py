@@ -1,6 +1,7 @@
 """Datasets of images with a label for each pixel, in two folders of the same names, and the loading of labels."""
 
 import colorsys
+import math
 import os
 import re
 import reprlib
@@ -12,7 +13,7 @@ import torch
 from mmcv.transforms import BaseTransform
 
 from beit_mm.datasets.image_folder import UnlabeledImages, list_images, read_lines, unquoted
-from beit_mm.datasets.reading import SIDEWAYS, open_image, orientation, unreadable
+from beit_mm.datasets.reading import MAX_PIXELS, SIDEWAYS, open_image, orientation, unreadable
 from beit_mm.registry import DATASETS, TRANSFORMS
 from beit_mm.terminal import UserError, warn
 
@@ -147,7 +148,8 @@ class LoadAnnotation(BaseTransform):
         if path is None:
             return results
         by_colour = results.get('by_colour', False)
-        labels = read_labels(path, by_colour)
+        # a limit that the user has raised for the image holds for its annotation too
+        labels = read_labels(path, by_colour, max(MAX_PIXELS, math.prod(results['ori_shape'])))
         check_size(path, labels, results['img_path'], tuple(results['ori_shape']))
         reduced = results.get('reduce_zero_label', False)
         if values := results.get('label_values'):
@@ -192,9 +194,9 @@ def tell_unknown(path: str, numbers: np.ndarray) -> None:
         warn(f'{path}: colours that no class has are ignored: {count_colours(new)}')
 
 
-def read_labels(path: str, by_colour: bool = False) -> np.ndarray:
+def read_labels(path: str, by_colour: bool = False, max_pixels: int = MAX_PIXELS) -> np.ndarray:
     """The integers (H, W) in a lossless image file, gray or with a palette; `by_colour` the `colour_numbers`."""
-    with unreadable(path, Exception), open_image(path) as image:  # see reading.read_image
+    with unreadable(path, Exception), open_image(path, max_pixels) as image:  # see reading.read_image
         image.load()
     if by_colour and image.mode in COLOURS:
         return colour_numbers(np.asarray(image.convert('RGB')))
