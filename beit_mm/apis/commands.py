@@ -93,6 +93,7 @@ def train_config(args: argparse.Namespace) -> Config:
         cfg.optim_wrapper.update(type='beit_mm.AutocastOptimWrapper', dtype='bfloat16')
     if args.compile:
         cfg.custom_hooks = [*cfg.get('custom_hooks', []), dict(type='beit_mm.CompileHook')]
+    check_kept(cfg, args.cfg_options)
     return cfg
 
 
@@ -247,11 +248,16 @@ def test_config(args: argparse.Namespace) -> Config:
     if not args.checkpoint and not cfg.model.get('checkpoint'):
         raise UserError('no CHECKPOINT given; name it behind the config')
     cfg.default_hooks = cfg.get('default_hooks', {})
+    cfg.load_from = args.checkpoint
     if args.amp and not cfg.model.type.endswith('SlidingSegmentor'):
         cfg.test_cfg.fp16 = True
     elif args.amp and cfg.model.test_cfg.get('precision') == 'float32':  # else it is mixed already
         cfg.model.test_cfg.precision = 'bfloat16'
+    check_kept(cfg, args.cfg_options)
     if args.tta:
+        lost = [pair for pair in args.cfg_options if pair.startswith('test_dataloader.dataset.pipeline')]
+        if lost and 'tta_pipeline' in cfg:
+            raise UserError(f'--cfg-options {lost[0]}: --tta takes tta_pipeline in place of it; set that one')
         augment(cfg)
     if args.show_dir:
         draw(cfg, args.show_dir)
@@ -380,6 +386,17 @@ def merge_options(cfg: Config, pairs: Iterable[str]) -> None:
         moved = {name: new if part == '.' else os.path.join(new, part) for name, part in parts.items()}
         options = {f'{name}.dataset.data_root': root for name, root in moved.items()} | options
     cfg.merge_from_dict(options)
+
+
+def check_kept(cfg: Config, pairs: Iterable[str]) -> None:
+    """Raises UserError for an option of `--cfg-options` that another argument of the command line has overridden."""
+    from beit_mm.engine.resuming import settings_by_name
+
+    settings = settings_by_name(cfg.to_dict())
+    for key, value in {key: value for key, _, value in (pair.partition('=') for pair in pairs)}.items():
+        given = repr(parse_value(key, value))
+        if settings.get(key, given) != given:
+            raise UserError(f'--cfg-options {key}={value}: another argument makes it {settings[key]}; leave one out')
 
 
 def parse_value(key: str, value: str) -> Any:

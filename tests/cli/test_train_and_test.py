@@ -331,11 +331,15 @@ def test_the_arguments_of_test(tmp_path):
     assert cfg.model.type == 'beit_mm.MultiScaleTTA' and cfg.model.module.type == 'beit_mm.SlidingSegmentor'
     assert cfg.test_dataloader.dataset.pipeline[-1].type == 'beit_mm.MultiScaleViews'
     assert cfg.default_hooks.visualization.draw and cfg.visualizer.save_dir == 'drawn'
-    of_options = {'precision=float32': 'bfloat16', 'precision=float16': 'float16', 'stride=(9,9)': None}
+    of_options = {'precision=float16': 'float16', 'stride=(9,9)': None}
     for word, precision in of_options.items():
         cfg = config_of('test', one_scale, 'x.pth', '--amp', '--tta', '--cfg-options', f'model.test_cfg.{word}')
         assert cfg.model.module.test_cfg.get('precision') == precision and not cfg.test_cfg.get('fp16')
     assert config_of('test', 'demo/finetune_folder', 'x.pth', '--amp').test_cfg.fp16
+    exact = tmp_path / 'exact.py'
+    text = f"_base_ = '{ROOT}/configs/demo/camvid_upernet.py'\nmodel = dict(test_cfg=dict(precision='float32'))"
+    exact.write_text(text)
+    assert config_of('test', exact, 'x.pth', '--amp').model.test_cfg.precision == 'bfloat16'
     wrapped = tmp_path / 'wrapped.py'
     wrapped.write_text("test_dataloader, model = dict(dataset={}), dict(type='TTA', module={})")
     for name, word, message in (
@@ -346,3 +350,21 @@ def test_the_arguments_of_test(tmp_path):
     ):
         with pytest.raises(UserError, match=message):
             config_of('test', name, 'x.pth', word)
+
+
+@pytest.mark.parametrize(
+    ('verb', 'words', 'option'),
+    [
+        ('train', ['demo/pretrain', '--amp'], 'optim_wrapper.dtype=float32'),
+        ('train', ['demo/pretrain', '--work-dir', 'a'], 'work_dir=b'),
+        ('train', ['demo/pretrain', '--resume', 'a.pth'], 'load_from=b.pth'),
+        ('train', ['demo/pretrain', '--auto-scale-lr'], 'auto_scale_lr.enable=False'),
+        ('test', ['demo/finetune_folder', 'a.pth', '--amp'], 'test_cfg.fp16=False'),
+        ('test', ['demo/camvid_upernet', 'a.pth', '--amp'], 'model.test_cfg.precision=float32'),
+        ('test', ['demo/finetune_folder', 'a.pth'], 'load_from=b.pth'),
+        ('test', ['demo/camvid_upernet', 'a.pth', '--tta'], 'test_dataloader.dataset.pipeline.1.scale=(9,9)'),
+    ],
+)
+def test_an_option_that_another_argument_would_override_is_named(verb, words, option):
+    with pytest.raises(UserError, match=re.escape(option.partition('=')[0])):
+        config_of(verb, *words, '--cfg-options', option)
