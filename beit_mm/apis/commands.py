@@ -302,15 +302,22 @@ def draw(cfg: Config, folder: str) -> None:
 # Options of command lines that take a config, and the config that they make
 
 
-def argument_parser(description: str) -> argparse.ArgumentParser:
-    """Parser of the arguments that OpenMMLab's train.py and test.py have in common."""
+def config_parser(description: str) -> argparse.ArgumentParser:
+    """Parser of a config and its options."""
     parser = Parser(description=inspect.cleandoc(description), formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument('config', help='path of a config file, or the end of one below configs/')
-    parser.add_argument('--work-dir', help='folder of logs and checkpoints (default: work_dirs/<name of the config>)')
-    parser.add_argument('--amp', action='store_true', help='mixed precision, where the config has none')
     override = 'override entries of the config, for example train_dataloader.batch_size=64 data_root=images'
     pairs: dict[str, Any] = dict(nargs='+', default=[], action='extend', metavar='KEY=VALUE')
     parser.add_argument('--cfg-options', help=override, **pairs)
+    parser.set_defaults(work_dir=None, launcher='none', local_rank=None)
+    return parser
+
+
+def argument_parser(description: str) -> argparse.ArgumentParser:
+    """Parser of the arguments that OpenMMLab's train.py and test.py have in common."""
+    parser = config_parser(description)
+    parser.add_argument('--work-dir', help='folder of logs and checkpoints (default: work_dirs/<name of the config>)')
+    parser.add_argument('--amp', action='store_true', help='mixed precision, where the config has none')
     started = 'how the processes are started (dist_train.sh passes pytorch)'
     parser.add_argument('--launcher', choices=['none', 'pytorch', 'slurm', 'mpi'], default='none', help=started)
     # Launchers older than torchrun pass the rank as an argument, in either spelling.
