@@ -119,6 +119,14 @@ def test_the_tool_is_started_with_all_its_words(line, gpus, variables, launcher,
     assert again[len(given) :] == [str(tmp_path / 'tools' / script), *shlex.split(line)[1:]]
 
 
+@pytest.mark.parametrize(
+    ('variables', 'lost'), [(NODE_1, False), (dict(NODE_RANK='1'), True), (dict(NODE_RANK='0'), False)]
+)
+def test_a_node_that_would_train_alone_is_told(variables, lost, start):
+    result = start('dist_train.sh c.py 8', gpus=8, **variables)
+    assert result.returncode == 0 and ('NNODES' in result.stderr) == lost
+
+
 BATCH = '--cfg-options train_dataloader.batch_size='
 
 
