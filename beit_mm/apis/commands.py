@@ -158,8 +158,7 @@ def shorten(cfg: Config, steps: int) -> None:
         for key in ('warmup_epochs', 'freeze_last_layer'):  # DINOHook
             if key in part:
                 part[key] = round(part[key] * steps / length) if unit == 'max_iters' else 0
-    before = {unit: length}
-    cfg.train_cfg = dict(type='beit_mm.IterLoop', max_iters=steps, val_interval=steps, shortened_from=before)
+    cfg.train_cfg = dict(type='beit_mm.IterLoop', max_iters=steps, val_interval=steps, shortened_from={unit: length})
     hooks = dict(logger=dict(type='LoggerHook'), checkpoint=dict(type='CheckpointHook'))  # mmengine's defaults
     cfg.default_hooks = dict(hooks, **cfg.get('default_hooks', {}))
     cfg.default_hooks.checkpoint.update(by_epoch=False, interval=min(steps, 1000))
@@ -255,9 +254,8 @@ def test_config(args: argparse.Namespace) -> Config:
         cfg.model.test_cfg.precision = 'bfloat16'
     check_kept(cfg, args.cfg_options)
     if args.tta:
-        lost = [pair for pair in args.cfg_options if pair.startswith('test_dataloader.dataset.pipeline')]
-        if lost and 'tta_pipeline' in cfg:
-            raise UserError(f'--cfg-options {lost[0]}: --tta takes tta_pipeline in place of it; set that one')
+        if 'tta_pipeline' in cfg and any('test_dataloader.dataset.pipeline' in pair for pair in args.cfg_options):
+            raise UserError('--tta takes tta_pipeline in place of test_dataloader.dataset.pipeline; set that one')
         augment(cfg)
     if args.show_dir:
         draw(cfg, args.show_dir)
@@ -302,20 +300,16 @@ def draw(cfg: Config, folder: str) -> None:
 # Options of command lines that take a config, and the config that they make
 
 
-def config_parser(description: str) -> argparse.ArgumentParser:
-    """Parser of a config and its options."""
+def argument_parser(description: str, config_only: bool = False) -> argparse.ArgumentParser:
+    """Parser of the arguments that OpenMMLab's train.py and test.py have in common, or of those that make a config."""
     parser = Parser(description=inspect.cleandoc(description), formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument('config', help='path of a config file, or the end of one below configs/')
     override = 'override entries of the config, for example train_dataloader.batch_size=64 data_root=images'
     pairs: dict[str, Any] = dict(nargs='+', default=[], action='extend', metavar='KEY=VALUE')
     parser.add_argument('--cfg-options', help=override, **pairs)
-    parser.set_defaults(work_dir=None, launcher='none', local_rank=None)
-    return parser
-
-
-def argument_parser(description: str) -> argparse.ArgumentParser:
-    """Parser of the arguments that OpenMMLab's train.py and test.py have in common."""
-    parser = config_parser(description)
+    if config_only:
+        parser.set_defaults(work_dir=None, launcher='none', local_rank=None)
+        return parser
     parser.add_argument('--work-dir', help='folder of logs and checkpoints (default: work_dirs/<name of the config>)')
     parser.add_argument('--amp', action='store_true', help='mixed precision, where the config has none')
     started = 'how the processes are started (dist_train.sh passes pytorch)'
@@ -374,10 +368,8 @@ def merge_options(cfg: Config, pairs: Iterable[str]) -> None:
     types = {key: value for key, value in options.items() if key.rpartition('.')[2] == 'type'}
     for key in types:
         check_key(cfg, key)
-    chosen = cfg
-    if types:  # the other keys are arguments of these classes
-        chosen = copy.deepcopy(cfg)
-        chosen.merge_from_dict(types)
+    chosen = copy.deepcopy(cfg)
+    chosen.merge_from_dict(types)  # the other keys are arguments of these classes
     for key in options:
         if key not in types:
             check_key(chosen, key)

@@ -1,7 +1,6 @@
 """Datasets of images with a label for each pixel, in two folders of the same names, and the loading of labels."""
 
 import colorsys
-import math
 import os
 import re
 import reprlib
@@ -149,7 +148,7 @@ class LoadAnnotation(BaseTransform):
             return results
         by_colour = results.get('by_colour', False)
         # a limit that the user has raised for the image holds for its annotation too
-        labels = read_labels(path, by_colour, max(MAX_PIXELS, math.prod(results['ori_shape'])))
+        labels = read_labels(path, by_colour, max(MAX_PIXELS, int(np.prod(results['ori_shape']))))
         check_size(path, labels, results['img_path'], tuple(results['ori_shape']))
         reduced = results.get('reduce_zero_label', False)
         if values := results.get('label_values'):

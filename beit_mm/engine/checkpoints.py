@@ -141,6 +141,8 @@ class CheckpointHook(Hook):
         self.finished = last_run == f'{self.run_id} {meta["iter"]}'
 
     def before_train(self, runner: Runner) -> None:
+        if self.save_best and runner.val_loop is None:
+            warn('save_best has no effect in a run without validation.')
         self.run_id = self.run_id or f'{runner.timestamp}_{secrets.token_hex(4)}'
         for key, name in self.best.items():  # the next resumption has to know them too
             runner.message_hub.update_info(key, str(Path(runner.work_dir, name)))
@@ -149,7 +151,8 @@ class CheckpointHook(Hook):
     def after_train(self, runner: Runner) -> None:
         number = getattr(runner, self.unit)
         if self.save_last and runner.iter < runner.max_iters and number not in self.kept_numbers:
-            self.save_numbered(runner, number)  # another hook has ended the run
+            self.due_number = number  # another hook has ended the run
+            self.save_due(runner, ended=True)
         if runner.iter == runner.max_iters:
             self.sign(runner, f'{self.run_id} {runner.iter}')
 
@@ -180,12 +183,10 @@ class CheckpointHook(Hook):
             self.due_number = number
             self.save_due(runner, epoch=runner.epoch, iter=runner.iter)
 
-    def save_due(self, runner: Runner, **position: int) -> None:
-        if self.due_number is not None and at_boundary(runner):
-            number, self.due_number = self.due_number, None
-            self.save_numbered(runner, number, **position)
-
-    def save_numbered(self, runner: Runner, number: int, **position: int) -> None:
+    def save_due(self, runner: Runner, ended: bool = False, **position: int) -> None:
+        if self.due_number is None or not (ended or at_boundary(runner)):
+            return
+        number, self.due_number = self.due_number, None
         before = [other for other in self.kept_numbers if other != number]
         self.kept_numbers = [*before, number]
         # Stored before the deletion, so that a resumed run deletes what a killed one left.

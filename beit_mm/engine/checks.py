@@ -199,8 +199,7 @@ def check_same_zero(one: Dataset, other: Dataset) -> None:
     """Warns where 0 in label maps marks unlabelled pixels in one dataset only."""
     reduced = [getattr(dataset, 'metainfo', {}).get('reduce_zero_label', False) for dataset in (one, other)]
     if reduced[0] != reduced[1]:
-        said = f'{reduced[0]} for {path_of(one)}, {reduced[1]} for {path_of(other)}'
-        warn(f'reduce_zero_label is {said}: classes are numbered differently. Set both alike, unless it is meant.')
+        warn(f'reduce_zero_label is {reduced[0]} for {path_of(one)}, {reduced[1]} for {path_of(other)}. Is it meant?')
 
 
 def check_labels(samples: Sequence[BaseDataElement], num_classes: int, ignore_index: int) -> None:

@@ -400,9 +400,8 @@ class ProgressHook(Hook):
         if runner.iter < runner.max_iters:  # a hook has set stop_training, and said why in the log at most
             others = [str(hook['type']) for hook in runner.cfg.get('custom_hooks') or []]
             names = ' or '.join(name for name in others if not name.startswith('beit_mm.')) or 'a hook'
-            saved = find_latest_checkpoint(runner.work_dir)  # by a CheckpointHook, whose turn was before
-            where = f'weights: {os.path.relpath(saved)}' if saved else 'no checkpoint'
-            self.say(f'{self.title}: ended by {names} after step {runner.iter:,} of {runner.max_iters:,}; {where}')
+            saved = f'weights: {find_latest_checkpoint(runner.work_dir) or "not saved"}'  # CheckpointHook came before
+            self.say(f'{self.title}: ended by {names} after step {runner.iter:,} of {runner.max_iters:,}; {saved}')
 
     def say(self, line: str) -> None:
         if is_main_process():

@@ -91,6 +91,7 @@ SLURM = '--partition=p --job-name=j --ntasks={0} --ntasks-per-node={1} --gres=gp
         ('dist_train.sh c.py 1', 0, dict(OMP_NUM_THREADS='3'), ALONE, '3'),
         ('dist_train.sh c.py 9', 0, dict(OVERSUBSCRIBE='1'), ALONE, '1'),
         ('slurm_train.sh p j c.py --resume', 0, dict(GPUS='16', SRUN_ARGS='--no-kill --time=3'), (16, 8), None),
+        ('slurm_train.sh p j c.py', 0, dict(GPUS='16', GPUS_PER_NODE='4'), (16, 4), None),
         ('slurm_test.sh p j c.py k.pth', 0, dict(GPUS='4', PORT='29511'), (4, 4), None),  # part of a node
     ],
 )

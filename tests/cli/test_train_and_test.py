@@ -366,5 +366,5 @@ def test_the_arguments_of_test(tmp_path):
     ],
 )
 def test_an_option_that_another_argument_would_override_is_named(verb, words, option):
-    with pytest.raises(UserError, match=re.escape(option.partition('=')[0])):
+    with pytest.raises(UserError, match='.'.join(option.partition('=')[0].split('.')[:3])):
         config_of(verb, *words, '--cfg-options', option)

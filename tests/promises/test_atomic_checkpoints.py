@@ -224,3 +224,11 @@ def test_a_run_that_a_hook_ends_early_is_saved_and_goes_on_from_there(pretrain_c
     name = dict(epoch='epoch_1.pth', iter='iter_3.pth')[unit]
     assert runner.iter == 3 and readable(Path(runner.work_dir)) == [name]
     assert train(pretrain_config, resume=True).iter == 6
+
+
+def test_without_validation_there_is_no_best_which_is_said(config, monkeypatch):
+    said = []
+    monkeypatch.setattr(checkpoints, 'warn', said.append)
+    config.default_hooks.checkpoint.save_best = 'mim_loss'
+    train(config)
+    assert [text for text in said if 'save_best' in text]

@@ -17,7 +17,7 @@ from contextlib import nullcontext
 from typing import TYPE_CHECKING
 from unittest.mock import patch
 
-from beit_mm.apis.commands import config_parser, load_config
+from beit_mm.apis.commands import argument_parser, load_config
 from beit_mm.terminal import UserError, run
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ REST = 'tokens, norms, the rest'
 
 
 def main() -> None:
-    parser = config_parser(__doc__)
+    parser = argument_parser(__doc__, config_only=True)
     parser.add_argument('--shape', type=int, nargs=2, metavar=('H', 'W'), help="of the image (default: the config's)")
     args = parser.parse_args()
     from beit_mm.terminal import quiet

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from beit_mm.apis.commands import config_parser, load_config
+from beit_mm.apis.commands import argument_parser, load_config
 from beit_mm.terminal import UserError, quiet, run, without_output
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ MASK_SHADE = 0.5  # gray in place of masked patches
 
 
 def main() -> None:
-    parser = config_parser(__doc__)
+    parser = argument_parser(__doc__, config_only=True)
     parser.add_argument('--number', type=int, default=8, help='of samples (default: 8)')
     parser.add_argument('--seed', type=int, help="of the run (default: the config's)")
     parser.add_argument('--no-tokens', action='store_true', help="do without the tokenizer's weights")
