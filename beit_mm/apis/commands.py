@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from beit_mm.engine.steps import ProgressHook
 
 # What the Runner reads beside the arguments of its constructor, and what `merge_options` makes roots of datasets from.
-READ_TOO = 'runner_type model_wrapper_cfg tta_model tta_pipeline sync_bn compile find_unused_parameters data_root'
+READ_TOO = 'runner_type model_wrapper_cfg tta_model tta_pipeline sync_bn find_unused_parameters data_root'
 # What builders read beside the arguments of a class: those of hooks, of optimizer wrappers and of schedulers.
 READ_BY_BUILDERS = '_scope_ _delete_ priority constructor paramwise_cfg convert_to_iter_based'
 VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
@@ -428,8 +428,8 @@ def check_key(cfg: Config, key: str) -> None:
     from mmengine.runner import Runner
     from torch.utils.data import DataLoader
 
-    if key == 'launcher':  # mmengine writes it into a run's config, which may be started in another way
-        raise UserError('--cfg-options launcher: the config does not say it; give --launcher')
+    if key in ('launcher', 'compile'):  # a run's config may be started otherwise; mmengine's way to compile fails
+        raise UserError(f'--cfg-options {key}: the config does not say it; give --{key}')
     entry: Any = cfg.to_dict()
     path: list[str] = []
     for name in key.split('.'):

@@ -231,6 +231,7 @@ def test_mim_trains_from_the_config_alone(options, tmp_path):
         ('model.backbone.type=BEiTBackbone', "'BEiTBackbone'; did you mean 'beit_mm.BEiTBackbone'?"),
         ('lr=1e-3', 'lr is not an entry of the config'),
         ('launcher=pytorch', '--launcher'),
+        ('compile=True', '--compile'),
         ('train_pipeline.1.size=32', 'set those made of it, such as train_dataloader.dataset.pipeline'),
         ('param_scheduler.2.end=9', 'param_scheduler has entries 0 to 1'),
         ("tta_pipeline=[{'type': 'LoadImage'}]", '--cfg-options: tta_pipeline begins as a list of dicts and is no'),
