@@ -68,6 +68,8 @@ launch() {
   elif ((gpus > visible)); then
     too_many "$visible" "$visible visible"
   fi
+  [[ ${NODE_RANK:-0} == 0 || -n ${NNODES:-} ]] ||
+    echo "warning: NODE_RANK=$NODE_RANK has no effect without NNODES, the number of nodes: this one trains alone." >&2
   local nodes=${NNODES:-1} address=${MASTER_ADDR:-127.0.0.1}
   local meeting=(--standalone --local-addr=127.0.0.1)  # on a port that torchrun draws
   if [[ -n ${PORT:-} || $nodes != 1 ]]; then

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from beit_mm.engine.steps import ProgressHook
 
 # What the Runner reads beside the arguments of its constructor, and what `merge_options` makes roots of datasets from.
-READ_TOO = 'runner_type model_wrapper_cfg tta_model tta_pipeline sync_bn compile find_unused_parameters data_root'
+READ_TOO = 'runner_type model_wrapper_cfg tta_model tta_pipeline sync_bn find_unused_parameters data_root'
 # What builders read beside the arguments of a class: those of hooks, of optimizer wrappers and of schedulers.
 READ_BY_BUILDERS = '_scope_ _delete_ priority constructor paramwise_cfg convert_to_iter_based'
 VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
@@ -94,6 +94,7 @@ def train_config(args: argparse.Namespace) -> Config:
         cfg.optim_wrapper.update(type='beit_mm.AutocastOptimWrapper', dtype='bfloat16')
     if args.compile:
         cfg.custom_hooks = [*cfg.get('custom_hooks', []), dict(type='beit_mm.CompileHook')]
+    check_kept(cfg, args.cfg_options)
     return cfg
 
 
@@ -158,8 +159,7 @@ def shorten(cfg: Config, steps: int) -> None:
         for key in ('warmup_epochs', 'freeze_last_layer'):  # DINOHook
             if key in part:
                 part[key] = round(part[key] * steps / length) if unit == 'max_iters' else 0
-    before = {unit: length}
-    cfg.train_cfg = dict(type='beit_mm.IterLoop', max_iters=steps, val_interval=steps, shortened_from=before)
+    cfg.train_cfg = dict(type='beit_mm.IterLoop', max_iters=steps, val_interval=steps, shortened_from={unit: length})
     hooks = dict(logger=dict(type='LoggerHook'), checkpoint=dict(type='CheckpointHook'))  # mmengine's defaults
     cfg.default_hooks = dict(hooks, **cfg.get('default_hooks', {}))
     cfg.default_hooks.checkpoint.update(by_epoch=False, interval=min(steps, 1000))
@@ -248,11 +248,15 @@ def test_config(args: argparse.Namespace) -> Config:
     if not args.checkpoint and not cfg.model.get('checkpoint'):
         raise UserError('no CHECKPOINT given; name it behind the config')
     cfg.default_hooks = cfg.get('default_hooks', {})
+    cfg.load_from = args.checkpoint
     if args.amp and not cfg.model.type.endswith('SlidingSegmentor'):
         cfg.test_cfg.fp16 = True
     elif args.amp and cfg.model.test_cfg.get('precision') == 'float32':  # else it is mixed already
         cfg.model.test_cfg.precision = 'bfloat16'
+    check_kept(cfg, args.cfg_options)
     if args.tta:
+        if 'tta_pipeline' in cfg and any('test_dataloader.dataset.pipeline' in pair for pair in args.cfg_options):
+            raise UserError('--tta takes tta_pipeline in place of test_dataloader.dataset.pipeline; set that one')
         augment(cfg)
     if args.show_dir:
         draw(cfg, args.show_dir)
@@ -297,15 +301,18 @@ def draw(cfg: Config, folder: str) -> None:
 # Options of command lines that take a config, and the config that they make
 
 
-def argument_parser(description: str) -> argparse.ArgumentParser:
-    """Parser of the arguments that OpenMMLab's train.py and test.py have in common."""
+def argument_parser(description: str, config_only: bool = False) -> argparse.ArgumentParser:
+    """Parser of the arguments that OpenMMLab's train.py and test.py have in common, or of those that make a config."""
     parser = Parser(description=inspect.cleandoc(description), formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument('config', help='path of a config file, or the end of one below configs/')
-    parser.add_argument('--work-dir', help='folder of logs and checkpoints (default: work_dirs/<name of the config>)')
-    parser.add_argument('--amp', action='store_true', help='mixed precision, where the config has none')
     override = 'override entries of the config, for example train_dataloader.batch_size=64 data_root=images'
     pairs: dict[str, Any] = dict(nargs='+', default=[], action='extend', metavar='KEY=VALUE')
     parser.add_argument('--cfg-options', help=override, **pairs)
+    if config_only:
+        parser.set_defaults(work_dir=None, launcher='none', local_rank=None)
+        return parser
+    parser.add_argument('--work-dir', help='folder of logs and checkpoints (default: work_dirs/<name of the config>)')
+    parser.add_argument('--amp', action='store_true', help='mixed precision, where the config has none')
     started = 'how the processes are started (dist_train.sh passes pytorch)'
     parser.add_argument('--launcher', choices=['none', 'pytorch', 'slurm', 'mpi'], default='none', help=started)
     # Launchers older than torchrun pass the rank as an argument, in either spelling.
@@ -362,10 +369,8 @@ def merge_options(cfg: Config, pairs: Iterable[str]) -> None:
     types = {key: value for key, value in options.items() if key.rpartition('.')[2] == 'type'}
     for key in types:
         check_key(cfg, key)
-    chosen = cfg
-    if types:  # the other keys are arguments of these classes
-        chosen = copy.deepcopy(cfg)
-        chosen.merge_from_dict(types)
+    chosen = copy.deepcopy(cfg)
+    chosen.merge_from_dict(types)  # the other keys are arguments of these classes
     for key in options:
         if key not in types:
             check_key(chosen, key)
@@ -381,6 +386,17 @@ def merge_options(cfg: Config, pairs: Iterable[str]) -> None:
         moved = {name: new if part == '.' else os.path.join(new, part) for name, part in parts.items()}
         options = {f'{name}.dataset.data_root': root for name, root in moved.items()} | options
     cfg.merge_from_dict(options)
+
+
+def check_kept(cfg: Config, pairs: Iterable[str]) -> None:
+    """Raises UserError for an option of `--cfg-options` that another argument of the command line has overridden."""
+    from beit_mm.engine.resuming import settings_by_name
+
+    settings = settings_by_name(cfg.to_dict())
+    for key, value in {key: value for key, _, value in (pair.partition('=') for pair in pairs)}.items():
+        given = repr(parse_value(key, value))
+        if settings.get(key, given) != given:
+            raise UserError(f'--cfg-options {key}={value}: another argument makes it {settings[key]}; leave one out')
 
 
 def parse_value(key: str, value: str) -> Any:
@@ -413,8 +429,8 @@ def check_key(cfg: Config, key: str) -> None:
     from mmengine.runner import Runner
     from torch.utils.data import DataLoader
 
-    if key == 'launcher':  # mmengine writes it into a run's config, which may be started in another way
-        raise UserError('--cfg-options launcher: the config does not say it; give --launcher')
+    if key in ('launcher', 'compile'):  # a run's config may be started otherwise; mmengine's way to compile fails
+        raise UserError(f'--cfg-options {key}: the config does not say it; give --{key}')
     entry: Any = cfg.to_dict()
     path: list[str] = []
     for name in key.split('.'):

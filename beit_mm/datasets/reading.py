@@ -111,7 +111,6 @@ class LoadImage(BaseTransform):
             results['img'] = image = np.ascontiguousarray(results['img'][..., ::-1])
         else:
             results['img'] = image = self.read(results['img_path'], results)
-        results['max_pixels'] = self.max_pixels  # LoadAnnotation's too
         check_aspect(results.get('img_path') or 'an array', image)
         results['img_shape'] = results['ori_shape'] = image.shape[:2]
         return results
@@ -352,7 +351,7 @@ class LoadBands(BaseTransform):
             with unreadable(results['img_path'], ValueError, MemoryError):
                 image = self.scale(values)
         check_aspect(results.get('img_path') or 'an array', image)
-        results.update(img=image, max_pixels=self.max_pixels)
+        results.update(img=image)
         results['img_shape'] = results['ori_shape'] = image.shape[:2]
         return results
 

@@ -148,7 +148,8 @@ class LoadAnnotation(BaseTransform):
         if path is None:
             return results
         by_colour = results.get('by_colour', False)
-        labels = read_labels(path, by_colour, results.get('max_pixels', MAX_PIXELS))
+        # a limit that the user has raised for the image holds for its annotation too
+        labels = read_labels(path, by_colour, max(MAX_PIXELS, int(np.prod(results['ori_shape']))))
         check_size(path, labels, results['img_path'], tuple(results['ori_shape']))
         reduced = results.get('reduce_zero_label', False)
         if values := results.get('label_values'):

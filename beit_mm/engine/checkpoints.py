@@ -56,7 +56,7 @@ class CheckpointHook(Hook):
         interval: epochs or iterations between two checkpoints; -1 saves none but the last.
         by_epoch: whether the interval counts epochs.
         max_keep_ckpts: how many of the numbered checkpoints to keep; -1 keeps all.
-        save_last: whether the end of the training is saved too.
+        save_last: whether the end of the training is saved too, also where another hook ends it early.
         save_best: metrics for each of which the best checkpoint is kept; 'auto' is the first one of a validation. An
             improvement also writes a numbered checkpoint, off the interval too, once the run has one.
         rule: 'greater' or 'less', what is better; by default the metric's name says it.
@@ -141,12 +141,18 @@ class CheckpointHook(Hook):
         self.finished = last_run == f'{self.run_id} {meta["iter"]}'
 
     def before_train(self, runner: Runner) -> None:
+        if self.save_best and runner.val_loop is None:
+            warn('save_best has no effect in a run without validation.')
         self.run_id = self.run_id or f'{runner.timestamp}_{secrets.token_hex(4)}'
         for key, name in self.best.items():  # the next resumption has to know them too
             runner.message_hub.update_info(key, str(Path(runner.work_dir, name)))
         self.sign(runner, self.run_id)
 
     def after_train(self, runner: Runner) -> None:
+        number = getattr(runner, self.unit)
+        if self.save_last and runner.iter < runner.max_iters and number not in self.kept_numbers:
+            self.due_number = number  # another hook has ended the run
+            self.save_due(runner, ended=True)
         if runner.iter == runner.max_iters:
             self.sign(runner, f'{self.run_id} {runner.iter}')
 
@@ -177,8 +183,8 @@ class CheckpointHook(Hook):
             self.due_number = number
             self.save_due(runner, epoch=runner.epoch, iter=runner.iter)
 
-    def save_due(self, runner: Runner, **position: int) -> None:
-        if self.due_number is None or not at_boundary(runner):
+    def save_due(self, runner: Runner, ended: bool = False, **position: int) -> None:
+        if self.due_number is None or not (ended or at_boundary(runner)):
             return
         number, self.due_number = self.due_number, None
         before = [other for other in self.kept_numbers if other != number]

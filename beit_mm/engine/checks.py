@@ -51,6 +51,7 @@ class FitCheckHook(Hook):
     def __init__(self):
         self.loaded: dict = {}  # meta of the checkpoint that the weights come from
         self.first_batch = True
+        self.begun: Any = None  # LoadReport of the backbone's init_cfg
 
     def before_train(self, runner: Runner) -> None:
         self.loaded = {}  # what is tested afterwards are this run's weights
@@ -61,9 +62,12 @@ class FitCheckHook(Hook):
         if runner.val_loop is not None:
             val_dataset = runner.val_dataloader.dataset
             check_same_classes(classes_of(val_dataset), path_of(val_dataset), classes_of(dataset), path_of(dataset))
+            check_same_zero(dataset, val_dataset)
         check_model(model, dataset)
         check_widths(runner.cfg.get('model'), model)
         if (backbone := backbone_of(model)) is not None:
+            if self.begun is not None and backbone.load_report is not self.begun and not runner._resume:
+                warn(f'init_cfg has no effect: load_from={runner._load_from} took the place of {self.begun.source}.')
             check_groups(backbone, runner.optim_wrapper.param_groups)
         if isinstance(model, BEiTPretrainer):
             check_views(model, transforms_of(dataset))
@@ -85,6 +89,7 @@ class FitCheckHook(Hook):
 
     def after_load_checkpoint(self, runner: Runner, checkpoint: dict) -> None:
         self.loaded = meta_of(checkpoint)
+        self.begun = getattr(backbone_of(unwrap(runner)), 'load_report', None)
         weights = checkpoint.get('state_dict') or {}
         # the backbone checks its own when it loads them
         others = [name for name in unwrap(runner).state_dict() if not name.startswith('backbone.') and name in weights]
@@ -188,6 +193,13 @@ def check_same_classes(one: tuple[str, ...] | None, name: str, other: tuple[str,
         f'{name} has {len(one)} classes, {other_name} has {len(other)}, and class {label} is {first} in the first, '
         f'{second} in the second; give the datasets one list: classes=...'
     )
+
+
+def check_same_zero(one: Dataset, other: Dataset) -> None:
+    """Warns where 0 in label maps marks unlabelled pixels in one dataset only."""
+    reduced = [getattr(dataset, 'metainfo', {}).get('reduce_zero_label', False) for dataset in (one, other)]
+    if reduced[0] != reduced[1]:
+        warn(f'reduce_zero_label is {reduced[0]} for {path_of(one)}, {reduced[1]} for {path_of(other)}. Is it meant?')
 
 
 def check_labels(samples: Sequence[BaseDataElement], num_classes: int, ignore_index: int) -> None:

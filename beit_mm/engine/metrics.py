@@ -193,6 +193,8 @@ class KNNHook(Hook):
         k: neighbours that vote.
     """
 
+    priority = 'ABOVE_NORMAL'  # before an EMAHook takes the averaged weights, which were validated, out of the model
+
     def __init__(self, train_dataloader: dict, val_dataloader: dict, k: int = 20):
         self.configs = train_dataloader, val_dataloader
         self.loaders: list[DataLoader] = []
@@ -222,6 +224,8 @@ class DenseKNNHook(Hook):
         k: neighbours that vote.
         max_images: of each of the two that are looked at, evenly spread.
     """
+
+    priority = KNNHook.priority
 
     def __init__(self, train: dict, val: dict, short_side: int | None = None, k: int = 30, max_images: int = 200):
         self.configs = [dict(config, max_images=max_images) for config in (train, val)]

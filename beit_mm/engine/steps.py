@@ -23,7 +23,7 @@ from mmengine.hooks import LoggerHook as EngineLoggerHook
 from mmengine.hooks import RuntimeInfoHook as EngineRuntimeInfoHook
 from mmengine.logging import MMLogger
 from mmengine.model import is_model_wrapper
-from mmengine.runner import EpochBasedTrainLoop, Runner
+from mmengine.runner import EpochBasedTrainLoop, Runner, find_latest_checkpoint
 from torch import Tensor, nn
 from torch._dynamo.exc import FailOnRecompileLimitHit, TorchDynamoException
 
@@ -401,7 +401,8 @@ class ProgressHook(Hook):
         if runner.iter < runner.max_iters:  # a hook has set stop_training, and said why in the log at most
             others = [str(hook['type']) for hook in runner.cfg.get('custom_hooks') or []]
             names = ' or '.join(name for name in others if not name.startswith('beit_mm.')) or 'a hook'
-            self.say(f'{self.title}: ended by {names} after step {runner.iter:,} of {runner.max_iters:,}; see the log')
+            saved = f'weights: {find_latest_checkpoint(runner.work_dir) or "not saved"}'  # CheckpointHook came before
+            self.say(f'{self.title}: ended by {names} after step {runner.iter:,} of {runner.max_iters:,}; {saved}')
 
     def say(self, line: str) -> None:
         if is_main_process():

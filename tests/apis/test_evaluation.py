@@ -29,7 +29,8 @@ def test_images_and_pixels_are_told_apart_by_their_colour(method, data, tmp_path
     """Of random weights too: in the table and in the file."""
     dense, out = method.startswith('dense'), tmp_path / 'deep/out.json'
     folders = [data.maps] if dense else [data.images / 'train', data.images / 'val']
-    words = '--k', 3, '--max-patches', 50, '--layer', -2, '--random', '--device', 'cpu', '--json', out
+    words = '--layer', -2, '--random', '--device', 'cpu', '--json', out
+    words += (('--max-patches', 50) if dense else ()) + (('--k', 3) if method.endswith('knn') else ())
     run_tool(TOOL, method, data.checkpoint, *folders, *words)
     report, printed = json.loads(out.read_text()), capsys.readouterr().out
     assert report['method'] == method and list(report['results']) == [data.checkpoint, 'random weights']
@@ -39,6 +40,24 @@ def test_images_and_pixels_are_told_apart_by_their_colour(method, data, tmp_path
         assert row['layer'] == 1 and row['images'] == ([4, 4] if dense else [18, 18])
         assert ('penalty' in row) == method.endswith('linear')
         assert not dense or row['patches'] <= 50 and figure == pytest.approx(np.mean(row['iou']), abs=1e-4)
+
+
+@pytest.mark.parametrize(
+    ('method', 'words'),
+    [
+        ('linear', '--k 3'),
+        ('dense-linear', '--k 3'),
+        ('dense-knn', '--kind class_token'),
+        ('knn', '--classes names.txt'),
+        ('knn', '--keep-zero-label'),
+        ('linear', '--max-patches 50'),
+        ('knn', '--seed 3'),
+    ],
+)
+def test_options_of_other_methods_are_refused(method, words, capsys):
+    with pytest.raises(SystemExit, match='2'):
+        run_tool(TOOL, method, 'gone.pth', *['folder'] * (1 if 'dense' in method else 2), *words.split())
+    assert words.split()[0] in capsys.readouterr().err.splitlines()[-1]
 
 
 def test_ious_of_classes_are_mmsegs():

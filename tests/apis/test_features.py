@@ -139,3 +139,5 @@ def test_the_tool_draws_components_and_neighbours(checkpoint, images, tmp_path):
     run_tool(*words, images, '--out', tmp_path / 'out')
     assert Image.open(tmp_path / 'out/pca.png').size == (4 + 2 * 164, 4 + 2 * (120 + 16 + 4))
     assert Image.open(tmp_path / 'out/neighbours.png').size == (4 + 6 * 164, 4 + 2 * (160 + 16 + 4))
+    with pytest.raises(SystemExit, match='2'):
+        run_tool(*words[:-3], '--kind', 'class_token')

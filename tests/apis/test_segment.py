@@ -19,10 +19,7 @@ from PIL import Image
 from beit_mm import __main__ as command
 from beit_mm.apis.inference import segment
 from beit_mm.apis.inferencers import SegmentationInferencer
-from beit_mm.datasets.reading import LoadBands, LoadImage, UnreadableImageError
-from beit_mm.datasets.segmentation_folder import LoadAnnotation
 from beit_mm.engine.checkpoints import plain_values
-from beit_mm.errors import UserError
 
 CLASSES = ('sky', 'road', 'car', 'tree', 'sign')
 SIZES = {'a/small.png': (33, 47), 'a/wide.png': (40, 170), 'square.png': (64, 64)}
@@ -140,15 +137,3 @@ def test_the_limit_of_pixels_is_the_options_for_images_and_label_maps(work, tmp_
     expected = pytest.raises(SystemExit) if kind == 'a segmentor' else pytest.raises(ValueError, match='0 images with')
     with expected:
         command.main([*map(str, words), '--max-pixels', str(40 * 56 - 1)])
-
-
-def test_the_limit_of_pixels_reaches_the_label_map_behind_an_image(tmp_path):
-    Image.new('RGB', (20, 10)).save(tmp_path / 'a.png')
-    np.save(tmp_path / 'a.npy', np.zeros((10, 20, 4), np.uint8))
-    Image.new('L', (40, 10)).save(tmp_path / 'b.png')
-    for load, name in ((LoadImage, 'a.png'), (LoadBands, 'a.npy')):
-        sample = dict(img_path=str(tmp_path / name), seg_map_path=str(tmp_path / 'b.png'))
-        with pytest.raises(UnreadableImageError, match='b.png.*max_pixels=200'):
-            LoadAnnotation()(load(max_pixels=200)(dict(sample)))
-        with pytest.raises(UserError, match='expected the same size'):
-            LoadAnnotation()(load(max_pixels=400)(dict(sample)))

@@ -91,6 +91,7 @@ SLURM = '--partition=p --job-name=j --ntasks={0} --ntasks-per-node={1} --gres=gp
         ('dist_train.sh c.py 1', 0, dict(OMP_NUM_THREADS='3'), ALONE, '3'),
         ('dist_train.sh c.py 9', 0, dict(OVERSUBSCRIBE='1'), ALONE, '1'),
         ('slurm_train.sh p j c.py --resume', 0, dict(GPUS='16', SRUN_ARGS='--no-kill --time=3'), (16, 8), None),
+        ('slurm_train.sh p j c.py', 0, dict(GPUS='16', GPUS_PER_NODE='4'), (16, 4), None),
         ('slurm_test.sh p j c.py k.pth', 0, dict(GPUS='4', PORT='29511'), (4, 4), None),  # part of a node
     ],
 )
@@ -117,6 +118,14 @@ def test_the_tool_is_started_with_all_its_words(line, gpus, variables, launcher,
     again = shlex.split(done['BEIT_MM_COMMAND'])  # what an interrupted run says
     assert {*again[: len(given)]} == given
     assert again[len(given) :] == [str(tmp_path / 'tools' / script), *shlex.split(line)[1:]]
+
+
+@pytest.mark.parametrize(
+    ('variables', 'lost'), [(NODE_1, False), (dict(NODE_RANK='1'), True), (dict(NODE_RANK='0'), False)]
+)
+def test_a_node_that_would_train_alone_is_told(variables, lost, start):
+    result = start('dist_train.sh c.py 8', gpus=8, **variables)
+    assert result.returncode == 0 and ('NNODES' in result.stderr) == lost
 
 
 BATCH = '--cfg-options train_dataloader.batch_size='

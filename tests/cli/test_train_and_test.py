@@ -17,6 +17,7 @@ from mmengine.config import Config
 from mmengine.runner import Runner
 
 from beit_mm.apis import commands
+from beit_mm.checkpoint.read import read_checkpoint
 from beit_mm.engine.steps import ProgressHook
 from beit_mm.errors import UserError
 
@@ -105,11 +106,12 @@ def test_train_stop_resume_and_test_give_the_same_numbers(options, tmp_path, cap
         run_tool('test.py', CONFIG, work / 'iter_3.pth', *options, 'model.backbone.rel_pos_bias=shared')
 
 
-def test_a_hook_that_ends_a_run_is_named(options, capfd):
+def test_a_hook_that_ends_a_run_is_named_and_the_weights_are_saved(options, capfd):
     hook = dict(type='EarlyStoppingHook', monitor='mim_loss', rule='less', stopping_threshold=100.0)
-    hooks = [f'custom_hooks={json.dumps([hook])}', 'train_cfg.val_interval=1']
-    run_tool('train.py', CONFIG, *options, *NO_WORKERS, *hooks)
-    assert re.search('ended by EarlyStoppingHook after step 1 of 3', capfd.readouterr().out)
+    hooks = [f'custom_hooks={json.dumps([hook])}', 'train_cfg.val_interval=1', 'default_hooks.checkpoint.interval=2']
+    run_tool('train.py', CONFIG, *options, *NO_WORKERS, *hooks, 'optim_wrapper.accumulative_counts=2')
+    end = re.search(r'ended by EarlyStoppingHook after step 1 of 3.* (\S+)$', capfd.readouterr().out.strip())
+    assert read_checkpoint(end[1])['meta']['iter'] == 1
 
 
 @pytest.mark.parametrize(
@@ -229,6 +231,7 @@ def test_mim_trains_from_the_config_alone(options, tmp_path):
         ('model.backbone.type=BEiTBackbone', "'BEiTBackbone'; did you mean 'beit_mm.BEiTBackbone'?"),
         ('lr=1e-3', 'lr is not an entry of the config'),
         ('launcher=pytorch', '--launcher'),
+        ('compile=True', '--compile'),
         ('train_pipeline.1.size=32', 'set those made of it, such as train_dataloader.dataset.pipeline'),
         ('param_scheduler.2.end=9', 'param_scheduler has entries 0 to 1'),
         ("tta_pipeline=[{'type': 'LoadImage'}]", '--cfg-options: tta_pipeline begins as a list of dicts and is no'),
@@ -329,11 +332,15 @@ def test_the_arguments_of_test(tmp_path):
     assert cfg.model.type == 'beit_mm.MultiScaleTTA' and cfg.model.module.type == 'beit_mm.SlidingSegmentor'
     assert cfg.test_dataloader.dataset.pipeline[-1].type == 'beit_mm.MultiScaleViews'
     assert cfg.default_hooks.visualization.draw and cfg.visualizer.save_dir == 'drawn'
-    of_options = {'precision=float32': 'bfloat16', 'precision=float16': 'float16', 'stride=(9,9)': None}
+    of_options = {'precision=float16': 'float16', 'stride=(9,9)': None}
     for word, precision in of_options.items():
         cfg = config_of('test', one_scale, 'x.pth', '--amp', '--tta', '--cfg-options', f'model.test_cfg.{word}')
         assert cfg.model.module.test_cfg.get('precision') == precision and not cfg.test_cfg.get('fp16')
     assert config_of('test', 'demo/finetune_folder', 'x.pth', '--amp').test_cfg.fp16
+    exact = tmp_path / 'exact.py'
+    text = f"_base_ = '{ROOT}/configs/demo/camvid_upernet.py'\nmodel = dict(test_cfg=dict(precision='float32'))"
+    exact.write_text(text)
+    assert config_of('test', exact, 'x.pth', '--amp').model.test_cfg.precision == 'bfloat16'
     wrapped = tmp_path / 'wrapped.py'
     wrapped.write_text("test_dataloader, model = dict(dataset={}), dict(type='TTA', module={})")
     for name, word, message in (
@@ -344,3 +351,21 @@ def test_the_arguments_of_test(tmp_path):
     ):
         with pytest.raises(UserError, match=message):
             config_of('test', name, 'x.pth', word)
+
+
+@pytest.mark.parametrize(
+    ('verb', 'words', 'option'),
+    [
+        ('train', ['demo/pretrain', '--amp'], 'optim_wrapper.dtype=float32'),
+        ('train', ['demo/pretrain', '--work-dir', 'a'], 'work_dir=b'),
+        ('train', ['demo/pretrain', '--resume', 'a.pth'], 'load_from=b.pth'),
+        ('train', ['demo/pretrain', '--auto-scale-lr'], 'auto_scale_lr.enable=False'),
+        ('test', ['demo/finetune_folder', 'a.pth', '--amp'], 'test_cfg.fp16=False'),
+        ('test', ['demo/camvid_upernet', 'a.pth', '--amp'], 'model.test_cfg.precision=float32'),
+        ('test', ['demo/finetune_folder', 'a.pth'], 'load_from=b.pth'),
+        ('test', ['demo/camvid_upernet', 'a.pth', '--tta'], 'test_dataloader.dataset.pipeline.1.scale=(9,9)'),
+    ],
+)
+def test_an_option_that_another_argument_would_override_is_named(verb, words, option):
+    with pytest.raises(UserError, match='.'.join(option.partition('=')[0].split('.')[:3])):
+        config_of(verb, *words, '--cfg-options', option)

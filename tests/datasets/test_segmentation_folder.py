@@ -8,6 +8,8 @@ from mmseg.datasets.transforms import LoadAnnotations
 from PIL import Image
 from scipy.spatial.distance import pdist
 
+from beit_mm.datasets import segmentation_folder
+from beit_mm.datasets.reading import UnreadableImageError
 from beit_mm.datasets.segmentation_folder import distinct_colours, read_labels
 from beit_mm.registry import DATASETS
 
@@ -111,4 +113,12 @@ def test_annotations_of_turned_images(root):
     assert dataset(root)[1]['gt_seg_map'].shape == (12, 16)
     save(root / 'annotations/b.png', full(0, 16, 12))
     with pytest.raises(ValueError, match="the image's EXIF orientation turns it upright"):
+        dataset(root)[1]
+
+
+def test_the_limit_of_an_image_is_that_of_its_annotation(root, monkeypatch):
+    monkeypatch.setattr(segmentation_folder, 'MAX_PIXELS', 12)  # LoadImage has a higher one
+    assert dataset(root)[1]['gt_seg_map'].shape == (12, 16)
+    save(root / 'annotations/b.png', full(0, 13, 16))
+    with pytest.raises(UnreadableImageError, match='annotations.b.png'):
         dataset(root)[1]

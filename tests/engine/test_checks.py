@@ -6,13 +6,14 @@ from types import SimpleNamespace
 import pytest
 import torch
 from helpers import make_runner, model_on_meta, train, with_options
-from labelled import classifier_config, make_images
+from labelled import classifier_config, make_images, save_backbone
 from mmengine.structures import PixelData
 from mmseg.structures import SegDataSample
 from narrow_segmentors import SEGMENTOR, narrow_segmentor
 
 from beit_mm.engine.checks import FitCheckHook, check_class_weights, check_labels, check_widths
 from beit_mm.errors import UserError
+from beit_mm.registry import MODELS
 
 
 @pytest.fixture
@@ -180,3 +181,15 @@ def test_a_scaled_rate_ends_at_its_share_and_is_logged_as_the_last_layers(cfg, b
     rates = scalars['train/lr'].data[0]
     assert (rates[0], rates[-1]) == pytest.approx((1e-3 * 4 / base_batch_size, 1e-5 * 4 / base_batch_size))
     assert 'train/base_lr' not in scalars  # which mmengine does not scale
+
+
+@pytest.mark.parametrize('both', [False, True])
+def test_weights_that_others_take_the_place_of_are_named(cfg, tmp_path, both, monkeypatch):
+    cfg.model.backbone.init_cfg = dict(type='Pretrained', checkpoint=save_backbone(tmp_path / 'first.pth'))
+    if both:
+        torch.save(dict(state_dict=MODELS.build(cfg.model).state_dict()), tmp_path / 'second.pth')
+        cfg.load_from = str(tmp_path / 'second.pth')
+    said = []
+    monkeypatch.setattr('beit_mm.engine.checks.warn', said.append)
+    train(cfg)
+    assert [('first.pth' in text, 'second.pth' in text) for text in said if 'init_cfg' in text] == [(True, True)] * both

@@ -17,7 +17,7 @@ from mmengine.hooks import EMAHook, Hook
 from PIL import Image
 
 from beit_mm.engine.checkpoints import CheckpointMetaHook
-from beit_mm.engine.checks import state_effective_batch
+from beit_mm.engine.checks import check_same_zero, state_effective_batch
 from beit_mm.engine.steps import ProgressHook, StepSeedHook, ThroughputHook
 from beit_mm.registry import MODELS
 
@@ -84,6 +84,13 @@ def test_an_average_of_single_batches_of_a_step_is_warned_of(interval, number, s
     hooks = [EMAHook(interval=interval)]
     state_effective_batch(SimpleNamespace(cfg=cfg, train_dataloader=SimpleNamespace(batch_size=4), hooks=hooks))
     assert len([text for _, text in said if 'EMAHook' in text and 'interval=4' in text]) == number
+
+
+@pytest.mark.parametrize('other', [dict(reduce_zero_label=True), dict(reduce_zero_label=False), {}])
+def test_label_maps_whose_zero_means_different_things_are_warned_of(other, said):
+    train, val = (SimpleNamespace(metainfo=meta, data_root=name) for meta, name in ((other, 'a'), ({}, 'b')))
+    check_same_zero(train, val)
+    assert len([text for _, text in said if 'reduce_zero_label' in text]) == other.get('reduce_zero_label', False)
 
 
 def test_fewer_images_than_a_batch_are_named_before_schedules_are_built(pretrain_config):

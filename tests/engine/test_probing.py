@@ -142,6 +142,8 @@ def test_a_pretraining_logs_both_after_each_validation(pretrain_config, tmp_path
     knn = dict(type='beit_mm.KNNHook', train_dataloader=drop_last, val_dataloader=loader(images, 'val'), k=3)
     pretrain_config.custom_hooks += [knn, dict(type='beit_mm.DenseKNNHook', train=train, val=val, k=3)]
     pretrain_config.default_hooks.checkpoint.update(save_best=['dense_knn_miou', 'knn_accuracy'])
+    pretrain_config.default_hooks.ema = dict(type='EMAHook', momentum=0.01)  # checkpoints hold the average
+    pretrain_config.optim_wrapper.optimizer.lr = 0.1
     pretrain_config.train_cfg.max_epochs = 1
     runner = make_runner(pretrain_config)
     runner.train()

@@ -50,6 +50,15 @@ def test_samples_are_those_of_the_run_with_their_masks_gray(cfg):
     assert without.shape == picture[:, : -SIDE - MARGIN].shape  # the tokens' column
 
 
+def test_the_seed_is_the_configs_unless_it_is_given(tmp_path):
+    root, pictures = make_label_maps(tmp_path), []
+    for seed in ([], ['randomness.seed=4'], ['randomness.seed=4', '--seed', 0], ['--seed', 4]):
+        words = '--out', tmp_path / 'out.png', '--number', 1, '--cfg-options', f'data_root={root}', *seed
+        run_tool('visualization/browse_dataset.py', ROOT / 'configs/demo/camvid_setr_pup.py', *words)
+        pictures.append((tmp_path / 'out.png').read_bytes())
+    assert pictures[0] == pictures[2] != pictures[1] == pictures[3]
+
+
 def test_label_maps_are_drawn_beside_their_images(tmp_path):
     root = make_label_maps(tmp_path)
     words = '--number', 2, '--out', tmp_path / 'out.png', '--cfg-options', f'data_root={root}'

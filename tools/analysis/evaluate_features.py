@@ -17,16 +17,21 @@ from typing import Any
 from beit_mm.apis.commands import add_levels
 from beit_mm.terminal import Parser, quiet, run
 
+KNN, IMAGES, DENSE = ('knn', 'dense-knn'), ('knn', 'linear'), ('dense-knn', 'dense-linear')
+METHODS = dict(k=KNN, kind=IMAGES, classes=DENSE, keep_zero_label=DENSE, max_patches=DENSE)  # that an option is for
+
 
 def main() -> None:
     parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument('method', choices=['knn', 'linear', 'dense-knn', 'dense-linear'])
     parser.add_argument('checkpoint', help='path or URL of any BEiT')
     parser.add_argument('folders', nargs='+', help='TRAIN and VAL, folders of the same class folders; dense: ROOT')
-    parser.add_argument('--k', type=int, help='neighbours (default: 20; dense: 30)')
+    parser.add_argument('--k', type=int, help='knn: neighbours (default: 20; dense: 30)')
     parser.add_argument('--layer', type=int, help='block, 0-based, negative from the end (default: at two thirds)')
     parser.add_argument('--size', type=int, help="side, or short side, in pixels (default: the checkpoint's)")
-    parser.add_argument('--kind', choices=['mean', 'class_token'], default='mean', help='default: mean of patches')
+    parser.add_argument(
+        '--kind', choices=['mean', 'class_token'], default='mean', help='of an image (default: mean of patches)'
+    )
     parser.add_argument('--classes', default='classes.txt', help='dense: file of their names, below ROOT or not')
     parser.add_argument('--keep-zero-label', action='store_true', help='dense: 0 is a class (default: unlabelled)')
     parser.add_argument('--max-patches', type=int, default=50_000, help='dense: to learn from (default: 50000)')
@@ -37,7 +42,13 @@ def main() -> None:
     parser.add_argument('--json', type=Path, metavar='FILE', help='also write all figures')
     add_levels(parser)
     args = parser.parse_args()
+    for name, methods in METHODS.items():
+        if args.method not in methods and getattr(args, name) != parser.get_default(name):
+            option = '--' + name.replace('_', '-')
+            parser.error(f'{option} has no effect on {args.method}; it is for {" and ".join(methods)}')
     dense = args.method.startswith('dense-')
+    if args.seed and not (dense or args.random):
+        parser.error('--seed is that of --random; give it too')
     args.k = (30 if dense else 20) if args.k is None else args.k
     if len(args.folders) != 2 - dense or min(args.k, args.size or 1) < 1:
         parser.error('expected TRAIN and VAL, of dense methods ROOT alone; --k and --size from 1')

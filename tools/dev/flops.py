@@ -32,7 +32,7 @@ REST = 'tokens, norms, the rest'
 
 
 def main() -> None:
-    parser = argument_parser(__doc__)
+    parser = argument_parser(__doc__, config_only=True)
     parser.add_argument('--shape', type=int, nargs=2, metavar=('H', 'W'), help="of the image (default: the config's)")
     args = parser.parse_args()
     from beit_mm.terminal import quiet

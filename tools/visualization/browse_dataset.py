@@ -28,9 +28,9 @@ MASK_SHADE = 0.5  # gray in place of masked patches
 
 
 def main() -> None:
-    parser = argument_parser(__doc__)
+    parser = argument_parser(__doc__, config_only=True)
     parser.add_argument('--number', type=int, default=8, help='of samples (default: 8)')
-    parser.add_argument('--seed', type=int, default=0, help='of the run (default: 0)')
+    parser.add_argument('--seed', type=int, help="of the run (default: the config's)")
     parser.add_argument('--no-tokens', action='store_true', help="do without the tokenizer's weights")
     parser.add_argument('--channels', type=int, nargs=3, default=(0, 1, 2), help='of images with many bands')
     parser.add_argument('--out', type=Path, default=Path('work_dirs/samples.png'), help='default: %(default)s')
@@ -44,8 +44,9 @@ def main() -> None:
         if not cfg.get('train_dataloader'):
             raise UserError('the config has no train_dataloader; expected the config of a training')
         init_default_scope(cfg.default_scope)
+        seed = cfg.get('randomness', {}).get('seed') or 0 if args.seed is None else args.seed
         with without_output():
-            figure = draw_samples(cfg, args.number, args.seed, not args.no_tokens, args.channels)
+            figure = draw_samples(cfg, args.number, seed, not args.no_tokens, args.channels)
         args.out.parent.mkdir(parents=True, exist_ok=True)
         figure.savefig(args.out)
         print(args.out)

@@ -33,11 +33,13 @@ def main() -> None:
     parser.add_argument('--layer', type=int, help='block, 0-based, negative from the end (default: at two thirds)')
     side = "of images in pca.png (default: the checkpoint's size)"
     parser.add_argument('--short-side', type=int, metavar='PIXELS', help=side)
-    parser.add_argument('--kind', choices=['mean', 'class_token'], default='mean', help='of an image (default: mean)')
+    parser.add_argument('--kind', choices=['mean', 'class_token'], help='with --among: of an image (default: mean)')
     parser.add_argument('--device', help='such as cpu or cuda:1 (default: what there is)')
     parser.add_argument('--out', type=Path, default=Path('work_dirs/features'), help='folder')
     add_levels(parser)
     args = parser.parse_args()
+    if args.kind and not args.among:
+        parser.error('--kind is of the images that --among FOLDER compares; give it too')
     with quiet():
         from beit_mm.apis.reports import draw_neighbours
         from beit_mm.features.extractor import FeatureExtractor, embed, iterate_images
@@ -56,7 +58,9 @@ def main() -> None:
         sheet(rows).savefig(args.out / 'pca.png')
         print(args.out / 'pca.png')
         if args.among:
-            options = dict(kind=args.kind, layer=args.layer, device=args.device, mean=whole.mean, std=whole.std)
+            options = dict(
+                kind=args.kind or 'mean', layer=args.layer, device=args.device, mean=whole.mean, std=whole.std
+            )
             bank = embed(args.checkpoint, args.among, on_error='skip', **options)
             queries = embed(args.checkpoint, files, progress=False, **options)
             draw_neighbours(queries, bank).savefig(args.out / 'neighbours.png')
