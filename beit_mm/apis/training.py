@@ -186,8 +186,8 @@ class Run:
         try:
             known = json.loads(path.read_text())
             differing = [key for key in ('verb', 'images') if known[key] != self.record[key]]
-            options = ('init', 'tokenizer_option', 'length', 'batch', 'seed')
-            options += ('reduce_zero_label', 'balance', 'bands', 'levels')
+            options = ['init', 'tokenizer_option', 'length', 'batch', 'seed']
+            options += ['reduce_zero_label', 'balance', 'bands', 'levels']
             differing += [key for key in options if self.record[key] not in (None, known[key])]
             number, unit = known['length']
             fits = unit in ('minutes', 'steps', 'epochs') and type(number) in (int, float)
