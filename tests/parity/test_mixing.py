@@ -1,4 +1,4 @@
-"""Each row of docs/mixing.md: our parts in models of mmpretrain and mmseg and in their inferencers; their masks in ours."""
+"""Each row of docs/mixing.md: our parts in models and inferencers of mmpretrain and mmseg, and their masks in ours."""
 
 import copy
 import itertools

@@ -91,6 +91,7 @@ PLANS = [
     ('pretrain', '--steps 50', 'length'),
     ('finetune', '--init none', BACKBONE),
     ('finetune', '--epochs 2', 'length'),
+    ('finetune', '--balance', 'balance config.train_dataloader.dataset'),
     ('finetune maps', '--reduce-zero-label', 'reduce_zero_label'),  # as classes.txt shows already
     ('finetune maps', '--keep-zero-label', 'an error'),
 ]
@@ -138,6 +139,8 @@ CALLS = [
     *((f'{verb} a.pth x.jpg', '--out o', 'out') for verb in IMAGES),
     ('classify a.pth', '--labelled a', 'labelled'),
     ('segment a.pth', '--labelled a', 'labelled'),
+    ('segment a.pth', '--max-pixels 9', 'max_pixels'),
+    ('attention a.pth', '--short-side 9', 'short_side'),
     ('segment a.pth', '--short-side 9', 'short_side'),
     ('segment a.pth', '--reduce-zero-label', 'reduce_zero_label'),
     ('segment a.pth', '--keep-zero-label', 'reduce_zero_label'),
