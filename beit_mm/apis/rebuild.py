@@ -27,7 +27,7 @@ from beit_mm.errors import UserError
 from beit_mm.features.extractor import ImageReader, usual_preparation
 from beit_mm.models import LinearProbe
 from beit_mm.models.beit import BEiTPretrainer
-from beit_mm.models.interop import preprocessing_of_model
+from beit_mm.models.provenance import preprocessing_of_model
 from beit_mm.models.tokenizers.dalle import DECODER_URL, GET_ENCODER, STRIDE
 from beit_mm.registry import MODELS, TRANSFORMS
 
