@@ -4,19 +4,25 @@ import copy
 import os
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeAlias
 
 import torch
-from mmengine.config import Config, ConfigDict
-from mmengine.model import BaseTTAModel
+from mmengine.config import Config
 from mmengine.registry import DefaultScope
 from mmpretrain.models import ImageClassifier
 from torch import nn
 
-from beit_mm.apis import stored_config
 from beit_mm.apis.configs import own_config
+from beit_mm.apis.stored_config import (
+    ALLOWED_PARTS,
+    ALLOWED_STEPS,
+    ALLOWED_TOKENIZERS,
+    TRAINING_KEYS,
+    RefusedError,
+    check_part,
+)
 from beit_mm.checkpoint.checkpoint import Checkpoint, CheckpointInput, check_finite
 from beit_mm.checkpoint.find import DEMO, HUB_FILES, WEIGHTS_VARIABLE, WHOLE, nearest, released
 from beit_mm.checkpoint.names import released_out_indices
@@ -33,7 +39,6 @@ from beit_mm.registry import MODELS, TRANSFORMS
 
 ConfigInput: TypeAlias = str | Path | Config | None
 SCOPES = dict(classifier='mmpretrain', segmentor='mmseg')  # in which a task's types are named
-TYPES = dict(classifier=stored_config.CLASSIFIER, segmentor=stored_config.SEGMENTOR)
 ADVICE = 'pass the config that it was trained with: config=PATH of ClassificationInferencer or SegmentationInferencer'
 
 TOKENIZER = 'demo/dvae.py'  # the config of own tokenizers
@@ -49,10 +54,11 @@ TRAINED_ON = re.compile(r'(?:(?:ft|to|[._-]in)1k|(?P<ade>ade20k))(?:_\d{8})?(?:-
 class Recipe:
     """Configs that a model and the preparation of its images are built from."""
 
+    scope: str  # the library whose types need no prefix
     model: dict[str, Any]
     pipeline: list[dict[str, Any]]  # of a test; the first step loads an image
-    views: dict[str, Any]  # the last step of a test at all scales; empty where there is none
-    scope: str
+    tta_model: dict[str, Any] = field(default_factory=dict)  # around the model, for all scales; empty for one
+    views: dict[str, Any] = field(default_factory=dict)  # the last step of a test at all scales, where there is one
 
 
 @dataclass
@@ -96,31 +102,28 @@ def rebuild(
     if max_pixels is not None:
         recipe.pipeline[0]['max_pixels'] = max_pixels
     if checkpoint.levels:
-        inner = recipe.model.get('module', recipe.model)  # of a model for test-time augmentation
-        inner['data_preprocessor'] = {**(inner.get('data_preprocessor') or {}), **checkpoint.levels}
+        recipe.model['data_preprocessor'] = {**(recipe.model.get('data_preprocessor') or {}), **checkpoint.levels}
     check_finite(checkpoint.weights, str(checkpoint))
     with DefaultScope.overwrite_default_scope(recipe.scope):
         try:
-            if config is None:
-                model = built_as_stored(recipe.model, checkpoint)
-            else:
-                model = MODELS.build(ConfigDict(recipe.model))
-            reader = built_reader(recipe.pipeline, inner_model(model))
+            model = built_as_stored(recipe.model, checkpoint) if config is None else MODELS.build(recipe.model)
+            reader = built_reader(recipe.pipeline, model)
             views = TRANSFORMS.build(recipe.views) if recipe.views else None
         except Exception as error:
             if config is not None:
                 raise
             raise does_not_fit(checkpoint, error) from error
-    inner = inner_model(model)
-    if (num_classes := number_of_classes(inner, task)) is None:
-        raise UserError(f'{checkpoint} is not a {task}, but a {type(inner).__name__}')
-    weights = copy.copy(checkpoint.state_dict)  # with its metadata
-    for name in [name for name in weights if name.startswith('auxiliary_head.')]:  # only training needs it
-        del weights[name]
-    try:
-        inner.load_state_dict(weights, strict=True)
-    except RuntimeError as error:
-        raise does_not_fit(checkpoint, error) from None
+        if (num_classes := number_of_classes(model, task)) is None:
+            raise UserError(f'{checkpoint} is not a {task}, but a {type(model).__name__}')
+        weights = copy.copy(checkpoint.state_dict)  # with its metadata
+        for name in [name for name in weights if name.startswith('auxiliary_head.')]:  # only training needs it
+            del weights[name]
+        try:
+            model.load_state_dict(weights, strict=True)
+        except RuntimeError as error:
+            raise does_not_fit(checkpoint, error) from None
+        if recipe.tta_model:
+            model = MODELS.build(dict(recipe.tta_model, module=model))
     classes, palette = classes_of(checkpoint, num_classes)
     short_sides = [*views.short_sides.elements()] if views else []
     return Rebuilt(model.eval(), reader, num_classes, classes, palette, short_sides)
@@ -129,8 +132,9 @@ def rebuild(
 def given_recipe(config: str | Path | Config, task: str, multi_scale: bool) -> Recipe:
     values = config if isinstance(config, Config) else Config.fromfile(str(config))
     recipe = selected(values, task, multi_scale, f'The config {values.filename or ""}'.rstrip())
-    scope = values.get('default_scope', recipe.scope)
-    return Recipe(without_training(recipe.model), without_training(recipe.pipeline), recipe.views, scope)
+    recipe.model, recipe.pipeline = without_training(recipe.model), without_training(recipe.pipeline)
+    recipe.scope = values.get('default_scope', recipe.scope)
+    return recipe
 
 
 def without_training(value: Any) -> Any:
@@ -138,7 +142,7 @@ def without_training(value: Any) -> Any:
     if isinstance(value, dict):
         if str(value.get('type')).endswith('LoRAModel'):  # its checkpoints lack the weights that it builds on
             return value
-        kept = {key: inner for key, inner in value.items() if key not in stored_config.TRAINING_KEYS}
+        kept = {key: inner for key, inner in value.items() if key not in TRAINING_KEYS}
         return {key: without_training(inner) for key, inner in kept.items()}
     return type(value)(map(without_training, value)) if isinstance(value, (list, tuple)) else value
 
@@ -153,16 +157,14 @@ def stored_recipe(checkpoint: Checkpoint, task: str, multi_scale: bool) -> Recip
     else:
         recipe = recipe_of_tensors(checkpoint, task)
     try:
-        model = stored_config.check_part(recipe.model, TYPES[task], 'model')
-        *pipeline, views = (
-            stored_config.check_part(step, stored_config.TRANSFORMS, f'pipeline[{index}]') if step else {}
-            for index, step in enumerate([*recipe.pipeline, recipe.views])
-        )
-    except stored_config.RefusedError as error:
-        raise CheckpointError(
-            f'{checkpoint} cannot be rebuilt as a {task}: {error}; if you trust it, {ADVICE}'
-        ) from None
-    return Recipe(model, pipeline, views, recipe.scope)
+        recipe.model = check_part(recipe.model, ALLOWED_PARTS[task], 'model')
+        recipe.pipeline = [check_part(step, ALLOWED_STEPS, f'pipeline[{i}]') for i, step in enumerate(recipe.pipeline)]
+        recipe.tta_model = recipe.tta_model and check_part(recipe.tta_model, ALLOWED_PARTS[task], 'tta_model')
+        recipe.views = recipe.views and check_part(recipe.views, ALLOWED_STEPS, 'tta_pipeline')
+    except RefusedError as error:
+        message = f'{checkpoint} cannot be rebuilt as a {task}: {error}'
+        raise CheckpointError(f'{message}; if you trust it, {ADVICE}') from None
+    return recipe
 
 
 def selected(values: Mapping[str, Any], task: str, multi_scale: bool, name: str) -> Recipe:
@@ -174,19 +176,20 @@ def selected(values: Mapping[str, Any], task: str, multi_scale: bool, name: str)
         loader: Any = values.get('test_dataloader') or values.get('val_dataloader')
         views = (values.get('tta_pipeline') or [{}])[-1]
         if multi_scale:
-            model, pipeline = dict(values['tta_model'], module=model), values['tta_pipeline']
+            pipeline = values['tta_pipeline']
         elif loader or task == 'segmentor':
             pipeline = loader['dataset']['pipeline']
         else:
             pipeline = values['train_dataloader']['dataset']['pipeline'][:1]
         if task == 'segmentor':
             pipeline = [step for step in pipeline if 'LoadAnnotation' not in str(step.get('type'))]
-        model['type'], pipeline[0]['type']
+        tta_model = dict(values['tta_model']) if multi_scale else {}
         views = views if views.get('type') == 'beit_mm.MultiScaleViews' else {}
+        model['type'], pipeline[0]['type']
     except (LookupError, TypeError, AttributeError, RuntimeError, ValueError):
         needed = 'tta_model and tta_pipeline' if multi_scale else 'model and test pipeline'
         raise UserError(f'{name} has no {needed} of a {task}; {ADVICE}') from None
-    return Recipe(model, pipeline, views, SCOPES[task])
+    return Recipe(SCOPES[task], model, pipeline, tta_model, views)
 
 
 def recipe_of_tensors(checkpoint: Checkpoint, task: str) -> Recipe:
@@ -196,7 +199,7 @@ def recipe_of_tensors(checkpoint: Checkpoint, task: str) -> Recipe:
         model, pipeline = (segmentor_of if task == 'segmentor' else classifier_of)(checkpoint, backbone)
     except KeyError as error:
         raise CheckpointError(f'{checkpoint} holds no config, and as a {task} lacks {error}; {ADVICE}') from None
-    return Recipe(model, pipeline, {}, SCOPES[task])
+    return Recipe(SCOPES[task], model, pipeline)
 
 
 def classifier_of(checkpoint: Checkpoint, backbone: dict[str, Any]) -> tuple[dict, list[dict]]:
@@ -236,25 +239,19 @@ def segmentor_of(checkpoint: Checkpoint, backbone: dict[str, Any]) -> tuple[dict
     return model, [dict(type='beit_mm.LoadImage'), resize, dict(type='PackSegInputs')]
 
 
-def built_as_stored(config: Mapping[str, Any], checkpoint: Checkpoint) -> nn.Module:
+def built_as_stored(config: dict[str, Any], checkpoint: Checkpoint) -> nn.Module:
     """A model by a stored config, which gets memory once its shapes are seen to be the weights'."""
     with torch.device('meta'):
-        model = MODELS.build(ConfigDict(config))
+        model = MODELS.build(config)
     weights = checkpoint.converted.state_dict if checkpoint.format else checkpoint.weights
-    for name, tensor in inner_model(model).state_dict().items():
+    for name, tensor in model.state_dict().items():
         shape = tuple(weights[name].shape) if name in weights else 'missing'
         if shape != tuple(tensor.shape):
             raise UserError(f'{name} is {shape} in the file, {tuple(tensor.shape)} by the config')
     model.to_empty(device='cpu')
-    inner = inner_model(model)
-    settings = dict(config.get('module', config).get('data_preprocessor') or {})
-    settings.pop('type', None)
-    inner.data_preprocessor = type(inner.data_preprocessor)(**settings)  # weights do not hold its mean and std
+    settings = {key: value for key, value in (config.get('data_preprocessor') or {}).items() if key != 'type'}
+    model.data_preprocessor = type(model.data_preprocessor)(**settings)  # its mean and std are not in the weights
     return model
-
-
-def inner_model(model: nn.Module) -> nn.Module:
-    return model.module if isinstance(model, BaseTTAModel) else model
 
 
 def built_reader(pipeline: Sequence[dict], model: nn.Module) -> ImageReader:
@@ -419,8 +416,8 @@ def stored_tokenizer(checkpoint: Checkpoint, stored: Any) -> dict[str, Any]:
     if files:
         stored = {key: value for key, value in stored.items() if key not in (*FILES, 'sha256')}
     try:
-        config = stored_config.check_part(stored, stored_config.TOKENIZER, 'target_generator')
-    except stored_config.RefusedError as error:
+        config = check_part(stored, ALLOWED_TOKENIZERS, 'target_generator')
+    except RefusedError as error:
         raise CheckpointError(f'{checkpoint}: {error}') from None
     config |= {key: found_again(str(file), checkpoint) for key, file in files.items()}
     if config['type'] == 'beit_mm.DiscreteVAE' and 'checkpoint' not in files:

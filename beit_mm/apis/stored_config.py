@@ -33,18 +33,19 @@ LIMITS = {
 }
 
 # Types of mmpretrain and mmseg may also be named with the library before them
-LAYERS = 'BN SyncBN beit_mm.SyncBN LN GN ReLU GELU beit_mm.BEiTBackbone'
-CLASSIFIER = f"""
-    ImageClassifier beit_mm.LinearProbe LinearClsHead StackedLinearClsHead
-    ClsDataPreprocessor beit_mm.ClassificationDataPreprocessor {LAYERS}
-""".split()
-SEGMENTOR = f"""
-    beit_mm.SlidingSegmentor beit_mm.MultiScaleTTA SegDataPreProcessor Feature2Pyramid
-    UPerHead beit_mm.EfficientUPerHead SETRUPHead beit_mm.SETRUPHead beit_mm.EfficientSETRUPHead FCNHead beit_mm.FCNHead
-    {LAYERS}
-""".split()
-TOKENIZER = ('beit_mm.DiscreteVAE', 'beit_mm.DALLETokenizer')
-TRANSFORMS = """
+LAYERS = 'beit_mm.BEiTBackbone BN SyncBN beit_mm.SyncBN LN GN ReLU GELU'
+ALLOWED_PARTS = dict(
+    classifier=f"""
+        ImageClassifier beit_mm.LinearProbe LinearClsHead StackedLinearClsHead
+        ClsDataPreprocessor beit_mm.ClassificationDataPreprocessor {LAYERS}
+    """.split(),
+    segmentor=f"""
+        beit_mm.SlidingSegmentor beit_mm.MultiScaleTTA SegDataPreProcessor Feature2Pyramid UPerHead SETRUPHead FCNHead
+        beit_mm.EfficientUPerHead beit_mm.SETRUPHead beit_mm.EfficientSETRUPHead beit_mm.FCNHead {LAYERS}
+    """.split(),
+)
+ALLOWED_TOKENIZERS = ('beit_mm.DiscreteVAE', 'beit_mm.DALLETokenizer')
+ALLOWED_STEPS = """
     beit_mm.LoadImage beit_mm.LoadImageFromFile beit_mm.LoadBands LoadImageFromFile Resize ResizeEdge CenterCrop
     PackInputs PackSegInputs beit_mm.MultiScaleViews
 """.split()

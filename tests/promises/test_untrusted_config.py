@@ -135,7 +135,7 @@ def test_every_config_of_ours_is_on_the_list():
         for multi_scale in {False, inferencer is S and kind != 'beit_mm.MultiScaleTTA'}:
             checkpoint: Any = SimpleNamespace(meta=dict(config_dict=values))
             recipe = stored_recipe(checkpoint, 'classifier' if inferencer is C else 'segmentor', multi_scale)
-            assert recipe.model['type'].endswith('TTA') == (multi_scale or kind.endswith('TTA')) and recipe.pipeline
+            assert bool(recipe.tta_model) == multi_scale and recipe.pipeline
             seen[multi_scale] += 1
 
     check_all(list_configs('finetune', 'bands_finetune', 'segment', 'setr', 'upernet', 'linear', demo=True), check)
