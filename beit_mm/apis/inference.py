@@ -73,12 +73,11 @@ def classify(
         elif task == 'classification':
             classifier = ClassificationInferencer(checkpoint)
             sources = list(classifier.reader.sources(images))
-            batches = (sources[i : i + 32] for i in range(0, len(sources), 32))
-            found = (result for batch in batches for result in classifier(batch, on_error='skip'))
+            found = classifier.reader.results(sources, classifier.predict, 32, on_error='skip')
             results = list(with_bar(found, len(sources)))
         else:
             advice = 'give --labelled FOLDER with one folder a class, or fine-tune it first: python -m beit_mm finetune'
-            raise UserError(f'{checkpoint} is pretrained and knows no classes; {advice}')
+            raise UserError(f'{checkpoint} is pretrained and does not know classes; {advice}')
     if out is not None:
         write_results(Path(out).expanduser(), results)
     return results
@@ -166,7 +165,7 @@ def segment(
         if (task := checkpoint.task) != 'segmentation':
             model = 'a classifier' if task == 'classification' else 'pretrained'
             advice = 'give --labelled FOLDER with images/, annotations/ and classes.txt, or fine-tune it on them first'
-            raise UserError(f'{checkpoint} is {model}, no segmentor; {advice}')
+            raise UserError(f'{checkpoint} is {model}, not a segmentor; {advice}')
         segmentor = SegmentationInferencer(checkpoint, multi_scale=multi_scale, max_pixels=max_pixels)
         sources = list(segmentor.reader.sources(images))
         results = with_bar(segmentor(sources, on_error='skip', return_images=True), len(sources))
@@ -265,9 +264,9 @@ def check_picture(out: str | Path) -> Path:
     return path
 
 
-def reconstructions(checkpoint: CheckpointInput, images: Iterable[ImageInput]) -> tuple[list[str], dict[str, Tensor]]:
+def reconstructions(checkpoint: Checkpoint, images: Iterable[ImageInput]) -> tuple[list[str], dict[str, Tensor]]:
     """The files that `reconstruct` draws, without broken ones; title -> pictures float (B, 3, H, W) in [0, 1]."""
-    model = rebuild_pretrainer(Checkpoint.open(checkpoint))
+    model = rebuild_pretrainer(checkpoint)
     rows, columns = model.backbone.grid
     patch, stride = model.backbone.patch_size, model.target_generator.stride
     recipe, size = own_config(NARROW_PRETRAINING), (rows * patch, columns * patch)
@@ -279,7 +278,7 @@ def reconstructions(checkpoint: CheckpointInput, images: Iterable[ImageInput]) -
 
 
 def masked_samples(pipeline: Sequence[Any], paths: Iterable[ImageInput]) -> dict[str, dict]:
-    """What a pipeline makes of each file, with the same masks at every call; those that cannot be read are left out."""
+    """What a pipeline makes of each file, with the same masks at every call; without files that cannot be read."""
     prepare = Compose([TRANSFORMS.build(step) for step in pipeline])
     samples: dict[str, dict] = {}
     broken: list[UnreadableImageError] = []

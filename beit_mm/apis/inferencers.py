@@ -1,6 +1,7 @@
 """Classifies and segments images with a checkpoint and nothing else: it holds its config, or its tensors show it."""
 
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -65,13 +66,13 @@ class ClassificationInferencer:
             For each image dict(path=its file, None for an array or image; label=the most likely class; name=its name;
             scores=[[label, probability], ...] of the `top` most likely, best first).
         """
+        return list(self.reader.results(images, partial(self.predict, top=top), batch_size, on_error))
 
-        def predict(samples: list[dict]) -> list[dict]:
-            with torch.no_grad(), inference_autocast(self.device):
-                found = self.model.test_step(default_collate(samples))
-            return [describe(sample.pred_score, self.classes, None, top) for sample in found]
-
-        return list(self.reader.results(images, predict, batch_size, on_error))
+    def predict(self, samples: list[dict], top: int = TOP) -> list[dict[str, Any]]:
+        """The label, name and scores of each sample of the pipeline."""
+        with torch.no_grad(), inference_autocast(self.device):
+            found = self.model.test_step(default_collate(samples))
+        return [describe(sample.pred_score, self.classes, None, top) for sample in found]
 
 
 class SegmentationInferencer:

@@ -14,15 +14,8 @@ from typing import Any
 import torch
 from mmengine.config import Config
 
+from beit_mm.apis import rebuild
 from beit_mm.apis.configs import own_config
-from beit_mm.apis.rebuild import (
-    TOKENIZER,
-    backbone_config,
-    find_dalle,
-    own_tokenizer,
-    stride_and_vocab,
-    tokenizer_config,
-)
 from beit_mm.apis.split import Images, LabelMaps
 from beit_mm.checkpoint.checkpoint import Checkpoint, normalisation_of
 from beit_mm.checkpoint.find import DEMO
@@ -114,7 +107,7 @@ def plan_training(
     init = None if init == NONE else init or (DEMO if device == 'cpu' or verb == 'finetune' else None)
     checkpoint = Checkpoint.open(init, **({} if bands else levels)) if init else None
     if checkpoint:
-        backbone = backbone_config(checkpoint, channels)
+        backbone = rebuild.backbone_config(checkpoint, channels)
         if not bands:
             preprocessing, assumed = checkpoint.normalisation
         backbone.update(drop_path_rate=0.0 if device == 'cpu' and verb == 'pretrain' else 0.1)
@@ -166,11 +159,11 @@ def plan_training(
     if verb == 'pretrain':
         if tokenizer != NEW and checkpoint and 'head.lm_head.weight' in checkpoint.state_dict:  # our head's name
             with suppress(CheckpointError, FileNotFoundError):
-                known, why = tokenizer_config(checkpoint), f'that of {init}, whose head is trained further'
+                known, why = rebuild.tokenizer_config(checkpoint), f'that of {init}, whose head is trained further'
         keeps_head = known is not None and (tokenizer is None or known.get('checkpoint') == DEMO)
         if tokenizer == DEMO and not keeps_head:
-            known, why = own_tokenizer(DEMO), 'the packaged one'
-        if tokenizer is None and not known and device == 'cuda' and (known := find_dalle()):
+            known, why = rebuild.own_tokenizer(DEMO), 'the packaged one'
+        if tokenizer is None and not known and device == 'cuda' and (known := rebuild.find_dalle()):
             why = "DALL-E's, which is here"
         reasons.append(f'tokenizer  {why}')
     start = batch, workers, init, known, keeps_head, balance
@@ -240,7 +233,7 @@ def loaders(
 
 def tokenizer_batch(batch: int) -> int:
     """Images of a step of the tokenizer, at most as many as its rate is for."""
-    return min(own_config(TOKENIZER).train_dataloader.batch_size, batch)
+    return min(own_config(rebuild.TOKENIZER).train_dataloader.batch_size, batch)
 
 
 def tokenizer_settings(base: Config, images: Images, plan: Plan, lists: Path, steps: int) -> dict[str, Any]:
@@ -255,7 +248,7 @@ def tokenizer_settings(base: Config, images: Images, plan: Plan, lists: Path, st
 
 def pretraining_settings(base: Config, images: Images, plan: Plan, lists: Path, steps: int) -> dict[str, Any]:
     assert plan.tokenizer is not None
-    stride, vocab_size = stride_and_vocab(plan.tokenizer)
+    stride, vocab_size = rebuild.stride_and_vocab(plan.tokenizer)
     pipelines = [resized(base[f'{name}_pipeline'], plan.size, **views(plan.grid, stride)) for name in ('train', 'val')]
     model = dict(
         backbone=dict(plan.backbone, _delete_=True, type=BACKBONE, masked_input=True, out_type='raw'),

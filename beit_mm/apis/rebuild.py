@@ -14,15 +14,8 @@ from mmengine.registry import DefaultScope
 from mmpretrain.models import ImageClassifier
 from torch import nn
 
+from beit_mm.apis import stored_config
 from beit_mm.apis.configs import own_config
-from beit_mm.apis.stored_config import (
-    ALLOWED_PARTS,
-    ALLOWED_STEPS,
-    ALLOWED_TOKENIZERS,
-    TRAINING_KEYS,
-    RefusedError,
-    check_part,
-)
 from beit_mm.checkpoint.checkpoint import Checkpoint, CheckpointInput, check_finite
 from beit_mm.checkpoint.find import DEMO, HUB_FILES, WEIGHTS_VARIABLE, WHOLE, nearest, released
 from beit_mm.checkpoint.names import released_out_indices
@@ -142,7 +135,7 @@ def without_training(value: Any) -> Any:
     if isinstance(value, dict):
         if str(value.get('type')).endswith('LoRAModel'):  # its checkpoints lack the weights that it builds on
             return value
-        kept = {key: inner for key, inner in value.items() if key not in TRAINING_KEYS}
+        kept = {key: inner for key, inner in value.items() if key not in stored_config.TRAINING_KEYS}
         return {key: without_training(inner) for key, inner in kept.items()}
     return type(value)(map(without_training, value)) if isinstance(value, (list, tuple)) else value
 
@@ -156,12 +149,15 @@ def stored_recipe(checkpoint: Checkpoint, task: str, multi_scale: bool) -> Recip
         raise CheckpointError(f'{checkpoint} holds no config with tta_model and tta_pipeline; {ADVICE}')
     else:
         recipe = recipe_of_tensors(checkpoint, task)
+    check, parts, steps = stored_config.check_part, stored_config.PARTS[task], stored_config.STEPS
     try:
-        recipe.model = check_part(recipe.model, ALLOWED_PARTS[task], 'model')
-        recipe.pipeline = [check_part(step, ALLOWED_STEPS, f'pipeline[{i}]') for i, step in enumerate(recipe.pipeline)]
-        recipe.tta_model = recipe.tta_model and check_part(recipe.tta_model, ALLOWED_PARTS[task], 'tta_model')
-        recipe.views = recipe.views and check_part(recipe.views, ALLOWED_STEPS, 'tta_pipeline')
-    except RefusedError as error:
+        recipe.model = check(recipe.model, parts, 'model')
+        recipe.pipeline = [check(step, steps, f'pipeline[{index}]') for index, step in enumerate(recipe.pipeline)]
+        if recipe.tta_model:
+            recipe.tta_model = check(recipe.tta_model, parts, 'tta_model')
+        if recipe.views:
+            recipe.views = check(recipe.views, steps, 'tta_pipeline')
+    except stored_config.RefusedError as error:
         message = f'{checkpoint} cannot be rebuilt as a {task}: {error}'
         raise CheckpointError(f'{message}; if you trust it, {ADVICE}') from None
     return recipe
@@ -416,8 +412,8 @@ def stored_tokenizer(checkpoint: Checkpoint, stored: Any) -> dict[str, Any]:
     if files:
         stored = {key: value for key, value in stored.items() if key not in (*FILES, 'sha256')}
     try:
-        config = check_part(stored, ALLOWED_TOKENIZERS, 'target_generator')
-    except RefusedError as error:
+        config = stored_config.check_part(stored, stored_config.TOKENIZERS, 'target_generator')
+    except stored_config.RefusedError as error:
         raise CheckpointError(f'{checkpoint}: {error}') from None
     config |= {key: found_again(str(file), checkpoint) for key, file in files.items()}
     if config['type'] == 'beit_mm.DiscreteVAE' and 'checkpoint' not in files:

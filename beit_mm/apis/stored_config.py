@@ -34,7 +34,7 @@ LIMITS = {
 
 # Types of mmpretrain and mmseg may also be named with the library before them
 LAYERS = 'beit_mm.BEiTBackbone BN SyncBN beit_mm.SyncBN LN GN ReLU GELU'
-ALLOWED_PARTS = dict(
+PARTS = dict(
     classifier=f"""
         ImageClassifier beit_mm.LinearProbe LinearClsHead StackedLinearClsHead
         ClsDataPreprocessor beit_mm.ClassificationDataPreprocessor {LAYERS}
@@ -44,8 +44,8 @@ ALLOWED_PARTS = dict(
         beit_mm.EfficientUPerHead beit_mm.SETRUPHead beit_mm.EfficientSETRUPHead beit_mm.FCNHead {LAYERS}
     """.split(),
 )
-ALLOWED_TOKENIZERS = ('beit_mm.DiscreteVAE', 'beit_mm.DALLETokenizer')
-ALLOWED_STEPS = """
+TOKENIZERS = ('beit_mm.DiscreteVAE', 'beit_mm.DALLETokenizer')
+STEPS = """
     beit_mm.LoadImage beit_mm.LoadImageFromFile beit_mm.LoadBands LoadImageFromFile Resize ResizeEdge CenterCrop
     PackInputs PackSegInputs beit_mm.MultiScaleViews
 """.split()

@@ -201,11 +201,11 @@ def test_a_run_goes_on_with_the_tokens_that_it_began_with(images, tmp_path, monk
 
 def test_configs_of_the_current_folder_are_not_ours(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    Path(plans.TOKENIZER).parent.mkdir()
-    Path(plans.TOKENIZER).write_text('raise SystemExit("RAN")')
+    Path(rebuild.TOKENIZER).parent.mkdir()
+    Path(rebuild.TOKENIZER).write_text('raise SystemExit("RAN")')
     configs.own_config.cache_clear()
-    configs.write_config(tmp_path / 'config.py', 'Text.', plans.TOKENIZER, dict(work_dir='x'))
-    assert configs.run_config(plans.TOKENIZER, dict(work_dir='x')).model == Config.fromfile('config.py').model
+    configs.write_config(tmp_path / 'config.py', 'Text.', rebuild.TOKENIZER, dict(work_dir='x'))
+    assert configs.run_config(rebuild.TOKENIZER, dict(work_dir='x')).model == Config.fromfile('config.py').model
 
 
 def test_names_of_folders_are_never_code(images, tmp_path):
@@ -331,7 +331,7 @@ def test_what_cannot_be_read_costs_no_other_results(run, images, tmp_path, monke
     for sources in ('.', ['a.png', 'gone.png', '~nobody.png']):
         found = beit_mm.classify(run, sources, labelled=images)
         assert [result.get('name') for result in found] == ['red', None, 'blue'] and 'gone.png' in found[1]['error']
-    assert inference.reconstructions(run, inference.iterate_images('.'))[0] == ['a.png', '~nobody.png']
+    assert inference.reconstructions(Checkpoint.open(run), inference.iterate_images('.'))[0] == ['a.png', '~nobody.png']
     with pytest.raises(OSError, match='gone.png'):
         beit_mm.embed(run, '.')
     call('embed', run, '.', '--out', 'x.npz')
@@ -410,7 +410,7 @@ def test_a_mistake_is_one_line(run, images, tmp_path):
         ('holds other files', 'pretrain', images, '--out', tmp_path),
         ('is a run with verb pretrain, not finetune', 'finetune', images, '--init', run, '--out', run),
         ('has no class folders', 'finetune', images / 'red', '--init', run, '--out', out),
-        ('is pretrained and knows no classes; give --labelled FOLDER', 'classify', run, image),
+        ('is pretrained and does not know classes; give --labelled FOLDER', 'classify', run, image),
         ('broken.png', 'reconstruct', run, broken, '--out', tmp_path / 'picture.png'),
     ):
         mistake(message, *words)
