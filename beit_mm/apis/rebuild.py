@@ -408,14 +408,15 @@ def head_sizes(checkpoint: Checkpoint) -> tuple[int, int]:
 
 
 def stored_tokenizer(checkpoint: Checkpoint, stored: Any) -> dict[str, Any]:
-    files = {key: stored[key] for key in FILES if stored.get(key)} if isinstance(stored, Mapping) else {}
-    if files:
-        stored = {key: value for key, value in stored.items() if key not in (*FILES, 'sha256')}
+    files: dict[str, str] = {}
+    if isinstance(stored, Mapping):
+        files = {key: str(stored[key]) for key in FILES if stored.get(key)}
+        stored = without_files(stored)
     try:
         config = stored_config.check_part(stored, stored_config.TOKENIZERS, 'target_generator')
     except stored_config.RefusedError as error:
         raise CheckpointError(f'{checkpoint}: {error}') from None
-    config |= {key: found_again(str(file), checkpoint) for key, file in files.items()}
+    config |= {key: found_again(file, checkpoint) for key, file in files.items()}
     if config['type'] == 'beit_mm.DiscreteVAE' and 'checkpoint' not in files:
         raise CheckpointError(f'{checkpoint} does not name the file of its tokenizer')
     known = checkpoint.meta.get('tokenizer')
@@ -424,6 +425,10 @@ def stored_tokenizer(checkpoint: Checkpoint, stored: Any) -> dict[str, Any]:
             raise CheckpointError(f'{checkpoint} gives no SHA-256 of its tokenizer, but {ascii(digest)[:80]}')
         config['sha256'] = digest
     return config
+
+
+def without_files(tokenizer: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in tokenizer.items() if key not in (*FILES, 'sha256')}
 
 
 def found_again(file: str, checkpoint: Checkpoint) -> str:
@@ -460,5 +465,5 @@ def stride_and_vocab(tokenizer: Mapping[str, Any]) -> tuple[int, int]:
     if tokenizer['type'] == 'beit_mm.DALLETokenizer':
         return STRIDE, tokenizer.get('vocab_size', DALLE_VOCABULARY)
     with torch.device('meta'):
-        built = MODELS.build({key: value for key, value in tokenizer.items() if key not in (*FILES, 'sha256')})
+        built = MODELS.build(without_files(tokenizer))
     return built.stride, built.vocab_size
