@@ -39,12 +39,12 @@ def config_text(name: str) -> str:
 
 @functools.cache
 def own_config(name: str) -> Config:
-    """A config of ours, by its path below configs/, and never of the current folder; not to be changed."""
+    """A config of this package, by its path below configs/, never from the current folder. Do not change it."""
     return Config.fromfile(str(next(path for folder in config_folders() if (path := folder / name).is_file())))
 
 
 class RunConfig(Config):
-    """A config in memory. What is written of it, for users and into checkpoints, no reader fills in as a template."""
+    """A config in memory. Its text, for users and in checkpoints, holds no template for mmengine to fill in."""
 
     @property
     def pretty_text(self) -> str:
@@ -52,9 +52,9 @@ class RunConfig(Config):
 
 
 def run_config(base: str, settings: Mapping[str, Any], path: Path | None = None) -> RunConfig:
-    """Our config `base` with other settings, of which `write_config` has written `path`.
+    """The config `base` with other settings, which `write_config` has written to `path`.
 
-    It is never text: names of files and what checkpoints say stay values.
+    It never becomes text, so names of files and what checkpoints say stay values.
     """
     config = Config(own_config(base).to_dict())
     config.merge_from_dict(settings)
@@ -62,7 +62,7 @@ def run_config(base: str, settings: Mapping[str, Any], path: Path | None = None)
 
 
 def write_config(path: Path, title: str, base: str, settings: Mapping[str, Any]) -> None:
-    """Writes a config on top of one of ours, for the user to read and to change."""
+    """Writes a config based on one of this package, for the user to read and change."""
     assigned = [f'{key} = {pprint.pformat(value, width=110, sort_dicts=False)}' for key, value in settings.items()]
     text = f'"""{title}\n\nCommand: python tools/train.py {path.name}\n"""\n'
     text += f'_base_ = {own_config(base).filename!r}\n\n' + '\n\n'.join(assigned) + '\n'

@@ -43,8 +43,8 @@ def export(
         float16: weights and arithmetic in half precision.
 
     Returns:
-        The path. The metadata of `export_onnx` have also `classes`, `steps`, what the test pipeline does to an image
-        after reading it, and of a segmentor `palette`, `crop_size`, `stride` and `short_sides` of all scales.
+        The path. The metadata of `export_onnx` have also `classes` and `steps`, what the test pipeline does to an image
+        after reading it; for a segmentor also `palette`, `crop_size`, `stride` and `short_sides` of all scales.
     """
     with quiet():
         opened = Checkpoint.open(checkpoint, mean=mean, std=std)
@@ -75,7 +75,7 @@ def describe_step(transform: Any) -> dict[str, Any] | None:
     usual = usual or name == 'ResizeEdge' and transform.edge == 'short'
     if not usual or (transform.backend != 'pillow' and transform.interpolation != 'bilinear'):
         expected = 'Resize with keep_ratio, ResizeEdge of the short edge, CenterCrop, by Pillow or bilinear'
-        raise UserError(f'the test pipeline has {transform}, which no ONNX file describes; expected {expected}')
+        raise UserError(f'the test pipeline has {transform}, which an ONNX file cannot describe; expected {expected}')
     return dict(type=name, scale=transform.scale, interpolation=transform.interpolation, backend=transform.backend)
 
 

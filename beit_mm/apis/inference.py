@@ -1,4 +1,4 @@
-"""What one does with trained weights, each in one call: classify, segment, reconstruct, attention."""
+"""Uses trained weights, each in one call: classify, segment, reconstruct, attention."""
 
 import csv
 import io
@@ -49,7 +49,7 @@ def classify(
     mean: Levels = None,
     std: Levels = None,
 ) -> list[dict[str, Any]]:
-    """Classifies images: with a fine-tuned classifier, or by the labelled images that a pretrained model finds alike.
+    """Classifies images: with a fine-tuned classifier, or by the most similar labelled images.
 
     Args:
         checkpoint, mean, std: see `Checkpoint.open`.
@@ -138,8 +138,8 @@ def segment(
     Args:
         checkpoint, mean, std: see `Checkpoint.open`.
         images: files and folders.
-        out: folder; gets classes.txt, labels/<name>.png, whose pixels are places in it from 0 with the classes' colours
-            as palette (without one from 257 classes on), and overlays/<name>.png with the names of the colours.
+        out: folder; gets classes.txt, labels/<name>.png, whose pixels are indices into it from 0, with the classes'
+            colours as palette (up to 256 classes), and overlays/<name>.png with a legend.
         labelled: folder of images and label maps, see `find_label_maps`, for a model without classes of its own.
         short_side: with `labelled`, of the images that the model sees, in pixels; None: the checkpoint's.
         reduce_zero_label: whether 0 marks unlabelled pixels in `labelled`; None: as its classes.txt shows.
@@ -161,7 +161,7 @@ def segment(
             results, meta = segment_by_neighbours(checkpoint, images, found, short_side, limit)
             return write_maps(results, meta['classes'], meta['palette'], folder)
         if short_side is not None or reduce_zero_label is not None:
-            raise UserError('--short-side and --keep-zero-label say how --labelled FOLDER is read; give that too')
+            raise UserError('--short-side and --keep-zero-label only apply to --labelled FOLDER; give that too')
         if (task := checkpoint.task) != 'segmentation':
             model = 'a classifier' if task == 'classification' else 'pretrained'
             advice = 'give --labelled FOLDER with images/, annotations/ and classes.txt, or fine-tune it on them first'
@@ -240,7 +240,7 @@ def reconstruct(
     mean: Levels = None,
     std: Levels = None,
 ) -> Path:
-    """Draws images, what the model sees of them, what it predicts in the masked patches, and the right tokens decoded.
+    """Draws images, masked as the model sees them, its predictions for the masked patches, and the true tokens decoded.
 
     Args:
         checkpoint, mean, std: of a pretraining on visual tokens, see `Checkpoint.open`.
@@ -259,7 +259,7 @@ def check_picture(out: str | Path) -> Path:
     """The path of a picture, checked before any work is done, in a folder that is there."""
     path = Path(out).expanduser()
     if path.suffix.lower() not in ('.png', '.jpg', '.jpeg', '.webp') or path.is_dir():
-        raise UserError(f'{str(out)!r}: expected a picture, a file ending in .png or .jpg')
+        raise UserError(f'{str(out)!r}: expected the path of a picture, ending in .png or .jpg')
     path.parent.mkdir(parents=True, exist_ok=True)
     return path
 
@@ -278,7 +278,7 @@ def reconstructions(checkpoint: Checkpoint, images: Iterable[ImageInput]) -> tup
 
 
 def masked_samples(pipeline: Sequence[Any], paths: Iterable[ImageInput]) -> dict[str, dict]:
-    """What a pipeline makes of each file, with the same masks at every call; without files that cannot be read."""
+    """Applies a pipeline to each file that can be read, with the same masks at every call."""
     prepare = Compose([TRANSFORMS.build(step) for step in pipeline])
     samples: dict[str, dict] = {}
     broken: list[UnreadableImageError] = []
@@ -305,7 +305,7 @@ def attention(
     mean: Levels = None,
     std: Levels = None,
 ) -> Path:
-    """Draws what points of an image attend to, in every head of a layer, and for comparison with random weights.
+    """Draws what points of an image attend to, in every head of a layer, beside the same with random weights.
 
     Args:
         checkpoint, mean, std: of any BEiT, see `Checkpoint.open`.

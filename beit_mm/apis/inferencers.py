@@ -1,4 +1,4 @@
-"""Classifies and segments images with a checkpoint and nothing else: it holds its config, or its tensors show it."""
+"""Classifies and segments images with a checkpoint alone: it holds its config, or its tensors show the model."""
 
 from collections.abc import Iterator, Sequence
 from functools import partial
@@ -24,7 +24,7 @@ class ClassificationInferencer:
     Args:
         checkpoint: a file that a fine-tuning of this package wrote, which holds its config, or any BEiT whose tensors
             show the model, by its path, address or name in `list_models`. Other files need the `config`.
-        device: such as 'cuda:1' or 'cpu'; None for what there is.
+        device: such as 'cuda:1' or 'cpu'; None for a GPU, if there is one.
         config: path of a config, or a Config, in place of the checkpoint's own; unlike that one it may name any type.
         mean, std: of the images, see `Checkpoint.open`, in place of the config's.
 
@@ -34,7 +34,7 @@ class ClassificationInferencer:
             may, or its weights do not fit.
         UserError: the config describes something else than a classifier.
 
-    `classes` are the names in the file, else those that `rebuild.metainfo_of_name` knows, else numbers. Without a test
+    `classes` are the names in the file, else those of `rebuild.metainfo_of_name`, else numbers. Without a test
     pipeline it takes the middle of an image in the model's size.
     """
 
@@ -50,7 +50,8 @@ class ClassificationInferencer:
         self.built = rebuild(opened, 'classifier', config)
         self.device = torch.device(device or get_device())
         self.model = self.built.model.to(self.device)
-        self.reader, self.classes, self.num_classes = self.built.reader, self.built.classes, self.built.num_classes
+        self.reader, self.classes = self.built.reader, self.built.classes
+        self.num_classes = len(self.classes)
 
     def __call__(
         self, images: ImageInput | Sequence[ImageInput], batch_size: int = 32, top: int = TOP, on_error: str = 'raise'
@@ -100,7 +101,8 @@ class SegmentationInferencer:
         self.built = rebuild(opened, 'segmentor', config, multi_scale, max_pixels)
         self.device = torch.device(device or get_device())
         self.model = self.built.model.to(self.device)
-        self.reader, self.classes, self.num_classes = self.built.reader, self.built.classes, self.built.num_classes
+        self.reader, self.classes = self.built.reader, self.built.classes
+        self.num_classes = len(self.classes)
         palette = self.built.palette or distinct_colours(self.num_classes)
         if not is_palette(palette, self.num_classes):
             raise CheckpointError(f'{opened} has a palette that is not a list of {self.num_classes} colours')

@@ -60,7 +60,6 @@ class Rebuilt:
 
     model: nn.Module  # in evaluation mode, on the CPU; for all scales a model for test-time augmentation
     reader: ImageReader
-    num_classes: int
     classes: tuple[str, ...]
     palette: Any  # of the classes, as the checkpoint has it; None without one
     short_sides: list[int]  # of a test at all scales, in pixels
@@ -119,7 +118,7 @@ def rebuild(
             model = MODELS.build(dict(recipe.tta_model, module=model))
     classes, palette = classes_of(checkpoint, num_classes)
     short_sides = [*views.short_sides.elements()] if views else []
-    return Rebuilt(model.eval(), reader, num_classes, classes, palette, short_sides)
+    return Rebuilt(model.eval(), reader, classes, palette, short_sides)
 
 
 def given_recipe(config: str | Path | Config, task: str, multi_scale: bool) -> Recipe:
