@@ -39,6 +39,11 @@ def inert(text: str) -> str:
     return text.replace('{{', '{\\x7b')
 
 
+def printable(text: str) -> str:
+    r"""A text in which what a terminal would obey stands as it does in Python, such as \x1b; lines stay lines."""
+    return ''.join(char if char.isprintable() or char == '\n' else repr(char)[1:-1] for char in text)
+
+
 @contextmanager
 def atomic_file(path: str | Path) -> Iterator[BinaryIO]:
     """A file to write to, which gets its name when the block ends without an error and all of it is on the disk.

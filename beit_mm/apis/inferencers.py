@@ -21,7 +21,7 @@ from beit_mm.apis.configs import metainfo_of_name
 from beit_mm.apis.stored_config import TRAINING_KEYS, RefusedError, check_stored_config
 from beit_mm.checkpoint.checkpoint import Checkpoint, CheckpointInput, check_finite
 from beit_mm.checkpoint.names import released_out_indices
-from beit_mm.checkpoint.read import CheckpointError, blaming
+from beit_mm.checkpoint.read import CheckpointError, as_checkpoint_error
 from beit_mm.datasets.reading import LoadBands
 from beit_mm.datasets.segmentation_folder import distinct_colours
 from beit_mm.engine.metrics import TOP, describe
@@ -50,7 +50,7 @@ class _Inferencer(ABC):
         weights = copy.copy(checkpoint.state_dict)
         for name in [name for name in weights if name.startswith('auxiliary_head.')]:  # built for training only
             del weights[name]
-        with blaming(checkpoint.path) if config is None else nullcontext():
+        with as_checkpoint_error(checkpoint.path) if config is None else nullcontext():
             cfg = self._stored_config(checkpoint) if config is None else self._given_config(config)
         if checkpoint.levels:
             model = cfg.model.get('module', cfg.model)  # in a model for test-time augmentation
@@ -242,7 +242,7 @@ class SegmentationInferencer(_Inferencer):
         if max_pixels is not None:
             loader: Any = self.reader.loader
             loader.max_pixels = max_pixels
-        with blaming(checkpoint.path):
+        with as_checkpoint_error(checkpoint.path):
             palette = (self.meta.get('dataset_meta') or {}).get('palette') or self.meta.get('PALETTE')
         palette = palette or distinct_colours(self.num_classes)
         if not is_palette(palette, self.num_classes):

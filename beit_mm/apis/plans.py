@@ -21,7 +21,7 @@ from beit_mm.apis.stored_config import RefusedError, check_part
 from beit_mm.checkpoint.checkpoint import Checkpoint, normalisation_of
 from beit_mm.checkpoint.find import DEMO, WEIGHTS_VARIABLE
 from beit_mm.checkpoint.names import IMAGENET, released_out_indices
-from beit_mm.checkpoint.read import CheckpointError, blaming
+from beit_mm.checkpoint.read import CheckpointError, as_checkpoint_error
 from beit_mm.datasets.transforms import as_size
 from beit_mm.errors import UserError
 from beit_mm.models.tokenizers.dalle import DECODER_URL, GET_ENCODER, STRIDE
@@ -200,11 +200,11 @@ def tokenizer_of(checkpoint: Checkpoint) -> dict[str, Any]:
         FileNotFoundError: its file is gone.
     """
     predicted, _ = head_sizes(checkpoint)
-    with blaming(checkpoint.path):
+    with as_checkpoint_error(checkpoint.path):
         stored = ((checkpoint.meta.get('config_dict') or {}).get('model') or {}).get('target_generator')
     if stored:
         config = stored_tokenizer(checkpoint, stored)
-        with blaming(checkpoint.path):
+        with as_checkpoint_error(checkpoint.path):
             _, vocab_size = stride_and_vocab(config)
         if vocab_size != predicted:
             raise CheckpointError(f'{checkpoint} predicts {predicted} visual tokens, its tokenizer has {vocab_size}')

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from beit_mm.checkpoint import names
 from beit_mm.checkpoint.find import DEMO, HUB_SCHEME, path_of_checkpoint, released
-from beit_mm.checkpoint.read import CheckpointError, blaming, read_checkpoint
+from beit_mm.checkpoint.read import CheckpointError, as_checkpoint_error, read_checkpoint
 from beit_mm.errors import UserError, warn
 from beit_mm.positions import Grid, resize_bias_table, resize_position_embedding
 
@@ -44,7 +44,7 @@ class Checkpoint:
 
     def __init__(self, content: dict[str, Any], path: Path) -> None:
         self.levels: dict[str, list[float]] = {}
-        with blaming(path):
+        with as_checkpoint_error(path):
             self.path, self.content = path, content
             self.weights = names.weights_of(content)
             self.format = names.detect_format(self.weights)
@@ -81,7 +81,7 @@ class Checkpoint:
     @cached_property
     def converted(self) -> names.Converted:
         """The weights under the names of our models. Raises CheckpointError where it is no BEiT."""
-        with blaming(self.path):
+        with as_checkpoint_error(self.path):
             return names.convert_state_dict(self.weights, self.format)
 
     @property
@@ -94,12 +94,12 @@ class Checkpoint:
     @property
     def classes(self) -> tuple[str, ...] | None:
         """Names of the classes; None where the file names none. Raises CheckpointError where they are no names."""
-        with blaming(self.path):
+        with as_checkpoint_error(self.path):
             return names.class_names(self.meta)
 
     def backbone_arguments(self) -> dict[str, Any]:
         """Arguments of the BEiTBackbone that the weights fit; CheckpointError if neither weights nor file tell them."""
-        with blaming(self.path):
+        with as_checkpoint_error(self.path):
             return names.backbone_arguments(self.converted.state_dict, self.meta)
 
     @property
@@ -249,7 +249,7 @@ def fit_weights(
         interpolate_mode: of position embeddings, 'bicubic' or 'bilinear'.
         origin: what is known of the file, see `Checkpoint.state_dict`; None for a state dict by itself.
 
-    Raises (`blaming` puts the path before the messages):
+    Raises (`as_checkpoint_error` puts the path before the messages):
         CheckpointError: not a BEiT, another architecture, less than 95 % of the backbone, NaN or infinity.
     """
     origin = origin or dict(path='the state dict', format=None, preprocessing={}, architecture={})

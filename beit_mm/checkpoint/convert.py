@@ -11,7 +11,7 @@ from torch import Tensor
 
 from beit_mm.checkpoint import names
 from beit_mm.checkpoint.checkpoint import Checkpoint, CheckpointInput
-from beit_mm.checkpoint.read import SUFFIXES, CheckpointError, blaming, write_checkpoint
+from beit_mm.checkpoint.read import SUFFIXES, CheckpointError, as_checkpoint_error, write_checkpoint
 from beit_mm.errors import check_choice
 from beit_mm.files import file_sha256
 
@@ -86,7 +86,7 @@ def convert_checkpoint(source: CheckpointInput, target: str | Path, to: str = 'b
         raise CheckpointError(f'{target} is to be a folder: the hf format has several files. Nothing was written.')
     if to != 'hf' and target.suffix not in SUFFIXES:  # before the source is blamed for it
         raise CheckpointError(f'{target} is no name for a checkpoint: it must end in {", ".join(SUFFIXES)}.')
-    with blaming(checkpoint.path):
+    with as_checkpoint_error(checkpoint.path):
         meta = {key: value for key, value in checkpoint.meta.items() if key in KEPT}
         if isinstance(tokenizer := meta.get('tokenizer'), dict):  # paths say nothing elsewhere
             meta['tokenizer'] = {key: value for key, value in tokenizer.items() if not key.endswith('path')}
