@@ -27,6 +27,7 @@ from beit_mm.datasets.segmentation_folder import distinct_colours
 from beit_mm.engine.metrics import TOP, describe
 from beit_mm.errors import UserError
 from beit_mm.features.extractor import Device, ImageInput, ImageReader, usual_preparation
+from beit_mm.files import quoted
 from beit_mm.models import LinearProbe
 from beit_mm.models.provenance import preprocessing_of_model
 from beit_mm.precision import inference_autocast
@@ -86,9 +87,8 @@ class _Inferencer(ABC):
         classes = checkpoint.classes
         if not classes and (known := metainfo_of_name(checkpoint.path, num_classes)):
             self.meta, classes = dict(self.meta, dataset_meta=known), known['classes']
-        # a name that a terminal could obey is quoted
-        named = [name if name.isprintable() else ascii(name)[1:-1] for name in classes or map(str, range(num_classes))]
-        self.classes: tuple[str, ...] = tuple(named)
+        # quoted, or a terminal could obey a name
+        self.classes: tuple[str, ...] = tuple(map(quoted, classes or map(str, range(num_classes))))
         if len(self.classes) != num_classes:
             raise CheckpointError(f'{checkpoint} names {len(self.classes)} classes, its model has {num_classes}')
 

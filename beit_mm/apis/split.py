@@ -15,11 +15,11 @@ import numpy as np
 
 from beit_mm.checkpoint.names import first_names
 from beit_mm.datasets import reading
-from beit_mm.datasets.image_folder import BAND_EXTENSIONS, EXTENSIONS, list_images, quoted
+from beit_mm.datasets.image_folder import BAND_EXTENSIONS, EXTENSIONS, list_images
 from beit_mm.datasets.reading import SIDEWAYS, UnreadableImageError, open_image, orientation, read_bands, unreadable
 from beit_mm.datasets.segmentation_folder import IGNORE_INDEX, colour_numbers, count_colours, named_classes, read_labels
 from beit_mm.errors import UserError
-from beit_mm.files import atomic_file, folder_of_images
+from beit_mm.files import atomic_file, folder_of_images, quoted
 from beit_mm.terminal import with_bar
 
 HELD_OUT = 0.1  # of the images, where no folder `val` lies beside `train`

@@ -4,7 +4,6 @@ Shards are tar archives in webdataset's layout with an index, which says where t
 images are read in any order. `tools/datasets/make_shards.py` writes shards and index.
 """
 
-import json
 import math
 import os
 import re
@@ -24,7 +23,7 @@ from beit_mm.datasets.reading import LoadBands, LoadImage, MemberPath, Unreadabl
 from beit_mm.datasets.samplers import SampleKey, key_of, mixed_seed, seed_generators
 from beit_mm.datasets.transforms import TwoViews
 from beit_mm.errors import UserError, check_choice, warn
-from beit_mm.files import readable
+from beit_mm.files import quoted, unquoted
 from beit_mm.registry import DATASETS
 
 EXTENSIONS = tuple('.jpg .jpeg .jfif .mpo .png .apng .webp .gif .bmp .ppm .pgm .tif .tiff'.split())
@@ -78,7 +77,7 @@ def list_images(folder: str, extensions: Sequence[str] = EXTENSIONS, subfolders:
             left_out += sum(name.lower().endswith(unread) for name in names)
         paths += sorted(found, key=os.fsencode)
     if left_out:
-        warn(f'{readable(folder)}: {left_out} HEIC images are left out; to have them read, pip install pillow-heif')
+        warn(f'{quoted(folder)}: {left_out} HEIC images are left out; to have them read, pip install pillow-heif')
     return Paths.of(paths)
 
 
@@ -172,10 +171,10 @@ def read_shards(folder: str) -> Shards | None:
     for name, size in zip(archives, sizes, strict=True):
         archive = os.path.join(folder, name)
         if not os.path.isfile(archive):
-            raise FileNotFoundError(f'no archive {readable(archive)}, of which {INDEX} tells; copy all of them')
+            raise FileNotFoundError(f'no archive {quoted(archive)}, of which {INDEX} tells; copy all of them')
         if os.path.getsize(archive) != size:
             advice = f'copy it again, or make the index again: {again}'
-            raise UserError(f'{readable(archive)} is cut, or another archive than {INDEX} tells of; {advice}')
+            raise UserError(f'{quoted(archive)} is cut, or another archive than {INDEX} tells of; {advice}')
     return Shards(folder, archives, tuple(classes), names, **of_images)
 
 
@@ -294,21 +293,6 @@ def read_lines(path: str) -> list[str]:
     if number := next((number for number, line in enumerate(lines, start=1) if '\0' in line), None):
         raise UserError(f'{path}, line {number} holds a NUL byte; expected text in UTF-8')
     return lines
-
-
-def quoted(name: str) -> str:
-    """A name for a list with one name a line: a JSON string where spaces, line ends or other bytes need it."""
-    plain = name.isprintable() and name == name.strip() and not name.startswith('"')
-    return name if plain else json.dumps(name)
-
-
-def unquoted(text: str) -> str:
-    """The inverse of `quoted`."""
-    try:
-        name = os.fsdecode(os.fsencode(json.loads(text))) if text.startswith('"') else text
-        return text if '\0' in name else name
-    except ValueError:  # a name that begins with a quote
-        return text
 
 
 def split_label(line: str) -> tuple[str, int | None]:
