@@ -132,7 +132,7 @@ class Checkpoint:
         origin = dict(
             path=str(self.path),
             format=format,
-            names=names.first_names(self.weights),
+            names=names.preview(self.weights),
             preprocessing=self.preprocessing,
             architecture=self.architecture,
         )
@@ -220,8 +220,8 @@ class LoadReport:
             f'resized ({grids})': self.resized,
             'adapted': self.adapted,
             'folded': self.folded,
-            f'missing ({names.first_names(self.missing_keys)})': self.missing_keys,
-            f'unexpected ({names.first_names(self.unexpected_keys)})': self.unexpected_keys,
+            f'missing ({names.preview(self.missing_keys)})': self.missing_keys,
+            f'unexpected ({names.preview(self.unexpected_keys)})': self.unexpected_keys,
         }
         counts = ', '.join(f'{len(keys)} {what}' for what, keys in parts.items() if keys)
         return f'Backbone weights from {self.source}: {counts}.'
@@ -296,7 +296,7 @@ def _check_sizes(weights: names.Weights, own: Mapping[str, Tensor], file_heads: 
         known = (name for name, sizes in names.ARCHITECTURES.items() if arch.items() <= sizes.items())
         advice = f'model.backbone.arch={next(known, dict(arch, num_heads=file_heads))}'
         raise CheckpointError(
-            f'does not fit the backbone: {names.first_names(differences)}. Nothing was loaded; build the backbone as '
+            f'does not fit the backbone: {names.preview(differences)}. Nothing was loaded; build the backbone as '
             f'the weights are ({advice}), or take other weights.'
         )
 
@@ -314,7 +314,7 @@ def check_finite(weights: Mapping[str, Tensor], source: str) -> None:
     suspects = [name for name, tensor in real.items() if not tensor.sum(dtype=torch.float32).isfinite()]
     if broken := [name for name in suspects if not real[name].isfinite().all()]:
         raise CheckpointError(
-            f'{source}: {len(broken)} of {len(weights)} tensors hold NaN or infinity: {names.first_names(broken)}. '
+            f'{source}: {len(broken)} of {len(weights)} tensors hold NaN or infinity: {names.preview(broken)}. '
             'Nothing was loaded; the run that wrote them had diverged: take an earlier checkpoint of it.'
         )
 
@@ -345,7 +345,7 @@ def _check_coverage(own: Mapping[str, Tensor], report: LoadReport) -> None:
     if loaded / needed < MIN_COVERAGE:
         raise CheckpointError(
             f"has {loaded} of the backbone's {needed} tensors ({loaded / needed:.0%}, at least "
-            f'{MIN_COVERAGE:.0%} are needed): {len(missing)} missing ({names.first_names(missing)}). Nothing was '
+            f'{MIN_COVERAGE:.0%} are needed): {len(missing)} missing ({names.preview(missing)}). Nothing was '
             'loaded; build the backbone as the weights are (rel_pos_bias, layer_scale_init, abs_pos_embed).'
         )
     # No position at all may be intended; trained positions of another kind would be lost, which nobody intends.

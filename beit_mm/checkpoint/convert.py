@@ -60,7 +60,7 @@ class Conversion(NamedTuple):
     def __str__(self) -> str:
         lines = [f'{self.task} weights, {self.source}: {self.tensors} tensors written']
         if self.dropped_keys:
-            lines.append(f'dropped, {len(self.dropped_keys)}: {names.first_names(self.dropped_keys)}')
+            lines.append(f'dropped, {len(self.dropped_keys)}: {names.preview(self.dropped_keys)}')
         return '\n'.join([*lines, *self.notes])
 
 

@@ -158,7 +158,7 @@ def convert_state_dict(
     weights = {unwrapped(name): tensor for name, tensor in state_dict.items() if not name.endswith(INDEX)}
     source = source or detect_format(weights)
     if source is None:
-        raise CheckpointError(f'holds no BEiT weights: its tensors are {first_names(weights)}')
+        raise CheckpointError(f'holds no BEiT weights: its tensors are {preview(weights)}')
     ours, dropped = _to_ours(weights, source)
     if target == 'beit_mm':
         return Converted(ours, dropped, source)
@@ -254,7 +254,7 @@ def check_complete(weights: Mapping[str, Tensor]) -> None:
     depth = len({name.split('.')[2] for name in weights if name.startswith('backbone.blocks.')}) or 1
     parts = [*STEM_PARTS, *(f'blocks.{block}.{part}' for block in range(depth) for part in BLOCK_PARTS)]
     if missing := [f'backbone.{part}' for part in parts if f'backbone.{part}' not in weights]:
-        raise CheckpointError(f'lacks {first_names(missing)}')
+        raise CheckpointError(f'lacks {preview(missing)}')
 
 
 def is_part(name: str) -> bool:
@@ -267,7 +267,7 @@ def unwrapped(name: str) -> str:
     return re.sub(r'^(module\.)+', '', name.replace('_orig_mod.', ''))
 
 
-def first_names(names: Iterable[str]) -> str:
+def preview(names: Iterable[str]) -> str:
     names = list(names)
     return ', '.join(names[:4]) + (', ...' if len(names) > 4 else '') if names else 'none'
 

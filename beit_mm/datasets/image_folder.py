@@ -16,7 +16,7 @@ import numpy as np
 from mmengine.dataset import BaseDataset
 from mmpretrain.datasets import ResizeEdge
 
-from beit_mm.checkpoint.names import first_names
+from beit_mm.checkpoint.names import preview
 from beit_mm.datasets import reading
 from beit_mm.datasets.multi_crop import MultiCrop
 from beit_mm.datasets.reading import LoadBands, LoadImage, MemberPath, UnreadableImageError, decoding_scale
@@ -321,7 +321,7 @@ class ImageFolder(UnlabeledImages):
         if isinstance(classes, str):
             classes = [unquoted(line) for line in read_lines(classes) if line]
         if classes is not None and len(set(classes)) < len(classes):
-            raise UserError(f'classes holds a name twice; expected one name a class: {first_names(sorted(classes))}')
+            raise UserError(f'classes holds a name twice; expected one name a class: {preview(sorted(classes))}')
         metainfo = None if classes is None else dict(classes=tuple(classes))
         super().__init__(data_root, metainfo=metainfo, **kwargs)
 
@@ -372,7 +372,7 @@ class ImageFolder(UnlabeledImages):
     def _present(self, folder: str, folders: list[str], labels: dict[str, int]) -> list[str]:
         """The classes that have a folder; warns of classes without one and of folders that are left out."""
         if left_out := [name for name in folders if name not in labels]:
-            warn(f'{folder}: {len(left_out)} folders are not in classes and left out ({first_names(left_out)})')
+            warn(f'{folder}: {len(left_out)} folders are not in classes and left out ({preview(left_out)})')
         present = set(folders)
         for name in (name for name in labels if name not in present):
             message = f'no folder {os.path.join(folder, name)!r} for class {name!r}'
@@ -381,7 +381,7 @@ class ImageFolder(UnlabeledImages):
             warn(f'{message}; the class is not tested')
         names = [name for name in labels if name in present]
         if not names:
-            raise FileNotFoundError(f'{folder!r} has none of the folders in classes ({first_names(self.CLASSES)})')
+            raise FileNotFoundError(f'{folder!r} has none of the folders in classes ({preview(self.CLASSES)})')
         return names
 
     def _read_list(self, labels: dict[str, int]) -> tuple[Paths, np.ndarray]:

@@ -33,7 +33,7 @@ KINDS = ('mean', 'class_token', 'patches')
 CROP_RATIO = 0.875  # of our configs' test pipelines, which crop nothing from 384 pixels on
 
 
-class FoundPath(str):
+class ExistingPath(str):
     """The path of an image file that was found: taken as it is, even if the file is gone by then."""
 
 
@@ -127,7 +127,7 @@ def iterate_images(
     if isinstance(sources, (list, tuple, Iterator)):
         for source in sources:
             yield from iterate_images(source, extensions)
-    elif isinstance(sources, (np.ndarray, Image.Image, FoundPath)):
+    elif isinstance(sources, (np.ndarray, Image.Image, ExistingPath)):
         yield sources
     elif not isinstance(sources, (str, Path)):
         known = 'a file or folder (str or Path), an array, a PIL image, or a list of these'
@@ -136,9 +136,9 @@ def iterate_images(
         names = list_images(path, extensions)
         if not names:
             raise FileNotFoundError(f'no images in {str(sources)!r}')
-        yield from (FoundPath(Path(path, name)) for name in names)
+        yield from (ExistingPath(Path(path, name)) for name in names)
     elif os.path.lexists(path):  # of a link that leads nowhere reading says so
-        yield FoundPath(Path(path))
+        yield ExistingPath(Path(path))
     else:
         raise FileNotFoundError(f'no file or folder {str(sources)!r}; expected images')
 
@@ -314,7 +314,7 @@ class FeatureExtractor:
         Args:
             labels: path -> class.
         """
-        samples = list(self([FoundPath(path) for path in labels], ['mean'], on_error='skip'))
+        samples = list(self([ExistingPath(path) for path in labels], ['mean'], on_error='skip'))
         read = [sample for sample in samples if 'error' not in sample]
         features = np.array([sample.pop('mean') for sample in read], np.float32).reshape(-1, self.backbone.embed_dims)
         return torch.from_numpy(features), torch.tensor([labels[sample['path']] for sample in read]), samples
