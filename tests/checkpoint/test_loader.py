@@ -166,8 +166,8 @@ WRONG = {  # the model's variant, what is in the file, the error
         'heads 4, the model has 2',
     ),
     'no LayerScale': ('per_layer', state_of(init_values=None), r'missing \(blocks.0.gamma_1'),
-    'other positions': ('vit_layer_scale', state_of(), f'knows positions by blocks.0.{TABLE}'),
-    'positions by layer': ('shared', state_of(), f'knows positions by blocks.0.{TABLE}'),
+    'other positions': ('vit_layer_scale', state_of(), f'.*blocks.0.{TABLE}'),
+    'positions by layer': ('shared', state_of(), f'.*blocks.0.{TABLE}'),
     'a later version': ('vit', lambda: dict(state_dict={}, meta=dict(beit_mm_format=99)), 'format 99.*upgrade'),
 }
 
@@ -207,7 +207,7 @@ def test_a_folder_of_transformers(tmp_path):
     assert model.load_report.resized[f'blocks.0.{TABLE}'] == '6 x 8 -> 8 x 6'
     assert model.load_report.preprocessing == dict(mean=[127.5] * 3, std=[51.0] * 3, size=[48, 64])
     (tmp_path / 'model.safetensors').unlink()
-    with pytest.raises(FileNotFoundError, match='a folder without model.safetensors, '):
+    with pytest.raises(FileNotFoundError, match='model.safetensors, '):
         load_checkpoint(model, str(tmp_path))
 
 
