@@ -217,7 +217,7 @@ def plain_module(module: Module, known: Known) -> dict[str, Tensor]:
 
 
 def read_checkpoint(path: str | Path, sha256: str | None = None, mapped: bool = False) -> dict[str, Any]:
-    """Reads .pth, .pt, .bin, .pkl and .safetensors files, told apart by their content.
+    """Reads .pth, .pt, .bin, .pkl and .safetensors files; their content shows which one it is.
 
     Args:
         path: the file.
@@ -230,7 +230,7 @@ def read_checkpoint(path: str | Path, sha256: str | None = None, mapped: bool = 
         meta=...) where `write_checkpoint` gave it a `meta`; of a module of DALL-E its state dict.
 
     Raises:
-        CheckpointError: no checkpoint, damaged, of another hash, or with content that no checkpoint has.
+        CheckpointError: not a checkpoint, damaged, of another hash, or with content that checkpoints do not have.
         UnsafeCheckpointError: the file asks for functions or classes that are not on a short list; says which.
     """
     path = Path(path)
