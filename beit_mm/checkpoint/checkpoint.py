@@ -16,8 +16,8 @@ from torch import Tensor
 
 from beit_mm.checkpoint import names
 from beit_mm.checkpoint.find import DEMO, HUB_SCHEME, path_of_checkpoint, released
-from beit_mm.checkpoint.read import CheckpointError, as_checkpoint_error, read_checkpoint
-from beit_mm.errors import UserError, warn
+from beit_mm.checkpoint.read import as_checkpoint_error, read_checkpoint
+from beit_mm.errors import CheckpointError, UserError, warn
 from beit_mm.positions import Grid, resize_bias_table, resize_position_embedding
 
 ORIGIN = 'beit_mm'  # key in a state dict's metadata, which torch hands to load hooks as `local_metadata`

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from beit_mm.checkpoint import names
 from beit_mm.checkpoint.checkpoint import Checkpoint, CheckpointInput
-from beit_mm.checkpoint.read import SUFFIXES, CheckpointError, as_checkpoint_error, write_checkpoint
-from beit_mm.errors import check_choice
+from beit_mm.checkpoint.read import SUFFIXES, as_checkpoint_error, write_checkpoint
+from beit_mm.errors import CheckpointError, check_choice
 from beit_mm.files import file_sha256
 
 # The part of a run's meta that belongs to the weights

@@ -19,8 +19,8 @@ import torch
 from mmengine import dist
 from mmengine.fileio import load
 
-from beit_mm.checkpoint.read import CheckpointError, read_checkpoint
-from beit_mm.errors import UserError
+from beit_mm.checkpoint.read import read_checkpoint
+from beit_mm.errors import CheckpointError, UserError
 from beit_mm.files import atomic_file, config_folders
 
 WEIGHTS_VARIABLE = 'BEIT_MM_WEIGHTS'  # a folder with weight files, for machines without a network

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from beit_mm.checkpoint.find import HUB_FILES
-from beit_mm.checkpoint.read import CheckpointError
+from beit_mm.errors import CheckpointError
 from beit_mm.positions import Grid, num_relative_positions, relative_position_index
 
 Weights = dict[str, Tensor]
