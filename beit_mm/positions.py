@@ -1,4 +1,4 @@
-"""Where patches lie: the relative position bias and the position embedding, at any patch grid.
+"""Relative position bias and position embedding at any patch grid.
 
 A relative position bias is read from a table with one row for each offset between two patches of an h x w grid,
 (2h-1)(2w-1) of them, and three more rows for the class token: cls -> patch, patch -> cls, cls -> cls. A position
@@ -15,7 +15,7 @@ from torch import Tensor
 
 Grid = tuple[int, int]  # rows and columns of patches
 NUM_CLS_ROWS = 3
-ALIGNMENT = 8  # elements: 16 bytes of bfloat16, at multiples of which fused attention wants each row of a bias to begin
+ALIGNMENT = 8  # elements, 16 bytes of bfloat16: fused attention wants each row of a bias to begin at a multiple
 
 
 def num_relative_positions(grid: Grid) -> int:
@@ -25,7 +25,7 @@ def num_relative_positions(grid: Grid) -> int:
 
 
 def _remember(maxsize: int) -> Callable:
-    """Decorator of a function of constants: computed once, and a constant of compiled code too."""
+    """Decorator for a function of constants: it is computed once, and is a constant in compiled code."""
 
     def decorate(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
         remembered = lru_cache(maxsize)(function)
@@ -33,7 +33,7 @@ def _remember(maxsize: int) -> Callable:
         @torch.compiler.assume_constant_result
         def call(*args: object) -> Tensor:
             tensor = remembered(*args)
-            if type(tensor) is not Tensor:  # torch.export's stand-in, which nobody can compute with later
+            if type(tensor) is not Tensor:  # torch.export's stand-in, which later calls cannot compute with
                 remembered.cache_clear()
             return tensor
 
@@ -43,7 +43,7 @@ def _remember(maxsize: int) -> Callable:
 
 
 def _keep(array: np.ndarray, device: torch.device | str) -> Tensor:
-    """A tensor to remember: made outside inference mode, so that later training may save it."""
+    """A tensor to remember, made outside inference mode because later training can save it for backward."""
     with torch.inference_mode(False):
         return torch.from_numpy(array).to(device)
 
@@ -88,11 +88,11 @@ def bias_from_table(table: Tensor, table_grid: Grid, grid: Grid, dtype: torch.dt
 
     Returns:
         (1, heads, N, P), where N = 1 + h*w and P is N rounded up to a multiple of ALIGNMENT: P = 200 for N = 197. The
-        bias is `[..., :N]`; what stands behind means nothing.
+        bias is `[..., :N]`; the rest is padding.
     """
     table = resize_bias_table(table, table_grid, grid)
     if not (torch.is_grad_enabled() and table.requires_grad):
-        table = table.to(dtype or table.dtype)  # less to read; gradients, though, add up over the pairs in float32
+        table = table.to(dtype or table.dtype)  # less to read; but gradients add up over the pairs in float32
     index = _padded_index(grid, table.device)
     bias = table.t().contiguous().index_select(1, index)  # heads, N * P: a third of the time that table[index] takes
     return bias.to(dtype or table.dtype).view(1, table.shape[1], 1 + grid[0] * grid[1], -1)
@@ -102,8 +102,8 @@ def resize_bias_table(table: Tensor, source: Grid, target: Grid) -> Tensor:
     """Resamples a bias table (num_relative_positions(source), heads) to another patch grid, each axis on its own.
 
     The trained offsets are placed at a geometric sequence, dense near zero, whose end falls on the target's largest
-    offset; a cubic spline is read at the target's integer offsets. Linear interpolation was seen to hurt ADE20K clearly
-    (unilm issue 376). Source: microsoft/unilm `beit/run_class_finetuning.py`.
+    offset; a cubic spline is read at the target's integer offsets. Linear interpolation clearly hurts ADE20K (unilm
+    issue 376). Source: microsoft/unilm `beit/run_class_finetuning.py`.
     """
     if source == target:
         return table

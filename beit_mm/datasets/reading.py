@@ -19,7 +19,7 @@ from mmcv.transforms import BaseTransform
 from PIL import Image, ImageOps, TiffImagePlugin, UnidentifiedImageError, WebPImagePlugin  # noqa: F401  (fill Image.OPEN)
 
 from beit_mm.errors import UserError, warn
-from beit_mm.files import readable
+from beit_mm.files import quoted
 from beit_mm.registry import TRANSFORMS
 
 try:  # torchvision's is deprecated from 0.29 in favour of this one, which gives the same pixels
@@ -196,7 +196,7 @@ def tell_hidden_bands(path: str, image: Image.Image) -> None:
         hidden = f'of {samples} bands {len(image.getbands())} are read'
     if hidden:
         TOLD.append(path)
-        warn(f'{readable(path)}: {hidden}; finetune --bands all, or LoadBands in a config, reads all (docs/data.md)')
+        warn(f'{quoted(path)}: {hidden}; finetune --bands all, or LoadBands in a config, reads all (docs/data.md)')
 
 
 @contextmanager
@@ -212,7 +212,7 @@ def unreadable(path: str, *errors: type[Exception]) -> Iterator[None]:
             reason = 'its bands are not RGB; docs/data.md and LoadBands are for images of many bands'
         elif isinstance(error, OSError):
             reason = error.strerror or str(error)
-        failure = UnreadableImageError(f'{readable(path)}: cannot be read as an image ({readable(reason)})')
+        failure = UnreadableImageError(f'{quoted(path)}: cannot be read as an image ({quoted(reason)})')
         failure.path = path
         raise failure from error
 

@@ -94,7 +94,7 @@ def size_of(text: str) -> int:
 def scan(path: Path) -> list[tuple[str, int, int, int]]:
     """Name, first byte, bytes, and number in a .cls file or -1 of each image of an archive, by its headers alone."""
     from beit_mm.datasets.image_folder import EXTENSIONS
-    from beit_mm.files import readable
+    from beit_mm.files import quoted
 
     images, numbers, size, place = [], {}, path.stat().st_size, 0
     try:
@@ -109,11 +109,11 @@ def scan(path: Path) -> list[tuple[str, int, int, int]]:
                     continue  # hidden names are left out of folders too
                 if not member.isfile() or member.issparse():
                     plain = 'expected plain files, as tar --dereference --hard-dereference writes them'
-                    raise UserError(f'{path}: {readable(name)} is a link, a sparse file or a device; {plain}')
+                    raise UserError(f'{path}: {quoted(name)} is a link, a sparse file or a device; {plain}')
                 if name.lower().endswith('.cls'):
                     text = archive.extractfile(member).read(MAX_CLASS + 1)
                     if not (match := CLASS.fullmatch(text)):
-                        raise UserError(f'{path}: {readable(name)} holds {text!r}; expected the number of a class')
+                        raise UserError(f'{path}: {quoted(name)} holds {text!r}; expected the number of a class')
                     numbers[key_of(name)] = int(match[1])
                 elif name.lower().endswith(EXTENSIONS):
                     images.append((name, member.offset_data, member.size))
