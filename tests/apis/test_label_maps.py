@@ -14,7 +14,7 @@ from PIL import Image
 import beit_mm
 from beit_mm import __main__ as command
 from beit_mm.apis import segmentation_report, training
-from beit_mm.apis.split import LabelMaps, find_label_maps
+from beit_mm.apis.split import LabelMaps, find_label_maps, write_lists
 from beit_mm.datasets import segmentation_folder
 from beit_mm.datasets.segmentation_folder import SegmentationFolder
 from beit_mm.errors import UserError
@@ -121,7 +121,7 @@ def test_each_mistake_has_an_answer_of_a_line(folder, kind, tmp_path):
 
 def pairs(found: LabelMaps, lists: Path) -> dict[str, list]:
     """Names of images, and their labels as they are trained on."""
-    training.write_lists(found, lists)
+    write_lists(found, lists)
     pipeline = [dict(type='beit_mm.LoadImage'), dict(type='beit_mm.LoadAnnotation')]
     read = {}
     for name in ('train', 'held_out'):
@@ -249,7 +249,6 @@ def test_a_config_says_which_colours_no_class_has(folder, tmp_path, monkeypatch)
 
 @pytest.mark.parametrize('kind', ['nothing to test on', 'maps are deleted meanwhile'])
 def test_a_report_says_what_is_missing(folder, tmp_path, monkeypatch, capsys, kind):
-    monkeypatch.setattr(training, 'MIN_STEPS', 3)
     train, gone = training.Run.train, folder / 'annotations/validation/0.png'
     if kind == 'nothing to test on':
         change(folder, lambda labels: labels * 0 + 255, 'validation')
@@ -283,7 +282,7 @@ def test_a_class_that_no_map_holds_counts_for_nobody(folder, tmp_path):
     """Neither in the mean nor against a segmentor that answers it in every fourth row."""
     classes(folder, *CLASSES, 'never')
     found = find_label_maps(folder, reduce_zero_label=True)
-    training.write_lists(found, tmp_path)
+    write_lists(found, tmp_path)
 
     def segmentor(path: str) -> list[dict]:
         labels = np.asarray(Image.open(path)).argmax(axis=2)
