@@ -55,7 +55,7 @@ FILES = ('checkpoint', 'decoder_checkpoint')  # arguments of tokenizers
 class Plan:
     """What was chosen for a training."""
 
-    device: str  # 'cpu' or 'cuda', for which it was chosen
+    device: str  # 'cpu' or 'cuda'
     base: str  # config below configs/ that it builds on
     backbone: dict[str, Any]  # arguments of the BEiTBackbone
     size: tuple[int, int]  # of the images, (height, width) in pixels

@@ -1,7 +1,6 @@
 """What plan.json in the folder of a run holds, by which the same call resumes it."""
 
 import json
-import math
 from dataclasses import astuple, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -77,26 +76,22 @@ def new_call(verb: str, images: str | Path, init: str | Path | None = None, **op
     """The record of a call before anything is planned.
 
     Args:
-        options: of `pretrain` or `finetune`, None where the call leaves them open; minutes, steps and epochs become
-            the length.
+        options: of `pretrain` or `finetune`, None where the call leaves them open; minutes, steps or epochs become the
+            length.
     """
-    lengths = {unit: options.pop(unit, None) for unit in ('minutes', 'steps', 'epochs')}
-    given = [Length(number, unit) for unit, number in lengths.items() if number is not None]
-    if len(given) > 1:
-        raise UserError(f'{" and ".join(length.unit for length in given)} are both given; expected one of them')
-    for length in given:
-        if not 0 < length.number < math.inf or length.unit == 'steps' and length.number < MIN_STEPS:
-            least = f'at least {MIN_STEPS}' if length.unit == 'steps' else 'more than 0'
-            raise UserError(f'{length.unit} is {length.number:g}; expected {least}')
-    for name, most in (('workers', MAX_WORKERS), ('seed', MAX_SEED)):
-        number = options.get(name)
-        if number is not None and not 0 <= number <= most:
-            raise UserError(f'{name} is {number}; expected 0 to {most}')
-    if options.get('tokenizer_option') is not None:
+    options = {name: value for name, value in options.items() if value is not None}
+    limits = dict(minutes=(1e-3, 1e6), epochs=(1e-3, 1e6), steps=(MIN_STEPS, 10**9))
+    units = [unit for unit in limits if unit in options]
+    if len(units) > 1:
+        raise UserError(f'{" and ".join(units)} are both given; expected one of them')
+    limits |= dict(workers=(0, MAX_WORKERS), seed=(0, MAX_SEED))
+    for name, (least, most) in limits.items():
+        if name in options and not least <= options[name] <= most:
+            raise UserError(f'{name} is {options[name]}; expected {least:,} to {most:,}')
+    if 'tokenizer_option' in options:
         check_choice('tokenizer', options['tokenizer_option'], (DEMO, NEW))
     if init not in (None, DEMO, NONE) and '://' not in str(init):
         init = path_of_checkpoint(init).absolute()  # links stay: name and neighbouring files tell what it is
-    levels = given_levels(**options.pop('levels', None) or {}) or None
-    folder = str(Path(images).expanduser().resolve())
-    start = None if init is None else str(init)
-    return Record(verb, folder, start, length=given[0] if given else None, levels=levels, **options)
+    options['levels'] = given_levels(**options.get('levels', {})) or None
+    options['length'] = next((Length(options.pop(unit), unit) for unit in units), None)
+    return Record(verb, str(Path(images).expanduser().resolve()), None if init is None else str(init), **options)

@@ -52,6 +52,7 @@ ROWS = {  # of the report: a metric's name, what it is, how it is written
 BASELINES = dict(  # what needs no network
     thumbnails='thumbnails', position_colour='position and colour', most_frequent='the most frequent class'
 )
+LINES = dict(token_entropy='guessing by token frequency', position_entropy='the same at each position', **BASELINES)
 OTHER_FEATURES = dict(start='those of its start', random='random weights', thumbnails='thumbnails')
 BETTER, WORSE, TOO_CLOSE = 'better than', 'worse than', 'too close to tell from'
 MIN_LOSS_GAIN = 0.05  # nats by which losses must differ to count
@@ -208,9 +209,6 @@ def describe_pretraining(weights: Path, images: Images, metrics: Metrics, compar
     reconstruct(trained, chosen, folder / 'reconstruction.png')
     found, gains, neighbours_drawn = compare_features(trained, images, compared, start)
     report = Report(metrics | found)
-    names = dict(token_entropy='guessing by token frequency', position_entropy='the same at each position')
-    lines = {text: metrics[name].value for name, text in names.items() if name in metrics}
-    draw_curves(folder / 'pretrain', folder / 'loss.png', lines)
     report.paragraphs = [
         'A loss below that of guessing by token frequency shows that something is learned; one below that of guessing '
         'at each position, that the surroundings are read and not only where things usually are.'
@@ -221,62 +219,53 @@ def describe_pretraining(weights: Path, images: Images, metrics: Metrics, compar
             f'{found["knn_accuracy"].number:,} held-out images; their labels had no part in the training. A difference '
             'counts from two standard errors on, of pairs of answers to one image. It is one training with one seed.'
         )
-    report.pictures.append(
-        Picture('reconstruction.png', 'Held-out images: masked, predicted, the right tokens decoded')
-    )
+    report.pictures = [Picture('reconstruction.png', 'Held-out images: masked, predicted, the right tokens decoded')]
     if neighbours_drawn is not None:
         neighbours_drawn.savefig(folder / 'neighbours.png')
         text = 'Left held-out images, beside each the images to learn from whose features are most alike'
         report.pictures.append(Picture('neighbours.png', text))
-    report.pictures.append(Picture('loss.png', 'Loss in training and on held-out images'))
+    report.pictures.append(draw_curves(folder / 'pretrain', metrics))
     if 'mim_loss' in metrics:
-        report.verdict = verdict_of_pretraining(metrics, gains)
-        report.following = next_after_pretraining(metrics, gains, folder, images, start)
+        report.verdict, report.following = judge_pretraining(metrics, gains, folder, images, start)
     return report
 
 
-def verdict_of_pretraining(metrics: Mapping[str, Metric], gains: Mapping[str, Metric]) -> str:
-    """One sentence from the metrics of a validation and the gains of `compare_features`."""
-    loss, entropy, position = (metrics[name].value for name in ('mim_loss', 'token_entropy', 'position_entropy'))
-    if loss > entropy - MIN_LOSS_GAIN:
-        learned = 'nothing learned yet: the loss on masked patches is not clearly below guessing by token frequency'
-    elif loss >= position:
-        learned = 'learned, but no more is shown than where things usually are'
-    else:
-        learned = 'masked patches are predicted from what surrounds them'
-    if 'mim_loss_start' in metrics:
-        of_start = {'that of the weights that the training began with': loss_gain(metrics, 'mim_loss_start')}
-        learned += f'; the loss is {verdict(of_start)}'
-    if gains:
-        named = {OTHER_FEATURES[name]: gain for name, gain in gains.items()}
-        learned += f'; the features that it learned are {verdict(named)}'
-    return f'Verdict: {learned}.'
-
-
-def loss_gain(metrics: Mapping[str, Metric], name: str) -> Metric:
-    """How much lower the loss is than that called `name`."""
-    return Metric(metrics[name].value - metrics['mim_loss'].value, MIN_LOSS_GAIN / 2)
-
-
-def next_after_pretraining(
+def judge_pretraining(
     metrics: Mapping[str, Metric], gains: Mapping[str, Metric], folder: Path, images: Images, start: str | None
-) -> str:
-    """What to run next; it begins with the pretraining's weights only where they are better than what they began with.
+) -> tuple[str, str]:
+    """A verdict from the metrics of a validation and the gains of `compare_features`, and what to run next.
 
-    The features decide and, where these are too close, the loss. Arguments as of `describe_pretraining`.
+    That begins with the pretraining's weights only where they are better than what they began with: by their features
+    or, where these are too close, by the loss. Arguments as of `describe_pretraining`.
     """
+    loss = metrics['mim_loss'].value
+    loss_gains = {
+        name: Metric(metrics[name].value - loss, MIN_LOSS_GAIN / 2)
+        for name in ('mim_loss_start', 'token_entropy')
+        if name in metrics
+    }
+    if loss_gains['token_entropy'].value < MIN_LOSS_GAIN:
+        said = 'nothing learned yet: the loss on masked patches is not clearly below guessing by token frequency'
+    elif loss >= metrics['position_entropy'].value:
+        said = 'learned, but no more is shown than where things usually are'
+    else:
+        said = 'masked patches are predicted from what surrounds them'
+    if 'mim_loss_start' in loss_gains:
+        start_gain = loss_gains['mim_loss_start']
+        said += f'; the loss is {verdict({"that of the weights that the training began with": start_gain})}'
+    if gains:
+        said += f'; the features that it learned are {verdict({OTHER_FEATURES[name]: gains[name] for name in gains})}'
+
     before, loss_before = ('start', 'mim_loss_start') if start else ('random', 'token_entropy')
-    signs = [gains[before].sign] if before in gains else []
-    if loss_before in metrics:
-        signs.append(loss_gain(metrics, loss_before).sign)
-    worth = next((sign for sign in signs if sign != TOO_CLOSE), TOO_CLOSE)
+    known = [group[name].sign for group, name in ((gains, before), (loss_gains, loss_before)) if name in group]
+    worth = next((sign for sign in known if sign != TOO_CLOSE), TOO_CLOSE)
     labelled = str(images.train.root) if images.classes else 'LABELLED_IMAGES'
     init = str(folder) if worth == BETTER else start or DEMO
-    command = shlex.join(['beit-mm', 'finetune', labelled, '--init', init, '--out', f'{folder}_ft'])
-    if worth == BETTER:
-        return f'Next: {command}'
-    why = 'it made the weights worse' if worth == WORSE else 'nothing shows that it helps'
-    return f'Next: skip this pretraining, {why}, or give it more images and minutes: {command}'
+    following = shlex.join(['beit-mm', 'finetune', labelled, '--init', init, '--out', f'{folder}_ft'])
+    if worth != BETTER:
+        why = 'it made the weights worse' if worth == WORSE else 'nothing shows that it helps'
+        following = f'skip this pretraining, {why}, or give it more images and minutes: {following}'
+    return f'Verdict: {said}.', f'Next: {following}'
 
 
 def describe_finetuning(
@@ -296,9 +285,6 @@ def describe_finetuning(
     report = Report(metrics | found)
     if 'accuracy/top1' in metrics:
         report.metrics['accuracy/top1'] = Metric.share(metrics['accuracy/top1'].value, held_out)
-    names = dict(thumbnails='ridge regression on thumbnails', most_frequent='most frequent class')
-    lines = {text: found[name].value for name, text in names.items() if found}
-    draw_curves(folder / 'finetune', folder / 'loss.png', lines)
     if balance:
         report.paragraphs.append('Trained with --balance: images of small classes were shown more often.')
     if found:
@@ -323,7 +309,7 @@ def describe_finetuning(
         report.paragraphs.append(f'Classes, the worst first{limit}, on {len(answers):,} held-out images:')
         report.paragraphs.append(table_of_classes(counts, images))
         report.pictures += draw_mistakes(answers, images.classes, folder / 'mistakes.png')
-    report.pictures.append(Picture('loss.png', 'Loss in training, and held-out images classified right'))
+    report.pictures.append(draw_curves(folder / 'finetune', found))
     if found and answers and 'accuracy/top1' in metrics:
         unequal = images.unequal and not balance
         report.verdict, report.following = judge_finetuning(report.metrics, weights, unequal, again)
@@ -520,24 +506,24 @@ def compare_classifier(images: Images, seconds: float) -> tuple[Metrics, int]:
     return metrics, len(y)
 
 
-def draw_curves(work_dir: Path, out: Path, lines: Mapping[str, float]) -> None:
-    """Draws a run's losses and, where there is one, its accuracy on held-out images.
+def draw_curves(work_dir: Path, metrics: Mapping[str, Metric]) -> Picture:
+    """Draws loss.png beside a work directory: a run's losses and, where there is one, its accuracy on held-out images.
 
-    Args:
-        lines: name -> what is reached without training, nats, or where there is an accuracy %.
+    Horizontal lines are what the metrics of LINES reach without training.
     """
     training, validation = read_scalars(work_dir)
     accuracy = [name for name in ('accuracy/top1', 'mIoU') if any(name in row for row in validation.values())]
     losses = {step: dict(row, loss=row['mim_loss']) if 'mim_loss' in row else row for step, row in validation.items()}
     figure = draw_runs({'training': (training, {}), 'held-out images': ({}, losses)}, ['loss', *accuracy])
-    for number, (name, level) in enumerate(lines.items()):
-        style = ('--', ':')[number % 2]
-        figure.axes[-1].axhline(level, color='gray', linestyle=style, label=f'{name}: {level:.3g}')
+    for number, name in enumerate(name for name in LINES if name in metrics):
+        level, style = metrics[name].value, ('--', ':')[number % 2]
+        figure.axes[-1].axhline(level, color='gray', linestyle=style, label=f'{LINES[name]}: {level:.3g}')
     labels = 'loss, nats', 'mIoU, %' if 'mIoU' in accuracy else 'classified right, %'
     for axes, label in zip(figure.axes, labels, strict=False):
         axes.set_ylabel(label)
         for line in axes.lines:
             line.set_label(str(line.get_label()).removesuffix(', validation'))
         axes.legend(fontsize=7)
-    with atomic_file(out) as file:
+    with atomic_file(work_dir.parent / 'loss.png') as file:
         figure.savefig(file, dpi=120)
+    return Picture('loss.png', 'In training and on held-out images')

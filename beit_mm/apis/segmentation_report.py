@@ -115,17 +115,16 @@ class Tested(NamedTuple):
         drawn = torch.stack([row.bincount(minlength=number) for row in drawn]).double()
         means = {name: self.ious(name, drawn).nanmean(dim=1) for name in self.hits}
 
-        def error(of_samples: Tensor) -> float:
-            return math.inf if number == 1 else float(of_samples.std())
+        whole = {name: float(self.ious(name).nanmean()) for name in self.hits}
 
-        metrics = {
-            name: Metric(float(self.ious(name).nanmean()), error(of_samples), number)
-            for name, of_samples in means.items()
-        }
+        def metric(value: float, of_samples: Tensor) -> Metric:
+            return Metric(value, math.inf if number == 1 else float(of_samples.std()), number)
+
+        metrics = {name: metric(whole[name], of_samples) for name, of_samples in means.items()}
         gains = {
-            words: Metric(metrics['mIoU'].value - metrics[name].value, error(means['mIoU'] - means[name]))
+            words: metric(whole['mIoU'] - whole[name], means['mIoU'] - means[name])
             for name, words in BASELINES.items()
-            if name in metrics
+            if name in means
         }
         return metrics, gains
 
@@ -140,11 +139,6 @@ def describe_segmentation(weights: Path, images: LabelMaps, metrics: Metrics, se
     folder, segmentor = weights.parent, SegmentationInferencer(weights)
     tested = compare_segmentor(segmentor, images, folder / 'lists', seconds)
     found, gains = tested.metrics()
-    reports.draw_curves(
-        folder / 'finetune',
-        folder / 'loss.png',
-        {words: found[name].value for name, words in BASELINES.items() if name in found},
-    )
     draw_overlays(segmentor, tested, folder / 'overlays.png')
     table = [['class', 'IoU, %', 'by position and colour, %', 'pixels']]
     columns = tested.ious('mIoU')[0], tested.ious('position_colour')[0], tested.counts.sum(dim=1)
@@ -162,7 +156,7 @@ def describe_segmentation(weights: Path, images: LabelMaps, metrics: Metrics, se
     ]
     pictures = [
         Picture('overlays.png', 'Held-out images of the highest, the median and the lowest mIoU'),
-        Picture('loss.png', 'Loss in training, and mIoU on held-out images'),
+        reports.draw_curves(folder / 'finetune', found),
     ]
     if all(gain.sign == reports.BETTER for gain in gains.values()):
         following = f'beit-mm segment {weights} new_images/ --out maps; beit-mm export {weights} model.onnx'

@@ -229,12 +229,13 @@ def find_label_maps(
     pixels: Counter[int] = Counter()
     read = partial(read_pair, by_bands=bands is not None, by_colour=colours is not None, max_pixels=max_pixels)
     numbers = [find_pairs(*pair, suffix, read, pixels, notes) for pair in folders]
-    lists = [ImageList(images, dict.fromkeys(found, '')) for (images, _), found in zip(folders, numbers, strict=True)]
-    if len(lists) == 1 or not lists[1].names:  # no validation
-        lists[1:] = []
-        lists = [lists[0], lists[0]] if whole else [*hold_out(lists[0])]
+    if len(folders) == 1 or not numbers[1]:  # no validation
         folders, numbers = folders[:1] * 2, numbers[:1] * 2
-    train, held_out = lists
+        train = held_out = ImageList(folders[0][0], dict.fromkeys(numbers[0], ''))
+        if not whole:
+            train, held_out = hold_out(train)
+    else:
+        train, held_out = (ImageList(folders[i][0], dict.fromkeys(numbers[i], '')) for i in (0, 1))
     if len(train.names) < least:
         few = f'{len(train.names)} images with label maps in {str(root)!r}; {least} or more are needed'
         raise UserError('; '.join([few, *notes]))
@@ -247,14 +248,10 @@ def find_label_maps(
     unseen = [label for label, value in enumerate(values) if not pixels[value]]
     if unseen:
         meaning += f', never seen: {first_names(classes[label] for label in unseen)}'
-    learned, tested = (
-        any(found[path] & {*values} for path in part.names) for part, found in zip(lists, numbers, strict=True)
-    )
-    if not learned:
-        raise UserError(
-            f'no map of the images to learn from in {str(folders[0][1])!r} has a pixel of a class; {meaning}'
-        )
-    if not tested:
+    if not any(numbers[0][path] & {*values} for path in train.names):
+        where = f'the images to learn from in {str(folders[0][1])!r}'
+        raise UserError(f'no map of {where} has a pixel of a class; {meaning}')
+    if not any(numbers[1][path] & {*values} for path in held_out.names):
         notes.append(f'no map of the {len(held_out.names):,} held-out images has a pixel of a class: no IoU')
     labelled = sum(pixels[value] for value in values) / pixels.total()
     notes.insert(0, f'{meaning}; {100 - 100 * labelled:.0f} % of the pixels are unlabelled')
@@ -421,10 +418,8 @@ def choose_labels(
     if names is None:
         others = [number for number in numbers if number]
         if reduce_zero_label is None and 0 in numbers and others:
-            shown = first_names(map(str, others))
-            raise UserError(
-                f'label maps contain 0 and other values ({shown}), and there is no classes.txt to say what 0 means; {ask}'
-            )
+            held = f'0 and other values ({first_names(map(str, others))})'
+            raise UserError(f'label maps contain {held}, and there is no classes.txt to say what 0 means; {ask}')
         values = others if reduce_zero_label else numbers
         return [*map(str, values)], values, f'{len(values)} classes, called by their numbers without classes.txt'
     top, number = numbers[-1], len(names)

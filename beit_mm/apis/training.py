@@ -185,7 +185,7 @@ class Run:
         return self.weights
 
     def find_images(self) -> Images:
-        """The images, with classes or label maps for a fine-tuning; refuses options that do not fit them."""
+        """The images, for a fine-tuning with classes or label maps; refuses options that do not fit them."""
         folder, record = self.record.images, self.record
         if self.verb == 'pretrain':
             return find_images(folder)
@@ -218,24 +218,19 @@ class Run:
             if record.tokenizer not in (None, plan.tokenizer_name):
                 began = f'{self.folder} began with {record.tokenizer}, now it has {plan.tokenizer_name}'
                 raise UserError(f'{began}; put it back')
-            write_lists(images, self.lists)
             say(f'Resuming {self.folder} as it was planned.')
-            return
-        record.found, record.digest = str(images), digest
-        record.init, record.length, record.seed = (
-            plan.init or NONE,
-            record.length or Length(15, 'minutes'),
-            record.seed or 0,
-        )
-        record.batch, record.workers, record.device = plan.batch, plan.workers, plan.device
-        record.tokenizer = plan.tokenizer_name
-        trains_tokenizer = self.verb == 'pretrain' and not plan.tokenizer
-        record.stages = dict(tokenizer={}, pretrain={}) if trains_tokenizer else {self.verb: {}}
-        self.write_record()  # first: from here on the folder is recognised as a run
+        else:
+            record.init, record.tokenizer = plan.init or NONE, plan.tokenizer_name
+            record.length, record.seed = record.length or Length(15, 'minutes'), record.seed or 0
+            record.batch, record.workers, record.device = plan.batch, plan.workers, plan.device
+            trains_tokenizer = self.verb == 'pretrain' and not plan.tokenizer
+            record.stages = dict(tokenizer={}, pretrain={}) if trains_tokenizer else {self.verb: {}}
+            record.found, record.digest = str(images), digest
+            self.write_record()  # first: from here on the folder is recognised as a run
+            for line in describe_plan(plan, images):
+                say(line)
+            say(f'length     {record.length}: {" and ".join(record.stages)}; log and configs in {self.folder}')
         write_lists(images, self.lists)
-        for line in describe_plan(plan, images):
-            say(line)
-        say(f'length     {record.length}: {" and ".join(record.stages)}; log and configs in {self.folder}')
 
     def choose_steps(self, images: Images, stage: str) -> None:
         """Turns the run's length into steps of the stage; minutes into its seconds, and steps as measured."""
@@ -317,21 +312,21 @@ class Run:
         return results
 
     def report(self, images: Images) -> None:
-        """Draws the pictures, writes report.md and report.html, and prints their figures and the verdict."""
+        """Draws the pictures, writes report.md and report.html, and prints the metrics and the verdict."""
         record, measured = self.record, self.record.stages[self.verb]
         try:
             report = self.describe(images)
         except (OSError, UserError) as error:  # images that are gone since the training began
             advice = f'mend it, delete {REPORT} and repeat the command: the training is kept'
-            reports.draw_curves(self.folder / self.verb, self.folder / 'loss.png', {})
-            loss = reports.Picture('loss.png', 'Loss in training')
-            report = Report(self.metrics(), f'No verdict: {error}; {advice}.', pictures=[loss])
+            curves = reports.draw_curves(self.folder / self.verb, {})
+            report = Report(self.metrics(), f'No verdict: {error}; {advice}.', pictures=[curves])
         record.metrics, record.verdict = report.metrics, report.verdict
         self.write_record()
         rows = reports.rows_of(report.metrics)
         speed, waiting = measured.get('images_per_second', 0.0), measured.get('waiting', 0)
         stages = [
-            (name, f'{stage["steps"]:,} steps', self.config_path(name).name) for name, stage in record.stages.items()
+            (stage, f'{planned["steps"]:,} steps', self.config_path(stage).name)
+            for stage, planned in record.stages.items()
         ]
         paragraphs = [
             report.verdict,

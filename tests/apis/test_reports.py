@@ -64,15 +64,20 @@ def test_a_classifier_without_mistakes_has_a_verdict():
     'loss, expected',
     [(5.88, 'nothing learned yet'), (5.5, 'no more is shown than where things'), (5.3, 'from what surrounds them')],
 )
-def test_the_verdict_of_a_pretraining(loss, expected):
+def test_the_verdict_of_a_pretraining(tmp_path, loss, expected):
     metrics = dict(mim_loss=Metric(loss), token_entropy=Metric(5.9), position_entropy=Metric(5.49))
-    said = reports.verdict_of_pretraining(metrics, {})
+
+    def verdict(metrics: Metrics, gains: Metrics) -> str:
+        return reports.judge_pretraining(metrics, gains, Path('run'), images, None)[0]
+
+    images = find_images(make_images(tmp_path, per_class=40))
+    said = verdict(metrics, {})
     assert expected in said and 'features' not in said and 'began with' not in said
     gains = dict(random=Metric(5.4, 1.0), thumbnails=Metric(-2.9, 1.3), start=Metric(0.1, 0.5))
-    said = reports.verdict_of_pretraining(metrics, gains)
+    said = verdict(metrics, gains)
     assert 'better than random weights, worse than thumbnails, too close to tell from those of its start' in said
     for gain, words in ((0.1, 'better than'), (-0.1, 'worse than'), (-0.028, 'too close to tell from')):
-        said = reports.verdict_of_pretraining(metrics | dict(mim_loss_start=Metric(loss + gain)), gains)
+        said = verdict(metrics | dict(mim_loss_start=Metric(loss + gain)), gains)
         assert f'; the loss is {words} that of the weights' in said
 
 
@@ -96,7 +101,7 @@ def test_what_comes_next_begins_with_the_better_weights(tmp_path, loss, accuracy
     metrics |= dict(mim_loss_start=Metric(5.3)) if start else {}
     gains = {'start' if start else 'random': Metric(accuracy - 60.0, 1.0)} if accuracy else {}
     images = find_images(make_images(tmp_path / 'my data', per_class=40))
-    said = reports.next_after_pretraining(metrics, gains, Path('run'), images, start)
+    _, said = reports.judge_pretraining(metrics, gains, Path('run'), images, start)
     words = shlex.split(said[said.index('beit-mm') :])
     options = command.parser().parse_args(words[1:])
     assert (options.init, Path(options.images)) == (begins_with, images.train.root)
