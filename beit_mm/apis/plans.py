@@ -409,7 +409,7 @@ def pretraining_settings(base: Config, images: Images, plan: Plan, lists: Path, 
     )
     length = schedule(steps, steps // 20, plan.batch, base.param_scheduler[-1].eta_min_ratio)
     if plan.keeps_head:
-        length['train_cfg']['val_begin'] = 0  # what its weights predict already is told apart
+        length['train_cfg']['val_begin'] = 0  # shows what its weights predict already
     if plan.init:
         model['backbone']['init_cfg'] = dict(type='Pretrained', checkpoint=plan.init)
     if plan.keeps_head:  # by itself: an init_cfg of the whole model would overrule the backbone's

@@ -245,16 +245,18 @@ def judge_pretraining(
         if name in metrics
     }
     if loss_gains['token_entropy'].value < MIN_LOSS_GAIN:
-        said = 'nothing learned yet: the loss on masked patches is not clearly below guessing by token frequency'
+        sentence = 'nothing learned yet: the loss on masked patches is not clearly below guessing by token frequency'
     elif loss >= metrics['position_entropy'].value:
-        said = 'learned, but no more is shown than where things usually are'
+        sentence = 'learned, but no more is shown than where things usually are'
     else:
-        said = 'masked patches are predicted from what surrounds them'
+        sentence = 'masked patches are predicted from what surrounds them'
     if 'mim_loss_start' in loss_gains:
         start_gain = loss_gains['mim_loss_start']
-        said += f'; the loss is {verdict({"that of the weights that the training began with": start_gain})}'
+        sentence += f'; the loss is {verdict({"that of the weights that the training began with": start_gain})}'
     if gains:
-        said += f'; the features that it learned are {verdict({OTHER_FEATURES[name]: gains[name] for name in gains})}'
+        sentence += (
+            f'; the features that it learned are {verdict({OTHER_FEATURES[name]: gains[name] for name in gains})}'
+        )
 
     before, loss_before = ('start', 'mim_loss_start') if start else ('random', 'token_entropy')
     known = [group[name].sign for group, name in ((gains, before), (loss_gains, loss_before)) if name in group]
@@ -265,7 +267,7 @@ def judge_pretraining(
     if worth != BETTER:
         why = 'it made the weights worse' if worth == WORSE else 'nothing shows that it helps'
         following = f'skip this pretraining, {why}, or give it more images and minutes: {following}'
-    return f'Verdict: {said}.', f'Next: {following}'
+    return f'Verdict: {sentence}.', f'Next: {following}'
 
 
 def describe_finetuning(
@@ -323,17 +325,17 @@ def judge_finetuning(metrics: Mapping[str, Metric], weights: Path, unequal: bool
     """
     of_images = gains_over('accuracy/top1', metrics)
     of_classes = gains_over('class_mean', metrics, '_class_mean')
-    said = f'Verdict: the classifier is {verdict(of_images)}.'
+    sentence = f'Verdict: the classifier is {verdict(of_images)}.'
     if verdict(of_classes) != verdict(of_images):
-        said = f'Verdict: over all images the classifier is {verdict(of_images)}; averaged over the classes it is '
-        said += f'{verdict(of_classes)}.'
+        sentence = f'Verdict: over all images the classifier is {verdict(of_images)}; averaged over the classes it is '
+        sentence += f'{verdict(of_classes)}.'
     better = all(gain.sign == BETTER for gain in of_classes.values())
     if better and not any(gain.sign == WORSE for gain in of_images.values()):
         run = shlex.quote(str(weights.parent))
-        return said, f'Next: beit-mm classify {run} new_images/ --out classes.csv; beit-mm export {run} model.onnx'
+        return sentence, f'Next: beit-mm classify {run} new_images/ --out classes.csv; beit-mm export {run} model.onnx'
     balance = 'show images of small classes more often (--balance), ' if unequal else ''
     others = 'give it more images, more time, or a released model to begin with (--init NAME of beit_mm.list_models())'
-    return said, f'Next: {balance}{others}: {again}'
+    return sentence, f'Next: {balance}{others}: {again}'
 
 
 def class_mean(counts: Tensor) -> Metric:

@@ -164,8 +164,8 @@ def describe_segmentation(weights: Path, images: LabelMaps, metrics: Metrics, se
         following = 'give it more label maps and minutes'
         if images.bands is None:
             following += '; or without training: beit-mm segment demo new_images/ --labelled LABEL_MAPS --out maps'
-    said = f'Verdict: the segmentor is {reports.verdict(gains)}.'
-    return Report(metrics | found, said, paragraphs, pictures, f'Next: {following}.')
+    sentence = f'Verdict: the segmentor is {reports.verdict(gains)}.'
+    return Report(metrics | found, sentence, paragraphs, pictures, f'Next: {following}.')
 
 
 def compare_segmentor(segmentor: SegmentationInferencer, images: LabelMaps, lists: Path, seconds: float) -> Tested:

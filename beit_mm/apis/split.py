@@ -25,7 +25,7 @@ from beit_mm.terminal import with_bar
 HELD_OUT = 0.1  # of the images, where no folder `val` lies beside `train`
 MIN_IMAGES = 100  # fewer say nothing about what images look like
 FEW, UNEQUAL = 10, 5  # images of a class that are few, and times that the largest class is the smallest
-DATE = re.compile(r'(19|20)\d\d[-_.]?(0[1-9]|1[0-2])([-_.]?[0-3]\d)?')  # such folders are no classes
+DATE = re.compile(r'(19|20)\d\d[-_.]?(0[1-9]|1[0-2])([-_.]?[0-3]\d)?')  # such folders are not classes
 IMAGES = ('images', 'imgs', 'JPEGImages')  # names of folders, in the order in which they are looked for
 MAPS = ('annotations', 'masks', 'labels', 'SegmentationClass')
 TRAINING, VALIDATION, TESTING = ('training', 'train'), ('validation', 'val', 'valid'), ('testing', 'test')
