@@ -409,46 +409,50 @@ def compare_features(
         if start:
             networks['start'] = FeatureExtractor(start, mean=extract.mean, std=extract.std)
 
+    parts = [read_features(networks, labels) for labels in labels_of(images, size)]
+    if not all(paths for paths, _ in parts):
+        return {}, {}, None
+    (known_paths, bank), (paths, held_out) = parts
+    for name in networks:  # no channel counts more than another
+        standardise = standardiser(bank[name])
+        bank[name], held_out[name] = standardise(bank[name]), standardise(held_out[name])
+    chosen = evenly(range(len(paths)), NUM_QUERIES)
+    queries = dict(paths=[paths[row] for row in chosen], features=held_out['pretrained'][chosen])
+    picture = draw_neighbours(queries, dict(paths=known_paths, features=bank['pretrained']), bool(images.classes))
+    if not images.classes:
+        return {}, {}, picture
+    right = {
+        name: knn_predict(held_out[name], bank[name], bank['labels'], len(images.classes)) == held_out['labels']
+        for name in ('pretrained', *OTHER_FEATURES)
+        if name in bank
+    }
+    of_trained = right.pop('pretrained').double()
+    metrics = {f'knn_accuracy_{name}': Metric(*mean_and_error(each), len(each)) for name, each in right.items()}
+    metrics['knn_accuracy'] = Metric(*mean_and_error(of_trained), len(of_trained))
+    gains = {name: Metric(*mean_and_error(of_trained - each.double())) for name, each in right.items()}
+    return metrics, gains, picture
+
+
+def read_features(
+    networks: Mapping[str, FeatureExtractor], labels: Mapping[str, int]
+) -> tuple[list[str], dict[str, Tensor]]:
+    """The images of `labels` that can be read, and of these each network's features, `thumbnails` and `labels`."""
+
     def compute(samples: list[dict]) -> list[dict]:
         batch = torch.stack([sample['inputs'] for sample in samples])
         found = {name: network.features(batch, [None])['mean'][:, 0].cpu() for name, network in networks.items()}
         return [dict(zip(found, row, strict=True)) for row in zip(*found.values(), strict=True)]
 
-    names = [*networks, 'thumbnails']
-    parts: list[dict[str, Tensor]] = []
-    paths: list[list[str]] = []
-    for labels in labels_of(images, size):
-        read = []
-        files = [FoundPath(path) for path in labels]
-        for sample in extract.reader.results(files, compute, 32, on_error='skip', return_images=True):
-            if 'error' not in sample:
-                pixels = torch.from_numpy(thumbnail(sample.pop('image')))
-                read.append(dict(sample, thumbnails=pixels - pixels.mean()))  # brightness alone makes none alike
-        if not read:
-            return {}, {}, None
-        paths.append([sample['path'] for sample in read])
-        parts.append({name: torch.stack([sample[name] for sample in read]) for name in names})
-        parts[-1]['labels'] = torch.tensor([labels[path] for path in paths[-1]])
-    bank, held_out = parts
-    for name in networks:  # no channel counts more than another
-        standardise = standardiser(bank[name])
-        bank[name], held_out[name] = standardise(bank[name]), standardise(held_out[name])
-    chosen = evenly(range(len(paths[1])), NUM_QUERIES)
-    queries = dict(paths=[paths[1][row] for row in chosen], features=held_out['pretrained'][chosen])
-    picture = draw_neighbours(queries, dict(paths=paths[0], features=bank['pretrained']), bool(images.classes))
-    if not images.classes:
-        return {}, {}, picture
-    metrics, gains = {}, {}
-    for name in names:
-        predicted = knn_predict(held_out[name], bank[name], bank['labels'], len(images.classes))
-        right = (predicted == held_out['labels']).double()
-        ending = '' if name == 'pretrained' else f'_{name}'
-        metrics[f'knn_accuracy{ending}'] = Metric(*mean_and_error(right), len(right))
-        if name == 'pretrained':
-            of_trained = right
-        else:
-            gains[name] = Metric(*mean_and_error(of_trained - right))
-    return metrics, gains, picture
+    read = []
+    files = [FoundPath(path) for path in labels]
+    reader = networks['pretrained'].reader
+    for sample in reader.results(files, compute, 32, on_error='skip', return_images=True):
+        if 'error' not in sample:
+            pixels = torch.from_numpy(thumbnail(sample.pop('image')))
+            label = torch.tensor(labels[sample['path']])
+            read.append(dict(sample, labels=label, thumbnails=pixels - pixels.mean()))  # without the brightness
+    names = (*networks, 'thumbnails', 'labels') if read else ()
+    return [sample['path'] for sample in read], {name: torch.stack([each[name] for each in read]) for name in names}
 
 
 def draw_neighbours(queries: Mapping[str, Any], bank: Mapping[str, Any], named: bool = True) -> Figure:

@@ -96,8 +96,8 @@ def find_images(folder: str | Path) -> Images:
     train = list_folder(root)
     if not train.names:
         raise FileNotFoundError(f'no images in {str(root)!r}; expected files ending in {" ".join(EXTENSIONS)}')
-    val = next((path for name in VALIDATION if (path := root.parent / name).is_dir()), None)
-    held_out = list_folder(val) if val and root.name in TRAINING else None
+    vals = [root.parent / name for name in VALIDATION if (root.parent / name).is_dir()]
+    held_out = list_folder(vals[0]) if vals and root.name in TRAINING else None
     if held_out is None or not held_out.names:
         train, held_out = hold_out(train)
     if len(train.names) < MIN_IMAGES:
@@ -265,20 +265,30 @@ def find_bands(folder: Path, bands: str | Sequence[int] | None) -> str | Sequenc
 
     Without a choice of the user's the first image decides.
     """
-    path, shown = str(folder / next(iter(list_images(str(folder), READ)), '')), 0
-    could_have = path.lower().endswith(BAND_EXTENSIONS)
-    if bands is not None and not could_have:
+    path = str(folder / next(iter(list_images(str(folder), READ)), ''))
+    can_have = path.lower().endswith(BAND_EXTENSIONS)
+    if bands is not None and not can_have:
         raise UserError(f'--bands: {path} does not end in {", ".join(BAND_EXTENSIONS)}; leave it out')
-    if bands is not None or not could_have:
-        return bands
+    if bands is None and can_have and has_hidden_bands(path):
+        return 'all'
+    return bands
+
+
+def has_hidden_bands(path: str) -> bool:
+    """Whether reading an image as RGB would lose some of its bands."""
+    shown = 0
     with suppress(UnreadableImageError), unreadable(path, Exception), open_image(path) as image:
         shown = len(image.getbands())
-    # a kind of TIFF that only Pillow reads, or a Python without tifffile
-    with suppress(UnreadableImageError, *[UserError] * bool(shown)):
+    try:
         if read_bands(path).shape[2] > shown:
-            return 'all'
-        reading.read_image(path)  # says what it lays on white
-    return None
+            return True
+        reading.read_image(path)  # warns of a band that is marked as transparency
+    except UnreadableImageError:  # a kind of TIFF that only Pillow reads
+        return False
+    except UserError:  # a Python without tifffile
+        if not shown:
+            raise
+    return False
 
 
 def measure_bands(paths: Sequence[str], bands: str | Sequence[int]) -> dict[str, Any]:
