@@ -106,7 +106,8 @@ def plan_training(images: Images, call: Record) -> Plan:
     if call.batch is not None and not 0 < call.batch <= number:
         raise UserError(f'a batch of {call.batch} images; expected 1 to {number:,}, the images to learn from')
     if workers is None:  # two cores are for the process that feeds a GPU; without one the training takes most cores
-        workers = max(1, min(count_cores() - 2, 16) if device == 'cuda' else count_cores() // 4)
+        cores = len(os.sched_getaffinity(0)) if hasattr(os, 'sched_getaffinity') else os.cpu_count() or 1
+        workers = max(1, min(cores - 2, 16) if device == 'cuda' else cores // 4)
     return Plan(
         device=device,
         base=base,
@@ -159,10 +160,6 @@ def choose_batch(images: Images, base: str, backbone: Mapping[str, Any], device:
     return 2 ** int(math.log2(max(2, min(most, few))))
 
 
-def count_cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, 'sched_getaffinity') else os.cpu_count() or 1
-
-
 def choose_tokenizer(
     option: str | None, checkpoint: Checkpoint | None, device: str
 ) -> tuple[dict[str, Any] | None, bool]:
@@ -185,11 +182,10 @@ def describe_plan(plan: Plan, images: Images) -> list[str]:
     sizes, (height, width) = sizes_of(plan.backbone['arch']), plan.size
     shape = f'{sizes["num_layers"]} blocks of width {sizes["embed_dims"]}, {height} x {width} pixels'
     start = f'as in {plan.init}' if plan.init else 'random weights'
-    readers = f'{plan.workers} of {count_cores()} cores'
     lines = [
         f'images     {images}',
         f'model      {shape} in patches of {plan.backbone["patch_size"]}: {start}',
-        f'batch      {plan.batch} images on a {"GPU" if plan.device == "cuda" else "CPU"}, read by {readers}',
+        f'batch      {plan.batch} images, processes that read them: {plan.workers}; on {plan.device}',
     ]
     few = images.few(plan.balance) if plan.base == NARROW_FINETUNING else ''
     if few:
@@ -200,8 +196,7 @@ def describe_plan(plan: Plan, images: Images) -> list[str]:
             which = images.bands['load']['bands'] or f'all {len(images.bands["mean"])}'
             lines.append(f'bands      {which}: 0 and 255 are the percentiles 1 and 99 of each in these images')
     if plan.device == 'cuda' and torch.cuda.device_count() > 1:
-        others = 'all of them: tools/dist_train.sh with the configs in the run folder'
-        lines.append(f'GPUs       1 of {torch.cuda.device_count()}; {others}')
+        lines.append('GPUs       one; all of them: tools/dist_train.sh with the configs in the run folder')
     if plan.keeps_head:
         lines.append(f'tokenizer  that of {plan.init}, whose head is trained further')
     elif plan.tokenizer:

@@ -12,8 +12,6 @@ from beit_mm.files import atomic_file
 
 NONE, NEW = 'none', 'new'  # options: random weights; a tokenizer trained on these images
 MIN_STEPS = 20
-MAX_WORKERS = 1024
-MAX_SEED = 2**32 - 1  # numpy's
 OPTIONS = 'verb images init tokenizer_option length batch seed reduce_zero_label balance bands levels'.split()
 
 
@@ -84,7 +82,7 @@ def new_call(verb: str, images: str | Path, init: str | Path | None = None, **op
     units = [unit for unit in limits if unit in options]
     if len(units) > 1:
         raise UserError(f'{" and ".join(units)} are both given; expected one of them')
-    limits |= dict(workers=(0, MAX_WORKERS), seed=(0, MAX_SEED))
+    limits |= dict(workers=(0, 1024), seed=(0, 2**32 - 1))  # numpy's
     for name, (least, most) in limits.items():
         if name in options and not least <= options[name] <= most:
             raise UserError(f'{name} is {options[name]}; expected {least:,} to {most:,}')

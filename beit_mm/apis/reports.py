@@ -78,8 +78,8 @@ class Metric:
     @classmethod
     def share(cls, percent: float, number: int) -> 'Metric':
         """A share of so many images, in %."""
-        likely = min(percent / 100, 1.0)  # mmpretrain's float32 may give more
-        return cls(percent, 100 * math.sqrt(likely * (1 - likely) / number), number)
+        share = min(percent / 100, 1.0)  # mmpretrain's float32 may give more
+        return cls(100 * share, 100 * math.sqrt(share * (1 - share) / number), number)
 
     def __sub__(self, other: 'Metric') -> 'Metric':
         """The difference of two that were measured independently."""
@@ -532,4 +532,4 @@ def draw_curves(work_dir: Path, metrics: Mapping[str, Metric]) -> Picture:
         axes.legend(fontsize=7)
     with atomic_file(work_dir.parent / 'loss.png') as file:
         figure.savefig(file, dpi=120)
-    return Picture('loss.png', 'In training and on held-out images')
+    return Picture('loss.png', 'Loss in training, and what is reached on held-out images')

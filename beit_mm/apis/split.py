@@ -103,9 +103,9 @@ def find_images(folder: str | Path) -> Images:
     if len(train.names) < MIN_IMAGES:
         raise UserError(f'{len(train.names)} images in {str(root)!r}; at least {MIN_IMAGES} are needed to learn from')
     classes = sorted(set(train.names.values()))
-    labelled = '' not in classes and len(classes) > 1 and set(held_out.names.values()) <= set(classes)
-    labelled = labelled and not all(map(DATE.fullmatch, classes))
-    return Images(train, held_out, classes if labelled else [])
+    named = len(classes) > 1 and '' not in classes and not all(map(DATE.fullmatch, classes))
+    known = set(held_out.names.values()) <= set(classes)
+    return Images(train, held_out, classes if named and known else [])
 
 
 def training_folder(folder: str | Path) -> Path:
@@ -306,15 +306,16 @@ def find_folders(root: Path, least: int = MIN_PAIRS) -> list[tuple[Path, Path]]:
         least: maps beside their images that count; fewer may be images of masks.
     """
 
-    def first(folder: Path, names: Sequence[str]) -> str:
-        return next((name for name in names if (folder / name).is_dir()), '')
+    def present(folder: Path, *groups: Sequence[str]) -> list[str]:
+        """Of each group the first name that is a folder."""
+        found = ([name for name in names if (folder / name).is_dir()] for names in groups)
+        return [names[0] for names in found if names]
 
-    images, maps = first(root, IMAGES), first(root, MAPS)
-    splits = [name for name in (first(root, names) for names in (TRAINING, VALIDATION)) if name]
+    images, maps, splits = present(root, IMAGES), present(root, MAPS), present(root, TRAINING, VALIDATION)
     folders: list[tuple[Path, Path]] = []
     if images and maps:
-        inside = [name for name in (first(root / images, names) for names in (TRAINING, VALIDATION)) if name]
-        folders = [(root / images / name, root / maps / name) for name in inside or ['']]
+        for name in present(root / images[0], TRAINING, VALIDATION) or ['']:
+            folders.append((root / images[0] / name, root / maps[0] / name))
     elif images and not splits:  # no class has that name
         others = ', '.join(sorted(f'{path.name}/' for path in root.iterdir() if path.is_dir()))
         raise FileNotFoundError(f'no label maps in {str(root)!r}, only {others}; {EXPECTED}')

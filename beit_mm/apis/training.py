@@ -363,13 +363,13 @@ class Run:
             compared = min(MAX_BANK, max(MIN_BANK, int(seconds * speed * 2 / 3)))
             start = None if record.init == NONE else record.init
             return reports.describe_pretraining(self.weights, images, self.metrics(), compared, start)
-        again = ['finetune', str(images.train.root), '--init', str(record.init), '--out', f'{self.folder}_2']
+        again = ['beit-mm', 'finetune', str(images.train.root), '--init', str(record.init), '--out', f'{self.folder}_2']
         again += [f'--{length.unit}', f'{2 * length.number:g}']
         again += ['--balance'] if self.plan.balance or images.unequal else []
         # two for each that it classifies, which costs a third of a step
         answers = max(reports.MIN_ANSWERS, int(3 * seconds * speed))
-        command, balance = shlex.join(['beit-mm', *again]), self.plan.balance
-        return reports.describe_finetuning(self.weights, images, self.metrics(), seconds, answers, balance, command)
+        arguments = self.weights, images, self.metrics(), seconds, answers, self.plan.balance
+        return reports.describe_finetuning(*arguments, shlex.join(again))
 
 
 def digest_of(images: Images) -> str:

@@ -57,7 +57,9 @@ def test_a_classifier_without_mistakes_has_a_verdict():
     """45 right of 45, as mmpretrain's Accuracy counts in float32."""
     (percent,) = Accuracy.calculate(torch.eye(45), torch.arange(45))[0]
     metrics = metrics_of(float(percent), 100, thumbnails=(50.0, 50), most_frequent=(10.0, 10), number=45)
-    assert metrics['accuracy/top1'].value > 100 and 'better than' in judged(metrics)
+    assert percent > 100 and metrics['accuracy/top1'].value == 100 and 'better than' in judged(metrics)
+    alike = metrics | dict(thumbnails=Metric.share(100, 45), thumbnails_class_mean=Metric(100, 1.0))
+    assert 'better than thumbnails' not in judged(alike)
 
 
 @pytest.mark.parametrize(
