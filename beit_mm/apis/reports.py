@@ -25,7 +25,7 @@ from beit_mm.datasets.reading import UnreadableImageError, read_image
 from beit_mm.datasets.transforms import TwoViewCenterCrop
 from beit_mm.features import evaluation
 from beit_mm.features.evaluation import knn_predict, mean_and_error, neighbours, ridge, standardiser, thumbnail
-from beit_mm.features.extractor import FeatureExtractor, FoundPath
+from beit_mm.features.extractor import ExistingPath, FeatureExtractor
 from beit_mm.files import atomic_file, readable
 from beit_mm.pictures import SIDE, draw_runs, read_scalars, sheet, shortened
 
@@ -444,7 +444,7 @@ def read_features(
         return [dict(zip(found, row, strict=True)) for row in zip(*found.values(), strict=True)]
 
     read = []
-    files = [FoundPath(path) for path in labels]
+    files = [ExistingPath(path) for path in labels]
     reader = networks['pretrained'].reader
     for sample in reader.results(files, compute, 32, on_error='skip', return_images=True):
         if 'error' not in sample:

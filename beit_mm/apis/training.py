@@ -21,7 +21,8 @@ from mmengine.runner import Runner
 
 from beit_mm.apis import reports
 from beit_mm.apis.configs import RunConfig, own_config, run_config, write_config
-from beit_mm.apis.plans import SETTINGS, TOKENIZER, Plan, describe_plan, own_tokenizer, plan_training
+from beit_mm.apis.plans import SETTINGS, Plan, describe_plan, plan_training
+from beit_mm.apis.rebuild import TOKENIZER, own_tokenizer
 from beit_mm.apis.records import MIN_STEPS, NONE, OPTIONS, Length, Record, new_call
 from beit_mm.apis.reports import Metric, Report
 from beit_mm.apis.segmentation_report import describe_segmentation

@@ -124,6 +124,16 @@ def test_a_model_without_classes_segments_by_labelled_patches(tmp_path):
     assert (truth == labels).mean() > 0.6
 
 
+def test_a_limit_of_pixels_that_the_loader_does_not_have_is_named(work, tmp_path):
+    content = torch.load(work / 'model.pth', weights_only=True)
+    loader = dict(type='LoadImageFromFile')  # mmcv's
+    content['meta']['config_dict']['test_dataloader']['dataset']['pipeline'][0] = loader
+    torch.save(content, tmp_path / 'model.pth')
+    with pytest.raises(ValueError, match='max_pixels'):
+        SegmentationInferencer(tmp_path / 'model.pth', 'cpu', max_pixels=100)
+    assert SegmentationInferencer(tmp_path / 'model.pth', 'cpu').reader.loader.imdecode_backend == 'cv2'
+
+
 @pytest.mark.parametrize('kind', ['a segmentor', 'labelled patches'])
 def test_the_limit_of_pixels_is_the_options_for_images_and_label_maps(work, tmp_path, monkeypatch, kind):
     """Lowered, which costs no memory, at both ends of it: 40 x 56 pixels."""
