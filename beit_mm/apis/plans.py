@@ -1,13 +1,14 @@
-"""Chooses model, tokenizer, batch size and length for training on a user's images.
+"""Chooses model, tokenizer, batch size and length for training on a user's images, and records them.
 
 A plan becomes ordinary configs on top of those of configs/, which tools/train.py runs too.
 """
 
+import json
 import math
 import os
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import astuple, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,16 +17,18 @@ from mmengine.config import Config
 
 from beit_mm.apis import rebuild
 from beit_mm.apis.configs import own_config
-from beit_mm.apis.records import NEW, NONE, Record
 from beit_mm.apis.split import Images, LabelMaps
-from beit_mm.checkpoint.checkpoint import Checkpoint, normalisation_of
-from beit_mm.checkpoint.find import DEMO
+from beit_mm.checkpoint.checkpoint import Checkpoint, given_levels, normalisation_of
+from beit_mm.checkpoint.find import DEMO, path_of_checkpoint
 from beit_mm.checkpoint.names import IMAGENET, released_out_indices
 from beit_mm.checkpoint.read import CheckpointError
 from beit_mm.datasets.transforms import as_size
-from beit_mm.errors import UserError
+from beit_mm.errors import UserError, check_choice
+from beit_mm.files import atomic_file
 from beit_mm.models.vit import sizes_of
 
+NONE, NEW = 'none', 'new'  # options: random weights; a tokenizer trained on these images
+MIN_STEPS = 20
 MANY_IMAGES = 100_000  # from which on a GPU trains BEiT-Base
 BACKBONE = 'beit_mm.BEiTBackbone'
 NARROW = 192  # width of models up to which the demo's recipes hold
@@ -40,6 +43,89 @@ GIB_OF_HEADS, GIB_OF_BLOCKS = 0.58, 0.68
 HEAD_PARAMETERS = 100_000_000  # each has 16 bytes: weight, gradient and two of the optimizer
 MAX_BATCH = 512  # on a GPU: more would leave a short training few steps
 CPU_BATCH = 64, 16  # of a narrow model, as its recipes have it, and of a wide one, whose steps take seconds
+
+
+@dataclass(frozen=True)
+class Length:
+    """How long a run is."""
+
+    number: float
+    unit: str  # 'minutes', 'steps' or 'epochs'
+
+    def __str__(self) -> str:
+        return f'{self.number:.12g} {self.unit}'
+
+
+@dataclass
+class Record:
+    """The call that made a run, what was planned for it, and what came of it.
+
+    What the call leaves open is None until it is planned. The options are those of `pretrain` and `finetune`.
+    """
+
+    verb: str  # 'pretrain' or 'finetune'
+    images: str = ''  # folder
+    init: str | None = None
+    tokenizer_option: str | None = None
+    length: Length | None = None
+    batch: int | None = None
+    seed: int | None = None
+    reduce_zero_label: bool | None = None
+    balance: bool | None = None
+    bands: str | list[int] | None = None
+    levels: dict[str, list[float]] | None = None  # mean and std
+    workers: int | None = None
+    device: str | None = None  # 'cpu' or 'cuda'
+
+    tokenizer: str | None = None  # see Plan.tokenizer_name
+    found: str = ''  # how many images
+    digest: str = ''  # of their names
+    seconds: float = 0.0  # that the run has taken
+    stages: dict[str, dict[str, Any]] = field(default_factory=dict)  # steps, time, and what its validation measured
+    metrics: dict[str, Any] = field(default_factory=dict)  # of the report: value, standard error, number of images
+    verdict: str = ''
+
+    @classmethod
+    def read(cls, path: Path) -> 'Record':
+        try:
+            record = cls(**json.loads(path.read_text()))
+            record.length = Length(*record.length)
+        except (ValueError, TypeError):
+            advice = 'choose another --out, or delete the folder'
+            raise UserError(f'{path} is damaged or of another version of beit_mm; {advice}') from None
+        return record
+
+    def write(self, path: Path) -> None:
+        with atomic_file(path) as file:
+            file.write(json.dumps(vars(self), indent=2, default=astuple).encode())
+
+    def check_call(self, call: 'Record', folder: Path) -> None:
+        """Refuses to resume a run by a call with another option; what the call leaves open stays as it was."""
+        options = 'verb images init tokenizer_option length batch seed reduce_zero_label balance bands levels'
+        for option in options.split():
+            known, given = getattr(self, option), getattr(call, option)
+            if given not in (None, known):
+                raise UserError(f'{folder} is a run with {option} {known}, not {given}; choose another --out')
+
+
+def new_call(verb: str, images: str | Path, init: str | Path | None = None, **options: Any) -> Record:
+    """The record of a call before anything is planned; minutes, steps or epochs become its length."""
+    options = {name: value for name, value in options.items() if value is not None}
+    limits = dict(minutes=(1e-3, 1e6), epochs=(1e-3, 1e6), steps=(MIN_STEPS, 10**9))
+    units = [unit for unit in limits if unit in options]
+    if len(units) > 1:
+        raise UserError(f'{" and ".join(units)} are both given; expected one of them')
+    limits |= dict(workers=(0, 1024), seed=(0, 2**32 - 1))  # numpy's
+    for name, (least, most) in limits.items():
+        if name in options and not least <= options[name] <= most:
+            raise UserError(f'{name} is {options[name]}; expected {least:,} to {most:,}')
+    if 'tokenizer_option' in options:
+        check_choice('tokenizer', options['tokenizer_option'], (DEMO, NEW))
+    if init not in (None, DEMO, NONE) and '://' not in str(init):
+        init = path_of_checkpoint(init).absolute()  # links stay: name and neighbouring files tell what it is
+    options['levels'] = given_levels(**options.get('levels', {})) or None
+    options['length'] = next((Length(options.pop(unit), unit) for unit in units), None)
+    return Record(verb, str(Path(images).expanduser().resolve()), None if init is None else str(init), **options)
 
 
 @dataclass

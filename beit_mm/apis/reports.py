@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple, TypeAlias, TypeVar
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import torch
@@ -64,7 +64,6 @@ MOST_CLASSES = 30  # in the table of a classifier
 MISTAKES, MISTAKES_COLUMNS, MISTAKES_SIDE = 24, 4, 240  # of their picture, and pixels of a tile
 
 Paragraph: TypeAlias = str | Sequence[Sequence[str]]  # a text, or rows of a table
-Item = TypeVar('Item')
 
 
 @dataclass(frozen=True)
@@ -167,11 +166,7 @@ def rows_of(metrics: Mapping[str, Metric]) -> list[tuple[str, str]]:
 
 
 def verdict(gains: Mapping[str, Metric]) -> str:
-    """Whether something is better than others: 'better than A and B, worse than C'.
-
-    Args:
-        gains: name of the other -> how much better than it.
-    """
+    """Whether something is better than others, by its gains over each: 'better than A and B, worse than C'."""
     groups: dict[str, list[str]] = {BETTER: [], WORSE: [], TOO_CLOSE: []}
     for name, gain in gains.items():
         groups[gain.sign].append(name)
@@ -187,7 +182,7 @@ def gains_over(name: str, metrics: Mapping[str, Metric], ending: str = '') -> Me
     }
 
 
-def drawn_until(items: Iterable[Item], deadline: float, least: int) -> Iterator[Item]:
+def drawn_until(items: Iterable[Any], deadline: float, least: int) -> Iterator[Any]:
     """Items in an order drawn at random until a time, by time.monotonic, but at least so many."""
     items = [*items]
     for number, item in enumerate(random.Random(0).sample(items, len(items))):
@@ -197,12 +192,9 @@ def drawn_until(items: Iterable[Item], deadline: float, least: int) -> Iterator[
 
 
 def describe_pretraining(weights: Path, images: Images, metrics: Metrics, compared: int, start: str | None) -> Report:
-    """The report on a pretraining; draws its pictures beside the weights.
+    """The report on a pretraining that began with `start`, by its validation and `compared` images to learn from.
 
-    Args:
-        metrics: of the validation.
-        compared: images that held-out ones are compared with.
-        start: checkpoint that it began with; None for random weights.
+    Draws its pictures beside the weights.
     """
     folder, trained = weights.parent, Checkpoint.open(weights)
     chosen = [images.held_out.root / path for path in evenly(images.held_out.names, 8)]
@@ -273,13 +265,11 @@ def judge_pretraining(
 def describe_finetuning(
     weights: Path, images: Images, metrics: Metrics, seconds: float, asked: int, balance: bool, again: str
 ) -> Report:
-    """The report on a classifier; draws its pictures beside the weights.
+    """The report on a classifier, by its validation; draws its pictures beside the weights.
 
     Args:
-        metrics: of the validation.
-        seconds: for the baselines and for classifying images, each half.
+        seconds: twice what the baselines take.
         asked: twice the held-out images that are classified for the table of the classes.
-        balance: whether images of small classes were shown more often.
         again: command of another fine-tuning.
     """
     folder, held_out = weights.parent, len(images.held_out.names)
@@ -480,11 +470,7 @@ def center_tile(file: str, side: int = SIDE) -> Tensor:
 
 
 def compare_classifier(images: Images, seconds: float) -> tuple[Metrics, int]:
-    """What ridge regression on `thumbnails` and the `most_frequent` class reach, and the images they learned from.
-
-    Args:
-        seconds: for reading images, of which MOST_THUMBNAILS are enough.
-    """
+    """What ridge regression on `thumbnails` and the `most_frequent` class reach, and the images they learned from."""
     begin, classes = time.monotonic(), len(images.classes)
     number = {name: label for label, name in enumerate(images.classes)}
     pixels, answers = [], []
@@ -503,12 +489,13 @@ def compare_classifier(images: Images, seconds: float) -> tuple[Metrics, int]:
     (x, held_out), (y, truth) = pixels, answers
     by_thumbnails = evaluation.confusion(ridge(x, y, held_out), truth, classes)
     by_frequency = evaluation.confusion(y.bincount().argmax().expand_as(truth), truth, classes)
-    metrics = {}
-    for name, counts in dict(thumbnails=by_thumbnails, most_frequent=by_frequency).items():
-        metrics[name] = Metric.share(float(100 * counts.diagonal().sum() / counts.sum()), len(truth))
-        metrics[f'{name}_class_mean'] = class_mean(counts)
-    # one class is right whatever images are drawn
-    metrics['most_frequent_class_mean'] = Metric(metrics['most_frequent_class_mean'].value, 0.0)
+    metrics = {
+        'thumbnails': Metric.share(100 * evaluation.accuracy(by_thumbnails), len(truth)),
+        'thumbnails_class_mean': class_mean(by_thumbnails),
+        'most_frequent': Metric.share(100 * evaluation.accuracy(by_frequency), len(truth)),
+        # one class is right whatever images are drawn
+        'most_frequent_class_mean': Metric(class_mean(by_frequency).value, 0.0),
+    }
     return metrics, len(y)
 
 

@@ -35,10 +35,8 @@ NUM_PAIRS = 5  # of classes that are confused, in the report
 class PositionAndColour:
     """Naive Bayes of position and colour: P(class | position) P(colour | class), without a network.
 
-    Images are brought to 120 x 160 pixels, answers to the size of the label map.
-
-    Args:
-        num_classes: labels from it on are unlabelled pixels.
+    Images are brought to 120 x 160 pixels, answers to the size of the label map. Labels from `num_classes` on are
+    unlabelled pixels.
     """
 
     def __init__(self, num_classes: int):
@@ -56,12 +54,7 @@ class PositionAndColour:
         np.add.at(self.of_colour, (colours[kept], labels[kept]), 1)
 
     def answers(self, image: np.ndarray, size: tuple[int, int]) -> dict[str, np.ndarray]:
-        """Labels (H, W) by the `most_frequent` class, and by `position_colour`.
-
-        Args:
-            image: uint8 (h, w, 3).
-            size: (H, W).
-        """
+        """Labels (H, W) of an image uint8 (h, w, 3), by the `most_frequent` class and by `position_colour`."""
         most, log_position, log_colour = self.tables
         by_colour = (log_position + log_colour[colours_of(image)]).argmax(axis=2).astype(np.uint8)
         return dict(most_frequent=np.full(size, most, np.uint8), position_colour=resize_nearest(by_colour, size))
@@ -114,7 +107,6 @@ class Tested(NamedTuple):
         drawn = torch.randint(number, (RESAMPLED, number), generator=generator)
         drawn = torch.stack([row.bincount(minlength=number) for row in drawn]).double()
         means = {name: self.ious(name, drawn).nanmean(dim=1) for name in self.hits}
-
         whole = {name: float(self.ious(name).nanmean()) for name in self.hits}
 
         def metric(value: float, of_samples: Tensor) -> Metric:
@@ -130,12 +122,7 @@ class Tested(NamedTuple):
 
 
 def describe_segmentation(weights: Path, images: LabelMaps, metrics: Metrics, seconds: float) -> Report:
-    """The report on a segmentor; draws its pictures beside the weights.
-
-    Args:
-        metrics: of the validation.
-        seconds: for testing held-out images and for counting the pixels of others.
-    """
+    """The report on a segmentor, by its validation and tests of so many seconds; draws pictures beside the weights."""
     folder, segmentor = weights.parent, SegmentationInferencer(weights)
     tested = compare_segmentor(segmentor, images, folder / 'lists', seconds)
     found, gains = tested.metrics()

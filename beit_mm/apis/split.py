@@ -302,8 +302,7 @@ def measure_bands(paths: Sequence[str], bands: str | Sequence[int]) -> dict[str,
 def find_folders(root: Path, least: int = MIN_PAIRS) -> list[tuple[Path, Path]]:
     """Folders of images and of their maps: to learn from and, if any, held out; empty without maps.
 
-    Args:
-        least: maps beside their images that count; fewer may be images of masks.
+    Fewer maps beside their images than `least` may be images of masks.
     """
 
     def present(folder: Path, *groups: Sequence[str]) -> list[str]:
@@ -359,12 +358,9 @@ def find_suffix(images: Path, maps: Path) -> str:
 def find_pairs(
     images: Path, maps: Path, suffix: str, read: Callable, pixels: Counter, notes: list[str]
 ) -> dict[str, set[int]]:
-    """Images with a map of their size, relative to their folder, and the numbers in it.
+    """Images with a map of their size, relative to their folder, and the numbers in it, by a `read_pair`.
 
-    Args:
-        read: `read_pair` with its settings.
-        pixels: gets how many pixels have each number.
-        notes: gets what was left out.
+    `pixels` gets how many pixels have each number, `notes` what was left out.
     """
     listed = [path for path in list_images(str(images), READ) if images != maps or not path.endswith(BESIDE)]
     existing = {*list_images(str(maps))}
@@ -411,9 +407,7 @@ def choose_labels(
 ) -> tuple[list[str], list[int], str]:
     """The classes, the number of each in label maps, and a sentence on them, by the classes' names, if there are any.
 
-    Args:
-        found: the numbers in the map of each image, of each folder.
-        reduce_zero_label: as of `find_label_maps`.
+    `found` has the numbers in the map of each image, of each folder.
     """
     numbers = sorted(set().union(*(held for part in found for held in part.values())) - {IGNORE_INDEX})
     if not numbers:

@@ -21,9 +21,8 @@ from mmengine.runner import Runner
 
 from beit_mm.apis import reports
 from beit_mm.apis.configs import RunConfig, own_config, run_config, write_config
-from beit_mm.apis.plans import SETTINGS, Plan, describe_plan, plan_training
+from beit_mm.apis.plans import MIN_STEPS, NONE, SETTINGS, Length, Plan, Record, describe_plan, new_call, plan_training
 from beit_mm.apis.rebuild import TOKENIZER, own_tokenizer
-from beit_mm.apis.records import MIN_STEPS, NONE, OPTIONS, Length, Record, new_call
 from beit_mm.apis.reports import Metric, Report
 from beit_mm.apis.segmentation_report import describe_segmentation
 from beit_mm.apis.split import Images, LabelMaps, find_images, find_label_maps, write_lists
@@ -118,12 +117,7 @@ def finetune(
 
 
 class Run:
-    """A run in its folder.
-
-    Args:
-        call: of `new_call`.
-        out: the folder; what it records of an earlier call is resumed.
-    """
+    """A run in a folder `out`: that of a `new_call`, or of an earlier call, which it resumes."""
 
     plan: Plan
 
@@ -141,10 +135,7 @@ class Run:
             raise UserError(f'{self.folder} {inside}; choose another --out')
         if (self.folder / RECORD).is_file():
             self.record = Record.read(self.folder / RECORD)
-            for option in OPTIONS:
-                known, given = getattr(self.record, option), getattr(call, option)
-                if given not in (None, known):
-                    raise UserError(f'{self.folder} is a run with {option} {known}, not {given}; choose another --out')
+            self.record.check_call(call, self.folder)
         elif self.folder.is_dir() and any(self.folder.iterdir()):
             raise UserError(f'{self.folder} holds other files; expected a new or empty folder for the run')
 

@@ -18,8 +18,7 @@ from torch import nn
 from beit_mm.apis import plans, rebuild, split
 from beit_mm.apis.commands import merge_options
 from beit_mm.apis.configs import own_config, write_config
-from beit_mm.apis.plans import Plan, describe_plan
-from beit_mm.apis.records import Record
+from beit_mm.apis.plans import Plan, Record, describe_plan
 from beit_mm.apis.split import find_images, write_lists
 from beit_mm.checkpoint.checkpoint import Checkpoint
 from beit_mm.datasets.image_folder import ImageFolder, UnlabeledImages

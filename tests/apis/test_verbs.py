@@ -19,7 +19,7 @@ from PIL import Image
 import beit_mm
 from beit_mm import __main__ as command
 from beit_mm import terminal
-from beit_mm.apis import configs, inference, plans, rebuild, records, split, training
+from beit_mm.apis import configs, inference, plans, rebuild, split, training
 from beit_mm.checkpoint.checkpoint import Checkpoint
 from beit_mm.registry import MODELS
 
@@ -45,7 +45,7 @@ def narrow():
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(training, 'plan_training', plan)
         patch.setattr(training, 'MIN_STEPS', 3)
-        patch.setattr(records, 'MIN_STEPS', 3)
+        patch.setattr(plans, 'MIN_STEPS', 3)
         patch.setattr(split, 'MIN_IMAGES', 10)
         yield
 

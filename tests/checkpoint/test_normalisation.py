@@ -23,8 +23,7 @@ from timm.models import beit, save_for_hf
 from beit_mm import ClassificationInferencer, FeatureExtractor, SegmentationInferencer
 from beit_mm import __main__ as command
 from beit_mm.apis.commands import add_levels
-from beit_mm.apis.plans import plan_training
-from beit_mm.apis.records import Record
+from beit_mm.apis.plans import Record, plan_training
 from beit_mm.apis.split import find_images
 from beit_mm.checkpoint.checkpoint import Checkpoint
 from beit_mm.errors import UserError

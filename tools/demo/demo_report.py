@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 
-from beit_mm.apis.records import Record
+from beit_mm.apis.plans import Record
 from beit_mm.apis.reports import BASELINES, Metric, Metrics, Picture, rows_of, verdict, write_report
 from beit_mm.apis.split import Images, list_folder
 from beit_mm.engine.metrics import entropy
