@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 import torch
-from mmengine.config import Config
+from mmengine.config import Config, ConfigDict
 from mmengine.registry import DefaultScope
 from mmpretrain.models import ImageClassifier
 from torch import nn
@@ -98,7 +98,8 @@ def rebuild(
     check_finite(checkpoint.weights, str(checkpoint))
     with DefaultScope.overwrite_default_scope(recipe.scope):
         try:
-            model = built_as_stored(recipe.model, checkpoint) if config is None else MODELS.build(recipe.model)
+            settings = ConfigDict(recipe.model)  # mmseg reads its test_cfg by attributes
+            model = built_as_stored(settings, checkpoint) if config is None else MODELS.build(settings)
             reader = built_reader(recipe.pipeline, model)
             views = TRANSFORMS.build(recipe.views) if recipe.views else None
         except Exception as error:
@@ -234,7 +235,7 @@ def segmentor_of(checkpoint: Checkpoint, backbone: dict[str, Any]) -> tuple[dict
     return model, [dict(type='beit_mm.LoadImage'), resize, dict(type='PackSegInputs')]
 
 
-def built_as_stored(config: dict[str, Any], checkpoint: Checkpoint) -> nn.Module:
+def built_as_stored(config: ConfigDict, checkpoint: Checkpoint) -> nn.Module:
     """A model by a stored config, which gets memory once its shapes are seen to be the weights'."""
     with torch.device('meta'):
         model = MODELS.build(config)

@@ -85,6 +85,17 @@ def test_labels_are_those_of_the_test_tool(work, scales, monkeypatch):
         assert (saved == labels + 1).all()  # ADE20K's numbers
 
 
+def test_a_given_config_may_name_mmsegs_own_segmentor(work):
+    """Its windows give the logits of ours: labels differ where two classes are close."""
+    config = Config.fromfile(work / 'config.py')
+    config.model.type = 'EncoderDecoder'
+    sources = [work / 'images/square.png', work / 'images/a/wide.png']
+    ours = SegmentationInferencer(work / 'model.pth', 'cpu')
+    theirs = SegmentationInferencer(work / 'model.pth', 'cpu', config)
+    for found, expected in zip(theirs(sources), ours(sources), strict=True):
+        assert (found['labels'] == expected['labels']).mean() > 0.95
+
+
 def test_the_verb_writes_label_maps_and_overlays(work, tmp_path):
     """Files of one name do not overwrite each other, and a dead link costs no other maps."""
     (tmp_path / 'more').mkdir()
