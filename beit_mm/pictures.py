@@ -199,7 +199,7 @@ def parse_point(text: str, size: tuple[int, int]) -> tuple[float, float]:
         return float(x) * (size[1] if '.' in x else 1), float(y) * (size[0] if '.' in y else 1)
     except ValueError:
         expected = 'expected X,Y in pixels (210,140) or shares (0.5,0.25)'
-        raise UserError(f'--points: {text!r} is no point; {expected}') from None
+        raise UserError(f'--points: {text!r} is not a point; {expected}') from None
 
 
 def patches_at(points: Sequence[tuple[float, float]], size: tuple[int, int], grid: Grid) -> list[tuple[int, int]]:
@@ -225,7 +225,7 @@ def attention_of_patches(
         layer: block, 0-based, negative from the end.
 
     Returns:
-        float32 (P, heads, h, w) on the CPU. The class token's column is left out, so that a map adds up to less than 1.
+        float32 (P, heads, h, w) on the CPU. The class token's column is left out, so a map adds up to less than 1.
 
     Source: paper section 4.4; microsoft/unilm `beit2/visualize_attention.py`.
     """

@@ -1,13 +1,14 @@
-"""What a training on somebody's images looks like: which model, tokenizer, batch and length, as configs.
+"""Chooses model, tokenizer, batch size and length for training on a user's images, and records them.
 
 A plan becomes ordinary configs on top of those of configs/, which tools/train.py runs too.
 """
 
+import json
 import math
 import os
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import astuple, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,22 +18,24 @@ from mmengine.config import Config
 from beit_mm.apis import rebuild
 from beit_mm.apis.configs import own_config
 from beit_mm.apis.split import Images, LabelMaps
-from beit_mm.checkpoint.checkpoint import Checkpoint, normalisation_of
-from beit_mm.checkpoint.find import DEMO
+from beit_mm.checkpoint.checkpoint import Checkpoint, given_levels, normalisation_of
+from beit_mm.checkpoint.find import DEMO, path_of_checkpoint
 from beit_mm.checkpoint.names import IMAGENET, released_out_indices
 from beit_mm.checkpoint.read import CheckpointError
 from beit_mm.datasets.transforms import as_size
-from beit_mm.errors import UserError
+from beit_mm.errors import UserError, check_choice
+from beit_mm.files import atomic_file
 from beit_mm.models.vit import sizes_of
 
+NONE, NEW = 'none', 'new'  # options: random weights; a tokenizer trained on these images
 MIN_STEPS = 20
 MANY_IMAGES = 100_000  # from which on a GPU trains BEiT-Base
 BACKBONE = 'beit_mm.BEiTBackbone'
 NARROW = 192  # width of models up to which the demo's recipes hold
 NARROW_PRETRAINING, WIDE_PRETRAINING = 'demo/pretrain.py', 'beit/pretrain_300e.py'
-FINETUNING = 'demo/finetune_folder.py'
+NARROW_FINETUNING, WIDE_FINETUNING = 'demo/finetune_folder.py', 'beit/finetune_in1k_100e.py'
 NARROW_SEGMENTOR, WIDE_SEGMENTOR = 'demo/segment_upernet.py', 'beit/upernet_512_ade20k_160k.py'
-NONE, NEW = 'none', 'new'  # said for weights: random ones; for a tokenizer: one of these images
+RANDOM_RATE = 1e-3  # learning rate of a classifier that begins with random weights
 GIB_PER_IMAGE = 0.2  # of a GPU, for BEiT-Base at 224 pixels with the tokenizer
 # Of a GPU, for an UperNet of 768 channels at 1,024 patches: its heads, and the blocks of BEiT-Base. Bytes that autograd
 # keeps, counted for small, base and large, and a tenth more; base took 1.2 of its 1.26 on an H100.
@@ -42,11 +45,94 @@ MAX_BATCH = 512  # on a GPU: more would leave a short training few steps
 CPU_BATCH = 64, 16  # of a narrow model, as its recipes have it, and of a wide one, whose steps take seconds
 
 
+@dataclass(frozen=True)
+class Length:
+    """How long a run is."""
+
+    number: float
+    unit: str  # 'minutes', 'steps' or 'epochs'
+
+    def __str__(self) -> str:
+        return f'{self.number:.12g} {self.unit}'
+
+
+@dataclass
+class Record:
+    """The call that made a run, what was planned for it, and what came of it.
+
+    What the call leaves open is None until it is planned. The options are those of `pretrain` and `finetune`.
+    """
+
+    verb: str  # 'pretrain' or 'finetune'
+    images: str = ''  # folder
+    init: str | None = None
+    tokenizer_option: str | None = None
+    length: Length | None = None
+    batch: int | None = None
+    seed: int | None = None
+    reduce_zero_label: bool | None = None
+    balance: bool | None = None
+    bands: str | list[int] | None = None
+    levels: dict[str, list[float]] | None = None  # mean and std
+    workers: int | None = None
+    device: str | None = None  # 'cpu' or 'cuda'
+
+    tokenizer: str | None = None  # see Plan.tokenizer_name
+    found: str = ''  # how many images
+    digest: str = ''  # of their names
+    seconds: float = 0.0  # that the run has taken
+    stages: dict[str, dict[str, Any]] = field(default_factory=dict)  # steps, time, and what its validation measured
+    metrics: dict[str, Any] = field(default_factory=dict)  # of the report: value, standard error, number of images
+    verdict: str = ''
+
+    @classmethod
+    def read(cls, path: Path) -> 'Record':
+        try:
+            record = cls(**json.loads(path.read_text()))
+            record.length = Length(*record.length)
+        except (ValueError, TypeError):
+            advice = 'choose another --out, or delete the folder'
+            raise UserError(f'{path} is damaged or of another version of beit_mm; {advice}') from None
+        return record
+
+    def write(self, path: Path) -> None:
+        with atomic_file(path) as file:
+            file.write(json.dumps(vars(self), indent=2, default=astuple).encode())
+
+    def check_call(self, call: 'Record', folder: Path) -> None:
+        """Refuses to resume a run by a call with another option; what the call leaves open stays as it was."""
+        options = 'verb images init tokenizer_option length batch seed reduce_zero_label balance bands levels'
+        for option in options.split():
+            known, given = getattr(self, option), getattr(call, option)
+            if given not in (None, known):
+                raise UserError(f'{folder} is a run with {option} {known}, not {given}; choose another --out')
+
+
+def new_call(verb: str, images: str | Path, init: str | Path | None = None, **options: Any) -> Record:
+    """The record of a call before anything is planned; minutes, steps or epochs become its length."""
+    options = {name: value for name, value in options.items() if value is not None}
+    limits = dict(minutes=(1e-3, 1e6), epochs=(1e-3, 1e6), steps=(MIN_STEPS, 10**9))
+    units = [unit for unit in limits if unit in options]
+    if len(units) > 1:
+        raise UserError(f'{" and ".join(units)} are both given; expected one of them')
+    limits |= dict(workers=(0, 1024), seed=(0, 2**32 - 1))  # numpy's
+    for name, (least, most) in limits.items():
+        if name in options and not least <= options[name] <= most:
+            raise UserError(f'{name} is {options[name]}; expected {least:,} to {most:,}')
+    if 'tokenizer_option' in options:
+        check_choice('tokenizer', options['tokenizer_option'], (DEMO, NEW))
+    if init not in (None, DEMO, NONE) and '://' not in str(init):
+        init = path_of_checkpoint(init).absolute()  # links stay: name and neighbouring files tell what it is
+    options['levels'] = given_levels(**options.get('levels', {})) or None
+    options['length'] = next((Length(options.pop(unit), unit) for unit in units), None)
+    return Record(verb, str(Path(images).expanduser().resolve()), None if init is None else str(init), **options)
+
+
 @dataclass
 class Plan:
-    """What was chosen for a training, and why."""
+    """What was chosen for a training."""
 
-    device: str  # 'cpu' or 'cuda', for which it was chosen
+    device: str  # 'cpu' or 'cuda'
     base: str  # config below configs/ that it builds on
     backbone: dict[str, Any]  # arguments of the BEiTBackbone
     size: tuple[int, int]  # of the images, (height, width) in pixels
@@ -58,11 +144,10 @@ class Plan:
     tokenizer: dict[str, Any] | None  # config of the tokenizer; None: one is trained
     keeps_head: bool  # `init` predicts tokens of this tokenizer already; its head is trained further
     balance: bool  # images of small classes are shown more often
-    reasons: list[str]  # lines for the user
 
     @property
     def tokenizer_name(self) -> str | None:
-        """Kind and file of the tokenizer, by which a run that is resumed knows it; None: one is trained."""
+        """Type and file of the tokenizer, which a resumed run must find again; None: one is trained."""
         return f'{self.tokenizer["type"]} of {self.tokenizer.get("checkpoint")}' if self.tokenizer else None
 
     @property
@@ -75,113 +160,141 @@ class Plan:
         return sizes_of(self.backbone['arch'])['embed_dims']
 
 
-def plan_training(
-    images: Images,
-    verb: str,
-    init: str | None = None,
-    tokenizer: str | None = None,
-    workers: int | None = None,
-    device: str | None = None,
-    batch: int | None = None,
-    levels: Mapping[str, Any] | None = None,
-    balance: bool = False,
-) -> Plan:
-    """Model, batch and workers, from the number of images, the device and its memory.
+def plan_training(images: Images, call: Record) -> Plan:
+    """Plans a training by the number of images, the device and its memory, where the call leaves it open.
 
-    Args:
-        init: checkpoint; 'none' for random weights; None: 'demo', but for pretraining on a GPU random weights.
-        tokenizer: 'demo'; 'new' for one of these images; None: that of `init`, else DALL-E's on a GPU that has it.
-        workers: processes that read images; None: as the cores allow.
-        device: 'cpu' or 'cuda'; None: what there is.
-        batch: images of a step; None: as memory and images allow.
-        levels: `mean` and `std` of the images; by default those of `init`, ImageNet's for random weights.
-        balance: of a classifier: show images of small classes more often.
+    It begins with 'demo', except for pretraining on a GPU, which begins with random weights.
     """
-    device = device or ('cuda' if torch.cuda.is_available() else 'cpu')
-    number = len(images.train.names)
-    base = WIDE_PRETRAINING if device == 'cuda' else NARROW_PRETRAINING
-    levels = levels or {}
+    device = call.device or ('cuda' if torch.cuda.is_available() else 'cpu')
+    init = call.init or (DEMO if device == 'cpu' or call.verb == 'finetune' else NONE)
+    levels: dict[str, Any] = call.levels or {}
     bands = images.bands if isinstance(images, LabelMaps) else None
-    usual, channels = (bands, len(bands['mean'])) if bands else (IMAGENET, 3)
-    preprocessing, assumed = normalisation_of('the new model', usual, (), channels, **levels)
-    init = None if init == NONE else init or (DEMO if device == 'cpu' or verb == 'finetune' else None)
-    checkpoint = Checkpoint.open(init, **({} if bands else levels)) if init else None
+    checkpoint = None if init == NONE else Checkpoint.open(init, **({} if bands else levels))
+    if checkpoint and not bands:
+        preprocessing, assumed = checkpoint.normalisation
+    else:  # bands are measured, whatever the checkpoint says of its RGB images
+        usual = bands or IMAGENET
+        preprocessing, assumed = normalisation_of('the new model', usual, (), len(usual['mean']), **levels)
+    base, backbone = choose_model(images, call.verb, device, checkpoint, channels=len(preprocessing['mean']))
+    tokenizer, keeps_head = None, False
+    if call.verb == 'pretrain':
+        tokenizer, keeps_head = choose_tokenizer(call.tokenizer_option, checkpoint, device)
+    number, workers = len(images.train.names), call.workers
+    if call.batch is not None and not 0 < call.batch <= number:
+        raise UserError(f'a batch of {call.batch} images; expected 1 to {number:,}, the images to learn from')
+    if workers is None:  # two cores are for the process that feeds a GPU; without one the training takes most cores
+        cores = len(os.sched_getaffinity(0)) if hasattr(os, 'sched_getaffinity') else os.cpu_count() or 1
+        workers = max(1, min(cores - 2, 16) if device == 'cuda' else cores // 4)
+    return Plan(
+        device=device,
+        base=base,
+        backbone=backbone,
+        size=as_size(backbone['img_size']),
+        preprocessing=preprocessing,
+        assumed=assumed,
+        batch=call.batch or choose_batch(images, base, backbone, device),
+        workers=workers,
+        init=None if init == NONE else init,
+        tokenizer=tokenizer,
+        keeps_head=keeps_head,
+        balance=bool(call.balance),
+    )
+
+
+def choose_model(
+    images: Images, verb: str, device: str, checkpoint: Checkpoint | None, channels: int
+) -> tuple[str, dict[str, Any]]:
+    """The config to build on, and the arguments of the backbone: the checkpoint's, or by device and images."""
+    base = WIDE_PRETRAINING if device == 'cuda' else NARROW_PRETRAINING
     if checkpoint:
         backbone = rebuild.backbone_config(checkpoint, channels)
-        if not bands:
-            preprocessing, assumed = checkpoint.normalisation
-        backbone.update(drop_path_rate=0.0 if device == 'cpu' and verb == 'pretrain' else 0.1)
-        why = f'as in {init}'
+        backbone['drop_path_rate'] = 0.0 if device == 'cpu' and verb == 'pretrain' else 0.1
     else:
         backbone = dict(img_size=224, patch_size=16) | own_config(base).model.backbone.to_dict()
-        why = 'small enough for a CPU'
         if device == 'cuda':
-            backbone['arch'] = 'base' if number >= MANY_IMAGES else 'small'
-            why = f'{"at least" if number >= MANY_IMAGES else "fewer than"} {MANY_IMAGES:,} images'
+            backbone['arch'] = 'base' if len(images.train.names) >= MANY_IMAGES else 'small'
     backbone['in_channels'] = channels
-    sizes = sizes_of(backbone['arch'])
-    segments = isinstance(images, LabelMaps)
-    if verb == 'finetune':
-        base = FINETUNING
-    if segments:
-        base = NARROW_SEGMENTOR if sizes['embed_dims'] <= NARROW else WIDE_SEGMENTOR
-        backbone['img_size'] = own_config(base).model.test_cfg.crop_size
-    size = height, width = as_size(backbone['img_size'])
-    limit = 'as given'
-    if batch is None:
-        most, limit = largest_batch(device, sizes, height * width / backbone['patch_size'] ** 2, segments)
-        if segments:
-            most = min(most, own_config(base).auto_scale_lr.base_batch_size)
-        batch = 2 ** int(math.log2(max(2, min(most, max(4, number / 8)))))  # an epoch has several steps
-        if device == 'cpu' and base == WIDE_SEGMENTOR:
-            batch = 2  # 512 x 512 pixels each
-    elif not 0 < batch <= number:
-        raise UserError(f'a batch of {batch} images; expected 1 to {number:,}, the images to learn from')
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, 'sched_getaffinity') else os.cpu_count() or 1
-    if workers is None:  # two cores are for the process that feeds a GPU; without one the training takes most cores
-        workers = max(1, min(cores - 2, 16) if device == 'cuda' else cores // 4)
-    shape = f'{sizes["num_layers"]} blocks of width {sizes["embed_dims"]}, {height} x {width} pixels'
-    reasons = [
-        f'images     {images}',
-        f'model      {shape} in patches of {backbone["patch_size"]}: {why}',
-        f'batch      {batch} images, read by {workers} process{"" if workers == 1 else "es"}: {limit}, {cores} cores',
-    ]
     if isinstance(images, LabelMaps):
-        reasons[1:1] = [f'labels     {note}' for note in images.notes]
-    elif verb == 'finetune' and (few := images.few(balance)):
-        reasons.insert(1, f'classes    {few}')
-    if bands:
-        which = bands['load']['bands'] or f'all {channels}'
-        reasons.append(f'bands      {which}: 0 and 255 are the percentiles 1 and 99 of each in these images')
-    if device == 'cuda' and (gpus := torch.cuda.device_count()) > 1:
-        reasons.append(f'GPUs       1 of {gpus}; all of them: tools/dist_train.sh with the configs in the run folder')
-    known, why, keeps_head = None, f'one is trained first, {tokenizer_batch(batch)} images a step', False
-    if verb == 'pretrain':
-        if tokenizer != NEW and checkpoint and 'head.lm_head.weight' in checkpoint.state_dict:  # our head's name
-            with suppress(CheckpointError, FileNotFoundError):
-                known, why = rebuild.tokenizer_config(checkpoint), f'that of {init}, whose head is trained further'
-        keeps_head = known is not None and (tokenizer is None or known.get('checkpoint') == DEMO)
-        if tokenizer == DEMO and not keeps_head:
-            known, why = rebuild.own_tokenizer(DEMO), 'the packaged one'
-        if tokenizer is None and not known and device == 'cuda' and (known := rebuild.find_dalle()):
-            why = "DALL-E's, which is here"
-        reasons.append(f'tokenizer  {why}')
-    start = batch, workers, init, known, keeps_head, balance
-    return Plan(device, base, backbone, size, preprocessing, assumed, *start, reasons)
+        narrow = sizes_of(backbone['arch'])['embed_dims'] <= NARROW
+        base = NARROW_SEGMENTOR if narrow else WIDE_SEGMENTOR
+        backbone['img_size'] = own_config(base).model.test_cfg.crop_size
+    elif verb == 'finetune':
+        base = NARROW_FINETUNING  # of any width: in minutes mixup and RandAugment cost more than they give
+    return base, backbone
 
 
-def largest_batch(device: str, sizes: Mapping[str, int], patches: float, segments: bool) -> tuple[float, str]:
-    """The most images of a step for a model of these sizes and this number of patches, and what limits them."""
+def choose_batch(images: Images, base: str, backbone: Mapping[str, Any], device: str) -> int:
+    """As many images as the memory holds, in a power of two, and few enough that an epoch has several steps."""
+    if device == 'cpu' and base == WIDE_SEGMENTOR:
+        return 2  # 512 x 512 pixels each
+    segments = isinstance(images, LabelMaps)
+    height, width = as_size(backbone['img_size'])
+    patches = height * width / backbone['patch_size'] ** 2
+    most = largest_batch(device, sizes_of(backbone['arch']), patches, segments)
+    if segments:
+        most = min(most, own_config(base).auto_scale_lr.base_batch_size)
+    few = max(4, len(images.train.names) / 8)
+    return 2 ** int(math.log2(max(2, min(most, few))))
+
+
+def choose_tokenizer(
+    option: str | None, checkpoint: Checkpoint | None, device: str
+) -> tuple[dict[str, Any] | None, bool]:
+    """The config of the tokenizer (None: one is trained), and whether the checkpoint's head predicts its tokens."""
+    if option == NEW:
+        return None, False
+    stored = None
+    if checkpoint and 'head.lm_head.weight' in checkpoint.state_dict:
+        with suppress(CheckpointError, FileNotFoundError):
+            stored = rebuild.tokenizer_config(checkpoint)
+    if stored and (option is None or stored.get('checkpoint') == DEMO):
+        return stored, True
+    if option == DEMO:
+        return rebuild.own_tokenizer(DEMO), False
+    return (rebuild.find_dalle() if device == 'cuda' else None), False
+
+
+def describe_plan(plan: Plan, images: Images) -> list[str]:
+    """What was chosen and why, in lines for the user."""
+    sizes, (height, width) = sizes_of(plan.backbone['arch']), plan.size
+    shape = f'{sizes["num_layers"]} blocks of width {sizes["embed_dims"]}, {height} x {width} pixels'
+    start = f'as in {plan.init}' if plan.init else 'random weights'
+    lines = [
+        f'images     {images}',
+        f'model      {shape} in patches of {plan.backbone["patch_size"]}: {start}',
+        f'batch      {plan.batch} images, processes that read them: {plan.workers}; on {plan.device}',
+    ]
+    few = images.few(plan.balance) if plan.base == NARROW_FINETUNING else ''
+    if few:
+        lines.insert(1, f'classes    {few}')
+    if isinstance(images, LabelMaps):
+        lines[1:1] = [f'labels     {note}' for note in images.notes]
+        if images.bands:
+            which = images.bands['load']['bands'] or f'all {len(images.bands["mean"])}'
+            lines.append(f'bands      {which}: 0 and 255 are the percentiles 1 and 99 of each in these images')
+    if plan.device == 'cuda' and torch.cuda.device_count() > 1:
+        lines.append('GPUs       one; all of them: tools/dist_train.sh with the configs in the run folder')
+    if plan.keeps_head:
+        lines.append(f'tokenizer  that of {plan.init}, whose head is trained further')
+    elif plan.tokenizer:
+        packaged = plan.tokenizer['checkpoint'] == DEMO
+        lines.append(f'tokenizer  {"the packaged one" if packaged else plan.tokenizer_name}')
+    elif plan.base in (NARROW_PRETRAINING, WIDE_PRETRAINING):
+        lines.append(f'tokenizer  one is trained first, {tokenizer_batch(plan.batch)} images a step')
+    return lines
+
+
+def largest_batch(device: str, sizes: Mapping[str, int], patches: float, segments: bool) -> float:
+    """The most images of a step for a model of these sizes and this number of patches."""
     width, depth = sizes['embed_dims'], sizes['num_layers']
     if device == 'cpu':
-        return CPU_BATCH[width > NARROW], 'a CPU'
+        return CPU_BATCH[width > NARROW]
     free = torch.cuda.mem_get_info()[0] / 2**30
     gib_per_image = GIB_PER_IMAGE * (width / 768) * (patches / 196)  # in proportion to BEiT-Base at 224 pixels
-    limit = f'{free:.0f} GiB of GPU memory'
     if segments:
         gib_per_image = (GIB_OF_HEADS + GIB_OF_BLOCKS * (width / 768) * (depth / 12)) * patches / 1024
         free -= 16 * (12 * width**2 * depth + HEAD_PARAMETERS) / 2**30
-    return min(free / gib_per_image, MAX_BATCH), limit
+    return min(free / gib_per_image, MAX_BATCH)
 
 
 def resized(pipeline: Sequence[Mapping[str, Any]], size: tuple[int, int], **others: Any) -> list[dict[str, Any]]:
@@ -258,7 +371,7 @@ def pretraining_settings(base: Config, images: Images, plan: Plan, lists: Path, 
     )
     length = schedule(steps, steps // 20, plan.batch, base.param_scheduler[-1].eta_min_ratio)
     if plan.keeps_head:
-        length['train_cfg']['val_begin'] = 0  # what its weights predict already is told apart
+        length['train_cfg']['val_begin'] = 0  # shows what its weights predict already
     if plan.init:
         model['backbone']['init_cfg'] = dict(type='Pretrained', checkpoint=plan.init)
     if plan.keeps_head:  # by itself: an init_cfg of the whole model would overrule the backbone's
@@ -293,8 +406,9 @@ def tuned_backbone(plan: Plan, **options: Any) -> dict[str, Any]:
 def finetuning_settings(base: Config, images: Images, plan: Plan, lists: Path, steps: int) -> dict[str, Any]:
     pipelines = [resized(base[f'{name}_pipeline'], plan.size) for name in ('train', 'test')]
     num_classes = dict(num_classes=len(images.classes))
-    # the rate and batch of the demo's recipe, and of the paper's for BEiT-Base; layer decay likewise
-    recipe_batch, layer_decay = (64, 0.8) if plan.width <= NARROW else (1024, 0.65)
+    recipe = own_config(NARROW_FINETUNING if plan.width <= NARROW else WIDE_FINETUNING)
+    rate = recipe.optim_wrapper.optimizer.lr if plan.init else RANDOM_RATE
+    layer_decay = recipe.optim_wrapper.paramwise_cfg.layer_decay_rate
     data = loaders(images, lists, plan, pipelines, 'held_out', classes=str(lists / 'classes.txt'))
     if plan.balance:
         learned = dict(type=base.train_dataloader.dataset.type, **data['train_dataloader']['dataset'])
@@ -309,7 +423,7 @@ def finetuning_settings(base: Config, images: Images, plan: Plan, lists: Path, s
         ),
         **data,
         optim_wrapper=dict(
-            optimizer=dict(lr=scaled(4e-3 if plan.init else 1e-3, plan.batch / recipe_batch)),
+            optimizer=dict(lr=scaled(rate, plan.batch / recipe.auto_scale_lr.base_batch_size)),
             paramwise_cfg=dict(layer_decay_rate=layer_decay if plan.init else 1.0),  # random weights learn alike
         ),
         **schedule(steps, steps // 6, plan.batch, base.param_scheduler[-1].eta_min_ratio),

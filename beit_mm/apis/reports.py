@@ -1,4 +1,4 @@
-"""The report of a run: its figures beside what needs no training, a verdict in words, and pictures."""
+"""Reports on runs: metrics beside those of what needs no training, a verdict in words, what is next, and pictures."""
 
 import html
 import math
@@ -6,8 +6,9 @@ import random
 import re
 import shlex
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
@@ -28,7 +29,7 @@ from beit_mm.features.extractor import ExistingPath, FeatureExtractor
 from beit_mm.files import atomic_file, quoted
 from beit_mm.pictures import SIDE, draw_runs, read_scalars, sheet, shortened
 
-ROWS = {  # of the report: a figure's name, what it is, how it is written
+ROWS = {  # of the report: a metric's name, what it is, how it is written
     'mim_loss': ('loss on masked patches (mim_loss), nats', '{:.3f}'),
     'mim_loss_start': ('the same with the weights that the training began with, nats', '{:.3f}'),
     'token_entropy': ('loss of guessing by token frequency alone (token_entropy)', '{:.3f}'),
@@ -48,17 +49,50 @@ ROWS = {  # of the report: a figure's name, what it is, how it is written
     'knn_accuracy_random': ('the same with random weights, %', '{:.1f}'),
     'knn_accuracy_thumbnails': ('the same with thumbnails of 8 x 8 pixels, %', '{:.1f}'),
 }
-COMPARED = dict(start='those of its start', random='random weights', thumbnails='thumbnails')  # with features
+BASELINES = dict(  # what needs no network
+    thumbnails='thumbnails', position_colour='position and colour', most_frequent='the most frequent class'
+)
+LINES = dict(token_entropy='guessing by token frequency', position_entropy='the same at each position', **BASELINES)
+OTHER_FEATURES = dict(start='those of its start', random='random weights', thumbnails='thumbnails')
 BETTER, WORSE, TOO_CLOSE = 'better than', 'worse than', 'too close to tell from'
-HARDLY = 0.05  # nats by which losses must differ to count
+MIN_LOSS_GAIN = 0.05  # nats by which losses must differ to count
 NUM_QUERIES, NUM_NEIGHBOURS = 6, 5  # of the picture of neighbours
 MOST_THUMBNAILS = 20_000  # that a ridge regression learns from
+MIN_THUMBNAILS = 100  # even if time is short
 MIN_ANSWERS = 200  # twice the held-out images that a classifier is asked for even if time is short
 MOST_CLASSES = 30  # in the table of a classifier
 MISTAKES, MISTAKES_COLUMNS, MISTAKES_SIDE = 24, 4, 240  # of their picture, and pixels of a tile
 
-Paragraph: TypeAlias = 'str | Picture | Sequence[Sequence[str]]'
-Described: TypeAlias = tuple[str, list[Paragraph]]  # verdict, and what follows the figures
+Paragraph: TypeAlias = str | Sequence[Sequence[str]]  # a text, or rows of a table
+
+
+@dataclass(frozen=True)
+class Metric:
+    """A number that was measured, with its standard error and the number of images, where they are known."""
+
+    value: float
+    error: float | None = None
+    number: int | None = None
+
+    @classmethod
+    def share(cls, percent: float, number: int) -> 'Metric':
+        """A share of so many images, in %."""
+        share = min(percent / 100, 1.0)  # mmpretrain's float32 may give more
+        return cls(100 * share, 100 * math.sqrt(share * (1 - share) / number), number)
+
+    def __sub__(self, other: 'Metric') -> 'Metric':
+        """The difference of two that were measured independently."""
+        return Metric(self.value - other.value, math.hypot(self.error or 0, other.error or 0))
+
+    @property
+    def sign(self) -> str:
+        """Of a difference: BETTER, WORSE or TOO_CLOSE, by twice the standard error."""
+        if abs(self.value) <= 2 * (self.error or 0):
+            return TOO_CLOSE
+        return BETTER if self.value > 0 else WORSE
+
+
+Metrics: TypeAlias = dict[str, Metric]  # by the names of ROWS, or of what something is compared with
 
 
 class Picture(NamedTuple):
@@ -68,16 +102,27 @@ class Picture(NamedTuple):
     caption: str
 
 
-def write_report(folder: str | Path, title: str, paragraphs: Iterable[Paragraph]) -> Path:
+@dataclass
+class Report:
+    """What a trained model is worth."""
+
+    metrics: Metrics
+    verdict: str = ''
+    paragraphs: list[Paragraph] = field(default_factory=list)
+    pictures: list[Picture] = field(default_factory=list)
+    following: str = ''  # what to run next
+
+
+def write_report(folder: str | Path, title: str, parts: Iterable[Paragraph | Picture]) -> Path:
     """Writes report.html and then report.md, the same text for a browser and for GitHub; returns the latter.
 
     Args:
         folder: that the pictures lie in.
-        paragraphs: texts, in which nothing is Markdown or HTML; pictures; tables, a list of rows, the first of them
-            the head. Empty ones are left out.
+        parts: texts, in which nothing is Markdown or HTML; pictures; tables, a list of rows, the first of them the
+            head. Empty ones are left out.
     """
     shown: list[tuple[str, str]] = [(f'# {markdown(title)}', f'<h1>{hypertext(title)}</h1>')]
-    for part in filter(None, paragraphs):
+    for part in filter(None, parts):
         if isinstance(part, str):
             shown.append((markdown(part), f'<p>{hypertext(part)}</p>'))
         elif isinstance(part, Picture):
@@ -109,233 +154,220 @@ def hypertext(text: str, quote: bool = True) -> str:
     return html.escape(quoted(text), quote)
 
 
-def verdict(differences: Mapping[str, tuple[float, float]]) -> str:
-    """Whether something is better than others, by twice the standard error: 'better than A and B, worse than C'.
+def rows_of(metrics: Mapping[str, Metric]) -> list[tuple[str, str]]:
+    """What the metrics of a run are and their values, with their standard errors."""
+    rows = []
+    for name, (text, form) in ROWS.items():
+        metric = metrics.get(name)
+        if metric is not None and not math.isnan(metric.value):
+            error = '' if metric.error is None else f' +- {metric.error:.1f}'
+            rows.append((text, form.format(metric.value) + error))
+    return rows
 
-    Args:
-        differences: name of the other -> how much better than it, and the standard error of that.
-    """
+
+def verdict(gains: Mapping[str, Metric]) -> str:
+    """Whether something is better than others, by its gains over each: 'better than A and B, worse than C'."""
     groups: dict[str, list[str]] = {BETTER: [], WORSE: [], TOO_CLOSE: []}
-    for name, difference in differences.items():
-        groups[outcome(*difference)].append(name)
+    for name, gain in gains.items():
+        groups[gain.sign].append(name)
     return ', '.join(f'{words} {" and ".join(names)}' for words, names in groups.items() if names)
 
 
-def outcome(difference: float, error: float) -> str:
-    """BETTER, WORSE or TOO_CLOSE, by twice the standard error."""
-    return TOO_CLOSE if abs(difference) <= 2 * error else BETTER if difference > 0 else WORSE
+def gains_over(name: str, metrics: Mapping[str, Metric], ending: str = '') -> Metrics:
+    """How much better a metric is than that of each baseline, by the words for it; `ending` is that of their names."""
+    return {
+        words: metrics[name] - metrics[baseline + ending]
+        for baseline, words in BASELINES.items()
+        if baseline + ending in metrics
+    }
 
 
-def standard_error(percent: float, number: float) -> float:
-    """Of a share in %, measured on so many images."""
-    share = min(percent / 100, 1.0)  # mmpretrain's float32 may give more
-    return 100 * math.sqrt(share * (1 - share) / number)
+def drawn_until(items: Iterable[Any], deadline: float, least: int) -> Iterator[Any]:
+    """Items in an order drawn at random until a time, by time.monotonic, but at least so many."""
+    items = [*items]
+    for number, item in enumerate(random.Random(0).sample(items, len(items))):
+        if number >= least and time.monotonic() > deadline:
+            return
+        yield item
 
 
-def describe_pretraining(
-    weights: Path, images: Images, numbers: dict[str, float], compared: int, start: str | None
-) -> Described:
-    """The verdict and the rest of the report on a pretraining; draws its pictures beside the weights.
+def describe_pretraining(weights: Path, images: Images, metrics: Metrics, compared: int, start: str | None) -> Report:
+    """The report on a pretraining that began with `start`, by its validation and `compared` images to learn from.
 
-    Args:
-        start: checkpoint that it began with; None for random weights.
-        numbers: of the validation; gets those of `compare_features`.
-        compared: images that held-out ones are compared with.
+    Draws its pictures beside the weights.
     """
     folder, trained = weights.parent, Checkpoint.open(weights)
     chosen = [images.held_out.root / path for path in evenly(images.held_out.names, 8)]
     reconstruct(trained, chosen, folder / 'reconstruction.png')
-    found, neighbours_drawn = compare_features(trained, images, compared, start)
-    numbers |= found
-    names = dict(token_entropy='guessing by token frequency', position_entropy='the same at each position')
-    lines = {text: numbers[name] for name, text in names.items() if name in numbers}
-    draw_curves(folder / 'pretrain', folder / 'loss.png', lines)
-    told: list[Paragraph] = [
+    found, gains, neighbours_drawn = compare_features(trained, images, compared, start)
+    report = Report(metrics | found)
+    report.paragraphs = [
         'A loss below that of guessing by token frequency shows that something is learned; one below that of guessing '
         'at each position, that the surroundings are read and not only where things usually are.'
     ]
-    if images.classes and found:
-        told.append(
+    if found:
+        report.paragraphs.append(
             f'Nearest neighbours: the 20 most alike images of the training vote on the class of each of '
-            f'{numbers["knn_images"]:,} held-out images; their labels had no part in the training. A difference counts '
-            'from two standard errors on, of pairs of answers to one image. It is one training with one seed.'
+            f'{found["knn_accuracy"].number:,} held-out images; their labels had no part in the training. A difference '
+            'counts from two standard errors on, of pairs of answers to one image. It is one training with one seed.'
         )
-    told.append(Picture('reconstruction.png', 'Held-out images: masked, predicted, the right tokens decoded'))
+    report.pictures = [Picture('reconstruction.png', 'Held-out images: masked, predicted, the right tokens decoded')]
     if neighbours_drawn is not None:
         neighbours_drawn.savefig(folder / 'neighbours.png')
         text = 'Left held-out images, beside each the images to learn from whose features are most alike'
-        told.append(Picture('neighbours.png', text))
-    told.append(Picture('loss.png', 'Loss in training and on held-out images'))
-    if 'mim_loss' not in numbers:
-        return '', told
-    return f'{verdict_of_pretraining(numbers)} {next_after_pretraining(numbers, folder, images, start)}', told
+        report.pictures.append(Picture('neighbours.png', text))
+    report.pictures.append(draw_curves(folder / 'pretrain', metrics))
+    if 'mim_loss' in metrics:
+        report.verdict, report.following = judge_pretraining(metrics, gains, folder, images, start)
+    return report
+
+
+def judge_pretraining(
+    metrics: Mapping[str, Metric], gains: Mapping[str, Metric], folder: Path, images: Images, start: str | None
+) -> tuple[str, str]:
+    """A verdict from the metrics of a validation and the gains of `compare_features`, and what to run next.
+
+    That begins with the pretraining's weights only where they are better than what they began with: by their features
+    or, where these are too close, by the loss. Arguments as of `describe_pretraining`.
+    """
+    loss = metrics['mim_loss'].value
+    loss_gains = {
+        name: Metric(metrics[name].value - loss, MIN_LOSS_GAIN / 2)
+        for name in ('mim_loss_start', 'token_entropy')
+        if name in metrics
+    }
+    if loss_gains['token_entropy'].value < MIN_LOSS_GAIN:
+        sentence = 'nothing learned yet: the loss on masked patches is not clearly below guessing by token frequency'
+    elif loss >= metrics['position_entropy'].value:
+        sentence = 'learned, but no more is shown than where things usually are'
+    else:
+        sentence = 'masked patches are predicted from what surrounds them'
+    if 'mim_loss_start' in loss_gains:
+        start_gain = loss_gains['mim_loss_start']
+        sentence += f'; the loss is {verdict({"that of the weights that the training began with": start_gain})}'
+    if gains:
+        sentence += (
+            f'; the features that it learned are {verdict({OTHER_FEATURES[name]: gains[name] for name in gains})}'
+        )
+
+    before, loss_before = ('start', 'mim_loss_start') if start else ('random', 'token_entropy')
+    known = [group[name].sign for group, name in ((gains, before), (loss_gains, loss_before)) if name in group]
+    worth = next((sign for sign in known if sign != TOO_CLOSE), TOO_CLOSE)
+    labelled = str(images.train.root) if images.classes else 'LABELLED_IMAGES'
+    init = str(folder) if worth == BETTER else start or DEMO
+    following = shlex.join(['beit-mm', 'finetune', labelled, '--init', init, '--out', f'{folder}_ft'])
+    if worth != BETTER:
+        why = 'it made the weights worse' if worth == WORSE else 'nothing shows that it helps'
+        following = f'skip this pretraining, {why}, or give it more images and minutes: {following}'
+    return f'Verdict: {sentence}.', f'Next: {following}'
 
 
 def describe_finetuning(
-    weights: Path, images: Images, numbers: dict[str, float], seconds: float, balance: bool, again: str
-) -> Described:
-    """The verdict and the rest of the report on a classifier; draws its pictures beside the weights.
+    weights: Path, images: Images, metrics: Metrics, seconds: float, asked: int, balance: bool, again: str
+) -> Report:
+    """The report on a classifier, by its validation; draws its pictures beside the weights.
 
     Args:
-        numbers: of the validation; gets those of `compare_classifier` and the `class_mean`.
-        seconds: for reading images.
+        seconds: twice what the baselines take.
+        asked: twice the held-out images that are classified for the table of the classes.
         again: command of another fine-tuning.
     """
-    folder, number, fast = weights.parent, len(images.classes), numbers.get('images_per_second', 0.0)
-    found = compare_classifier(images, seconds / 2)
-    numbers |= dict(found, held_out=len(images.held_out.names))
-    names = dict(thumbnails='ridge regression on thumbnails', most_frequent='most frequent class')
-    draw_curves(folder / 'finetune', folder / 'loss.png', {text: found[name] for name, text in names.items() if found})
-    told: list[Paragraph] = ['Trained with --balance: images of small classes were shown more often.' * balance]
+    folder, held_out = weights.parent, len(images.held_out.names)
+    found, learned = compare_classifier(images, seconds / 2)
+    report = Report(metrics | found)
+    if 'accuracy/top1' in metrics:
+        report.metrics['accuracy/top1'] = Metric.share(metrics['accuracy/top1'].value, held_out)
+    if balance:
+        report.paragraphs.append('Trained with --balance: images of small classes were shown more often.')
     if found:
-        told.append(
-            f'Thumbnails and the most frequent class need no network: learned from {found["compared_with"]:,} of the '
-            f'{len(images.train.names):,} images, tested on {found["compared"]:,} held-out ones. A difference counts '
-            'from two standard errors on, as of independent figures. Averaged over the classes, a class of one image '
-            'counts as much as one of many.'
+        report.paragraphs.append(
+            f'Thumbnails and the most frequent class need no network: learned from {learned:,} of the '
+            f'{len(images.train.names):,} images, tested on {found["thumbnails"].number:,} held-out ones. A difference '
+            'counts from two standard errors on, as of independent numbers. Averaged over the classes, a class of one '
+            'image counts as much as one of many.'
         )
-    told.append(
-        f'These are {numbers["held_out"]:,} held-out images and one training with one seed. What pretraining is worth '
-        'they do not show: that takes the same training with --init none.'
+    report.paragraphs.append(
+        f'These are {held_out:,} held-out images and one training with one seed. They do not show what pretraining is '
+        'worth: that takes the same training with --init none.'
     )
-    # two for each that it classifies, which costs a third of a step
-    _, held_out = labels_of(images, max(MIN_ANSWERS, int(3 * seconds * fast)))
-    results = zip(classify(weights, [*held_out]), held_out.values(), strict=True)
-    if answers := [dict(result, truth=label) for result, label in results if 'error' not in result]:
+    _, truths = labels_of(images, asked)
+    results = zip(classify(weights, [*truths]), truths.values(), strict=True)
+    answers = [dict(result, truth=label) for result, label in results if 'error' not in result]
+    if answers:
         truth, predicted = (torch.tensor([answer[key] for answer in answers]) for key in ('truth', 'label'))
-        counts = evaluation.confusion(predicted, truth, number)
-        numbers['class_mean'], numbers['class_mean_error'] = class_mean(counts)
-        limit = f', {MOST_CLASSES} of {number:,}' if number > MOST_CLASSES else ''
-        told.append(f'Classes, the worst first{limit}, on {len(answers):,} held-out images:')
-        told += [table_of_classes(counts, images), draw_mistakes(answers, images.classes, folder / 'mistakes.png')]
-    told.append(Picture('loss.png', 'Loss in training, and held-out images classified right'))
-    if not found or not answers or 'accuracy/top1' not in numbers:
-        return '', told
-    told.append(next_after_finetuning(numbers, weights, images.unequal and not balance, again))
-    return verdict_of_finetuning(numbers), told
+        counts = evaluation.confusion(predicted, truth, len(images.classes))
+        report.metrics['class_mean'] = class_mean(counts)
+        limit = f', {MOST_CLASSES} of {len(images.classes):,}' if len(images.classes) > MOST_CLASSES else ''
+        report.paragraphs.append(f'Classes, the worst first{limit}, on {len(answers):,} held-out images:')
+        report.paragraphs.append(table_of_classes(counts, images))
+        report.pictures += draw_mistakes(answers, images.classes, folder / 'mistakes.png')
+    report.pictures.append(draw_curves(folder / 'finetune', found))
+    if found and answers and 'accuracy/top1' in metrics:
+        unequal = images.unequal and not balance
+        report.verdict, report.following = judge_finetuning(report.metrics, weights, unequal, again)
+    return report
 
 
-def class_mean(counts: Tensor) -> tuple[float, float]:
-    """Share of right answers in %, averaged over the classes, and its standard error; by a `confusion` (K, K)."""
+def judge_finetuning(metrics: Mapping[str, Metric], weights: Path, unequal: bool, again: str) -> tuple[str, str]:
+    """A verdict from the metrics of a classifier and of its baselines, and what to run next.
+
+    That is the classifier where it is better than its baselines, else `again`, another fine-tuning.
+    """
+    of_images = gains_over('accuracy/top1', metrics)
+    of_classes = gains_over('class_mean', metrics, '_class_mean')
+    sentence = f'Verdict: the classifier is {verdict(of_images)}.'
+    if verdict(of_classes) != verdict(of_images):
+        sentence = f'Verdict: over all images the classifier is {verdict(of_images)}; averaged over the classes it is '
+        sentence += f'{verdict(of_classes)}.'
+    better = all(gain.sign == BETTER for gain in of_classes.values())
+    if better and not any(gain.sign == WORSE for gain in of_images.values()):
+        run = shlex.quote(str(weights.parent))
+        return sentence, f'Next: beit-mm classify {run} new_images/ --out classes.csv; beit-mm export {run} model.onnx'
+    balance = 'show images of small classes more often (--balance), ' if unequal else ''
+    others = 'give it more images, more time, or a released model to begin with (--init NAME of beit_mm.list_models())'
+    return sentence, f'Next: {balance}{others}: {again}'
+
+
+def class_mean(counts: Tensor) -> Metric:
+    """Share of right answers in %, averaged over the classes; by a `confusion` (K, K)."""
     number = counts.sum(dim=1)
     right, number = counts.diagonal()[number > 0], number[number > 0]
     likely = (right + 1) / (number + 2)  # one image that is classified right does not prove that all would be
     variance = (likely * (1 - likely) / number).mean() / len(number)
-    return float(100 * (right / number).mean()), float(100 * variance.sqrt())
+    return Metric(float(100 * (right / number).mean()), float(100 * variance.sqrt()))
+
+
+def percentage(share: float) -> str:
+    """A share in % for a table; '-' for nan."""
+    return '-' if math.isnan(share) else f'{share:.1f}'
 
 
 def table_of_classes(counts: Tensor, images: Images) -> list[list[str]]:
     """A row for each class, the worst first, at most MOST_CLASSES; by a `confusion` (K, K)."""
     right, number, learned = counts.diagonal(), counts.sum(dim=1), images.learned
-    recall, precision = 100 * right / number, 100 * right / counts.sum(dim=0)  # nan of none
+    recall, precision = 100 * right / number, 100 * right / counts.sum(dim=0)  # nan without images
     table = [['class', 'images to learn from', 'held-out images', 'of these right, %', 'of its answers right, %']]
     for label in recall.nan_to_num(101).argsort(stable=True).tolist()[:MOST_CLASSES]:
         name, shares = images.classes[label], (float(recall[label]), float(precision[label]))
-        said = ['-' if math.isnan(share) else f'{share:.1f}' for share in shares]
-        table.append([name, f'{learned[name]:,}', f'{number[label]:,.0f}', *said])
+        table.append([name, f'{learned[name]:,}', f'{number[label]:,.0f}', *map(percentage, shares)])
     return table
 
 
-def draw_mistakes(answers: Sequence[Mapping[str, Any]], classes: Sequence[str], out: Path) -> Paragraph:
+def draw_mistakes(answers: Sequence[Mapping[str, Any]], classes: Sequence[str], out: Path) -> list[Picture]:
     """Draws the images that a classifier is wrong about, the surest first; answers of `classify` with their `truth`."""
     wrong = [answer for answer in answers if answer['label'] != answer['truth']]
     wrong.sort(key=lambda answer: -answer['scores'][0][1])
     if not wrong:
-        return f'No mistake on {len(answers):,} held-out images.'
+        return []
     tiles = []
     for answer in wrong[:MISTAKES]:
         truth, predicted = (shortened(classes[answer[key]], 13) for key in ('truth', 'label'))
-        tiles.append((f'{truth} as {predicted} {answer["scores"][0][1]:.2f}', small(answer['path'], MISTAKES_SIDE)))
+        title = f'{truth} as {predicted} {answer["scores"][0][1]:.2f}'
+        tiles.append((title, center_tile(answer['path'], MISTAKES_SIDE)))
     rows = [tiles[first : first + MISTAKES_COLUMNS] for first in range(0, len(tiles), MISTAKES_COLUMNS)]
     sheet(rows, MISTAKES_SIDE).savefig(out)
     which = f'The {len(tiles)} surest of {len(wrong):,} mistakes' if len(tiles) < len(wrong) else 'All mistakes'
-    return Picture(out.name, f'{which} on {len(answers):,} held-out images: the right class as the predicted one')
-
-
-def verdict_of_pretraining(numbers: Mapping[str, float]) -> str:
-    """One sentence from the figures of a validation and of `compare_features`, those of ROWS."""
-    loss, entropy, position = (numbers[name] for name in ('mim_loss', 'token_entropy', 'position_entropy'))
-    if loss > entropy - HARDLY:
-        said = 'nothing learned yet: the loss on masked patches is not clearly below guessing by token frequency'
-    elif loss >= position:
-        said = 'learned, but no more is shown than where things usually are'
-    else:
-        said = 'masked patches are predicted from what surrounds them'
-    if 'mim_loss_start' in numbers:
-        start = {'that of the weights that the training began with': (numbers['mim_loss_start'] - loss, HARDLY / 2)}
-        said += f'; the loss is {verdict(start)}'
-    if 'knn_images' not in numbers:
-        return f'Verdict: {said}.'
-    gains = {
-        what: (numbers['knn_accuracy'] - numbers[f'knn_accuracy_{name}'], numbers[f'knn_error_{name}'])
-        for name, what in COMPARED.items()
-        if f'knn_error_{name}' in numbers
-    }
-    return f'Verdict: {said}; the features that it learned are {verdict(gains)}.'
-
-
-def next_after_pretraining(numbers: Mapping[str, float], folder: Path, images: Images, start: str | None) -> str:
-    """What to run next; it begins with the pretraining's weights only where they are better than what they began with.
-
-    The features decide and, where these are too close, the loss. Arguments as of `describe_pretraining`.
-    """
-    before, loss_before = ('start', 'mim_loss_start') if start else ('random', 'token_entropy')
-    gains = []
-    if f'knn_error_{before}' in numbers:
-        gains.append((numbers['knn_accuracy'] - numbers[f'knn_accuracy_{before}'], numbers[f'knn_error_{before}']))
-    if loss_before in numbers:
-        gains.append((numbers[loss_before] - numbers['mim_loss'], HARDLY / 2))
-    worth = next((found for gain in gains if (found := outcome(*gain)) != TOO_CLOSE), TOO_CLOSE)
-    labelled = str(images.train.root) if images.classes else 'LABELLED_IMAGES'
-    init = str(folder) if worth == BETTER else start or DEMO
-    command = shlex.join(['beit-mm', 'finetune', labelled, '--init', init, '--out', f'{folder}_ft'])
-    why = {BETTER: '', WORSE: 'it made the weights worse', TOO_CLOSE: 'nothing shows that it helps'}[worth]
-    return f'Next: {why and f"skip this pretraining, {why}, or give it more images and minutes: "}{command}'
-
-
-def verdict_of_finetuning(numbers: Mapping[str, float]) -> str:
-    """One sentence from the figures of a validation and of `describe_finetuning`, those of ROWS."""
-    of_images, of_classes = map(verdict, gains_of_finetuning(numbers))
-    if of_images == of_classes:
-        return f'Verdict: the classifier is {of_images}.'
-    return f'Verdict: over all images the classifier is {of_images}; averaged over the classes it is {of_classes}.'
-
-
-def gains_of_finetuning(numbers: Mapping[str, float]) -> list[dict[str, tuple[float, float]]]:
-    """How much better a classifier is, for `verdict`: over all images, and averaged over the classes."""
-    right, mean, error = (numbers[name] for name in ('accuracy/top1', 'class_mean', 'class_mean_error'))
-    of_images, of_classes = {}, {}
-    for name, what in dict(thumbnails='thumbnails', most_frequent='the most frequent class').items():
-        errors = standard_error(right, numbers['held_out']), standard_error(numbers[name], numbers['compared'])
-        of_images[what] = right - numbers[name], math.hypot(*errors)
-        other = numbers[f'{name}_class_mean']
-        of_classes[what] = mean - other, math.hypot(error, numbers[f'{name}_class_mean_error'])
-    return [of_images, of_classes]
-
-
-def next_after_finetuning(numbers: Mapping[str, float], weights: Path, unequal: bool, again: str) -> str:
-    """What to run next: the classifier where it is better than its baselines, else `again`, another fine-tuning."""
-    of_images, of_classes = ([outcome(*gain) for gain in gains.values()] for gains in gains_of_finetuning(numbers))
-    if {*of_classes} == {BETTER} and WORSE not in of_images:
-        run = shlex.quote(str(weights.parent))
-        return f'Next: beit-mm classify {run} new_images/ --out classes.csv; beit-mm export {run} model.onnx'
-    balance = 'show images of small classes more often (--balance), ' if unequal else ''
-    others = 'give it more images, more time, or a released model to begin with (--init NAME of beit_mm.list_models())'
-    return f'Next: {balance}{others}: {again}'
-
-
-def rows_of(numbers: Mapping[str, float]) -> list[tuple[str, str]]:
-    """What the figures of a run are and their values, those on a number of images with their standard errors."""
-    tested = dict.fromkeys(('thumbnails', 'most_frequent'), numbers.get('compared'))
-    tested |= {'accuracy/top1': numbers.get('held_out')}
-    tested |= {name: numbers.get('knn_images') for name in ROWS if name.startswith('knn_')}
-    rows = []
-    for name, (text, form) in ROWS.items():
-        if not math.isnan(numbers.get(name, math.nan)):
-            number = tested.get(name)
-            error = standard_error(numbers[name], number) if number else numbers.get(f'{name}_error')
-            rows.append((text, form.format(numbers[name]) + ('' if error is None else f' +- {error:.1f}')))
-    return rows
+    return [Picture(out.name, f'{which} on {len(answers):,} held-out images: the right class as the predicted one')]
 
 
 def labels_of(images: Images, size: int) -> list[dict[str, int]]:
@@ -349,7 +381,7 @@ def labels_of(images: Images, size: int) -> list[dict[str, int]]:
 
 def compare_features(
     trained: Checkpoint, images: Images, size: int, start: str | None = None
-) -> tuple[dict[str, float], Figure | None]:
+) -> tuple[Metrics, Metrics, Figure | None]:
     """k-NN of held-out images by standardised features, of random weights too, and by thumbnails; and a picture.
 
     Args:
@@ -357,8 +389,8 @@ def compare_features(
         start: checkpoint that the training began with, whose features are compared too.
 
     Returns:
-        Of labelled images knn_accuracy of each, %, knn_images and, for pairs of answers to one image, knn_error of
-        the difference to each of the others; and a `sheet`, None where no image can be read.
+        Of labelled images the metrics knn_accuracy, of each; how much better the trained weights are than each of the
+        others, by pairs of answers to one image; and a `sheet`, None where no image can be read.
     """
     extract = FeatureExtractor(trained)
     networks = dict(pretrained=extract)
@@ -367,45 +399,50 @@ def compare_features(
         if start:
             networks['start'] = FeatureExtractor(start, mean=extract.mean, std=extract.std)
 
+    parts = [read_features(networks, labels) for labels in labels_of(images, size)]
+    if not all(paths for paths, _ in parts):
+        return {}, {}, None
+    (known_paths, bank), (paths, held_out) = parts
+    for name in networks:  # no channel counts more than another
+        standardise = standardiser(bank[name])
+        bank[name], held_out[name] = standardise(bank[name]), standardise(held_out[name])
+    chosen = evenly(range(len(paths)), NUM_QUERIES)
+    queries = dict(paths=[paths[row] for row in chosen], features=held_out['pretrained'][chosen])
+    picture = draw_neighbours(queries, dict(paths=known_paths, features=bank['pretrained']), bool(images.classes))
+    if not images.classes:
+        return {}, {}, picture
+    right = {
+        name: knn_predict(held_out[name], bank[name], bank['labels'], len(images.classes)) == held_out['labels']
+        for name in ('pretrained', *OTHER_FEATURES)
+        if name in bank
+    }
+    of_trained = right.pop('pretrained').double()
+    metrics = {f'knn_accuracy_{name}': Metric(*mean_and_error(each), len(each)) for name, each in right.items()}
+    metrics['knn_accuracy'] = Metric(*mean_and_error(of_trained), len(of_trained))
+    gains = {name: Metric(*mean_and_error(of_trained - each.double())) for name, each in right.items()}
+    return metrics, gains, picture
+
+
+def read_features(
+    networks: Mapping[str, FeatureExtractor], labels: Mapping[str, int]
+) -> tuple[list[str], dict[str, Tensor]]:
+    """The images of `labels` that can be read, and of these each network's features, `thumbnails` and `labels`."""
+
     def compute(samples: list[dict]) -> list[dict]:
         batch = torch.stack([sample['inputs'] for sample in samples])
         found = {name: network.features(batch, [None])['mean'][:, 0].cpu() for name, network in networks.items()}
         return [dict(zip(found, row, strict=True)) for row in zip(*found.values(), strict=True)]
 
-    parts: list[dict[str, Tensor]] = []
-    paths: list[list[str]] = []
-    for labels in labels_of(images, size):
-        read = []
-        files = [ExistingPath(path) for path in labels]
-        for sample in extract.reader.results(files, compute, 32, on_error='skip', return_images=True):
-            if 'error' not in sample:
-                pixels = torch.from_numpy(thumbnail(sample.pop('image')))
-                read.append(dict(sample, thumbnails=pixels - pixels.mean()))  # brightness alone makes none alike
-        if not read:
-            return {}, None
-        paths.append([sample['path'] for sample in read])
-        names = (*networks, 'thumbnails')
-        parts.append({name: torch.stack([sample[name] for sample in read]) for name in names})
-        parts[-1]['labels'] = torch.tensor([labels[path] for path in paths[-1]])
-    bank, held_out = parts
-    for name in networks:  # no channel counts more than another
-        standardise = standardiser(bank[name])
-        bank[name], held_out[name] = standardise(bank[name]), standardise(held_out[name])
-    chosen = evenly(range(len(paths[1])), NUM_QUERIES)
-    queries = dict(paths=[paths[1][row] for row in chosen], features=held_out['pretrained'][chosen])
-    picture = draw_neighbours(queries, dict(paths=paths[0], features=bank['pretrained']), bool(images.classes))
-    if not images.classes:
-        return {}, picture
-    right = {
-        name: knn_predict(held_out[name], bank[name], bank['labels'], len(images.classes)) == held_out['labels']
-        for name in (*networks, 'thumbnails')
-    }
-    numbers: dict[str, float] = dict(knn_images=len(held_out['labels']))
-    numbers['knn_accuracy'], _ = mean_and_error(right['pretrained'])
-    for name in [*networks, 'thumbnails'][1:]:
-        numbers[f'knn_accuracy_{name}'], _ = mean_and_error(right[name])
-        _, numbers[f'knn_error_{name}'] = mean_and_error(right['pretrained'].double() - right[name].double())
-    return numbers, picture
+    read = []
+    files = [ExistingPath(path) for path in labels]
+    reader = networks['pretrained'].reader
+    for sample in reader.results(files, compute, 32, on_error='skip', return_images=True):
+        if 'error' not in sample:
+            pixels = torch.from_numpy(thumbnail(sample.pop('image')))
+            label = torch.tensor(labels[sample['path']])
+            read.append(dict(sample, labels=label, thumbnails=pixels - pixels.mean()))  # without the brightness
+    names = (*networks, 'thumbnails', 'labels') if read else ()
+    return [sample['path'] for sample in read], {name: torch.stack([each[name] for each in read]) for name in names}
 
 
 def draw_neighbours(queries: Mapping[str, Any], bank: Mapping[str, Any], named: bool = True) -> Figure:
@@ -422,64 +459,64 @@ def draw_neighbours(queries: Mapping[str, Any], bank: Mapping[str, Any], named: 
         files = [(bank['paths'][row], f' {cosine:.3f}') for cosine, row in zip(cosines, others, strict=True)]
         files = [each for each in files if Path(each[0]).resolve() != Path(query).resolve()]
         shown = [(query, ''), *files[:NUM_NEIGHBOURS]]
-        rows.append([(named * Path(path).resolve().parent.name + text, small(path)) for path, text in shown])
+        rows.append([(named * Path(path).resolve().parent.name + text, center_tile(path)) for path, text in shown])
     return sheet(rows)
 
 
-def small(file: str, side: int = SIDE) -> Tensor:
+def center_tile(file: str, side: int = SIDE) -> Tensor:
     """The middle of an image, which the model sees, float (3, side, side) in [0, 1]."""
     middle = TwoViewCenterCrop(side, None)(dict(img=read_image(file)))['images']
     return torch.from_numpy(middle).permute(2, 0, 1) / 255
 
 
-def compare_classifier(images: Images, seconds: float) -> dict[str, float]:
-    """Accuracy in % of ridge regression on `thumbnails` and of the `most_frequent` class, and on how many images.
-
-    Args:
-        seconds: for reading images, of which MOST_THUMBNAILS are enough; 100 of each kind are read in any case.
-    """
+def compare_classifier(images: Images, seconds: float) -> tuple[Metrics, int]:
+    """What ridge regression on `thumbnails` and the `most_frequent` class reach, and the images they learned from."""
+    begin, classes = time.monotonic(), len(images.classes)
     number = {name: label for label, name in enumerate(images.classes)}
     pixels, answers = [], []
-    begin = time.monotonic()
     for part, until in ((images.train, 0.8 * seconds), (images.held_out, seconds)):
-        found = []
-        for path, name in random.Random(0).sample([*part.names.items()], len(part.names))[:MOST_THUMBNAILS]:
-            if len(found) >= 100 and time.monotonic() - begin > until:
+        values, labels = [], []
+        for path, name in drawn_until(part.names.items(), begin + until, MIN_THUMBNAILS):
+            if len(values) == MOST_THUMBNAILS:
                 break
             with suppress(UnreadableImageError):
-                found.append((thumbnail(read_image(str(part.root / path))), number[name]))
-        if not found:
-            return {}
-        pixels.append(torch.from_numpy(np.stack([values for values, _ in found])))
-        answers.append(torch.tensor([label for _, label in found]))
+                values.append(thumbnail(read_image(str(part.root / path))))
+                labels.append(number[name])
+        if not values:
+            return {}, 0
+        pixels.append(torch.from_numpy(np.stack(values)))
+        answers.append(torch.tensor(labels))
     (x, held_out), (y, truth) = pixels, answers
-    numbers: dict[str, float] = dict(compared=len(truth), compared_with=len(y))
-    for name, given in dict(thumbnails=ridge(x, y, held_out), most_frequent=y.bincount().argmax()).items():
-        counts = evaluation.confusion(given.expand_as(truth), truth, len(images.classes))
-        numbers[name] = float(100 * counts.diagonal().sum() / counts.sum())
-        numbers[f'{name}_class_mean'], numbers[f'{name}_class_mean_error'] = class_mean(counts)
-    numbers['most_frequent_class_mean_error'] = 0.0  # one class is right whatever is drawn
-    return numbers
+    by_thumbnails = evaluation.confusion(ridge(x, y, held_out), truth, classes)
+    by_frequency = evaluation.confusion(y.bincount().argmax().expand_as(truth), truth, classes)
+    metrics = {
+        'thumbnails': Metric.share(100 * evaluation.accuracy(by_thumbnails), len(truth)),
+        'thumbnails_class_mean': class_mean(by_thumbnails),
+        'most_frequent': Metric.share(100 * evaluation.accuracy(by_frequency), len(truth)),
+        # one class is right whatever images are drawn
+        'most_frequent_class_mean': Metric(class_mean(by_frequency).value, 0.0),
+    }
+    return metrics, len(y)
 
 
-def draw_curves(work_dir: Path, out: Path, lines: Mapping[str, float]) -> None:
-    """Draws a run's losses and, where there is one, its accuracy on held-out images.
+def draw_curves(work_dir: Path, metrics: Mapping[str, Metric]) -> Picture:
+    """Draws loss.png beside a work directory: a run's losses and, where there is one, its accuracy on held-out images.
 
-    Args:
-        lines: name -> what is reached without training, nats, or where there is an accuracy %.
+    Horizontal lines are what the metrics of LINES reach without training.
     """
     training, validation = read_scalars(work_dir)
     accuracy = [name for name in ('accuracy/top1', 'mIoU') if any(name in row for row in validation.values())]
     losses = {step: dict(row, loss=row['mim_loss']) if 'mim_loss' in row else row for step, row in validation.items()}
     figure = draw_runs({'training': (training, {}), 'held-out images': ({}, losses)}, ['loss', *accuracy])
-    for number, (name, level) in enumerate(lines.items()):
-        style = ('--', ':')[number % 2]
-        figure.axes[-1].axhline(level, color='gray', linestyle=style, label=f'{name}: {level:.3g}')
+    for number, name in enumerate(name for name in LINES if name in metrics):
+        level, style = metrics[name].value, ('--', ':')[number % 2]
+        figure.axes[-1].axhline(level, color='gray', linestyle=style, label=f'{LINES[name]}: {level:.3g}')
     labels = 'loss, nats', 'mIoU, %' if 'mIoU' in accuracy else 'classified right, %'
     for axes, label in zip(figure.axes, labels, strict=False):
         axes.set_ylabel(label)
         for line in axes.lines:
             line.set_label(str(line.get_label()).removesuffix(', validation'))
         axes.legend(fontsize=7)
-    with atomic_file(out) as file:
+    with atomic_file(work_dir.parent / 'loss.png') as file:
         figure.savefig(file, dpi=120)
+    return Picture('loss.png', 'Loss in training, and what is reached on held-out images')

@@ -1,4 +1,4 @@
-"""The report on a segmentor: IoU of each class, what needs no network, what is taken for what, and overlays."""
+"""The report on a segmentor: IoU of each class, baselines without a network, confused classes, and overlays."""
 
 import math
 import time
@@ -13,9 +13,10 @@ import torch
 from PIL import Image
 from torch import Tensor
 
+from beit_mm.apis import reports
 from beit_mm.apis.inference import overlay
 from beit_mm.apis.inferencers import SegmentationInferencer
-from beit_mm.apis.reports import BETTER, Described, Paragraph, Picture, draw_curves, outcome, verdict
+from beit_mm.apis.reports import BASELINES, Metric, Metrics, Picture, Report
 from beit_mm.apis.split import LabelMaps
 from beit_mm.checkpoint.names import preview
 from beit_mm.datasets.reading import LoadBands, UnreadableImageError
@@ -34,10 +35,8 @@ NUM_PAIRS = 5  # of classes that are confused, in the report
 class PositionAndColour:
     """Naive Bayes of position and colour: P(class | position) P(colour | class), without a network.
 
-    Images are brought to 120 x 160 pixels, answers to the size of the label map.
-
-    Args:
-        num_classes: labels from it on are unlabelled pixels.
+    Images are brought to 120 x 160 pixels, answers to the size of the label map. Labels from `num_classes` on are
+    unlabelled pixels.
     """
 
     def __init__(self, num_classes: int):
@@ -48,22 +47,17 @@ class PositionAndColour:
     def learn(self, image: np.ndarray, labels: np.ndarray) -> None:
         """Counts the pixels of an image uint8 (H, W, 3) with labels (H, W)."""
         self.images += 1
-        colours, labels = colours_of(image), nearest(labels, GRID).astype(int)
+        colours, labels = colours_of(image), resize_nearest(labels, GRID).astype(int)
         rows, columns = np.indices(GRID)
         kept = labels < self.num_classes
         np.add.at(self.at_position, (rows[kept], columns[kept], labels[kept]), 1)
         np.add.at(self.of_colour, (colours[kept], labels[kept]), 1)
 
     def answers(self, image: np.ndarray, size: tuple[int, int]) -> dict[str, np.ndarray]:
-        """Labels (H, W) by the `most_frequent` class, and by `position_colour`.
-
-        Args:
-            image: uint8 (h, w, 3).
-            size: (H, W).
-        """
+        """Labels (H, W) of an image uint8 (h, w, 3), by the `most_frequent` class and by `position_colour`."""
         most, log_position, log_colour = self.tables
         by_colour = (log_position + log_colour[colours_of(image)]).argmax(axis=2).astype(np.uint8)
-        return dict(most_frequent=np.full(size, most, np.uint8), position_colour=nearest(by_colour, size))
+        return dict(most_frequent=np.full(size, most, np.uint8), position_colour=resize_nearest(by_colour, size))
 
     @cached_property
     def tables(self) -> tuple[int, np.ndarray, np.ndarray]:
@@ -82,8 +76,8 @@ def colours_of(image: np.ndarray) -> np.ndarray:
     return (red * LEVELS + green) * LEVELS + blue
 
 
-def nearest(labels: np.ndarray, size: tuple[int, int]) -> np.ndarray:
-    """Labels (h, w) at another size, each the nearest pixel's."""
+def resize_nearest(labels: np.ndarray, size: tuple[int, int]) -> np.ndarray:
+    """Labels (h, w) at another size, each that of the nearest pixel."""
     rows, columns = ((np.arange(new) * 2 + 1) * old // (2 * new) for new, old in zip(size, labels.shape, strict=True))
     return labels[rows[:, None], columns]
 
@@ -103,54 +97,62 @@ class Tested(NamedTuple):
         times = torch.ones(1, len(self.indices), dtype=torch.float64) if drawn is None else drawn
         return 100 * (times @ self.hits[name]) / (times @ self.unions[name])
 
+    def metrics(self) -> tuple[Metrics, Metrics]:
+        """The mIoU of each that answers, and how much better the segmentor's is than each baseline's.
 
-def describe_segmentation(
-    folder: Path, weights: Path, images: LabelMaps, numbers: dict[str, float], seconds: float
-) -> Described:
-    """The verdict and the rest of the report on a segmentor, and its pictures, in the folder of its run.
+        Standard errors are those of images drawn anew, the same for all (bootstrap); one image says nothing of others.
+        """
+        number = len(self.indices)
+        generator = torch.Generator().manual_seed(0)
+        drawn = torch.randint(number, (RESAMPLED, number), generator=generator)
+        drawn = torch.stack([row.bincount(minlength=number) for row in drawn]).double()
+        means = {name: self.ious(name, drawn).nanmean(dim=1) for name in self.hits}
+        whole = {name: float(self.ious(name).nanmean()) for name in self.hits}
 
-    Args:
-        numbers: of the validation; gets those of ROWS.
-        seconds: for testing held-out images and for counting the pixels of others.
-    """
-    segmentor = SegmentationInferencer(weights)
+        def metric(value: float, of_samples: Tensor) -> Metric:
+            return Metric(value, math.inf if number == 1 else float(of_samples.std()), number)
+
+        metrics = {name: metric(whole[name], of_samples) for name, of_samples in means.items()}
+        gains = {
+            words: metric(whole['mIoU'] - whole[name], means['mIoU'] - means[name])
+            for name, words in BASELINES.items()
+            if name in means
+        }
+        return metrics, gains
+
+
+def describe_segmentation(weights: Path, images: LabelMaps, metrics: Metrics, seconds: float) -> Report:
+    """The report on a segmentor, by its validation and tests of so many seconds; draws pictures beside the weights."""
+    folder, segmentor = weights.parent, SegmentationInferencer(weights)
     tested = compare_segmentor(segmentor, images, folder / 'lists', seconds)
-    number = len(tested.indices)
-    least = math.inf if number == 1 else 0.0  # one image says nothing of others
-    generator = torch.Generator().manual_seed(0)
-    drawn = torch.randint(number, (RESAMPLED, number), generator=generator)  # bootstrap
-    drawn = torch.stack([row.bincount(minlength=number) for row in drawn]).double()
-    means = {name: tested.ious(name, drawn).nanmean(dim=1) for name in tested.hits}
-    for name, of_samples in means.items():
-        numbers |= {name: float(tested.ious(name).nanmean()), f'{name}_error': max(least, float(of_samples.std()))}
-    others = dict(position_colour='position and colour', most_frequent='the most frequent class')
-    errors = {name: max(least, float((means['mIoU'] - means[name]).std())) for name in others}
-    gains = {text: (numbers['mIoU'] - numbers[name], errors[name]) for name, text in others.items()}
-    draw_curves(folder / 'finetune', folder / 'loss.png', {text: numbers[name] for name, text in others.items()})
+    found, gains = tested.metrics()
     draw_overlays(segmentor, tested, folder / 'overlays.png')
     table = [['class', 'IoU, %', 'by position and colour, %', 'pixels']]
     columns = tested.ious('mIoU')[0], tested.ious('position_colour')[0], tested.counts.sum(dim=1)
     for name, *ious, pixels in zip(images.classes, *columns, strict=True):
-        table.append([name, *('-' if math.isnan(iou) else f'{iou:.1f}' for iou in ious), f'{pixels:,.0f}'])
-    following = f'beit-mm segment {weights} new_images/ --out maps; beit-mm export {weights} model.onnx'
-    if any(outcome(*gain) != BETTER for gain in gains.values()):
-        following = 'give it more label maps and minutes'
-        if images.bands is None:
-            following += '; or without training: beit-mm segment demo new_images/ --labelled LABEL_MAPS --out maps'
+        table.append([name, *map(reports.percentage, ious), f'{pixels:,.0f}'])
     unseen = [images.classes[label] for label in images.unseen]
     colours = 'colours' if images.bands is None else 'colours, which bands 1 to 3 give'
-    told: list[Paragraph] = [
-        f'On {number:,} of {len(images.held_out.names):,} held-out images, in sliding windows at one scale. Standard '
-        'errors are those of drawing other images; it is one training with one seed. Naive Bayes knows from '
-        f'{tested.learned:,} images how frequent each class is at each place and with each of 512 {colours}.',
+    paragraphs = [
+        f'On {len(tested.indices):,} of {len(images.held_out.names):,} held-out images, in sliding windows at one '
+        'scale. Standard errors are those of drawing other images; it is one training with one seed. Naive Bayes knows '
+        f'from {tested.learned:,} images how frequent each class is at each place and with each of 512 {colours}.',
         f'No label map holds {preview(unseen)}: not counted in the mean.' if unseen else '',
         table,
         confused(tested.counts, images.classes),
-        Picture('overlays.png', 'Held-out images of the highest, the median and the lowest mIoU'),
-        Picture('loss.png', 'Loss in training, and mIoU on held-out images'),
-        f'Next: {following}.',
     ]
-    return f'Verdict: the segmentor is {verdict(gains)}.', told
+    pictures = [
+        Picture('overlays.png', 'Held-out images of the highest, the median and the lowest mIoU'),
+        reports.draw_curves(folder / 'finetune', found),
+    ]
+    if all(gain.sign == reports.BETTER for gain in gains.values()):
+        following = f'beit-mm segment {weights} new_images/ --out maps; beit-mm export {weights} model.onnx'
+    else:
+        following = 'give it more label maps and minutes'
+        if images.bands is None:
+            following += '; or without training: beit-mm segment demo new_images/ --labelled LABEL_MAPS --out maps'
+    sentence = f'Verdict: the segmentor is {reports.verdict(gains)}.'
+    return Report(metrics | found, sentence, paragraphs, pictures, f'Next: {following}.')
 
 
 def compare_segmentor(segmentor: SegmentationInferencer, images: LabelMaps, lists: Path, seconds: float) -> Tested:
@@ -185,24 +187,23 @@ def compare_segmentor(segmentor: SegmentationInferencer, images: LabelMaps, list
 
 
 def samples(dataset: SegmentationFolder, until: float) -> Iterator[tuple[int, dict]]:
-    """Indices and samples in an order drawn at random, until a time; MIN_TESTED of them at least."""
-    order = torch.randperm(len(dataset), generator=torch.Generator().manual_seed(0)).tolist()
-    for number, index in enumerate(order):
-        if number >= MIN_TESTED and time.monotonic() > until:
-            return
+    """Indices and samples in an order drawn at random, until a time; at least MIN_TESTED of them."""
+    for index in reports.drawn_until(range(len(dataset)), until, MIN_TESTED):
         with suppress(UnreadableImageError):
             sample = dataset[index]
             yield index, dict(sample, img=LoadBands.as_rgb(sample['img']))
 
 
 def confused(counts: Tensor, classes: Sequence[str]) -> str:
-    """Which classes are most often taken for others, of each the share of its pixels."""
+    """Which classes are most often confused with others, with the share of their pixels."""
     shares = counts / counts.sum(dim=1, keepdim=True).clamp(min=1)
     shares.fill_diagonal_(0)
     worst = shares.flatten().topk(min(NUM_PAIRS, shares.numel())).indices.tolist()
     pairs = [divmod(index, len(classes)) for index in worst]
-    said = [f'{100 * shares[pair]:.0f} % of {classes[pair[0]]} as {classes[pair[1]]}' for pair in pairs if shares[pair]]
-    return f'Taken for others: {"; ".join(said)}.' if said else ''
+    shown = [
+        f'{100 * shares[pair]:.0f} % of {classes[pair[0]]} as {classes[pair[1]]}' for pair in pairs if shares[pair]
+    ]
+    return f'Confused: {"; ".join(shown)}.' if shown else ''
 
 
 def draw_overlays(segmentor: SegmentationInferencer, tested: Tested, out: Path) -> None:

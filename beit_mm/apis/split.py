@@ -1,4 +1,4 @@
-"""The images of a folder, and their label maps: which are learned from, which are held out, and of which classes."""
+"""The images of a folder and their label maps: what is learned from, what is held out, and the classes."""
 
 import os
 import random
@@ -25,13 +25,13 @@ from beit_mm.terminal import with_bar
 HELD_OUT = 0.1  # of the images, where no folder `val` lies beside `train`
 MIN_IMAGES = 100  # fewer say nothing about what images look like
 FEW, UNEQUAL = 10, 5  # images of a class that are few, and times that the largest class is the smallest
-DATE = re.compile(r'(19|20)\d\d[-_.]?(0[1-9]|1[0-2])([-_.]?[0-3]\d)?')  # such folders are no classes
+DATE = re.compile(r'(19|20)\d\d[-_.]?(0[1-9]|1[0-2])([-_.]?[0-3]\d)?')  # such folders are not classes
 IMAGES = ('images', 'imgs', 'JPEGImages')  # names of folders, in the order in which they are looked for
 MAPS = ('annotations', 'masks', 'labels', 'SegmentationClass')
 TRAINING, VALIDATION, TESTING = ('training', 'train'), ('validation', 'val', 'valid'), ('testing', 'test')
 BESIDE = ('_mask.png', '-mask.png', '_label.png')  # ends of maps that lie beside their images
 MIN_PAIRS = 10  # to learn from
-NUM_NAMED = 8  # numbers in a message
+OTHER_SIZE, UNREADABLE = 'whose map has another size', 'unreadable, or their maps'  # why images are left out
 READ = (*EXTENSIONS, '.npy')  # endings of images, some of them with many bands
 MAX_MEASURED = 100  # images that statistics of bands are taken from
 EXPECTED = 'expected images/a.jpg and annotations/a.png, or a.jpg and a_mask.png side by side'
@@ -96,16 +96,16 @@ def find_images(folder: str | Path) -> Images:
     train = list_folder(root)
     if not train.names:
         raise FileNotFoundError(f'no images in {str(root)!r}; expected files ending in {" ".join(EXTENSIONS)}')
-    val = next((path for name in VALIDATION if (path := root.parent / name).is_dir()), None)
-    held_out = list_folder(val) if val and root.name in TRAINING else None
+    vals = [root.parent / name for name in VALIDATION if (root.parent / name).is_dir()]
+    held_out = list_folder(vals[0]) if vals and root.name in TRAINING else None
     if held_out is None or not held_out.names:
         train, held_out = hold_out(train)
     if len(train.names) < MIN_IMAGES:
         raise UserError(f'{len(train.names)} images in {str(root)!r}; at least {MIN_IMAGES} are needed to learn from')
     classes = sorted(set(train.names.values()))
-    labelled = '' not in classes and len(classes) > 1 and set(held_out.names.values()) <= set(classes)
-    labelled = labelled and not all(map(DATE.fullmatch, classes))
-    return Images(train, held_out, classes if labelled else [])
+    named = len(classes) > 1 and '' not in classes and not all(map(DATE.fullmatch, classes))
+    known = set(held_out.names.values()) <= set(classes)
+    return Images(train, held_out, classes if named and known else [])
 
 
 def training_folder(folder: str | Path) -> Path:
@@ -210,7 +210,7 @@ def find_label_maps(
     Args:
         folder: may hold classes.txt, see SegmentationFolder.
         reduce_zero_label: whether 0 marks unlabelled pixels; None: as classes.txt shows.
-        whole: hold none out of those to learn from, which may be few.
+        whole: hold none out of the images to learn from, which may be few.
         bands: bands of the images to take, counted from 0, or 'all'; None: all where reading as RGB would lose some.
         max_pixels: of an image or map, see LoadImage.
 
@@ -222,35 +222,41 @@ def find_label_maps(
     folders = find_folders(root, least)
     if not folders:
         return None
-    notes: list[str] = []
     suffix = find_suffix(*folders[0])
     bands = find_bands(folders[0][0], bands)
-    names, colours = named_classes(str(file)) if (file := root / 'classes.txt').is_file() else (None, None)
+    names, colours = named_classes(str(root / 'classes.txt')) if (root / 'classes.txt').is_file() else (None, None)
+    notes: list[str] = []
     pixels: Counter[int] = Counter()
-    examples: dict[int, str] = {}  # a map with each number
     read = partial(read_pair, by_bands=bands is not None, by_colour=colours is not None, max_pixels=max_pixels)
-    found = [find_pairs(*pair, suffix, read, pixels, examples, notes) for pair in folders]
-    lists = [ImageList(images, dict.fromkeys(pairs, '')) for (images, _), pairs in zip(folders, found, strict=True)]
-    has_validation = len(lists) == 2 and len(lists[1].names) > 0
-    train, held_out = lists if has_validation else (lists[0], lists[0]) if whole else hold_out(lists[0])
+    numbers = [find_pairs(*pair, suffix, read, pixels, notes) for pair in folders]
+    if len(folders) == 1 or not numbers[1]:  # no validation
+        folders, numbers = folders[:1] * 2, numbers[:1] * 2
+        train = held_out = ImageList(folders[0][0], dict.fromkeys(numbers[0], ''))
+        if not whole:
+            train, held_out = hold_out(train)
+    else:
+        train, held_out = (ImageList(folders[i][0], dict.fromkeys(numbers[i], '')) for i in (0, 1))
     if len(train.names) < least:
         few = f'{len(train.names)} images with label maps in {str(root)!r}; {least} or more are needed'
         raise UserError('; '.join([few, *notes]))
     if names and colours:
-        classes, values, said = choose_colours(pixels, names, colours, reduce_zero_label)
+        classes, values, meaning = choose_colours(pixels, names, colours, reduce_zero_label)
     else:
-        classes, values, said = choose_labels(examples, names, reduce_zero_label)
-    parts = ((train, found[0]), (held_out, found[1 if has_validation else 0]))
-    learned, tested = (any(numbers[path] & {*values} for path in part.names) for part, numbers in parts)
-    if not learned:
-        raise UserError(f'no map of the images to learn from in {str(folders[0][1])!r} has a pixel of a class; {said}')
-    if not tested:
-        notes.append(f'no map of the {len(held_out.names):,} held-out images has a pixel of a class: no IoU')
-    known = sum(pixels[value] for value in values)
-    notes.insert(0, f'{said}; {100 - 100 * known / pixels.total():.0f} % of the pixels are unlabelled')
-    maps = folders[0][1], folders[1 if has_validation else 0][1]
+        classes, values, meaning = choose_labels(numbers, names, reduce_zero_label)
+    if not 1 < len(values) < IGNORE_INDEX:
+        raise UserError(f'{len(values)} classes in {str(root)!r} ({meaning}); expected 2 to {IGNORE_INDEX - 1}')
     unseen = [label for label, value in enumerate(values) if not pixels[value]]
+    if unseen:
+        meaning += f', never seen: {preview(classes[label] for label in unseen)}'
+    if not any(numbers[0][path] & {*values} for path in train.names):
+        where = f'the images to learn from in {str(folders[0][1])!r}'
+        raise UserError(f'no map of {where} has a pixel of a class; {meaning}')
+    if not any(numbers[1][path] & {*values} for path in held_out.names):
+        notes.append(f'no map of the {len(held_out.names):,} held-out images has a pixel of a class: no IoU')
+    labelled = sum(pixels[value] for value in values) / pixels.total()
+    notes.insert(0, f'{meaning}; {100 - 100 * labelled:.0f} % of the pixels are unlabelled')
     measured = None if bands is None else measure_bands([str(train.root / name) for name in train.names], bands)
+    maps = folders[0][1], folders[1][1]
     return LabelMaps(train, held_out, classes, maps, suffix, values, notes, colours, unseen, measured)
 
 
@@ -259,20 +265,30 @@ def find_bands(folder: Path, bands: str | Sequence[int] | None) -> str | Sequenc
 
     Without a choice of the user's the first image decides.
     """
-    path, shown = str(folder / next(iter(list_images(str(folder), READ)), '')), 0
-    could_have = path.lower().endswith(BAND_EXTENSIONS)
-    if bands is not None and not could_have:
+    path = str(folder / next(iter(list_images(str(folder), READ)), ''))
+    can_have = path.lower().endswith(BAND_EXTENSIONS)
+    if bands is not None and not can_have:
         raise UserError(f'--bands: {path} does not end in {", ".join(BAND_EXTENSIONS)}; leave it out')
-    if bands is not None or not could_have:
-        return bands
+    if bands is None and can_have and has_hidden_bands(path):
+        return 'all'
+    return bands
+
+
+def has_hidden_bands(path: str) -> bool:
+    """Whether reading an image as RGB would lose some of its bands."""
+    shown = 0
     with suppress(UnreadableImageError), unreadable(path, Exception), open_image(path) as image:
         shown = len(image.getbands())
-    # a kind of TIFF that only Pillow reads, or a Python without tifffile
-    with suppress(UnreadableImageError, *[UserError] * bool(shown)):
+    try:
         if read_bands(path).shape[2] > shown:
-            return 'all'
-        reading.read_image(path)  # says what it lays on white
-    return None
+            return True
+        reading.read_image(path)  # warns of a band that is marked as transparency
+    except UnreadableImageError:  # a kind of TIFF that only Pillow reads
+        return False
+    except UserError:  # a Python without tifffile
+        if not shown:
+            raise
+    return False
 
 
 def measure_bands(paths: Sequence[str], bands: str | Sequence[int]) -> dict[str, Any]:
@@ -284,36 +300,37 @@ def measure_bands(paths: Sequence[str], bands: str | Sequence[int]) -> dict[str,
 
 
 def find_folders(root: Path, least: int = MIN_PAIRS) -> list[tuple[Path, Path]]:
-    """Folders of images and of their maps: to learn from and, where there are, held out; empty without maps.
+    """Folders of images and of their maps: to learn from and, if any, held out; empty without maps.
 
-    Args:
-        least: maps beside their images that count; fewer may be images of masks.
+    Fewer maps beside their images than `least` may be images of masks.
     """
 
-    def first(folder: Path, names: Sequence[str]) -> str:
-        return next((name for name in names if (folder / name).is_dir()), '')
+    def present(folder: Path, *groups: Sequence[str]) -> list[str]:
+        """Of each group the first name that is a folder."""
+        found = ([name for name in names if (folder / name).is_dir()] for names in groups)
+        return [names[0] for names in found if names]
 
-    images, maps = first(root, IMAGES), first(root, MAPS)
+    images, maps, splits = present(root, IMAGES), present(root, MAPS), present(root, TRAINING, VALIDATION)
+    folders: list[tuple[Path, Path]] = []
     if images and maps:
-        splits = [split for names in (TRAINING, VALIDATION) if (split := first(root / images, names))] or ['']
-        folders = [(root / images / split, root / maps / split) for split in splits]
-    elif images and not first(root, (*TRAINING, *VALIDATION)):  # no class has that name
+        for name in present(root / images[0], TRAINING, VALIDATION) or ['']:
+            folders.append((root / images[0] / name, root / maps[0] / name))
+    elif images and not splits:  # no class has that name
         others = ', '.join(sorted(f'{path.name}/' for path in root.iterdir() if path.is_dir()))
         raise FileNotFoundError(f'no label maps in {str(root)!r}, only {others}; {EXPECTED}')
-    else:
-        folders = []
-        for split in filter(None, (first(root, names) for names in (TRAINING, VALIDATION))):
-            found = find_folders(root / split, 1 if folders else least)[:1]
-            if folders and not found:
-                raise FileNotFoundError(f'no label maps in {str(root / split)!r}; {EXPECTED}')
-            folders += found
-        if not folders:
-            names = list_images(str(root), READ)
-            stems = {os.path.splitext(name)[0] for name in names}
-            beside = [name for name in names for end in BESIDE if name.endswith(end) and name[: -len(end)] in stems]
-            folders = [(root, root)] if len(beside) >= least else []
-    if missing := [str(maps) for _, maps in folders if not maps.is_dir()]:
-        raise FileNotFoundError(f'no folder {missing[0]!r}; {EXPECTED}')
+    for name in [] if folders else splits:
+        found = find_folders(root / name, 1 if folders else least)
+        if folders and not found:
+            raise FileNotFoundError(f'no label maps in {str(root / name)!r}; {EXPECTED}')
+        folders += found[:1]
+    if not folders:
+        names = list_images(str(root), READ)
+        stems = {os.path.splitext(name)[0] for name in names}
+        beside = [name for name in names for end in BESIDE if name.endswith(end) and name[: -len(end)] in stems]
+        folders = [(root, root)] if len(beside) >= least else []
+    for _, maps_folder in folders:
+        if not maps_folder.is_dir():
+            raise FileNotFoundError(f'no folder {str(maps_folder)!r}; {EXPECTED}')
     return folders
 
 
@@ -339,37 +356,33 @@ def find_suffix(images: Path, maps: Path) -> str:
 
 
 def find_pairs(
-    images: Path, maps: Path, suffix: str, read: Callable, pixels: Counter, examples: dict[int, str], notes: list[str]
+    images: Path, maps: Path, suffix: str, read: Callable, pixels: Counter, notes: list[str]
 ) -> dict[str, set[int]]:
-    """Images with a map of their size, relative to their folder, and the numbers in it.
+    """Images with a map of their size, relative to their folder, and the numbers in it, by a `read_pair`.
 
-    Args:
-        read: `read_pair` with its settings.
-        pixels, examples: get how many pixels have each number, and the first map that holds it.
-        notes: get what was left out.
+    `pixels` gets how many pixels have each number, `notes` what was left out.
     """
     listed = [path for path in list_images(str(images), READ) if images != maps or not path.endswith(BESIDE)]
     existing = {*list_images(str(maps))}
     map_of = {path: name for path in listed if (name := os.path.splitext(path)[0] + suffix) in existing}
-    left_out, kept = {'without a map': [path for path in listed if path not in map_of]}, dict[str, set[int]]()
+    numbers: dict[str, set[int]] = {}
+    left_out = {'without a map': [path for path in listed if path not in map_of], OTHER_SIZE: [], UNREADABLE: []}
     for path, name in with_bar(map_of.items(), len(map_of)):
-        file = str(maps / name)
         try:
-            labels = read(str(images / path), file)
-            what = 'whose map has another size' if labels is None else ''
+            labels = read(str(images / path), str(maps / name))
         except UnreadableImageError:
-            what = 'unreadable, or their maps'
-        if what:
-            left_out.setdefault(what, []).append(path)
+            left_out[UNREADABLE].append(path)
             continue
-        for number, count in zip(*np.unique(labels, return_counts=True), strict=True):
-            pixels[int(number)] += int(count)
-            examples.setdefault(int(number), file)
-            kept.setdefault(path, set()).add(int(number))
+        if labels is None:
+            left_out[OTHER_SIZE].append(path)
+            continue
+        counts = dict(zip(*(found.tolist() for found in np.unique(labels, return_counts=True)), strict=True))
+        pixels.update(counts)
+        numbers[path] = {*counts}
     for what, paths in left_out.items():
         if paths:
             notes.append(f'{len(paths):,} of {len(listed):,} images left out, {what}: {images / paths[0]}')
-    return kept
+    return numbers
 
 
 def choose_colours(
@@ -380,61 +393,53 @@ def choose_colours(
         raise UserError('classes.txt has colours; leave --reduce- and --keep-zero-label, for numbers, out')
     values = colour_numbers(colours).tolist()
     others = Counter({number: count for number, count in pixels.items() if number not in values})
-    if not any(pixels[value] for value in values):
+    if others == pixels:
         advice = 'correct it; if the maps hold numbers, write names without colours'
         raise UserError(f'no pixel has a colour of classes.txt, the maps hold {count_colours(others)}; {advice}')
-    said = f'{len(names)} classes of classes.txt, by colour'
-    if never := [name for name, value in zip(names, values, strict=True) if not pixels[value]]:
-        said += f', never seen: {", ".join(never)}'
+    meaning = f'{len(names)} classes of classes.txt, by colour'
     if others:
-        said += f'; colours that no class has: {count_colours(others)}'
-    if not 1 < len(values) < IGNORE_INDEX:
-        raise UserError(f'{said}; expected 2 to {IGNORE_INDEX - 1} classes')
-    return [*names], values, said
+        meaning += f'; colours that no class has: {count_colours(others)}'
+    return [*names], values, meaning
 
 
 def choose_labels(
-    examples: Mapping[int, str], names: Sequence[str] | None, reduce_zero_label: bool | None
+    found: Sequence[Mapping[str, set[int]]], names: Sequence[str] | None, reduce_zero_label: bool | None
 ) -> tuple[list[str], list[int], str]:
     """The classes, the number of each in label maps, and a sentence on them, by the classes' names, if there are any.
 
-    Args:
-        examples: number -> a map that holds it.
-        reduce_zero_label: as of `find_label_maps`.
+    `found` has the numbers in the map of each image, of each folder.
     """
-    numbers = sorted({*examples} - {IGNORE_INDEX})
+    numbers = sorted(set().union(*(held for part in found for held in part.values())) - {IGNORE_INDEX})
     if not numbers:
         raise UserError(f'every pixel of the label maps is {IGNORE_INDEX}, which marks ignored ones')
-    if {*examples} == {0, IGNORE_INDEX} and not reduce_zero_label:
-        numbers = [0, IGNORE_INDEX]  # a mask: nothing else would be left to learn
-    if numbers in ([0, 1], [0, IGNORE_INDEX]) and not reduce_zero_label and len(names or ()) < 3:
-        classes = [*(['background'] if len(names or ()) < 2 else []), *(names or ['foreground'])]
-        return classes, numbers, f'masks of two classes: 0 is {classes[0]}, {numbers[1]} is {classes[1]}'
+    if not reduce_zero_label and len(names or ()) < 3:
+        ignored = any(IGNORE_INDEX in held for part in found for held in part.values())
+        if numbers == [0] and ignored:
+            numbers = [0, IGNORE_INDEX]  # a mask: nothing else would be left to learn
+        if numbers in ([0, 1], [0, IGNORE_INDEX]):
+            classes = [*(['background'] if len(names or ()) < 2 else []), *(names or ['foreground'])]
+            return classes, numbers, f'masks of two classes: 0 is {classes[0]}, {numbers[1]} is {classes[1]}'
     ask = 'say --reduce-zero-label if it marks unlabelled pixels, --keep-zero-label if it is a class'
     if names is None:
-        if reduce_zero_label is None and 0 in numbers and len(numbers) > 1:
-            others = ', '.join(map(str, numbers[1 : NUM_NAMED + 1])) + ', ...' * (len(numbers) > NUM_NAMED + 1)
-            raise UserError(f'the label maps hold 0 and {others}, and there is no classes.txt to say what 0 is; {ask}')
-        values = numbers[1:] if reduce_zero_label and 0 in numbers else numbers
-        names, said = [*map(str, values)], f'{len(values)} classes, called by their numbers as there is no classes.txt'
-    else:
-        top, number = numbers[-1], len(names)
-        if top > number or (top == number and reduce_zero_label is False):
-            expected = f'expected 0 to {number - 1}, or 1 to {number}, and {IGNORE_INDEX} for ignored pixels'
-            raise UserError(f'{examples[top]} holds {top}, classes.txt names {number} classes; {expected}')
-        if reduce_zero_label is None and not (top == number or (top == number - 1 and 0 in numbers)):
-            held = f'{numbers[0]} to {top}, classes.txt names {number} classes'
-            raise UserError(f'the label maps hold {held}: what is 0? {ask}')
-        first = int(top == number if reduce_zero_label is None else reduce_zero_label)
-        values = [*range(first, first + number)]
-        said = f'{number} classes of classes.txt, 0 is {"unlabelled" if first else repr(names[0])}'
-        if not first and reduce_zero_label is None:
-            said += ' (if it marks unlabelled pixels, say --reduce-zero-label)'
-        if never := [name for name, value in zip(names, values, strict=True) if value not in numbers]:
-            said += f', never seen: {preview(never)}'
-    if not 1 < len(values) < IGNORE_INDEX:
-        raise UserError(f'the label maps hold {len(values)} classes ({said}); expected 2 to {IGNORE_INDEX - 1}')
-    return [*names], values, said
+        others = [number for number in numbers if number]
+        if reduce_zero_label is None and 0 in numbers and others:
+            held = f'0 and other values ({preview(map(str, others))})'
+            raise UserError(f'label maps contain {held}, and there is no classes.txt to say what 0 means; {ask}')
+        values = others if reduce_zero_label else numbers
+        return [*map(str, values)], values, f'{len(values)} classes, called by their numbers without classes.txt'
+    top, number = numbers[-1], len(names)
+    if top > number or (top == number and reduce_zero_label is False):
+        image = next(path for part in found for path, held in part.items() if top in held)
+        expected = f'expected 0 to {number - 1}, or 1 to {number}, and {IGNORE_INDEX} for ignored pixels'
+        raise UserError(f'the label map of {image} holds {top}, classes.txt names {number} classes; {expected}')
+    if reduce_zero_label is None and not (top == number or (top == number - 1 and 0 in numbers)):
+        held = f'{numbers[0]} to {top}, classes.txt names {number} classes'
+        raise UserError(f'the label maps hold {held}: what is 0? {ask}')
+    first = int(top == number if reduce_zero_label is None else reduce_zero_label)
+    meaning = f'{number} classes of classes.txt, 0 is {"unlabelled" if first else repr(names[0])}'
+    if not first and reduce_zero_label is None:
+        meaning += ' (if it marks unlabelled pixels, say --reduce-zero-label)'
+    return [*names], [*range(first, first + number)], meaning
 
 
 def read_pair(image: str, file: str, by_bands: bool, by_colour: bool, max_pixels: int) -> np.ndarray | None:

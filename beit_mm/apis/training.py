@@ -1,4 +1,4 @@
-"""Pretraining and fine-tuning on a folder of images, from a plan to a report.
+"""Pretraining and fine-tuning on a folder of images: plan, configs, stages, report.
 
 A run is a folder: its configs, lists of its images, logs, the trained weights, pictures, report.md, and plan.json, by
 which the same call resumes it.
@@ -7,7 +7,6 @@ which the same call resumes it.
 import hashlib
 import json
 import math
-import os
 import secrets
 import shlex
 import tempfile
@@ -22,18 +21,17 @@ from mmengine.runner import Runner
 
 from beit_mm.apis import reports
 from beit_mm.apis.configs import RunConfig, own_config, run_config, write_config
-from beit_mm.apis.plans import MIN_STEPS, NEW, NONE, SETTINGS, plan_training
+from beit_mm.apis.plans import MIN_STEPS, NONE, SETTINGS, Length, Plan, Record, describe_plan, new_call, plan_training
 from beit_mm.apis.rebuild import TOKENIZER, own_tokenizer
+from beit_mm.apis.reports import Metric, Report
 from beit_mm.apis.segmentation_report import describe_segmentation
 from beit_mm.apis.split import Images, LabelMaps, find_images, find_label_maps, write_lists
-from beit_mm.checkpoint.checkpoint import Checkpoint, given_levels
-from beit_mm.checkpoint.find import DEMO, path_of_checkpoint
+from beit_mm.checkpoint.checkpoint import Checkpoint
 from beit_mm.checkpoint.read import write_checkpoint
 from beit_mm.engine.checkpoints import RUN_FILE
 from beit_mm.engine.interruption import shield_workers
 from beit_mm.engine.steps import ProgressHook, TerminalRunner, waits_for_images
 from beit_mm.errors import UserError
-from beit_mm.files import atomic_file
 from beit_mm.models.tokenizers.discrete_vae import DiscreteVAE
 from beit_mm.terminal import quiet, say, typed, without_output
 
@@ -41,9 +39,7 @@ RECORD, REPORT = 'plan.json', 'report.md'
 REPORT_SHARE, REPORT_SECONDS = 0.1, 120.0  # of the time, for report and pictures; where no time is given
 FIRST_STEPS = 4  # slow ones, before those that are measured
 MIN_BANK, MAX_BANK = 200, 2000  # images that held-out ones are compared with; MIN_BANK even if time is short
-MAX_WORKERS = 1024
-MAX_SEED = 2**32  # numpy's
-MAX_TOKENIZER_STEPS = 4000  # more of them make its tokens hardly better
+MAX_TOKENIZER_STEPS = 4000  # more of them hardly make its tokens better
 MAX_VALIDATIONS, VALIDATION_SHARE = 5, 0.05  # of a stage, and of the images that pass through the model
 
 
@@ -78,8 +74,8 @@ def pretrain(
         The pretrained weights, `<out>/pretrained.pth`; pictures and report.md lie beside them.
     """
     with quiet():
-        options: dict[str, Any] = dict(levels=levels, minutes=minutes, steps=steps)
-        return Run('pretrain', images, out, init, tokenizer, workers, batch, seed, **options).run()
+        options = dict(minutes=minutes, steps=steps, workers=workers, batch=batch, seed=seed, levels=levels)
+        return Run(new_call('pretrain', images, init, tokenizer_option=tokenizer, **options), out).run()
 
 
 def finetune(
@@ -112,149 +108,60 @@ def finetune(
         The weights, `<out>/finetuned.pth`, for `classify` or `segment`.
     """
     with quiet():
-        options: dict[str, Any] = dict(balance=balance, bands=bands, levels=levels, minutes=minutes, epochs=epochs)
-        return Run('finetune', images, out, init, None, workers, batch, seed, reduce_zero_label, **options).run()
+        options: dict[str, Any] = dict(
+            minutes=minutes, epochs=epochs, workers=workers, batch=batch, seed=seed, levels=levels
+        )
+        options |= dict(reduce_zero_label=reduce_zero_label, balance=balance or None)
+        options['bands'] = bands if isinstance(bands, str | None) else [*bands]
+        return Run(new_call('finetune', images, init, **options), out).run()
 
 
 class Run:
-    """A run of 'pretrain' or 'finetune' in its folder; arguments as of pretrain and finetune."""
+    """A run in a folder `out`: that of a `new_call`, or of an earlier call, which it resumes."""
 
-    def __init__(
-        self,
-        verb: str,
-        images: str | Path,
-        out: str | Path,
-        init: str | Path | None,
-        tokenizer: str | None = None,
-        workers: int | None = None,
-        batch: int | None = None,
-        seed: int | None = None,
-        reduce_zero_label: bool | None = None,
-        balance: bool = False,
-        bands: str | Sequence[int] | None = None,
-        levels: dict | None = None,
-        **lengths: float | None,
-    ) -> None:
-        given = {name: number for name, number in lengths.items() if number is not None}
-        if len(given) > 1:
-            raise UserError(f'{" and ".join(given)} are both given; expected one of them')
-        for name, number in given.items():
-            if not 0 < number < float('inf'):
-                raise UserError(f'{name} is {number:g}; expected more than 0')
-        if given.get('steps', MIN_STEPS) < MIN_STEPS:
-            raise UserError(f'steps is {given["steps"]}; expected at least {MIN_STEPS}')
-        for name, whole, most in (('workers', workers, MAX_WORKERS), ('seed', seed, MAX_SEED - 1)):
-            if whole is not None and not 0 <= whole <= most:
-                raise UserError(f'{name} is {whole}; expected 0 to {most}')
-        if tokenizer not in (None, DEMO, NEW):
-            raise UserError(f'tokenizer is {tokenizer!r}; expected {DEMO} or {NEW}')
-        if init not in (None, DEMO, NONE) and '://' not in str(init):
-            init = path_of_checkpoint(init).absolute()  # links stay: name and neighbouring files tell what it is
+    plan: Plan
+
+    def __init__(self, call: Record, out: str | Path) -> None:
         self.began = time.monotonic()
-        self.verb, self.workers, self.batch = verb, workers, batch
+        self.call = self.record = call
+        self.verb = call.verb
         self.folder = Path(out).expanduser().resolve()
         self.lists = self.folder / 'lists'
-        self.weights = self.folder / ('pretrained.pth' if verb == 'pretrain' else 'finetuned.pth')
-        self.record: dict[str, Any] = dict(
-            verb=verb,
-            images=str(Path(images).expanduser().resolve()),
-            init=init and str(init),
-            tokenizer_option=tokenizer,
-            length=next(([number, name] for name, number in given.items()), None),
-            batch=batch,
-            seed=seed,
-            reduce_zero_label=reduce_zero_label,
-            balance=balance or None,
-            bands=bands if isinstance(bands, str | None) else [*bands],
-            levels=given_levels(**(levels or {})) or None,
-            seconds=0.0,
-            stages={},
-        )
-        self.read_record()
-
-    def read_record(self) -> None:
-        """Reads what was planned before, and refuses folders of other things."""
+        self.weights = self.folder / ('pretrained.pth' if self.verb == 'pretrain' else 'finetuned.pth')
         if self.folder.exists() and not self.folder.is_dir():
             raise UserError(f'{self.folder} is a file; expected a folder for the run')
-        if Path(self.record['images']) in (self.folder, *self.folder.parents):
+        if Path(call.images) in (self.folder, *self.folder.parents):
             inside = 'lies in the folder of the images, where its pictures would count as such'
             raise UserError(f'{self.folder} {inside}; choose another --out')
-        path = self.folder / RECORD
-        if not path.is_file():
-            if self.folder.is_dir() and any(self.folder.iterdir()):
-                raise UserError(f'{self.folder} holds other files; expected a new or empty folder for the run')
-            return
-        try:
-            known = dict(bands=None) | json.loads(path.read_text())  # which earlier runs do not name
-            differing = [key for key in ('verb', 'images') if known[key] != self.record[key]]
-            options = ['init', 'tokenizer_option', 'length', 'batch', 'seed']
-            options += ['reduce_zero_label', 'balance', 'bands', 'levels']
-            differing += [key for key in options if self.record[key] not in (None, known[key])]
-            number, unit = known['length']
-            fits = unit in ('minutes', 'steps', 'epochs') and type(number) in (int, float)
-            fits &= 0 < float(number) < math.inf
-            fits &= 0 <= known['seconds'] < math.inf and known['device'] in ('cpu', 'cuda')
-            fits &= known['reduce_zero_label'] in (None, True, False) and known['balance'] in (None, True)
-            # stages are names of folders: only those that `make_plan` gives
-            stages = [known['verb']] if known['tokenizer'] or known['verb'] == 'finetune' else ['tokenizer', 'pretrain']
-            whole = [known['batch'], *(stage.get('steps', MIN_STEPS) for stage in known['stages'].values())]
-            fits &= [*known['stages']] == stages and {*map(type, [known['workers'], known['seed'], *whole])} == {int}
-            fits &= 0 <= known['seed'] < MAX_SEED and 0 <= known['workers'] <= MAX_WORKERS and min(whole) > 0
-            numbers = [number for stage in known['stages'].values() for number in stage.values()]
-            fits &= {*map(type, numbers)} <= {int, float}
-            fits &= all(0 <= stage.get('seconds', 0) < math.inf for stage in known['stages'].values())
-            # a symbolic link could send what we write elsewhere, also one in a folder that cannot be listed
-            wrong: list[Any] = []
-            for folder, *names in os.walk(self.folder, onerror=wrong.append):
-                wrong += [name for name in sum(names, []) if os.path.islink(os.path.join(folder, name))]
-            if not fits or wrong:
-                raise ValueError
-        except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
-            damaged = 'is damaged, or of another version of beit_mm, or has links beside it'
-            raise UserError(f'{path} {damaged}; choose another --out, or delete the folder') from None
-        for key in differing:
-            shown = [text_of(record[key]) if key == 'length' else record[key] for record in (known, self.record)]
-            values = f'{key} {shown[0]}, not {shown[1]}'
-            raise UserError(f'{self.folder} is a run with {values}; choose another --out')
-        self.record = known
+        if (self.folder / RECORD).is_file():
+            self.record = Record.read(self.folder / RECORD)
+            self.record.check_call(call, self.folder)
+        elif self.folder.is_dir() and any(self.folder.iterdir()):
+            raise UserError(f'{self.folder} holds other files; expected a new or empty folder for the run')
 
     def write_record(self) -> None:
         """Writes the record, with the time that has passed."""
-        self.record['seconds'], self.began = self.seconds(), time.monotonic()
-        with atomic_file(self.folder / RECORD) as file:
-            file.write(json.dumps(self.record, indent=2).encode())
+        self.record.seconds, self.began = self.seconds(), time.monotonic()
+        self.record.write(self.folder / RECORD)
 
     def seconds(self) -> float:
         """Time that the run has taken so far, with earlier calls."""
-        return self.record['seconds'] + time.monotonic() - self.began
+        return self.record.seconds + time.monotonic() - self.began
 
     def last_checkpoint(self, stage: str) -> Path:
         """The stage's last checkpoint; exists once the stage is done."""
-        return self.folder / stage / f'iter_{self.record["stages"][stage]["steps"]}.pth'
+        return self.folder / stage / f'iter_{self.record.stages[stage]["steps"]}.pth'
 
     def run(self) -> Path:
         """Plans, trains each stage, writes weights and report; resumes what is there. Returns the weights."""
         if (self.folder / REPORT).is_file() and self.weights.is_file():
             say(f'{self.folder} is finished: {self.weights}, {self.folder / REPORT}')
             return self.weights
-        images: Images | None = None
-        if self.verb == 'finetune':
-            zero, bands = self.record['reduce_zero_label'], self.record['bands']
-            images = find_label_maps(self.record['images'], zero, bands=bands)
-            if images is None and (zero, bands) != (None, None):
-                options = '--reduce-zero-label, --keep-zero-label and --bands'
-                raise UserError(f'{self.record["images"]} has no label maps; leave {options} out')
-        if images and self.record['balance']:
-            advice = 'leave it out; docs/options.md has class_weight for the classes of label maps'
-            raise UserError(f'--balance is for class folders, and {self.record["images"]} has label maps: {advice}')
-        images = images or find_images(self.record['images'])
-        if self.verb == 'finetune' and not images.classes:
-            expected = 'expected <class>/<image>, at least two classes, and in val no others than in train'
-            raise UserError(f'{self.record["images"]} has no class folders: {expected}; or images/ and annotations/')
+        images = self.find_images()
         try:
             self.make_plan(images)
-            for stage in self.record['stages']:
-                if not self.record['stages'][stage]:
+            for stage in self.record.stages:
+                if not self.record.stages[stage]:
                     self.choose_steps(images, stage)
                 self.train(images, stage)
             trained = Checkpoint.open(self.last_checkpoint(self.verb))
@@ -265,68 +172,76 @@ class Run:
             say(f'Stopped{kept}. Resume with: {typed() or "the same call"}')
             raise SystemExit(end.code if isinstance(end, SystemExit) else 130) from None
         finally:
-            if 'found' in self.record:
+            if self.record.digest:
                 self.write_record()
         return self.weights
 
+    def find_images(self) -> Images:
+        """The images, for a fine-tuning with classes or label maps; refuses options that do not fit them."""
+        folder, record = self.record.images, self.record
+        if self.verb == 'pretrain':
+            return find_images(folder)
+        maps = find_label_maps(folder, record.reduce_zero_label, bands=record.bands)
+        if maps is None and (record.reduce_zero_label, record.bands) != (None, None):
+            options = '--reduce-zero-label, --keep-zero-label and --bands'
+            raise UserError(f'{folder} has no label maps; leave {options} out')
+        if maps and record.balance:
+            advice = 'leave it out; docs/options.md has class_weight for the classes of label maps'
+            raise UserError(f'--balance is for class folders, and {folder} has label maps: {advice}')
+        images = maps or find_images(folder)
+        if not images.classes:
+            expected = 'expected <class>/<image>, at least two classes, and in val no others than in train'
+            raise UserError(f'{folder} has no class folders: {expected}; or images/ and annotations/')
+        return images
+
     def make_plan(self, images: Images) -> None:
-        """Resumes the stored plan, or makes one; until a checkpoint exists, changed images are planned anew."""
-        names: list[Any] = [sorted(images.train.names), sorted(images.held_out.names), images.classes]
-        names += [images.values, images.suffix] if isinstance(images, LabelMaps) else []
-        names += [images.colours] if isinstance(images, LabelMaps) and images.colours else []
-        digest = hashlib.sha256(json.dumps(names).encode()).hexdigest()  # counts do not tell other images
-        counts, said = self.record.get('found'), [self.record['init'], self.record['tokenizer_option']]
-        if self.record.get('digest') == digest:
-            self.record['workers'] = self.record['workers'] if self.workers is None else self.workers
-            planned = {key: self.record[key] for key in ('workers', 'device', 'batch', 'levels')}
-            self.plan = plan_training(images, self.verb, *said, balance=bool(self.record['balance']), **planned)
-            if (began := self.record['tokenizer']) and self.plan.tokenizer_name != began:
-                raise UserError(f'{self.folder} began with {began}, now it has {self.plan.tokenizer_name}; put it back')
-            write_lists(images, self.lists)
+        """Resumes the recorded plan, or makes one; changed images get a new plan until there is a checkpoint."""
+        record, digest = self.record, digest_of(images)
+        resumes = record.digest == digest
+        if not resumes and any(self.folder.glob('*/*.pth')):
+            changed = f'other images, or names of them, than when {self.folder} was planned'
+            raise UserError(f'{record.images} has {changed} ({record.found}; now {images}); choose another --out')
+        if not resumes:
+            record.batch, record.device, record.workers = self.call.batch, None, None
+        if self.call.workers is not None:
+            record.workers = self.call.workers
+        plan = self.plan = plan_training(images, record)
+        if resumes:
+            if record.tokenizer not in (None, plan.tokenizer_name):
+                began = f'{self.folder} began with {record.tokenizer}, now it has {plan.tokenizer_name}'
+                raise UserError(f'{began}; put it back')
             say(f'Resuming {self.folder} as it was planned.')
-            return
-        if counts and any(self.folder.glob('*/*.pth')):
-            changed = f'other images, or names of them, than when {self.folder} was planned ({counts}; now {images})'
-            raise UserError(f'{self.record["images"]} has {changed}; choose another --out')
-        options: dict[str, Any] = dict(workers=self.workers, batch=self.batch, levels=self.record['levels'])
-        plan = self.plan = plan_training(images, self.verb, *said, balance=bool(self.record['balance']), **options)
-        stages = ['tokenizer', 'pretrain'] if self.verb == 'pretrain' and not plan.tokenizer else [self.verb]
-        self.record.update(
-            found=str(images),
-            digest=digest,
-            length=self.record['length'] or [15, 'minutes'],
-            batch=plan.batch,
-            seed=self.record['seed'] or 0,
-            workers=plan.workers,
-            device=plan.device,
-            tokenizer=plan.tokenizer_name,
-            init=said[0] or plan.init or NONE,
-            stages={stage: {} for stage in stages},
-        )
-        self.write_record()  # first: from here on the folder is recognised as a run
+        else:
+            record.init, record.tokenizer = plan.init or NONE, plan.tokenizer_name
+            record.length, record.seed = record.length or Length(15, 'minutes'), record.seed or 0
+            record.batch, record.workers, record.device = plan.batch, plan.workers, plan.device
+            trains_tokenizer = self.verb == 'pretrain' and not plan.tokenizer
+            record.stages = dict(tokenizer={}, pretrain={}) if trains_tokenizer else {self.verb: {}}
+            record.found, record.digest = str(images), digest
+            self.write_record()  # first: from here on the folder is recognised as a run
+            for line in describe_plan(plan, images):
+                say(line)
+            say(f'length     {record.length}: {" and ".join(record.stages)}; log and configs in {self.folder}')
         write_lists(images, self.lists)
-        for line in plan.reasons:
-            say(line)
-        say(f'length     {text_of(self.record["length"])}: {" and ".join(stages)}; log and configs in {self.folder}')
 
     def choose_steps(self, images: Images, stage: str) -> None:
         """Turns the run's length into steps of the stage; minutes into its seconds, and steps as measured."""
-        number, unit = self.record['length']
+        length = self.record.length
         planned: dict[str, float] = {}
-        if unit == 'minutes':
+        if length.unit == 'minutes':
             cfg = run_config(*self.settings(images, stage, steps=1000))
-            needed, setup = seconds_per_step(cfg, limit=0.03 * 60 * number)  # for measuring
-            left = (1 - REPORT_SHARE) * 60 * number - self.seconds() - setup
+            needed, setup = seconds_per_step(cfg, limit=0.03 * 60 * length.number)  # for measuring
+            left = (1 - REPORT_SHARE) * 60 * length.number - self.seconds() - setup
             left = max(0.0, left / 3 if stage == 'tokenizer' else left)  # a third for the tokenizer
             planned = dict(begun=self.seconds(), seconds=setup + left)
             steps = max(int(left / needed), MIN_STEPS)
             say(f'{stage}: {needed:.2f} s a step, so about {steps:,} steps')
-        elif unit == 'epochs':
-            steps = max(1, round(number * (len(images.train.names) // self.record['batch'])))
+        elif length.unit == 'epochs':
+            steps = max(1, round(length.number * (len(images.train.names) // self.plan.batch)))
         else:
-            steps = int(number)
+            steps = int(length.number)
         most = MAX_TOKENIZER_STEPS if stage == 'tokenizer' else steps
-        self.record['stages'][stage] = dict(steps=min(steps, most), **planned)
+        self.record.stages[stage] = dict(steps=min(steps, most), **planned)
         self.write_record()
 
     def config_path(self, stage: str) -> Path:
@@ -335,7 +250,7 @@ class Run:
     def settings(self, images: Images, stage: str, steps: int) -> tuple[str, dict[str, Any]]:
         """Name of the config that a stage builds on, and the settings that differ."""
         plan = self.plan
-        if stage == 'pretrain' and 'tokenizer' in self.record['stages']:
+        if stage == 'pretrain' and 'tokenizer' in self.record.stages:
             plan = replace(plan, tokenizer=own_tokenizer(self.last_checkpoint('tokenizer')), keeps_head=False)
         base = TOKENIZER if stage == 'tokenizer' else plan.base
         segments = isinstance(images, LabelMaps)
@@ -345,11 +260,11 @@ class Run:
             validated = min(validated, images.num_validated) * images.validation_cost
         affordable = 3 * VALIDATION_SHARE * steps * plan.batch / validated  # a validation has no backward pass
         settings['train_cfg']['val_interval'] = math.ceil(steps / max(1, min(MAX_VALIDATIONS, int(affordable))))
-        return base, dict(work_dir=str(self.folder / stage), randomness=dict(seed=self.record['seed']), **settings)
+        return base, dict(work_dir=str(self.folder / stage), randomness=dict(seed=self.record.seed), **settings)
 
     def train(self, images: Images, stage: str) -> None:
         """Writes the stage's config, trains to its last step unless that is done, and records the results."""
-        planned, path = self.record['stages'][stage], self.config_path(stage)
+        planned, path = self.record.stages[stage], self.config_path(stage)
         base, settings = self.settings(images, stage, planned['steps'])
         title = f'{stage.capitalize()} on images of your own, written by python -m beit_mm.'
         write_config(path, title, base, settings)
@@ -361,7 +276,7 @@ class Run:
         clock = None
         if 'seconds' in planned:
             most = MAX_TOKENIZER_STEPS if stage == 'tokenizer' else math.inf
-            clock = MinutesHook(planned['seconds'], self.began, planned['steps'], most)
+            clock = MinutesHook(planned['seconds'], self.began, int(planned['steps']), most)
             runner.hooks[:] = [hook for hook in runner.hooks if not isinstance(hook, ParamSchedulerHook)]
             runner.register_hook(clock)
         with without_output():
@@ -373,63 +288,89 @@ class Run:
             planned['steps'] = runner.iter
             write_config(path, title, *self.settings(images, stage, runner.iter))  # the steps that it took
             # a call that was killed has recorded no time
-            self.record['seconds'] = max(self.record['seconds'], planned['begun'] + clock.earlier)
-        scalars = runner.message_hub.log_scalars
-        numbers = {name: float(scalars[f'val/{name}'].current()) for name in reports.ROWS if f'val/{name}' in scalars}
-        if self.plan.keeps_head:  # IterLoop has validated before the first step
-            numbers['mim_loss_start'] = float(scalars['val/mim_loss'].data[0][0])
-        numbers['images_per_second'] = float(scalars['train/images_per_second'].mean())
-        numbers['waiting'] = float(scalars['train/data_time'].mean() / scalars['train/time'].mean())
-        self.record['stages'][stage].update(numbers)
+            self.record.seconds = max(self.record.seconds, planned['begun'] + clock.earlier)
+        planned.update(self.results(runner))
         self.write_record()
         runner.visualizer.close()
 
+    def results(self, runner: Runner) -> dict[str, float]:
+        """What the last validation of a stage measured, and its speed."""
+        scalars = runner.message_hub.log_scalars
+        results = {name: float(scalars[f'val/{name}'].current()) for name in reports.ROWS if f'val/{name}' in scalars}
+        if self.plan.keeps_head:  # IterLoop has validated before the first step
+            results['mim_loss_start'] = float(scalars['val/mim_loss'].data[0][0])
+        results['images_per_second'] = float(scalars['train/images_per_second'].mean())
+        results['waiting'] = float(scalars['train/data_time'].mean() / scalars['train/time'].mean())
+        return results
+
     def report(self, images: Images) -> None:
-        """Draws the pictures, writes report.md and report.html, and prints their figures and the verdict."""
-        numbers = self.record['stages'][self.verb]
-        number, unit = self.record['length']
-        seconds = 60 * number * REPORT_SHARE if unit == 'minutes' else REPORT_SECONDS
-        seen = numbers.get('images_per_second', 0.0)
+        """Draws the pictures, writes report.md and report.html, and prints the metrics and the verdict."""
+        record, measured = self.record, self.record.stages[self.verb]
         try:
-            if self.verb == 'pretrain':
-                # the images and half as many held-out ones, each at most as costly as in a step
-                compared = min(MAX_BANK, max(MIN_BANK, int(seconds * seen * 2 / 3)))
-                start = None if self.record['init'] == NONE else self.record['init']
-                said, told = reports.describe_pretraining(self.weights, images, numbers, compared, start)
-            elif isinstance(images, LabelMaps):
-                said, told = describe_segmentation(self.folder, self.weights, images, numbers, seconds)
-            else:
-                again = ['finetune', str(images.train.root), '--init', self.record['init'], '--out', f'{self.folder}_2']
-                again += [f'--{unit}', f'{2 * number:g}', *['--balance'] * (self.plan.balance or images.unequal)]
-                command = shlex.join(['beit-mm', *again])
-                arguments = self.weights, images, numbers, seconds, self.plan.balance, command
-                said, told = reports.describe_finetuning(*arguments)
+            report = self.describe(images)
         except (OSError, UserError) as error:  # images that are gone since the training began
             advice = f'mend it, delete {REPORT} and repeat the command: the training is kept'
-            reports.draw_curves(self.folder / self.verb, self.folder / 'loss.png', {})
-            said, told = f'No verdict: {error}; {advice}.', [reports.Picture('loss.png', 'Loss in training')]
+            curves = reports.draw_curves(self.folder / self.verb, {})
+            report = Report(self.metrics(), f'No verdict: {error}; {advice}.', pictures=[curves])
+        record.metrics, record.verdict = report.metrics, report.verdict
         self.write_record()
-        rows = reports.rows_of(self.record['stages'].get('tokenizer', {}) | numbers)
-        stages = [(name, f'{stage["steps"]:,} steps') for name, stage in self.record['stages'].items()]
-        waiting = numbers.get('waiting', 0)
+        rows = reports.rows_of(report.metrics)
+        speed, waiting = measured.get('images_per_second', 0.0), measured.get('waiting', 0)
+        stages = [
+            (stage, f'{planned["steps"]:,} steps', self.config_path(stage).name)
+            for stage, planned in record.stages.items()
+        ]
         paragraphs = [
-            said,
-            f'{images}. {self.record["seconds"] / 60:.1f} minutes, {seen:,.0f} images a second in training. Weights: '
+            report.verdict,
+            f'{images}. {record.seconds / 60:.1f} minutes, {speed:,.0f} images a second in training. Weights: '
             f'{self.weights.name}.',
             [('on held-out images', 'value +- one standard error'), *rows] if rows else '',
             f'{waits_for_images(waiting)}.' if waiting > 0.5 else '',
             self.plan.assumed,
-            *told,
-            [('stage', 'length', 'config'), *((*row, self.config_path(row[0]).name) for row in stages)],
+            *report.paragraphs,
+            *report.pictures,
+            report.following,
+            [('stage', 'length', 'config'), *stages],
         ]
-        path = reports.write_report(self.folder, f'{self.verb} of {self.record["images"]}', paragraphs)
+        path = reports.write_report(self.folder, f'{self.verb} of {record.images}', paragraphs)
         width = max((len(name) for name, _ in rows), default=0)
-        for line in filter(None, (*(f'{name:<{width}}  {value}' for name, value in rows), self.weights, path, said)):
+        lines = [f'{name:<{width}}  {value}' for name, value in rows]
+        for line in filter(None, [*lines, self.weights, path, report.verdict, report.following]):
             say(line)
 
+    def metrics(self) -> dict[str, Metric]:
+        """What the validations measured, by the names of ROWS."""
+        measured = [item for stage in self.record.stages.values() for item in stage.items()]
+        return {name: Metric(value) for name, value in measured if name in reports.ROWS}
 
-def text_of(length: tuple[float, str]) -> str:
-    return f'{length[0]:.12g} {length[1]}'
+    def describe(self, images: Images) -> Report:
+        """Compares what was trained with what needs no training, in the time that is left for it."""
+        length, record = self.record.length, self.record
+        seconds = 60 * length.number * REPORT_SHARE if length.unit == 'minutes' else REPORT_SECONDS
+        speed = record.stages[self.verb].get('images_per_second', 0.0)
+        if isinstance(images, LabelMaps):
+            return describe_segmentation(self.weights, images, self.metrics(), seconds)
+        if self.verb == 'pretrain':
+            # the images and half as many held-out ones, each at most as costly as in a step
+            compared = min(MAX_BANK, max(MIN_BANK, int(seconds * speed * 2 / 3)))
+            start = None if record.init == NONE else record.init
+            return reports.describe_pretraining(self.weights, images, self.metrics(), compared, start)
+        again = ['beit-mm', 'finetune', str(images.train.root), '--init', str(record.init), '--out', f'{self.folder}_2']
+        again += [f'--{length.unit}', f'{2 * length.number:g}']
+        again += ['--balance'] if self.plan.balance or images.unequal else []
+        # two for each that it classifies, which costs a third of a step
+        answers = max(reports.MIN_ANSWERS, int(3 * seconds * speed))
+        arguments = self.weights, images, self.metrics(), seconds, answers, self.plan.balance
+        return reports.describe_finetuning(*arguments, shlex.join(again))
+
+
+def digest_of(images: Images) -> str:
+    """SHA-256 of what the images are called and how they are labelled; their numbers alone would miss a change."""
+    names: list[Any] = [sorted(images.train.names), sorted(images.held_out.names), images.classes]
+    if isinstance(images, LabelMaps):
+        names += [images.values, images.suffix]
+        names += [images.colours] if images.colours else []
+    return hashlib.sha256(json.dumps(names).encode()).hexdigest()
 
 
 def make_runner(cfg: RunConfig, hook: Hook) -> Runner:

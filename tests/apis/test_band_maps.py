@@ -94,7 +94,7 @@ def test_a_band_that_is_marked_as_transparency_is_named_and_read_as_one(tmp_path
     for bands, number in (('all', 4), ([3, 0], 2)):
         found = find_label_maps(folder, bands=bands)
         assert len(found.bands['mean']) == number
-        plan = training.plan_training(found, 'finetune', device='cpu')
+        plan = training.plan_training(found, training.Record('finetune', device='cpu'))
         assert plan.backbone['in_channels'] == number and plan.preprocessing['mean'] == found.bands['mean']
     values = np.asarray(reading.read_bands(image))
     for shown, rest in ((values, 'opaque'), (np.dstack([values, values[..., 0]]), 'of 5 bands 3')):

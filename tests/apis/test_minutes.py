@@ -61,8 +61,8 @@ def images(tmp_path_factory) -> Path:
 def start(images, tmp_path, monkeypatch):
     """Starts or resumes a narrow run of a minute, without its report, by a clock."""
 
-    def plan(*args, **kwargs):
-        chosen = plans.plan_training(*args, **kwargs | dict(workers=0, device='cpu'))
+    def plan(images, call):
+        chosen = plans.plan_training(images, dataclasses.replace(call, workers=0, device='cpu'))
         sizes = dict(arch=dict(embed_dims=32, num_layers=1, num_heads=4), img_size=32, drop_path_rate=0.0)
         return dataclasses.replace(chosen, backbone=chosen.backbone | sizes, size=(32, 32), batch=4)
 
@@ -74,7 +74,7 @@ def start(images, tmp_path, monkeypatch):
 
         monkeypatch.setattr(training, 'make_runner', make)
         monkeypatch.setattr(training, 'time', SimpleNamespace(monotonic=clock.monotonic))
-        run = training.Run(verb, images, tmp_path / 'run', init, **length)
+        run = training.Run(training.new_call(verb, images, init, **length), tmp_path / 'run')
         run.run()
         return run
 
@@ -109,7 +109,7 @@ def test_minutes_are_kept_and_the_schedule_ends_with_them(start, tmp_path, load,
     run = start(clock, minutes=1)
     assert clock.now - idle == run.seconds() == pytest.approx(TRAINED, abs=0.05 * 60)
     last = torch.load(run.last_checkpoint('finetune'), weights_only=True)
-    steps = run.record['stages']['finetune']['steps']
+    steps = run.record.stages['finetune']['steps']
     assert steps == last['meta']['iter'] == Config.fromfile(tmp_path / 'run/config.py').train_cfg.max_iters
     fewest, most = FOLLOWS[load]
     assert fewest <= steps / clock.planned[-1 - bool(stop_at)] <= most
@@ -144,4 +144,5 @@ def test_a_killed_run_goes_on_from_its_checkpoint_with_the_time_that_this_leaves
 def test_a_run_of_steps_follows_its_steps(start):
     clock = Clock(LOADS['comes'])
     run = start(clock, epochs=3)
-    assert run.record['length'] == [3, 'epochs'] and len(clock.rates) == 27 == run.record['stages']['finetune']['steps']
+    assert run.record.length == training.Length(3, 'epochs')
+    assert len(clock.rates) == 27 == run.record.stages['finetune']['steps']

@@ -18,12 +18,16 @@ from torch import nn
 from beit_mm.apis import plans, rebuild, split
 from beit_mm.apis.commands import merge_options
 from beit_mm.apis.configs import own_config, write_config
-from beit_mm.apis.plans import plan_training
+from beit_mm.apis.plans import Plan, Record, describe_plan
 from beit_mm.apis.split import find_images, write_lists
 from beit_mm.checkpoint.checkpoint import Checkpoint
 from beit_mm.datasets.image_folder import ImageFolder, UnlabeledImages
 from beit_mm.engine.checks import check_widths
 from beit_mm.registry import DATASETS, MODELS
+
+
+def plan_training(images: split.Images, verb: str, init: str | None = None, **options) -> Plan:
+    return plans.plan_training(images, Record(verb, init=init, **options))
 
 
 def make_folder(root: Path, **classes: int) -> Path:
@@ -162,7 +166,7 @@ def test_a_cpu_begins_with_the_packaged_weights_unless_told_otherwise(images):
         ('none', 'demo', None, False, 'demo'),
         ('none', None, None, False, None),
     ):
-        plan = plan_training(images, 'pretrain', init, tokenizer, device='cpu')
+        plan = plan_training(images, 'pretrain', init, tokenizer_option=tokenizer, device='cpu')
         assert [plan.init, plan.keeps_head, (plan.tokenizer or {}).get('checkpoint')] == expected
         assert plan.size == (96, 96)
 
@@ -171,7 +175,7 @@ def test_the_backbone_of_a_written_config_begins_with_the_weights_that_an_option
     own, other = Checkpoint.open('demo').state_dict, MODELS.build(load_config('demo/pretrain.py').model.backbone)
     torch.save(other.state_dict(), tmp_path / 'other.pth')
     for init in ('demo', 'none'):
-        plan = plan_training(images, 'pretrain', init, 'demo', device='cpu')
+        plan = plan_training(images, 'pretrain', init, tokenizer_option='demo', device='cpu')
         cfg, _ = written(plan, images, tmp_path)
         changed = Config(cfg.to_dict())
         merge_options(changed, [f'model.backbone.init_cfg.checkpoint={tmp_path}/other.pth'])
@@ -189,9 +193,9 @@ def test_the_backbone_of_a_written_config_begins_with_the_weights_that_an_option
 
 def test_the_batch_of_a_new_tokenizer_is_said(images, tmp_path):
     for batch, expected in ((64, 16), (8, 8)):
-        plan = plan_training(images, 'pretrain', tokenizer='new', device='cpu', batch=batch)
+        plan = plan_training(images, 'pretrain', tokenizer_option='new', device='cpu', batch=batch)
         settings = plans.tokenizer_settings(own_config(rebuild.TOKENIZER), images, plan, tmp_path, 100)
-        (said,) = [line for line in plan.reasons if line.startswith('tokenizer')]
+        (said,) = [line for line in describe_plan(plan, images) if line.startswith('tokenizer')]
         assert settings['train_dataloader']['batch_size'] == expected and f' {expected} ' in said
 
 
@@ -261,8 +265,8 @@ def test_a_wide_segmentor_fits_the_memory_that_it_was_planned_for(tmp_path, monk
 def test_the_batch_follows_from_memory_width_patches_and_images(images, monkeypatch):
     monkeypatch.setattr('torch.cuda.mem_get_info', lambda: (24 * 2**30, 24 * 2**30))
     for width, patches, most in ((768, 196, 120), (384, 392, 120), (768, 98, 240), (192, 49, 512)):  # 0.2 GiB for base
-        assert plans.largest_batch('cuda', sizes(width), patches, False)[0] == pytest.approx(most)
-    assert [plans.largest_batch('cpu', sizes(width), 196, False)[0] for width in (192, 768)] == [64, 16]
+        assert plans.largest_batch('cuda', sizes(width), patches, False) == pytest.approx(most)
+    assert [plans.largest_batch('cpu', sizes(width), 196, False) for width in (192, 768)] == [64, 16]
     assert plan_training(images, 'pretrain', device='cpu').batch == 16  # of 144 images: an epoch has several steps
 
 
@@ -277,17 +281,19 @@ def test_the_batch_follows_from_memory_width_patches_and_images(images, monkeypa
 )
 def test_few_images_of_a_class_are_said(tmp_path, cat, dog, balance, named, advised):
     images = find_images(make_folder(tmp_path / 'images', cat=cat, dog=dog, bird=50))
-    lines = plan_training(images, 'finetune', device='cpu', balance=balance).reasons
+    lines = describe_plan(plan_training(images, 'finetune', device='cpu', balance=balance), images)
     said = ' '.join(line for line in lines if line.startswith('classes'))
     assert [word for word in re.findall(r'\w+', said) if word.isdigit() or word in ('cat', 'dog')] == [*named]
     assert ('--balance' in said) == advised
-    assert not any(line.startswith('classes') for line in plan_training(images, 'pretrain', device='cpu').reasons)
+    lines = describe_plan(plan_training(images, 'pretrain', device='cpu'), images)
+    assert not any(line.startswith('classes') for line in lines)
 
 
 def test_few_images_of_equal_classes_are_no_reason_to_balance(tmp_path, monkeypatch):
     monkeypatch.setattr(split, 'MIN_IMAGES', 10)
     images = find_images(make_folder(tmp_path / 'images', cat=10, dog=8))
-    (line,) = [line for line in plan_training(images, 'finetune', device='cpu').reasons if line.startswith('classes')]
+    lines = describe_plan(plan_training(images, 'finetune', device='cpu'), images)
+    (line,) = [line for line in lines if line.startswith('classes')]
     assert '7 images of dog' in line and '--balance' not in line
 
 

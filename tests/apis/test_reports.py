@@ -13,20 +13,26 @@ from PIL import Image
 
 from beit_mm import __main__ as command
 from beit_mm.apis import reports
+from beit_mm.apis.reports import Metric, Metrics
 from beit_mm.apis.split import find_images
 from beit_mm.checkpoint.checkpoint import Checkpoint
 from beit_mm.features.evaluation import mean_and_error
 from beit_mm.pictures import CHARACTER, sheet
 
 
-def figures(
+def metrics_of(
     top1: float, class_mean: float, number: int = 100, error: float = 5.0, **others: tuple[float, float]
-) -> dict:
+) -> Metrics:
     """Of a classifier and of what needs no network: right over all images, and averaged over the classes, in %."""
-    numbers = {'accuracy/top1': top1, 'class_mean': class_mean, 'class_mean_error': error}
+    metrics = {'accuracy/top1': Metric.share(top1, number), 'class_mean': Metric(class_mean, error)}
     for name, (right, mean) in others.items():
-        numbers |= {name: right, f'{name}_class_mean': mean, f'{name}_class_mean_error': 0.0}
-    return numbers | dict(held_out=number, compared=number)
+        metrics |= {name: Metric.share(right, number), f'{name}_class_mean': Metric(mean, 0.0)}
+    return metrics
+
+
+def judged(metrics: Metrics) -> str:
+    verdict, _ = reports.judge_finetuning(metrics, Path('run/finetuned.pth'), False, 'beit-mm finetune x --out y')
+    return verdict
 
 
 def test_colours_are_told_apart_without_training(tmp_path):
@@ -34,13 +40,15 @@ def test_colours_are_told_apart_without_training(tmp_path):
     make_images(tmp_path, per_class=40)
     (tmp_path / 'val/red/0.png').write_bytes(b'nothing')
     images = find_images(tmp_path)
-    found = reports.compare_classifier(images, 60)
-    expected = dict(thumbnails=100, thumbnails_class_mean=100, compared=119, compared_with=120)
-    assert {name: found[name] for name in expected} == expected
-    assert found['most_frequent'] == pytest.approx(100 * 40 / 119)
-    assert found['most_frequent_class_mean'] == pytest.approx(100 / 3) and found['most_frequent_class_mean_error'] == 0
-    numbers, figure = reports.compare_features(Checkpoint.open(save_backbone(tmp_path / 'x.pth')), images, 60)
-    assert numbers['knn_accuracy_thumbnails'] == 100 and 30 <= numbers['knn_images'] <= 60
+    found, learned = reports.compare_classifier(images, 60)
+    assert found['thumbnails'] == Metric(100, 0, 119) and found['thumbnails_class_mean'].value == 100 and learned == 120
+    assert found['most_frequent'].value == pytest.approx(100 * 40 / 119)
+    assert found['most_frequent_class_mean'] == Metric(pytest.approx(100 / 3), 0)
+    trained = Checkpoint.open(save_backbone(tmp_path / 'x.pth'))
+    metrics, gains, figure = reports.compare_features(trained, images, 60)
+    assert metrics['knn_accuracy_thumbnails'].value == 100 and 30 <= metrics['knn_accuracy'].number <= 60
+    for name, gain in gains.items():
+        assert gain.value == pytest.approx(metrics['knn_accuracy'].value - metrics[f'knn_accuracy_{name}'].value)
     assert len(figure.axes) == 6 * (1 + 5) and figure.axes[0].get_title('left') == 'blue'
     assert mean_and_error(torch.tensor([1, 0, 1, 1])) == (75, pytest.approx(100 * (0.75 * 0.25 / 4) ** 0.5))
 
@@ -48,24 +56,30 @@ def test_colours_are_told_apart_without_training(tmp_path):
 def test_a_classifier_without_mistakes_has_a_verdict():
     """45 right of 45, as mmpretrain's Accuracy counts in float32."""
     (percent,) = Accuracy.calculate(torch.eye(45), torch.arange(45))[0]
-    numbers = figures(float(percent), 100, thumbnails=(50.0, 50), most_frequent=(10.0, 10), number=45)
-    assert numbers['accuracy/top1'] > 100 and 'better than' in reports.verdict_of_finetuning(numbers)
+    metrics = metrics_of(float(percent), 100, thumbnails=(50.0, 50), most_frequent=(10.0, 10), number=45)
+    assert percent > 100 and metrics['accuracy/top1'].value == 100 and 'better than' in judged(metrics)
+    alike = metrics | dict(thumbnails=Metric.share(100, 45), thumbnails_class_mean=Metric(100, 1.0))
+    assert 'better than thumbnails' not in judged(alike)
 
 
 @pytest.mark.parametrize(
     'loss, expected',
     [(5.88, 'nothing learned yet'), (5.5, 'no more is shown than where things'), (5.3, 'from what surrounds them')],
 )
-def test_the_verdict_of_a_pretraining(loss, expected):
-    numbers = dict(mim_loss=loss, token_entropy=5.9, position_entropy=5.49)
-    said = reports.verdict_of_pretraining(numbers)
+def test_the_verdict_of_a_pretraining(tmp_path, loss, expected):
+    metrics = dict(mim_loss=Metric(loss), token_entropy=Metric(5.9), position_entropy=Metric(5.49))
+
+    def verdict(metrics: Metrics, gains: Metrics) -> str:
+        return reports.judge_pretraining(metrics, gains, Path('run'), images, None)[0]
+
+    images = find_images(make_images(tmp_path, per_class=40))
+    said = verdict(metrics, {})
     assert expected in said and 'features' not in said and 'began with' not in said
-    numbers |= dict(knn_images=1000, knn_accuracy=12.1, knn_accuracy_random=6.7, knn_accuracy_thumbnails=15.0)
-    numbers |= dict(knn_error_random=1.0, knn_error_thumbnails=1.3, knn_accuracy_start=12.0, knn_error_start=0.5)
-    said = reports.verdict_of_pretraining(numbers)
+    gains = dict(random=Metric(5.4, 1.0), thumbnails=Metric(-2.9, 1.3), start=Metric(0.1, 0.5))
+    said = verdict(metrics, gains)
     assert 'better than random weights, worse than thumbnails, too close to tell from those of its start' in said
     for gain, words in ((0.1, 'better than'), (-0.1, 'worse than'), (-0.028, 'too close to tell from')):
-        said = reports.verdict_of_pretraining(numbers | dict(mim_loss_start=loss + gain))
+        said = verdict(metrics | dict(mim_loss_start=Metric(loss + gain)), gains)
         assert f'; the loss is {words} that of the weights' in said
 
 
@@ -85,13 +99,11 @@ def test_the_verdict_of_a_pretraining(loss, expected):
     ],
 )
 def test_what_comes_next_begins_with_the_better_weights(tmp_path, loss, accuracy, start, begins_with):
-    numbers = dict(mim_loss=loss, token_entropy=5.9, position_entropy=5.8)
-    numbers |= dict(mim_loss_start=5.3) if start else {}
-    if accuracy:
-        name = 'start' if start else 'random'
-        numbers |= {'knn_images': 99, 'knn_accuracy': accuracy, f'knn_accuracy_{name}': 60.0, f'knn_error_{name}': 1.0}
+    metrics = dict(mim_loss=Metric(loss), token_entropy=Metric(5.9), position_entropy=Metric(5.8))
+    metrics |= dict(mim_loss_start=Metric(5.3)) if start else {}
+    gains = {'start' if start else 'random': Metric(accuracy - 60.0, 1.0)} if accuracy else {}
     images = find_images(make_images(tmp_path / 'my data', per_class=40))
-    said = reports.next_after_pretraining(numbers, Path('run'), images, start)
+    _, said = reports.judge_pretraining(metrics, gains, Path('run'), images, start)
     words = shlex.split(said[said.index('beit-mm') :])
     options = command.parser().parse_args(words[1:])
     assert (options.init, Path(options.images)) == (begins_with, images.train.root)
@@ -100,15 +112,15 @@ def test_what_comes_next_begins_with_the_better_weights(tmp_path, loss, accuracy
 
 def test_the_verdict_of_a_fine_tuning():
     # of 100 images: standard errors of 60 and 50 % are 4.9 and 5.0, together 7.0
-    numbers = figures(60, 60, thumbnails=(50, 50), most_frequent=(20, 20))
-    said = reports.verdict_of_finetuning(numbers)
-    assert said.endswith('better than the most frequent class, too close to tell from thumbnails.')
-    rows = reports.rows_of(numbers)
+    metrics = metrics_of(60, 60, thumbnails=(50, 50), most_frequent=(20, 20))
+    assert judged(metrics).endswith('better than the most frequent class, too close to tell from thumbnails.')
+    rows = reports.rows_of(metrics)
     assert ('classified right, %', '60.0 +- 4.9') == rows[0] and rows[1][1] == '60.0 +- 5.0'
 
 
 def of_counts(*rows: list[int]) -> tuple[float, float]:
-    return reports.class_mean(torch.tensor(rows, dtype=torch.float64))
+    metric = reports.class_mean(torch.tensor(rows, dtype=torch.float64))
+    return metric.value, metric.error
 
 
 def test_the_mean_of_the_classes_and_its_error():
@@ -133,16 +145,13 @@ def test_the_mean_of_the_classes_and_its_error():
 )
 def test_a_classifier_that_answers_the_largest_class_is_not_good(top1, class_mean, number, beats):
     trivial = dict(thumbnails=(88.2, 35), most_frequent=(88.2, 33.3), number=number, error=3.0)
-    numbers = figures(top1, class_mean, **trivial)
+    metrics, run = metrics_of(top1, class_mean, **trivial), Path('a run/finetuned.pth')
     for unequal in (True, False):
-        said = reports.next_after_finetuning(
-            numbers, Path('a run/finetuned.pth'), unequal, 'beit-mm finetune x --out y'
-        )
+        verdict, said = reports.judge_finetuning(metrics, run, unequal, 'beit-mm finetune x --out y')
         found = [command.parser().parse_args(shlex.split(words)[1:]) for words in re.findall('beit-mm [^;]*', said)]
         assert [each.verb for each in found] == (['classify', 'export'] if beats else ['finetune'])
         assert not beats or {each.checkpoint for each in found} == {'a run'}
         assert ('--balance' in said) == (unequal and not beats) and ('--init' in said) == (not beats)
-    verdict = reports.verdict_of_finetuning(numbers)
     assert ('better than' in verdict.split('averaged over the classes')[-1]) == (class_mean > 40)
 
 
@@ -163,13 +172,13 @@ def test_the_surest_mistakes_are_drawn_first(tmp_path, monkeypatch):
         answers.append(dict(path=str(path), truth=0, label=label, scores=[[label, probability]]))
     monkeypatch.setattr(reports, 'MISTAKES', 2)
     monkeypatch.setattr(reports, 'sheet', lambda rows, side: drawn.extend(rows) or sheet(rows, side))
-    picture = reports.draw_mistakes(answers, classes, tmp_path / 'mistakes.png')
+    (picture,) = reports.draw_mistakes(answers, classes, tmp_path / 'mistakes.png')
     assert '2' in picture.caption and '3 ' in picture.caption and '4 ' in picture.caption
     ((first, second),) = drawn
     assert [round(255 * float(image[0].mean())) for _, image in (first, second)] == [120, 180]
     assert first[0].startswith('right') and first[0].endswith('0.90') and len(first[0]) * CHARACTER <= 240
     assert Image.open(tmp_path / picture.file).width > 480
-    assert 'No mistake' in reports.draw_mistakes(answers[1:2], classes, tmp_path / 'none.png')
+    assert reports.draw_mistakes(answers[1:2], classes, tmp_path / 'none.png') == []
 
 
 def test_a_report_shows_any_name_as_it_is(tmp_path):

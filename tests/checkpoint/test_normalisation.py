@@ -23,7 +23,7 @@ from timm.models import beit, save_for_hf
 from beit_mm import ClassificationInferencer, FeatureExtractor, SegmentationInferencer
 from beit_mm import __main__ as command
 from beit_mm.apis.commands import add_levels
-from beit_mm.apis.plans import plan_training
+from beit_mm.apis.plans import Record, plan_training
 from beit_mm.apis.split import find_images
 from beit_mm.checkpoint.checkpoint import Checkpoint
 from beit_mm.errors import UserError
@@ -162,7 +162,8 @@ def test_all_that_read_a_file_agree_and_warn_once(given, tmp_path, warnings):
         ClassificationInferencer(file, 'cpu', **options).model.data_preprocessor,
         BEiTTeacher(file, **options),
     ]
-    plan = plan_training(find_images(tmp_path / 'images'), 'finetune', str(file), levels=options, device='cpu')
+    call = Record('finetune', init=str(file), levels=options, device='cpu')
+    plan = plan_training(find_images(tmp_path / 'images'), call)
     levels = [one.mean.flatten().tolist() + one.std.flatten().tolist() for one in found]
     for read in (*levels, plan.preprocessing['mean'] + plan.preprocessing['std']):
         assert read == (LEVELS['mean'] + LEVELS['std'] if given else truth_of(CONFIGS[BEIT]))

@@ -4,6 +4,7 @@ import json
 import re
 import shlex
 import sys
+from dataclasses import astuple
 from pathlib import Path
 
 import demo_report
@@ -15,7 +16,8 @@ from mmengine.config import Config
 from PIL import Image
 
 import beit_mm
-from beit_mm.apis import training
+from beit_mm.apis import plans, training
+from beit_mm.apis.reports import Metric
 
 # In the order in which they need each other; camvid_* are segment_* on other images.
 CONFIGS = 'dvae pretrain finetune_folder linear_probe_folder segment_setr_pup segment_upernet caltech101_dino'
@@ -64,6 +66,7 @@ def demo(*words: object) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys, 'argv', ['run_demo.py', *map(str, words)])
         patch.setattr(training, 'MIN_STEPS', 3)
+        patch.setattr(plans, 'MIN_STEPS', 3)
         patch.setenv('CUDA_VISIBLE_DEVICES', '')
         run_demo.main(TINY)
 
@@ -95,8 +98,8 @@ def test_the_demo_goes_on_where_it_was_stopped(drawn, monkeypatch, capsys):
     right = 100 * np.mean([answer['name'] == Path(answer['path']).parent.name for answer in answers])
     assert f'{right:.1f} +-' in re.search(r'<tr><td>the packaged weights</td>.*?</tr>', report)[0]
     assert 'the training from random weights has not left chance' in report  # in three steps
-    said = re.search(r'The segmentor is ([^.]*)\.', report)[1]
-    assert 'the most frequent class' in said and 'naive Bayes' in said
+    said = re.search(r'the segmentor is ([^.]*)\.', report)[1]
+    assert 'the most frequent class' in said and 'position and colour' in said
     row = re.search(r'\| mIoU on held-out images.*\|', (out / 'segmentor/report.md').read_text())[0]
     assert row in (out / 'report.md').read_text() and '13 classes of classes.txt, 0 is unlabelled' in log
 
@@ -131,9 +134,10 @@ def test_the_users_images_are_held_out_alike(drawn, tmp_path, monkeypatch):
 def test_no_comparison_with_a_training_that_learned_nothing(tmp_path, last):
     run_demo.link((f'{label}/0.jpg' for label in 'abcdefghij'), tmp_path, tmp_path / 'few_labels/train')
     for run, right in dict(pretrain=0, finetune_pretrained=60, finetune_packaged=42, finetune_random=40).items():
-        figures = {'accuracy/top1': right, 'held_out': 600, 'thumbnails': 30, 'most_frequent': 10, 'compared': 600}
+        shares = {'accuracy/top1': right, 'thumbnails': 30, 'most_frequent': 10}
+        metrics = {name: astuple(Metric.share(percent, 600)) for name, percent in shares.items()}
         (tmp_path / run / 'finetune/1/vis_data').mkdir(parents=True)
-        record = dict(stages=dict(finetune=figures, pretrain={}), seconds=60)
+        record = dict(verb='finetune', length=[1, 'minutes'], stages={}, seconds=60, metrics=metrics)
         (tmp_path / run / 'plan.json').write_text(json.dumps(record))
         rows = [json.dumps(dict(iter=step, step=step, loss=2.4 if step < 40 else last)) for step in range(50)]
         (tmp_path / run / 'finetune/1/vis_data/scalars.json').write_text('\n'.join(rows))

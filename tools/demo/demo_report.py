@@ -1,23 +1,18 @@
 """Pictures and report of the demo, from what the runs in its folder left."""
 
-import json
-import math
 from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
 
-from beit_mm.apis.reports import Picture, rows_of, standard_error, verdict, verdict_of_pretraining, write_report
+from beit_mm.apis.plans import Record
+from beit_mm.apis.reports import BASELINES, Metric, Metrics, Picture, rows_of, verdict, write_report
 from beit_mm.apis.split import Images, list_folder
 from beit_mm.engine.metrics import entropy
+from beit_mm.errors import UserError
 from beit_mm.pictures import read_scalars
 
 LEARNED = 0.9  # of the loss of guessing: a training that ends above it has not left chance
-REFERENCES = dict(  # of classifiers and of segmentors: what needs no network
-    thumbnails='thumbnails',
-    most_frequent='the most frequent class',
-    position_colour='naive Bayes of position and colour',
-)
 LIMITS = (
     'What these figures do not show: how trainings vary, since there is one of each with one seed, and the +- are '
     'standard errors of the held-out images alone; and what more time gives, since the models have 1.2 million '
@@ -25,10 +20,15 @@ LIMITS = (
 )
 
 
-def figures_of(run: Path, verb: str) -> dict[str, float]:
-    """Figures of a finished run, and its minutes."""
-    record = json.loads((run / 'plan.json').read_text())
-    return dict(record['stages'][verb], minutes=record['seconds'] / 60)
+def record_of(run: Path) -> Record:
+    record = Record.read(run / 'plan.json')
+    if not record.metrics:
+        raise UserError(f'{run} was made by an earlier version of beit_mm; delete it and repeat the command')
+    return record
+
+
+def metrics_of(record: Record) -> Metrics:
+    return {name: Metric(*numbers) for name, numbers in record.metrics.items()}
 
 
 def compare(out: Path, starts: Mapping[str, str]) -> tuple[str, list[tuple[str, str, str]]]:
@@ -37,24 +37,23 @@ def compare(out: Path, starts: Mapping[str, str]) -> tuple[str, list[tuple[str, 
     Nothing is compared with a training from random weights in which nothing was learned: the mean of the last fifth of
     its losses counts.
     """
-    figures = {name: figures_of(out / folder, 'finetune') for folder, name in starts.items()}
-    (first, *_, control), (*_, folder) = figures, starts
+    records = {name: record_of(out / folder) for folder, name in starts.items()}
+    (first, *_, control), (*_, folder) = records, starts
     labels = [*list_folder(out / 'few_labels/train').names.values()]
     losses = [row['loss'] for row in read_scalars(out / folder / 'finetune')[0].values() if 'loss' in row]
     last, guessed = float(np.mean(losses[-max(1, len(losses) // 5) :])), entropy(np.array(labels))
-    right = {name: (each['accuracy/top1'], each['held_out']) for name, each in figures.items()}
+    found = {name: metrics_of(record)['accuracy/top1'] for name, record in records.items()}
     for key in ('thumbnails', 'most_frequent'):  # of the longest run, which has the most images for it
-        right[REFERENCES[key]] = figures[control][key], figures[control]['compared']
-    found = {name: (percent, standard_error(percent, number)) for name, (percent, number) in right.items()}
-    before = {first: f'{figures_of(out / "pretrain", "pretrain")["minutes"]:.1f} + ', 'the packaged weights': '60 + '}
-    minutes = {name: f'{before.get(name, "")}{each["minutes"]:.1f}' for name, each in figures.items()}
+        found[BASELINES[key]] = metrics_of(records[control])[key]
+    before = {first: f'{record_of(out / "pretrain").seconds / 60:.1f} + ', 'the packaged weights': '60 + '}
+    minutes = {name: f'{before.get(name, "")}{record.seconds / 60:.1f}' for name, record in records.items()}
     rows = [('classifier', 'minutes', 'classified right, % +- one standard error')]
-    rows += [(name, minutes.get(name, ''), '{:.1f} +- {:.1f}'.format(*figure)) for name, figure in found.items()]
+    rows += [(name, minutes.get(name, ''), f'{share.value:.1f} +- {share.error:.1f}') for name, share in found.items()]
 
     peers = [control] * (last < LEARNED * guessed) + ['thumbnails']
     said = []
-    for name in [*figures][:-1]:
-        gains = {peer: (found[name][0] - found[peer][0], math.hypot(found[name][1], found[peer][1])) for peer in peers}
+    for name in [*records][:-1]:
+        gains = {peer: found[name] - found[peer] for peer in peers}
         said.append(f'the classifier that began with {name} is {verdict(gains)}')
     if control not in peers:
         text = 'the training from random weights has not left chance, so that nothing is compared with it: its loss '
@@ -64,9 +63,10 @@ def compare(out: Path, starts: Mapping[str, str]) -> tuple[str, list[tuple[str, 
 
 def write(out: Path, images: Images, starts: Mapping[str, str], drawn: bool) -> list[object]:
     """Writes report.html and report.md into the folder of the demo; returns what to print."""
-    pretrained = figures_of(out / 'pretrain', 'pretrain')
-    said = [verdict_of_pretraining(pretrained)]
-    steps = f'The pretraining had {pretrained["steps"]:,} steps here; a faster machine makes more in its minutes.'
+    pretrained = record_of(out / 'pretrain')
+    said = [pretrained.verdict]
+    number = pretrained.stages['pretrain']['steps']
+    steps = f'The pretraining had {number:,} steps here; a faster machine makes more in its minutes.'
     drawing = 'The images are drawn by a program: what is reached on them says little of photos. ' if drawn else ''
     parts: list = []
     if starts:
@@ -79,20 +79,16 @@ def write(out: Path, images: Images, starts: Mapping[str, str], drawn: bool) -> 
             'learned for an hour from 4,084 photos before. Thumbnails are 8 x 8 pixels under ridge regression.',
         ]
     parts += [
-        [('pretraining, on held-out images', 'value +- one standard error'), *rows_of(pretrained)],
+        [('pretraining, on held-out images', 'value +- one standard error'), *rows_of(metrics_of(pretrained))],
         Picture('pretrain/reconstruction.png', 'Predicted of the masked patches; last, the best: the right tokens'),
         Picture('pretrain/loss.png', 'Loss of the pretraining'),
         Picture('pretrain/neighbours.png', 'Left held-out images, beside each what the pretraining finds most alike'),
     ]
     if drawn:
-        found = figures_of(out / 'segmentor', 'finetune')
-        gains = {
-            REFERENCES[name]: (found['mIoU'] - found[name], math.hypot(found['mIoU_error'], found[f'{name}_error']))
-            for name in ('position_colour', 'most_frequent')
-        }
-        said.append(f'The segmentor is {verdict(gains)}.')
+        segmentor = record_of(out / 'segmentor')
+        said.append(segmentor.verdict)
         parts += [
-            [('segmentation, on held-out images', 'value +- one standard error'), *rows_of(found)],
+            [('segmentation, on held-out images', 'value +- one standard error'), *rows_of(metrics_of(segmentor))],
             Picture('segmentor/overlays.png', 'Held-out images of the highest, the median and the lowest mIoU'),
         ]
     marked = 'What the marked patch attends to in the packaged weights: dark least, white most, each tile by itself'
