@@ -209,8 +209,8 @@ def unreadable(path: str, *errors: type[Exception]) -> Iterator[None]:
             reason = 'unknown format'
         elif str(error) == 'unknown pixel mode':  # from Pillow's TIFF reader
             reason = 'its bands are not RGB; read images of many bands with LoadBands, see docs/data.md'
-        elif isinstance(error, OSError):
-            reason = error.strerror or str(error)
+        elif isinstance(error, OSError | UserError):
+            reason = getattr(error, 'strerror', None) or str(error)
         failure = UnreadableImageError(f'{readable(path)}: cannot be read as an image ({readable(reason)})')
         failure.path = path
         raise failure from error
@@ -474,4 +474,5 @@ def check_size(shape: Sequence[int], dtype: np.dtype, max_pixels: int) -> None:
         raise OSError(f'{width} x {height} pixels, more than max_pixels={max_pixels:,} of LoadBands')
     total = height * width * bands * max(dtype.itemsize, 4)  # LoadBands converts to float32
     if total > MAX_BYTES_PER_PIXEL * max_pixels:
-        raise OSError(f'{total:,} bytes in memory, more than {MAX_BYTES_PER_PIXEL} for each of {max_pixels:,} pixels')
+        limit = f'{MAX_BYTES_PER_PIXEL} for each of max_pixels={max_pixels:,}'
+        raise OSError(f'{total:,} bytes in memory; expected at most {limit}')

@@ -156,10 +156,10 @@ def test_an_archive_without_plain_whole_images_is_refused(tmp_path, change):
 def test_missing_and_cut_archives_stop_a_run_before_it_begins(root):
     path = root / 'shards/shard-000001.tar'
     path.write_bytes(path.read_bytes()[:-10])
-    with pytest.raises(ValueError, match='^.*shard-000001.tar is cut, or another archive than .*; copy it.*$'):
+    with pytest.raises(ValueError, match='^.*shard-000001.tar is truncated .*; copy it.*$'):
         build(root / 'shards')
     path.unlink()
-    with pytest.raises(FileNotFoundError, match='no archive .*shard-000001.tar'):
+    with pytest.raises(FileNotFoundError, match='shard-000001.tar.*missing; copy'):
         build(root / 'shards', 'UnlabeledImages')
 
 
@@ -191,7 +191,7 @@ def test_an_index_that_cannot_be_read_is_named_and_executes_nothing(root, damage
         np.savez(path, **dict(arrays, length=np.array([Trap()] * 18, object)))
     else:
         path.write_bytes(dict(cut=content[:300], pickle=pickle.dumps(Trap()))[damage])
-    with pytest.raises(ValueError, match='^.* is no index of shards .*; make it again: .* --index-only .*$'):
+    with pytest.raises(ValueError, match='^.* is not an index .*: .* --index-only .*$'):
         build(root / 'shards')
     assert not (root / 'ran').exists()
     run_tool('datasets/make_shards.py', '--index-only', root / 'shards')
