@@ -77,7 +77,7 @@ def list_images(folder: str, extensions: Sequence[str] = EXTENSIONS, subfolders:
             left_out += sum(name.lower().endswith(unread) for name in names)
         paths += sorted(found, key=os.fsencode)
     if left_out:
-        warn(f'{readable(folder)}: {left_out} HEIC images are skipped; to read them, pip install pillow-heif')
+        warn(f'{readable(folder)}: {left_out} HEIC images are left out; to read them, pip install pillow-heif')
     return Paths.of(paths)
 
 

@@ -139,7 +139,7 @@ def check_aspect(path: str, image: np.ndarray) -> None:
     height, width = image.shape[:2]
     if max(height, width) > 50 * min(height, width):
         with unreadable(path, OSError):
-            raise OSError(f'{width} x {height} pixels; expected a long side at most 50 times the short one')
+            raise OSError(f'{width} x {height} pixels; expected a long side of at most 50 times the short one')
 
 
 def decoding_scale(sides: Sequence[int], wanted: Sequence[int]) -> int:

@@ -173,7 +173,7 @@ def _check_head(head: nn.Module, tokenizer: Tokenizer | None, width: int) -> Non
             raise UserError(f'the head is a {type(head).__name__}; pixels need a beit_mm.PixelRegressionHead')
     elif not isinstance(head, BEiTMIMHead) or head.vocab_size != tokenizer.vocab_size:
         number = tokenizer.vocab_size
-        raise UserError(f'the head is a {type(head).__name__}; expected a BEiTMIMHead with vocab_size={number}')
+        raise UserError(f'the head is a {type(head).__name__}; the tokenizer needs a BEiTMIMHead, vocab_size={number}')
     in_features = (head.lm_head if isinstance(head, BEiTMIMHead) else head.pixel_head).in_features
     if in_features != width:
         found = f'the head takes {in_features} channels, the backbone gives {width}'

@@ -49,7 +49,7 @@ def test_every_tokenizer_keeps_the_contract(kind, channels, settings):
         assert torch.equal(tokenizer.encode(images), tokens)
         assert torch.equal(tokenizer.encode_at(images, positions), picked)
         assert torch.equal(tokenizer.decode(tokens), decoded)
-    with pytest.raises(ValueError, match=r'n \* 8 pixels, got 20 x 24'):
+    with pytest.raises(ValueError, match='20 x 24 .* 8'):
         tokenizer.encode(images[:, :, :20, :24])
 
 
