@@ -105,8 +105,8 @@ def named_classes(source: str) -> tuple[tuple[str, ...], list | None]:
         if 'Name' in header:  # a table
             rows, column = [line.split('\t') for line in lines[1:]], header.index('Name')
             if short_row := next((row for row in rows if len(row) <= column), None):
-                found = f'a row of {len(short_row)} columns, {reprlib.repr(short_row[0])}'
-                raise UserError(f'{source} has {found}; expected {len(header)}, separated by tabs, as in line 1')
+                short = f'a row of {len(short_row)} columns, {reprlib.repr(short_row[0])}'
+                raise UserError(f'{source} has {short}; expected {len(header)}, separated by tabs, as in line 1')
             lines = [row[column] for row in rows]
         found = [re.fullmatch(r'(.*\S)\s+(\d{1,3})\s+(\d{1,3})\s+(\d{1,3})', line) for line in lines]
         if not any(found):
