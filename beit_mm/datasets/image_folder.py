@@ -357,66 +357,66 @@ class ImageFolder(UnlabeledImages):
             if not folders:
                 raise FileNotFoundError(f'no class folders in {folder!r}; add one for each class, or set classes=...')
             self._metainfo['classes'] = tuple(folders)
-        labels = {name: label for label, name in enumerate(self.CLASSES)}
+        label_of = {name: label for label, name in enumerate(self.CLASSES)}
         if self.ann_file:
-            paths, found = self._read_list(labels)
-            return shards.listed(paths, self.ann_file) if shards else paths, found
+            paths, labels = self._read_list(label_of)
+            return shards.listed(paths, self.ann_file) if shards else paths, labels
         if shards:
-            return self._select(shards, labels)
-        names = self._present(folder, folders, labels)
+            return self._select(shards, label_of)
+        names = self._present(folder, folders, label_of)
         paths = list_images(folder, extensions_of(self.pipeline.transforms), names)
-        found = np.array([labels[path.split('/', 1)[0]] for path in paths], np.int64)
-        if empty := {labels[name] for name in names} - set(found.tolist()):
+        labels = np.array([label_of[path.split('/', 1)[0]] for path in paths], np.int64)
+        if empty := {label_of[name] for name in names} - set(labels.tolist()):
             raise self.no_images(os.path.join(folder, self.CLASSES[min(empty)]))
-        return paths, found
+        return paths, labels
 
-    def _select(self, shards: Shards, labels: dict[str, int]) -> tuple[Shards, np.ndarray]:
+    def _select(self, shards: Shards, label_of: dict[str, int]) -> tuple[Shards, np.ndarray]:
         """Selects the images of all classes in shards, class by class as in a folder, and their labels."""
-        found = shards.label
+        labels = shards.label
         if shards.classes:
-            self._present(shards.folder, list(shards.classes), labels)
-            found = np.array([labels.get(name, -1) for name in shards.classes] + [-1])[found]  # -1 stays -1
-        elif (wrong := (found < 0) | (found >= len(labels))).any():
+            self._present(shards.folder, list(shards.classes), label_of)
+            labels = np.array([label_of.get(name, -1) for name in shards.classes] + [-1])[labels]  # -1 stays -1
+        elif (wrong := (labels < 0) | (labels >= len(label_of))).any():
             row = int(wrong.argmax())
-            number = 'no .cls file' if found[row] < 0 else f'class {found[row]}'
-            raise UserError(f'{shards[row]} has {number}; expected numbers from 0 to {len(labels) - 1}')
-        rows = np.flatnonzero(found >= 0)
-        rows = rows[np.argsort(found[rows], kind='stable')]
-        return shards[rows], found[rows]
+            number = 'no .cls file' if labels[row] < 0 else f'class {labels[row]}'
+            raise UserError(f'{shards[row]} has {number}; expected numbers from 0 to {len(label_of) - 1}')
+        rows = np.flatnonzero(labels >= 0)
+        rows = rows[np.argsort(labels[rows], kind='stable')]
+        return shards[rows], labels[rows]
 
-    def _present(self, folder: str, folders: list[str], labels: dict[str, int]) -> list[str]:
+    def _present(self, folder: str, folders: list[str], label_of: dict[str, int]) -> list[str]:
         """Lists the classes that have a folder; warns about missing folders and about folders of no class."""
-        if left_out := [name for name in folders if name not in labels]:
+        if left_out := [name for name in folders if name not in label_of]:
             warn(f'{folder}: {len(left_out)} folders are skipped: not in classes ({first_names(left_out)})')
         present = set(folders)
-        for name in (name for name in labels if name not in present):
+        for name in (name for name in label_of if name not in present):
             message = f'no folder {os.path.join(folder, name)!r} for class {name!r}'
             if not self.test_mode:
                 raise FileNotFoundError(f'{message}; expected one folder for each class')
             warn(f'{message}; the class is not tested')
-        names = [name for name in labels if name in present]
+        names = [name for name in label_of if name in present]
         if not names:
             raise FileNotFoundError(f'{folder!r} has no folder of a class; expected {first_names(self.CLASSES)}')
         return names
 
-    def _read_list(self, labels: dict[str, int]) -> tuple[Paths, np.ndarray]:
+    def _read_list(self, label_of: dict[str, int]) -> tuple[Paths, np.ndarray]:
         """Reads paths and labels of `ann_file`; where a line has no label, the class folder gives it."""
-        paths, found = [], []
+        paths, labels = [], []
         for number, line in enumerate(read_lines(self.ann_file), start=1):
             if not line:
                 continue
             path, label = split_label(line)
-            of_folder = labels.get(path.split('/')[0])
-            label = of_folder if label is None else label
+            folder_label = label_of.get(path.split('/')[0])
+            label = folder_label if label is None else label
             where = f'{self.ann_file}, line {number}: {path!r}'
             if label is None:
                 raise UserError(f'{where} has no label and is not in a class folder; add a label after the path')
-            if not 0 <= label < len(labels):
-                last = len(labels) - 1
+            if not 0 <= label < len(label_of):
+                last = len(label_of) - 1
                 raise UserError(f'{where} has label {label}; there are {last + 1} classes, expected 0 to {last}')
-            if of_folder not in (None, label):
-                expected = f'expected {of_folder}, or classes=... in the order of the labels'
+            if folder_label not in (None, label):
+                expected = f'expected {folder_label}, or classes=... in the order of the labels'
                 raise UserError(f'{where} has label {label}, which is class {self.CLASSES[label]!r}; {expected}')
             paths.append(path)
-            found.append(label)
-        return Paths.of(paths), np.array(found)
+            labels.append(label)
+        return Paths.of(paths), np.array(labels)

@@ -78,9 +78,9 @@ class SegmentationFolder(UnlabeledImages):
 
     def load_data_list(self) -> list[dict]:
         meta = self._metainfo
-        more = dict(reduce_zero_label=meta['reduce_zero_label'], num_classes=len(meta['classes']))
-        more.update(label_values=self.label_values, by_colour=self.by_colour)
-        samples = [dict(sample, **more) for sample in super().load_data_list()]
+        fields = dict(reduce_zero_label=meta['reduce_zero_label'], num_classes=len(meta['classes']))
+        fields.update(label_values=self.label_values, by_colour=self.by_colour)
+        samples = [dict(sample, **fields) for sample in super().load_data_list()]
         images, annotations = self.data_prefix['img_path'], self.data_prefix.get('seg_map_path')
         if annotations is None:
             return samples
