@@ -33,7 +33,7 @@ if reading.HeifImageFile is not None:
     EXTENSIONS += HEIF_EXTENSIONS
 BAND_EXTENSIONS = ('.tif', '.tiff', '.npy')  # for LoadBands
 INDEX = 'shards.npz'
-SUBSTITUTES = 10  # images tried in place of an unreadable one; if all fail, the storage is at fault
+SUBSTITUTES = 10  # images tried in place of an unreadable one; if all fail, the images are not the cause
 
 
 class Paths(Sequence[str]):

@@ -184,7 +184,7 @@ def read_image(
 
 
 def warn_hidden_bands(path: str, image: Image.Image) -> None:
-    """Warns once, in one of the loading processes, about a TIFF with bands that reading it as RGB loses."""
+    """Warns once, in one of the loading processes, if reading a TIFF as RGB loses bands."""
     worker = torch.utils.data.get_worker_info()
     if WARNED or (worker is not None and worker.id):
         return
