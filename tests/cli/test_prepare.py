@@ -73,7 +73,7 @@ def test_damage_is_one_line(downloads, kind):
     path = downloads / imagenet.ARCHIVE_META[kind][0]
     path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
     words = 'prepare_imagenet', downloads, downloads / 'out'
-    refused(f'{path}: ', *words)
+    refused(str(path), *words)
     path.unlink()
     refused(f'no {path.name} in', *words)
 
