@@ -5,11 +5,12 @@ Every registered type is found as `type='beit_mm.NAME'` in any config. Where wha
     __main__.py     `beit-mm VERB ...`, or `python -m beit_mm VERB ...`: the options of each verb; calls the public
                     function of its name
     errors.py       The user's mistakes, and lines in the log of a run
-    files.py        Files written completely or not at all, their hashes and printable names, and text for configs
+    files.py        Files written completely or not at all, their hashes, and text that is safe in files, configs and
+                    terminals
     pictures.py     Pictures of what a model makes of images: sheets of titled pictures, reconstructions, attention
                     maps, curves
-    positions.py    Where patches lie: the relative position bias and the position embedding, at any patch grid
-    precision.py    The type that a device computes in
+    positions.py    Relative position bias and position embedding at any patch grid
+    precision.py    Which floating-point type a device computes in
     registry.py     Child registries of mmengine's, scope `beit_mm`: `type='beit_mm.X'` finds our classes from any
                     config
     terminal.py     What a terminal gets to see: nothing of the libraries that a user cannot act on, and one line for a

@@ -188,8 +188,8 @@ def line_of(image: dict[str, Any]) -> str:
     from beit_mm.apis.inference import summary_of
 
     name, probability = summary_of(image)
-    name = name if 'error' in image else files.readable(name)  # errors are readable
-    return f'{files.readable(image["path"])}  {name}  {probability}'.rstrip()
+    name = name if 'error' in image else files.quoted(name)  # which is quoted
+    return f'{files.quoted(image["path"])}  {name}  {probability}'.rstrip()
 
 
 def script() -> None:

@@ -8,6 +8,10 @@ class UserError(ValueError):
     """What the user can fix; the message says what was found, what was expected and what to do."""
 
 
+class CheckpointError(UserError):
+    """The file is not a checkpoint, or not the one expected."""
+
+
 def check_choice(name: str, value: object, choices: Collection) -> None:
     """Raises UserError for a setting that is not one of the choices."""
     if value not in choices:

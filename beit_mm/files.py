@@ -1,6 +1,7 @@
-"""Files written completely or not at all, their hashes and printable names, and text for configs."""
+"""Files written completely or not at all, their hashes, and text that is safe in files, configs and terminals."""
 
 import hashlib
+import json
 import os
 import re
 import secrets
@@ -9,7 +10,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
-ESCAPES = {'\\': r'\\', '\n': r'\n', '\r': r'\r', '\t': r'\t'}
 LEFTOVER = re.compile(r'.+\.[0-9a-f]{8}\.part')  # of a process that was killed while it wrote
 
 
@@ -22,21 +22,29 @@ def file_sha256(path: str | Path) -> str:
     return digest.hexdigest()
 
 
-def readable(text: str) -> str:
-    r"""A file's name in one line that can be printed: the bytes of all else stand as \xff, a backslash as two.
-
-    `printf %b` of bash gives the name back.
-    """
-    return ''.join(char if char.isprintable() and char != '\\' else escaped(char) for char in text)
+def quoted(name: str) -> str:
+    """A name for one line of a file or a message: a JSON string where spaces, line ends or other bytes need it."""
+    plain = name.isprintable() and name == name.strip() and not name.startswith('"')
+    return name if plain else json.dumps(name)
 
 
-def escaped(char: str) -> str:
-    return ESCAPES.get(char) or ''.join(f'\\x{byte:02x}' for byte in char.encode('utf-8', 'surrogateescape'))
+def unquoted(text: str) -> str:
+    """The inverse of `quoted`."""
+    try:
+        name = os.fsdecode(os.fsencode(json.loads(text))) if text.startswith('"') else text
+        return text if '\0' in name else name
+    except ValueError:  # a name that begins with a quote
+        return text
 
 
 def inert(text: str) -> str:
     r"""Text of a config with `{\x7b` for `{{` in its strings: mmengine fills in templates before Python reads it."""
     return text.replace('{{', '{\\x7b')
+
+
+def printable(text: str) -> str:
+    r"""A text in which what a terminal would obey stands as it does in Python, such as \x1b; lines stay lines."""
+    return ''.join(char if char.isprintable() or char == '\n' else repr(char)[1:-1] for char in text)
 
 
 @contextmanager

@@ -1,21 +1,27 @@
-"""Chooses the floating-point type for a device."""
+"""Which floating-point type a device computes in."""
 
 import torch
 
 
 def usable_dtype(dtype: str, device_type: str) -> str:
-    """The type to use on a device in place of `dtype`: `dtype` itself, or another where it would be slow."""
+    """The type that the device computes in when the user asks for `dtype`."""
     if device_type == 'cuda':  # V100 and T4 only emulate bfloat16
         emulated = dtype == 'bfloat16' and not torch.cuda.is_bf16_supported(including_emulation=False)
         return 'float16' if emulated else dtype
-    if device_type != 'cpu' or dtype == 'float32':
-        return dtype
-    if dtype == 'bfloat16' and torch.backends.mkldnn.is_available() and torch.ops.mkldnn._is_mkldnn_bf16_supported():
+    if device_type != 'cpu' or (dtype == 'bfloat16' and _cpu_computes_bfloat16()):
         return dtype
     return 'float32'
 
 
+def _cpu_computes_bfloat16() -> bool:
+    """Whether oneDNN takes bfloat16 on this CPU, which no public function of torch 2.6 to 2.13 tells."""
+    known = getattr(torch.ops.mkldnn, '_is_mkldnn_bf16_supported', None)
+    if not torch.backends.mkldnn.is_available():
+        return False
+    return known() if known else torch.backends.cpu.get_cpu_capability().startswith('AVX512')
+
+
 def inference_autocast(device: torch.device) -> torch.autocast:
-    """Autocast to half precision: always on a GPU, on other devices only if the caller has switched autocast on."""
+    """Half precision on a GPU; elsewhere only if the caller has switched it on."""
     dtype = getattr(torch, usable_dtype('bfloat16', device.type))
     return torch.autocast(device.type, dtype, enabled=device.type == 'cuda' or torch.is_autocast_enabled(device.type))

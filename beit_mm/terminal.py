@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from beit_mm.errors import UserError
+from beit_mm.files import printable
 
 SCRIPT = 'beit-mm'  # the command that pyproject.toml names
 NOISE = re.compile(  # warnings of mmengine about itself, and of tensors that our load report names
@@ -33,11 +34,6 @@ SECONDS_TO_BE_ENDED = 3.0
 PORT_IN_USE = 'port {} of this machine is in use; choose another: PORT=...'
 LESS_MEMORY = 'A smaller batch needs less: --cfg-options train_dataloader.batch_size=... (in tests test_dataloader)'
 BUILDERS = ('build_from_cfg', 'build_scheduler_from_cfg')  # mmengine's
-
-
-def printable(text: str) -> str:
-    r"""A text in which what a terminal would obey stands as it does in Python, such as \x1b; lines stay lines."""
-    return ''.join(char if char.isprintable() or char == '\n' else repr(char)[1:-1] for char in text)
 
 
 def program() -> str:

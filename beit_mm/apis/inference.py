@@ -24,13 +24,12 @@ from beit_mm.apis.plans import NARROW_PRETRAINING, resized, views
 from beit_mm.apis.rebuild import rebuild_pretrainer
 from beit_mm.checkpoint.checkpoint import Checkpoint, CheckpointInput, Levels
 from beit_mm.checkpoint.find import PHOTOS, SCENES
-from beit_mm.datasets.image_folder import quoted
 from beit_mm.datasets.reading import MAX_PIXELS, UnreadableImageError
 from beit_mm.datasets.transforms import as_size
 from beit_mm.errors import UserError
 from beit_mm.features.evaluation import knn_predict, patch_classifier, patch_dataset, pixel_scores
 from beit_mm.features.extractor import FeatureExtractor, ImageInput, iterate_images
-from beit_mm.files import atomic_file
+from beit_mm.files import atomic_file, quoted
 from beit_mm.pictures import attention_of_image, draw_attention, sheet_of_columns, with_legend
 from beit_mm.registry import TRANSFORMS
 from beit_mm.terminal import quiet, with_bar

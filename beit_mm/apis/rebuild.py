@@ -19,11 +19,12 @@ from beit_mm.apis.configs import own_config
 from beit_mm.checkpoint.checkpoint import Checkpoint, CheckpointInput, check_finite
 from beit_mm.checkpoint.find import DEMO, HUB_FILES, WEIGHTS_VARIABLE, WHOLE, nearest, released
 from beit_mm.checkpoint.names import released_out_indices
-from beit_mm.checkpoint.read import CheckpointError, blaming
+from beit_mm.checkpoint.read import CheckpointError, as_checkpoint_error
 from beit_mm.datasets.reading import LoadBands
 from beit_mm.datasets.transforms import as_size
 from beit_mm.errors import UserError
 from beit_mm.features.extractor import ImageReader, usual_preparation
+from beit_mm.files import quoted
 from beit_mm.models import LinearProbe
 from beit_mm.models.beit import BEiTPretrainer
 from beit_mm.models.provenance import preprocessing_of_model
@@ -89,7 +90,7 @@ def rebuild(
     if config is not None:
         recipe = given_recipe(config, task, multi_scale)
     else:
-        with blaming(checkpoint.path):
+        with as_checkpoint_error(checkpoint.path):
             recipe = stored_recipe(checkpoint, task, multi_scale)
     if max_pixels is not None:
         recipe.pipeline[0]['max_pixels'] = max_pixels
@@ -277,17 +278,17 @@ def number_of_classes(model: nn.Module, task: str) -> int | None:
 
 def classes_of(checkpoint: Checkpoint, number: int) -> tuple[tuple[str, ...], Any]:
     """Names of the classes, and colours or None: the file's, else by its name, else numbers."""
-    with blaming(checkpoint.path):
+    with as_checkpoint_error(checkpoint.path):
         palette = (checkpoint.meta.get('dataset_meta') or {}).get('palette') or checkpoint.meta.get('PALETTE')
     names = checkpoint.classes
     if not names:
         known = metainfo_of_name(checkpoint.path, number)
         names, palette = known.get('classes', map(str, range(number))), known.get('palette', palette)
     # a name that a terminal could obey is quoted
-    quoted = tuple(name if name.isprintable() else ascii(name)[1:-1] for name in names)
-    if len(quoted) != number:
-        raise CheckpointError(f'{checkpoint} names {len(quoted)} classes, its model has {number}')
-    return quoted, palette
+    classes = tuple(map(quoted, names))
+    if len(classes) != number:
+        raise CheckpointError(f'{checkpoint} names {len(classes)} classes, its model has {number}')
+    return classes, palette
 
 
 def metainfo_of_name(checkpoint: Path, num_classes: int) -> dict[str, Any]:
@@ -377,11 +378,11 @@ def tokenizer_config(checkpoint: Checkpoint) -> dict[str, Any]:
         FileNotFoundError: its file is gone.
     """
     predicted, _ = head_sizes(checkpoint)
-    with blaming(checkpoint.path):
+    with as_checkpoint_error(checkpoint.path):
         stored = ((checkpoint.meta.get('config_dict') or {}).get('model') or {}).get('target_generator')
     if stored:
         config = stored_tokenizer(checkpoint, stored)
-        with blaming(checkpoint.path):
+        with as_checkpoint_error(checkpoint.path):
             _, vocab_size = stride_and_vocab(config)
         if vocab_size != predicted:
             raise CheckpointError(f'{checkpoint} predicts {predicted} visual tokens, its tokenizer has {vocab_size}')

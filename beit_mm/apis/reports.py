@@ -25,7 +25,7 @@ from beit_mm.datasets.transforms import TwoViewCenterCrop
 from beit_mm.features import evaluation
 from beit_mm.features.evaluation import knn_predict, mean_and_error, neighbours, ridge, standardiser, thumbnail
 from beit_mm.features.extractor import ExistingPath, FeatureExtractor
-from beit_mm.files import atomic_file, readable
+from beit_mm.files import atomic_file, quoted
 from beit_mm.pictures import SIDE, draw_runs, read_scalars, sheet, shortened
 
 ROWS = {  # of the report: a figure's name, what it is, how it is written
@@ -106,7 +106,7 @@ def markdown(text: str) -> str:
 
 
 def hypertext(text: str, quote: bool = True) -> str:
-    return html.escape(readable(text), quote)
+    return html.escape(quoted(text), quote)
 
 
 def verdict(differences: Mapping[str, tuple[float, float]]) -> str:

@@ -17,7 +17,7 @@ from beit_mm.apis.inference import overlay
 from beit_mm.apis.inferencers import SegmentationInferencer
 from beit_mm.apis.reports import BETTER, Described, Paragraph, Picture, draw_curves, outcome, verdict
 from beit_mm.apis.split import LabelMaps
-from beit_mm.checkpoint.names import first_names
+from beit_mm.checkpoint.names import preview
 from beit_mm.datasets.reading import LoadBands, UnreadableImageError
 from beit_mm.datasets.segmentation_folder import SegmentationFolder
 from beit_mm.datasets.transforms import resize_bicubic
@@ -143,7 +143,7 @@ def describe_segmentation(
         f'On {number:,} of {len(images.held_out.names):,} held-out images, in sliding windows at one scale. Standard '
         'errors are those of drawing other images; it is one training with one seed. Naive Bayes knows from '
         f'{tested.learned:,} images how frequent each class is at each place and with each of 512 {colours}.',
-        f'No label map holds {first_names(unseen)}: not counted in the mean.' if unseen else '',
+        f'No label map holds {preview(unseen)}: not counted in the mean.' if unseen else '',
         table,
         confused(tested.counts, images.classes),
         Picture('overlays.png', 'Held-out images of the highest, the median and the lowest mIoU'),

@@ -13,13 +13,13 @@ from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
-from beit_mm.checkpoint.names import first_names
+from beit_mm.checkpoint.names import preview
 from beit_mm.datasets import reading
-from beit_mm.datasets.image_folder import BAND_EXTENSIONS, EXTENSIONS, list_images, quoted
+from beit_mm.datasets.image_folder import BAND_EXTENSIONS, EXTENSIONS, list_images
 from beit_mm.datasets.reading import SIDEWAYS, UnreadableImageError, open_image, orientation, read_bands, unreadable
 from beit_mm.datasets.segmentation_folder import IGNORE_INDEX, colour_numbers, count_colours, named_classes, read_labels
 from beit_mm.errors import UserError
-from beit_mm.files import atomic_file, folder_of_images
+from beit_mm.files import atomic_file, folder_of_images, quoted
 from beit_mm.terminal import with_bar
 
 HELD_OUT = 0.1  # of the images, where no folder `val` lies beside `train`
@@ -431,7 +431,7 @@ def choose_labels(
         if not first and reduce_zero_label is None:
             said += ' (if it marks unlabelled pixels, say --reduce-zero-label)'
         if never := [name for name, value in zip(names, values, strict=True) if value not in numbers]:
-            said += f', never seen: {first_names(never)}'
+            said += f', never seen: {preview(never)}'
     if not 1 < len(values) < IGNORE_INDEX:
         raise UserError(f'the label maps hold {len(values)} classes ({said}); expected 2 to {IGNORE_INDEX - 1}')
     return [*names], values, said

@@ -1,4 +1,4 @@
-"""What is in an opened file, and its weights made to fit a backbone, with a report of what became of each."""
+"""An opened checkpoint, and its weights fitted to a backbone, with a report of what happened to each tensor."""
 
 import copy
 import math
@@ -16,35 +16,34 @@ from torch import Tensor
 
 from beit_mm.checkpoint import names
 from beit_mm.checkpoint.find import DEMO, HUB_SCHEME, path_of_checkpoint, released
-from beit_mm.checkpoint.read import CheckpointError, blaming, read_checkpoint
-from beit_mm.errors import UserError, warn
+from beit_mm.checkpoint.read import as_checkpoint_error, read_checkpoint
+from beit_mm.errors import CheckpointError, UserError, warn
 from beit_mm.positions import Grid, resize_bias_table, resize_position_embedding
 
-ORIGIN = 'beit_mm'  # key of state_dict._metadata under which the file's description travels
+ORIGIN = 'beit_mm'  # key in a state dict's metadata, which torch hands to load hooks as `local_metadata`
 TRANSLATED = ('unilm', 'timm', 'hf')  # formats without a prefix for the backbone
-MIN_COVERAGE = 0.95  # of the backbone's tensors, less those of TASK_PARTS
+MIN_COVERAGE = 0.95  # of the backbone's tensors without TASK_PARTS
 PATCHES = 'patch_embed.proj.weight'
-TASK_PARTS = ('mask_token', 'norm.', 'fc_norm.')  # come and go with the task
-Levels: TypeAlias = Sequence[float] | float | None  # of each channel, or one of all, pixels 0-255; None: not given
+TASK_PARTS = ('mask_token', 'norm.', 'fc_norm.')  # which depend on the task
+Levels: TypeAlias = Sequence[float] | float | None  # of each channel or of all, pixels 0-255; None: not given
 
 
 class Checkpoint:
-    """A checkpoint file, read once and handed on. It holds all weights in memory: keep what you need of it.
+    """A checkpoint file, read once and handed on. It holds all weights in memory, so keep only what you need of it.
 
     Attributes:
         path: of the file.
-        content: what is in it, tensors on the CPU, without the text `meta['config']`, which mmengine would execute.
+        content: what it holds, tensors on the CPU, without the text `meta['config']`, which mmengine would execute.
         weights: its state dict under its own names, without the prefixes of wrappers (`module.`, `_orig_mod.`).
         converted, state_dict: the weights under the names of our models, and as any model loads them.
-        format: one of `names.FORMATS`, None for no BEiT.
-        meta: from its meta, JSON files beside it and its file name, see `names.describe_source`.
-        preprocessing, architecture: of `meta`.
+        format: one of `names.FORMATS`, or None if it is not a BEiT.
+        meta: see `names.describe_source`; `preprocessing` and `architecture` are its.
         levels: `mean` and `std` that the user gave.
     """
 
     def __init__(self, content: dict[str, Any], path: Path) -> None:
         self.levels: dict[str, list[float]] = {}
-        with blaming(path):
+        with as_checkpoint_error(path):
             self.path, self.content = path, content
             self.weights = names.weights_of(content)
             self.format = names.detect_format(self.weights)
@@ -58,14 +57,14 @@ class Checkpoint:
         """Reads a file.
 
         Args:
-            source: a file, the folder of a finished run or one of transformers' or timm's, an address (http, https,
+            source: a file, the folder of a finished run, of transformers or of timm, a URL (http, https,
                 hf://owner/name), 'demo', one of `find.list_models`, or a Checkpoint, which is returned.
             part: of the packaged weights 'demo', see `find.path_of_checkpoint`.
-            levels: `mean` and `std` of its images, which hold in place of what it says, see `given_levels`.
+            levels: `mean` and `std` of its images in place of the file's, see `given_levels`.
 
         Raises:
-            FileNotFoundError: no such file; says where it was looked for.
-            CheckpointError: no checkpoint, damaged, unsafe, or written by a later version.
+            FileNotFoundError: there is no such file.
+            CheckpointError: not a checkpoint, damaged, unsafe, or written by a later version.
         """
         if not isinstance(source, Checkpoint):
             path = path_of_checkpoint(source, part)
@@ -80,59 +79,58 @@ class Checkpoint:
 
     @cached_property
     def converted(self) -> names.Converted:
-        """The weights under the names of our models. Raises CheckpointError where it is no BEiT."""
-        with blaming(self.path):
+        """The weights under the names of our models; CheckpointError if it is not a BEiT."""
+        with as_checkpoint_error(self.path):
             return names.convert_state_dict(self.weights, self.format)
 
     @property
     def task(self) -> str:
-        """As `names.task_of`. Raises CheckpointError for no BEiT."""
+        """As `names.task_of`; CheckpointError if it is not a BEiT."""
         if any(name.startswith(('heads.', 'head.layers.')) for name in self.weights):  # linear probes, deeper heads
             return 'classification'
         return names.task_of(self.converted.state_dict)
 
     @property
     def classes(self) -> tuple[str, ...] | None:
-        """Names of the classes; None where the file names none. Raises CheckpointError where they are no names."""
-        with blaming(self.path):
+        """Names of the classes, or None; CheckpointError for anything else than names."""
+        with as_checkpoint_error(self.path):
             return names.class_names(self.meta)
 
     def backbone_arguments(self) -> dict[str, Any]:
-        """Arguments of the BEiTBackbone that the weights fit; CheckpointError if neither weights nor file tell them."""
-        with blaming(self.path):
+        """Arguments of the BEiTBackbone that the weights fit; CheckpointError if the file does not tell them."""
+        with as_checkpoint_error(self.path):
             return names.backbone_arguments(self.converted.state_dict, self.meta)
 
     @property
     def normalisation(self) -> tuple[dict[str, list[float]], str]:
         """`mean` and `std` of its images, see `normalisation_of`."""
-        said, name, weights = self.preprocessing, self.path.stem, self.converted.state_dict
-        if 'mean' not in said and name in released().keys() - {DEMO}:  # OpenMMLab's files say nothing
-            said = Config.fromfile(released()[name].config).model.data_preprocessor
-        return normalisation_of(str(self), said, weights, weights[f'backbone.{PATCHES}'].shape[1], **self.levels)
+        found, name, weights = self.preprocessing, self.path.stem, self.converted.state_dict
+        if 'mean' not in found and name in released().keys() - {DEMO}:  # OpenMMLab's files do not have it
+            found = Config.fromfile(released()[name].config).model.data_preprocessor
+        return normalisation_of(str(self), found, weights, weights[f'backbone.{PATCHES}'].shape[1], **self.levels)
 
     @cached_property
     def state_dict(self) -> dict[str, Any]:
         """The weights for `load_state_dict` of a model, ours or another, with ORIGIN in their metadata.
 
-        unilm, timm and hf files are renamed, since mmengine finds a backbone by prefix; OpenMMLab's stay as they are.
+        mmengine finds a backbone by its prefix, so unilm, timm and hf files are renamed; OpenMMLab's stay as they are.
         """
-        given: Any = self.weights
-        format = self.format
+        given, format = self.weights, self.format
         if format in TRANSLATED:
             try:
                 given, dropped, _ = self.converted
                 if dropped:
-                    warn(f'{self.path} ({format}) holds tensors that no model of ours has: {dropped}')
-            except CheckpointError:  # not a BEiT: pass its own names on, the model that asked knows them
+                    warn(f'{self.path} ({format}) holds tensors that none of our models has: {dropped}')
+            except CheckpointError:  # not a BEiT: the model that asked for it knows its names
                 format = None
         if format is None:
             given = self.content.get('state_dict', self.content)
             if not isinstance(given, dict) or not all(isinstance(name, str) for name in given):
-                raise CheckpointError(f'{self.path} is no checkpoint of a model: expected names and tensors')
+                raise CheckpointError(f'{self.path} is not the checkpoint of a model: expected names and tensors')
         origin = dict(
             path=str(self.path),
             format=format,
-            names=names.first_names(self.weights),
+            names=names.preview(self.weights),
             preprocessing=self.preprocessing,
             architecture=self.architecture,
         )
@@ -147,14 +145,13 @@ CheckpointInput: TypeAlias = str | Path | Checkpoint
 
 
 def normalisation_of(
-    source: str, said: Mapping, weights: Iterable[str], channels: int, **levels: Any
+    source: str, found: Mapping, weights: Iterable[str], channels: int, **levels: Any
 ) -> tuple[dict[str, list[float]], str]:
-    """The `mean` and `std`, pixels 0-255, of the images that weights take, for each channel; and the warning, if any.
+    """`mean` and `std` of each channel of a model's images, pixels 0-255, and a warning if they are assumed.
 
-    The user's `levels` hold, then what the file `said`. Otherwise they are those of released weights with such names
-    (ours), and a warning says so.
+    The user's `levels` come first, then what was `found` in the file, then released weights with the same names (ours).
     """
-    known = {name: list(said[name]) for name in ('mean', 'std') if said.get(name)} | given_levels(**levels)
+    known = {name: list(found[name]) for name in ('mean', 'std') if found.get(name)} | given_levels(**levels)
     warning = ''
     if len(known) < 2:
         unknown = f'{source} does not say how its images were normalised'
@@ -172,45 +169,45 @@ def normalisation_of(
 
 
 def given_levels(mean: Levels = None, std: Levels = None) -> dict[str, list[float]]:
-    """What a user gives of both, as lists; UserError where pixels 0-255 cannot have it."""
+    """The ones that a user gives, as lists; UserError if pixels 0-255 cannot have them."""
     both = {name: torch.as_tensor(values) for name, values in (('mean', mean), ('std', std)) if values is not None}
     given = {name: values.double().flatten().tolist() for name, values in both.items()}
     for name, values in given.items():
         if 0 < max(values) <= 1 or (name == 'std' and min(values) <= 0):
-            raise UserError(f'{name} is {values}; expected that of pixels 0-255, such as 127.5, not 0.5')
+            raise UserError(f'{name} is {values}; expected it for pixels 0-255, such as 127.5, not 0.5')
     return given
 
 
 @CheckpointLoader.register_scheme(prefixes=('', 'http://', 'https://', HUB_SCHEME), force=True)
 def load_from_file(filename: str, map_location: object = None) -> dict[str, Any]:
-    """How mmengine reads paths and URLs: dict(state_dict=..., meta=..., ...), or a state dict by itself.
+    """Reads paths and URLs for mmengine: dict(state_dict=..., meta=..., ...), or a state dict by itself.
 
-    Replaces mmengine's reader for all paths: 0.10.7 fails with torch >= 2.6, later ones execute files. `map_location`
-    is ignored: tensors are on the CPU.
+    mmengine's reader fails with torch >= 2.6 in version 0.10.7, and executes files in later ones. `map_location` is
+    ignored: tensors are on the CPU.
     """
     checkpoint = Checkpoint.open(filename)
     state_dict: Any = checkpoint.state_dict
     format = state_dict._metadata[''][ORIGIN]['format']
-    if format in TRANSLATED:  # what else it holds (optimizer, ...) belongs to the old names
+    if format in TRANSLATED:  # its optimizer and the like belong to the old names
         return dict(state_dict=state_dict, meta=checkpoint.meta)
-    if format is None and 'state_dict' not in checkpoint.content:  # not a BEiT, and nothing but weights
+    if format is None and 'state_dict' not in checkpoint.content:  # weights alone, not of a BEiT
         return state_dict
-    return dict(checkpoint.content, state_dict=state_dict)  # as it is: a run resumes from it
+    return dict(checkpoint.content, state_dict=state_dict)  # from which a run resumes
 
 
 @dataclass
 class LoadReport:
-    """What became of each tensor when a backbone was loaded; names without `backbone.`."""
+    """What happened to each tensor when a backbone was loaded; names without `backbone.`."""
 
     source: str  # file and format
     preprocessing: Mapping  # of the images that the weights were trained on, see `names.describe_source`
     matched: list[str] = field(default_factory=list)  # loaded as they were in the file
-    expanded: list[str] = field(default_factory=list)  # tables copied from the one that all blocks shared
+    expanded: list[str] = field(default_factory=list)  # tables copied from the shared one
     resized: dict[str, str] = field(default_factory=dict)  # tables and position embeddings: name -> patch grids
     adapted: list[str] = field(default_factory=list)  # patch embeddings made for another number of channels
     folded: list[str] = field(default_factory=list)  # LayerScale multiplied into other weights
-    missing_keys: list[str] = field(default_factory=list)  # not in the file: they keep their initial values
-    unexpected_keys: list[str] = field(default_factory=list)  # in the file, of no use to the model
+    missing_keys: list[str] = field(default_factory=list)  # not in the file, so they keep their initial values
+    unexpected_keys: list[str] = field(default_factory=list)  # in the file, but not in the model
 
     def __str__(self) -> str:
         grids = ', '.join(sorted(set(self.resized.values())))
@@ -220,15 +217,15 @@ class LoadReport:
             f'resized ({grids})': self.resized,
             'adapted': self.adapted,
             'folded': self.folded,
-            f'missing ({names.first_names(self.missing_keys)})': self.missing_keys,
-            f'unexpected ({names.first_names(self.unexpected_keys)})': self.unexpected_keys,
+            f'missing ({names.preview(self.missing_keys)})': self.missing_keys,
+            f'unexpected ({names.preview(self.unexpected_keys)})': self.unexpected_keys,
         }
         counts = ', '.join(f'{len(keys)} {what}' for what, keys in parts.items() if keys)
         return f'Backbone weights from {self.source}: {counts}.'
 
 
 def drop_task_parts(keys: list[str]) -> list[str]:
-    """The names without those of tensors that come and go with the task."""
+    """The names without TASK_PARTS."""
     return [key for key in keys if not key.startswith(TASK_PARTS)]
 
 
@@ -240,17 +237,15 @@ def fit_weights(
     interpolate_mode: str,
     origin: Mapping | None = None,
 ) -> tuple[names.Weights, LoadReport]:
-    """What a backbone can load of a state dict, under its names and in its shapes, and what became of each tensor.
+    """Fits a state dict to a backbone: its tensors under the backbone's names and in its shapes, and a report.
 
     Args:
         state_dict: of a model or a backbone, in any format.
-        own: the backbone's state dict.
-        grid, num_heads: patch grid (h, w) that the backbone is built for, and its attention heads.
+        own, grid, num_heads: the backbone's state dict, patch grid (h, w) and attention heads.
         interpolate_mode: of position embeddings, 'bicubic' or 'bilinear'.
-        origin: what is known of the file, see `Checkpoint.state_dict`; None for a state dict by itself.
+        origin: the description of the file, see `Checkpoint.state_dict`; None for a state dict by itself.
 
-    Raises (`blaming` puts the path before the messages):
-        CheckpointError: not a BEiT, another architecture, less than 95 % of the backbone, NaN or infinity.
+    Raises CheckpointError, without the path: not a BEiT, another architecture, less than 95 % of the backbone, NaN.
     """
     origin = origin or dict(path='the state dict', format=None, preprocessing={}, architecture={})
     converted, dropped, format = names.convert_state_dict(state_dict)
@@ -286,7 +281,7 @@ def fit_weights(
 
 
 def _check_sizes(weights: names.Weights, own: Mapping[str, Tensor], file_heads: Any, num_heads: int) -> None:
-    """Raises CheckpointError where sizes differ that cannot be adapted."""
+    """Raises CheckpointError for sizes that cannot be adapted."""
     blocks, own_blocks = (sum(name.endswith('attn.qkv.weight') for name in part) for part in (weights, own))
     sizes: list[tuple[str, Any, Any]] = [('heads', file_heads, num_heads), ('blocks', blocks, own_blocks)]
     unlike = [name for name in weights if name in own and not _same_shape(name, weights[name], own[name])]
@@ -296,26 +291,26 @@ def _check_sizes(weights: names.Weights, own: Mapping[str, Tensor], file_heads: 
         known = (name for name, sizes in names.ARCHITECTURES.items() if arch.items() <= sizes.items())
         advice = f'model.backbone.arch={next(known, dict(arch, num_heads=file_heads))}'
         raise CheckpointError(
-            f'does not fit the backbone: {names.first_names(differences)}. Nothing was loaded; build the backbone as '
-            f'the weights are ({advice}), or take other weights.'
+            f'does not fit the backbone: {names.preview(differences)}. Nothing was loaded; build the backbone like '
+            f'the weights ({advice}), or take other weights.'
         )
 
 
 def _same_shape(name: str, *tensors: Tensor) -> bool:
-    """Whether tensors have one shape, but for the axis that can be adapted."""
+    """Whether tensors have one shape, except for the axis that can be adapted."""
     free_axis = 0 if name.endswith(names.TABLE) else 1 if name in ('pos_embed', PATCHES) else None
     return len({tuple(s for axis, s in enumerate(tensor.shape) if axis != free_axis) for tensor in tensors}) == 1
 
 
 def check_finite(weights: Mapping[str, Tensor], source: str) -> None:
-    """Raises CheckpointError where weights hold NaN or infinity, as those of a run that diverged do."""
+    """Raises CheckpointError for NaN and infinity, which a run that diverged leaves."""
     real = {name: tensor for name, tensor in weights.items() if tensor.is_floating_point() and not tensor.is_meta}
-    # a sum is 10 times faster; huge finite numbers can overflow it, so suspects are checked
+    # a sum is 10 times faster, but huge finite numbers can overflow it
     suspects = [name for name, tensor in real.items() if not tensor.sum(dtype=torch.float32).isfinite()]
     if broken := [name for name in suspects if not real[name].isfinite().all()]:
         raise CheckpointError(
-            f'{source}: {len(broken)} of {len(weights)} tensors hold NaN or infinity: {names.first_names(broken)}. '
-            'Nothing was loaded; the run that wrote them had diverged: take an earlier checkpoint of it.'
+            f'{source}: {len(broken)} of {len(weights)} tensors hold NaN or infinity: {names.preview(broken)}. '
+            'Nothing was loaded; the run that wrote them had diverged: take one of its earlier checkpoints.'
         )
 
 
@@ -339,20 +334,20 @@ def _adapt_channels(weight: Tensor, channels: int) -> Tensor:
 
 
 def _check_coverage(own: Mapping[str, Tensor], report: LoadReport) -> None:
-    """Raises CheckpointError where too much of the backbone would stay as it was initialised."""
+    """Raises CheckpointError if too much of the backbone would keep its initial values."""
     needed, missing = len(drop_task_parts([*own])), drop_task_parts(report.missing_keys)
     loaded = needed - len(missing)
     if loaded / needed < MIN_COVERAGE:
         raise CheckpointError(
             f"has {loaded} of the backbone's {needed} tensors ({loaded / needed:.0%}, at least "
-            f'{MIN_COVERAGE:.0%} are needed): {len(missing)} missing ({names.first_names(missing)}). Nothing was '
-            'loaded; build the backbone as the weights are (rel_pos_bias, layer_scale_init, abs_pos_embed).'
+            f'{MIN_COVERAGE:.0%} are needed): {len(missing)} missing ({names.preview(missing)}). Nothing was '
+            'loaded; build the backbone like the weights (rel_pos_bias, layer_scale_init, abs_pos_embed).'
         )
-    # No position at all may be intended; trained positions of another kind would be lost, which nobody intends.
+    # A backbone without positions can be intended. To lose trained positions of another kind is not.
     untrained = [key for key in missing if key.endswith(names.POSITIONS)]
     lost = [key for key in report.unexpected_keys if key.endswith(names.POSITIONS)]
     if untrained and lost:
         raise CheckpointError(
-            f'knows positions by {lost[0]}, the backbone by {untrained[0]}. Nothing was '
-            'loaded; build the backbone as the weights are (rel_pos_bias, abs_pos_embed).'
+            f'has positions in {lost[0]}, the backbone in {untrained[0]}. Nothing was '
+            'loaded; build the backbone like the weights (rel_pos_bias, abs_pos_embed).'
         )

@@ -1,4 +1,4 @@
-"""Checkpoint files from any BEiT format into any other, and into files to give away."""
+"""Converts checkpoint files between formats, and makes files to give away."""
 
 import json
 import os
@@ -11,11 +11,11 @@ from torch import Tensor
 
 from beit_mm.checkpoint import names
 from beit_mm.checkpoint.checkpoint import Checkpoint, CheckpointInput
-from beit_mm.checkpoint.read import SUFFIXES, CheckpointError, blaming, write_checkpoint
-from beit_mm.errors import check_choice
+from beit_mm.checkpoint.read import SUFFIXES, as_checkpoint_error, write_checkpoint
+from beit_mm.errors import CheckpointError, check_choice
 from beit_mm.files import file_sha256
 
-# Of a run's meta, what belongs to the weights rather than to the run
+# The part of a run's meta that belongs to the weights
 KEPT = ('preprocessing', 'architecture', 'tokenizer', 'dataset_meta', 'CLASSES', 'PALETTE', 'config_dict')
 HF_CLASSES = dict(
     pretraining='BeitForMaskedImageModeling',
@@ -55,12 +55,12 @@ class Conversion(NamedTuple):
     task: str  # as `names.task_of`, or 'tokenizer'
     tensors: int  # number of tensors written
     dropped_keys: list[str]  # names in the source that the target has no place for
-    notes: list[str]  # what is not the same there
+    notes: list[str]  # what differs there
 
     def __str__(self) -> str:
         lines = [f'{self.task} weights, {self.source}: {self.tensors} tensors written']
         if self.dropped_keys:
-            lines.append(f'dropped, {len(self.dropped_keys)}: {names.first_names(self.dropped_keys)}')
+            lines.append(f'dropped, {len(self.dropped_keys)}: {names.preview(self.dropped_keys)}')
         return '\n'.join([*lines, *self.notes])
 
 
@@ -70,11 +70,11 @@ def convert_checkpoint(source: CheckpointInput, target: str | Path, to: str = 'b
     Args:
         source: see `Checkpoint.open`.
         target: the file to write, .pth or .safetensors; for 'hf' a folder, which gets config.json, a model card
-            (README.md) and, where the source says how images were prepared, preprocessor_config.json.
-        to: one of `names.FORMATS`. DALL-E networks become a plain state dict whatever it says.
+            (README.md) and, if the source says how images were prepared, preprocessor_config.json.
+        to: one of `names.FORMATS`. DALL-E networks always become a plain state dict.
 
     Raises:
-        CheckpointError: not a checkpoint of BEiT or DALL-E, or one that the target format cannot express.
+        CheckpointError: not a checkpoint of BEiT or DALL-E, or the target format cannot express it.
         FileNotFoundError: there is no source.
     """
     check_choice('to', to, names.FORMATS)
@@ -83,12 +83,12 @@ def convert_checkpoint(source: CheckpointInput, target: str | Path, to: str = 'b
         write_checkpoint(target, checkpoint.weights)
         return Conversion('DALL-E', 'tokenizer', len(checkpoint.weights), [], [])
     if to == 'hf' and (target.suffix in SUFFIXES or target.is_file()):
-        raise CheckpointError(f'{target} is to be a folder: the hf format has several files. Nothing was written.')
-    if to != 'hf' and target.suffix not in SUFFIXES:  # before the source is blamed for it
-        raise CheckpointError(f'{target} is no name for a checkpoint: it must end in {", ".join(SUFFIXES)}.')
-    with blaming(checkpoint.path):
+        raise CheckpointError(f'{target} must be a folder: the hf format has several files. Nothing was written.')
+    if to != 'hf' and target.suffix not in SUFFIXES:  # or the error would name the source
+        raise CheckpointError(f'{target} is not a name for a checkpoint: it must end in {", ".join(SUFFIXES)}.')
+    with as_checkpoint_error(checkpoint.path):
         meta = {key: value for key, value in checkpoint.meta.items() if key in KEPT}
-        if isinstance(tokenizer := meta.get('tokenizer'), dict):  # paths say nothing elsewhere
+        if isinstance(tokenizer := meta.get('tokenizer'), dict):  # paths mean nothing elsewhere
             meta['tokenizer'] = {key: value for key, value in tokenizer.items() if not key.endswith('path')}
         ours, dropped, format = checkpoint.converted
         names.check_complete(ours)
@@ -107,10 +107,9 @@ def convert_checkpoint(source: CheckpointInput, target: str | Path, to: str = 'b
 
 
 def publish_checkpoint(source: CheckpointInput, target: str | Path) -> Path:
-    """Strips a checkpoint to what others need and puts its hash into its name.
+    """Strips a checkpoint to what others need: without optimizer, schedules and log.
 
-    Optimizer, schedules and log are dropped; weights, preprocessing, classes, the tokenizer's hash and the config stay,
-    the config with the paths in it. Raises as `convert_checkpoint`; nothing is left behind.
+    The config keeps its paths. Raises as `convert_checkpoint`, and leaves nothing behind then.
 
     Args:
         source: any BEiT checkpoint.
@@ -150,7 +149,7 @@ def _hf_config(weights: Mapping[str, Tensor], meta: Mapping[str, Any]) -> dict[s
         use_absolute_position_embeddings=model['abs_pos_embed'],
         use_shared_relative_position_bias=model['rel_pos_bias'] == 'shared',
         use_relative_position_bias=model['rel_pos_bias'] == 'per_layer',
-        # above zero switches LayerScale on; the value itself is only a start
+        # above zero switches LayerScale on
         layer_scale_init_value=model['layer_scale_init'] or 0.0,
         # the pretraining model applies the final norm outside of what this switch is about
         use_mean_pooling=task == 'pretraining' or 'backbone.norm.weight' not in weights,
@@ -166,13 +165,13 @@ def _hf_config(weights: Mapping[str, Tensor], meta: Mapping[str, Any]) -> dict[s
     if task == 'segmentation':
         if any(len(weights.get(f'{layer}.weight', ())) != dims for layer in HF_HEAD):
             raise CheckpointError(
-                f'has a segmentation head that transformers has not: its UperNet is as wide as the backbone, {dims}'
+                f'has a segmentation head that transformers lacks: its UperNet is as wide as the backbone, {dims}'
             )
         blocks = meta['architecture'].get('out_indices') or []
         if len(blocks) != 4 or not all(0 <= block < depth for block in blocks):
             blocks = names.released_out_indices(depth)
-        # transformers numbers the embedding 1 and the first block's output 2, and has no number for the last block's,
-        # which the released UperNet uses: its own files name the blocks then, and give other logits there
+        # transformers numbers the embedding 1 and the first block's output 2. It has no number for the last block's,
+        # which the released UperNet uses: the library's own files then name blocks, and its logits differ
         numbers = [block + 2 for block in blocks]
         config['out_indices'] = blocks if max(numbers) > depth else numbers
         config['use_auxiliary_head'] = 'auxiliary_head.conv_seg.weight' in weights
@@ -187,12 +186,12 @@ def _hf_config(weights: Mapping[str, Tensor], meta: Mapping[str, Any]) -> dict[s
 def _write_hub_folder(
     folder: Path, task: str, weights: dict[str, Tensor], config: dict[str, Any], preprocessing: Mapping[str, Any]
 ) -> list[str]:
-    """Writes transformers' files and a model card; returns what there is to say."""
+    """Writes transformers' files and a model card; returns notes for the user."""
     notes = []
     write_checkpoint(folder / 'model.safetensors', weights)
     (folder / 'config.json').write_text(json.dumps(config, indent=2) + '\n')
     if (card := folder / 'README.md').exists():
-        notes.append(f'{card} was there already and is left as it is')
+        notes.append(f'{card} exists and is left as it is')
     else:
         tag = TAGS.get(task, 'image-feature-extraction')
         card.write_text(CARD.format(name=folder.name, task=task, kind=HF_CLASSES[task], tag=tag))

@@ -1,8 +1,7 @@
-"""The formats in which BEiTs are published, state dicts from one into another, and what a file says of itself.
+"""Names of a BEiT's tensors in each published format, translated from one into another, and what a file tells of them.
 
-A format is a table of (ours, theirs): how a name begins here and there, with `*` for a block's number. The first row
-that fits decides, in both directions, and what follows the beginning is kept. `None` stands for "has no place there".
-Our names are those of our models: the released code's below `backbone.`, mmpretrain's and mmseg's for neck and heads.
+A table has a row for each group of tensors: how their names begin in our models, and in the other format. `*` is the
+number of a block, and None means that the format has no such tensors. The first row that fits a name decides.
 """
 
 import json
@@ -16,7 +15,7 @@ import torch
 from torch import Tensor
 
 from beit_mm.checkpoint.find import HUB_FILES
-from beit_mm.checkpoint.read import CheckpointError
+from beit_mm.errors import CheckpointError
 from beit_mm.positions import Grid, num_relative_positions, relative_position_index
 
 Weights = dict[str, Tensor]
@@ -26,7 +25,7 @@ INDEX = 'relative_position_index'  # which row belongs to which pair: computed, 
 POSITIONS = (TABLE, 'pos_embed')  # parameters with a row for each place
 SHARED_TABLE = f'rel_pos_bias.{TABLE}'
 
-# microsoft/unilm `beit/` and `beit2/`: pretraining and fine-tuning; timm's BEiT has its names too
+# microsoft/unilm `beit/` and `beit2/`; timm's BEiT has the same names
 UNILM: Table = (
     ('patch_aggregation.', 'cls_pt_layers.'),
     ('head.lm_head.', 'lm_head.'),
@@ -40,10 +39,8 @@ UNILM_SEGMENTATION: Table = (
     *((name, name) for name in ('backbone.', 'decode_head.', 'auxiliary_head.')),
 )
 TIMM: Table = (('backbone.mask_token', None), *UNILM[2:])  # no pretraining head
-# timm's plain ViT names LayerScale otherwise
 TIMM_VIT: Table = (*((f'backbone.blocks.*.gamma_{i}', f'blocks.*.ls{i}.gamma') for i in (1, 2)), *UNILM)
-# mmpretrain 1.x, and the blocks of mmsegmentation 1.x
-MMPRETRAIN_BLOCK: Table = (
+OPENMMLAB_BLOCK: Table = (
     ('norm1.', 'ln1.'),
     ('norm2.', 'ln2.'),
     ('mlp.fc1.', 'ffn.layers.0.0.'),
@@ -52,25 +49,17 @@ MMPRETRAIN_BLOCK: Table = (
 )
 MMPRETRAIN: Table = (
     ('backbone.patch_embed.proj.', 'backbone.patch_embed.projection.'),
-    *((f'backbone.blocks.*.{ours}', f'backbone.layers.*.{theirs}') for ours, theirs in MMPRETRAIN_BLOCK),
+    *((f'backbone.blocks.*.{ours}', f'backbone.layers.*.{theirs}') for ours, theirs in OPENMMLAB_BLOCK),
+    *((f'patch_aggregation.*.{ours}', f'neck.patch_aggregation.*.{theirs}') for ours, theirs in OPENMMLAB_BLOCK),
     ('backbone.norm.', 'backbone.ln1.'),
     ('backbone.fc_norm.', 'backbone.ln2.'),
     ('head.lm_head.', 'head.cls_head.'),
     *((name, name) for name in ('backbone.', 'head.', 'neck.', 'decode_head.', 'auxiliary_head.')),
 )
-# mmpretrain's BEiT v2 in pretraining, where the final norm is the neck's
-MMPRETRAIN_V2: Table = (
-    *((f'patch_aggregation.*.{ours}', f'neck.patch_aggregation.*.{theirs}') for ours, theirs in MMPRETRAIN_BLOCK),
-    ('backbone.norm.', 'neck.norm.'),
-    *MMPRETRAIN,
-)
-# mmsegmentation's backbone ends with the last block
-MMSEG: Table = (
-    *((name, None) for name in ('backbone.mask_token', 'backbone.norm.', 'backbone.fc_norm.', 'head.')),
-    ('patch_aggregation.', None),
-    *MMPRETRAIN,
-)
-# transformers, as `save_pretrained` writes them; a model's own state_dict() has other names since version 5
+MMPRETRAIN_V2: Table = (('backbone.norm.', 'neck.norm.'), *MMPRETRAIN)  # BEiT v2 in pretraining
+NOT_IN_MMSEG = ('backbone.mask_token', 'backbone.norm.', 'backbone.fc_norm.', 'head.', 'patch_aggregation.')
+MMSEG: Table = (*((name, None) for name in NOT_IN_MMSEG), *MMPRETRAIN)
+# transformers, as `save_pretrained` writes them; since version 5 a model's own state_dict() has other names
 HF: Table = (
     ('backbone.norm.', 'beit.layernorm.'),
     ('backbone.fc_norm.', 'beit.pooler.layernorm.'),
@@ -95,12 +84,12 @@ HF: Table = (
     ('auxiliary_head.conv_seg.', 'auxiliary_head.classifier.'),
     *((name, name) for name in ('decode_head.', 'auxiliary_head.')),
 )
-HF_PRETRAINING: Table = (('backbone.norm.', 'layernorm.'), *HF)  # the final norm stands outside of `beit.`
-OURS: Table = (('', ''),)
-TABLES = dict(beit_mm=OURS, unilm=UNILM, timm=TIMM, hf=HF, mmpretrain=MMPRETRAIN, mmseg=MMSEG)
+HF_PRETRAINING: Table = (('backbone.norm.', 'layernorm.'), *HF)
+TABLES: dict[str, Table] = dict(beit_mm=(('', ''),), unilm=UNILM, timm=TIMM, hf=HF, mmpretrain=MMPRETRAIN, mmseg=MMSEG)
+READ = TABLES | dict(timm=TIMM_VIT, hf=HF_PRETRAINING, mmpretrain=MMPRETRAIN_V2)  # these cover all tasks of a format
 FORMATS = tuple(TABLES)
 
-# All that our backbone can have; another name in a block is a layer that BEiT has not.
+# All that our backbone can have. A block with another name has a layer that BEiT does not have.
 STEM_PARTS = ('cls_token', 'patch_embed.proj.weight', 'patch_embed.proj.bias')
 BLOCK_PARTS = ('attn.qkv.weight', 'attn.q_bias', 'attn.v_bias', 'attn.proj.weight', 'attn.proj.bias') + tuple(
     f'{part}.{kind}' for part in ('norm1', 'norm2', 'mlp.fc1', 'mlp.fc2') for kind in ('weight', 'bias')
@@ -118,12 +107,12 @@ MAX_NUMBER = 1e6  # of pixels, means, blocks
 HEAD_DIMS = 64  # channels of an attention head in every published BEiT
 PATCH_EMBEDDING = re.compile(r'patch_embed\w*\.proj\w*\.weight$')  # in every format
 FORMAT_VERSION = 1  # of the checkpoints that we write, `meta['beit_mm_format']`
-# Keys of the state dict; a whole checkpoint of DINO's has a student too, whose average the teacher is.
+# Keys of the state dict. DINO's checkpoints have a student too, of which the teacher is the average.
 WRAPPERS = ('state_dict', 'model', 'module', 'weights', 'model_ema', 'state_dict_ema', 'teacher')
 IMAGENET = dict(mean=[123.675, 116.28, 103.53], std=[58.395, 57.12, 57.375])
 HALF = dict(mean=[127.5] * 3, std=[127.5] * 3)
-# The released files do not say how their images were normalised; microsoft/unilm's README and ADE20K configs do, and
-# timm for the same files, of which its own names end in `.in22k_ft_in1k` or the like.
+# Names of released files, which tell how images were normalised: by microsoft/unilm's README and ADE20K configs, and
+# by timm, whose names of the same files end in `.in22k_ft_in1k` or the like.
 RELEASED = re.compile(
     r'beit(?P<v2>v2)?_(?:base|large)_patch16_(?P<size>\d+)[_.](?P<data>(?:pt|in)(?:1k|22k))\w*?(?P<ade>ade20k)?'
     r'(?:-\w+)?\.\w+$'
@@ -141,24 +130,23 @@ class Converted(NamedTuple):
 def convert_state_dict(
     state_dict: Mapping[str, Tensor], source: str | None = None, target: str = 'beit_mm', grid: Grid | None = None
 ) -> Converted:
-    """A state dict of a BEiT, of a whole model or a backbone, from one format into another.
+    """Translates the state dict of a BEiT, of a whole model or a backbone, from one format into another.
 
-    Into 'beit_mm', buffers that are computed are dropped, the q, k and v of transformers are fused, and the bias of a
-    plain ViT's keys is dropped: it adds the same number to all scores of a query, which the softmax takes away again.
-    Into another format, the result has all that the class there has in its state dict.
+    Computed buffers are left out of 'beit_mm', and so is the bias of a plain ViT's keys: it adds the same number to all
+    scores of a query, which the softmax takes away again. Other formats get all that their class has.
 
     Args:
         state_dict: names to tensors; left as it is.
         source, target: each one of FORMATS; a source of None is detected.
-        grid: patch grid (h, w) of the bias tables, for buffers that belong to them; None: a square one.
+        grid: patch grid (h, w) of the bias tables, for their buffers; None: a square one.
 
     Raises:
-        CheckpointError: no BEiT, or the target would compute something else.
+        CheckpointError: not a BEiT, or the target would compute something else.
     """
     weights = {unwrapped(name): tensor for name, tensor in state_dict.items() if not name.endswith(INDEX)}
     source = source or detect_format(weights)
     if source is None:
-        raise CheckpointError(f'holds no BEiT weights: its tensors are {first_names(weights)}')
+        raise CheckpointError(f'holds no BEiT weights; its tensors are {preview(weights)}')
     ours, dropped = _to_ours(weights, source)
     if target == 'beit_mm':
         return Converted(ours, dropped, source)
@@ -178,14 +166,13 @@ def convert_state_dict(
 
 
 def detect_format(names: Iterable[str]) -> str | None:
-    """The format of a state dict by the names of its tensors, one of FORMATS; None for no BEiT.
+    """One of FORMATS, by the names of a state dict's tensors; None if it is not a BEiT.
 
-    A BEiT of timm counts as 'unilm', whose names it has. A plain ViT of timm, DeiT, DINO or mmpretrain, with one bias
-    for q, k and v, counts as a BEiT without its extras.
+    A BEiT of timm counts as 'unilm'. A plain ViT of timm, DeiT, DINO or mmpretrain counts as a BEiT without extras.
     """
     names = set(names)
     if {f'{root}embeddings.patch_embeddings.projection.weight' for root in ('', 'beit.')} & names:
-        # the other Transformers of that library have a bias for the keys
+        # that library's other models have a bias for the keys
         return None if any(name.endswith(('key.bias', 'k_proj.bias')) for name in names) else 'hf'
     if not {'cls_token', 'backbone.cls_token'} & names:
         return None
@@ -199,7 +186,7 @@ def detect_format(names: Iterable[str]) -> str | None:
 
 
 def task_of(weights: Mapping[str, Tensor]) -> str:
-    """What a state dict of ours is for: 'pretraining', 'classification', 'segmentation' or 'features'."""
+    """The task of weights under our names: 'pretraining', 'classification', 'segmentation' or 'features'."""
     if 'head.lm_head.weight' in weights:
         return 'pretraining'
     if 'head.fc.weight' in weights:
@@ -208,91 +195,92 @@ def task_of(weights: Mapping[str, Tensor]) -> str:
 
 
 def backbone_arguments(weights: Mapping[str, Tensor], meta: Mapping[str, Any]) -> dict[str, Any]:
-    """Arguments of the BEiTBackbone that a state dict of ours belongs to; `meta` as of `describe_source`."""
+    """Arguments of the BEiTBackbone that has such weights, under our names; `meta` as of `describe_source`."""
     check_complete(weights)
     dims, channels, patch, _ = weights['backbone.patch_embed.proj.weight'].shape
     depth = sum(name.startswith('backbone.blocks.') and name.endswith('attn.qkv.weight') for name in weights)
     hidden = len(weights['backbone.blocks.0.mlp.fc1.bias'])
     heads = heads_of(weights, meta) or dims / HEAD_DIMS
-    if heads != int(heads):
-        raise CheckpointError(f'does not say how many attention heads it has (width {dims}, not n * {HEAD_DIMS})')
-    if heads < 1 or dims % heads:
-        raise CheckpointError(f'says that it has {heads} attention heads, of which its width {dims} is no multiple')
+    if heads < 1 or heads != int(heads) or dims % heads:
+        raise CheckpointError(
+            f'has width {dims}, which {heads:g} attention heads cannot divide; its meta can name them'
+        )
     size, grid = meta['preprocessing'].get('size'), trained_grid(meta, patch)
     position = next((name for name in weights if name.endswith(POSITIONS)), None)
     if position and (known := grid_of(position, weights[position], grid)) != grid:
         size = [side * patch for side in known]
-    shared, own = (f'backbone.{name}' in weights for name in (SHARED_TABLE, f'blocks.0.attn.{TABLE}'))
-    norms = dict(norm='raw', fc_norm='avg_featmap')
+    bias = {f'backbone.{SHARED_TABLE}': 'shared', f'backbone.blocks.0.attn.{TABLE}': 'per_layer'}
+    output = {'backbone.norm.weight': 'raw', 'backbone.fc_norm.weight': 'avg_featmap'}
     return dict(
         arch=dict(embed_dims=dims, num_layers=depth, num_heads=int(heads), feedforward_channels=hidden),
         img_size=tuple(size or (224, 224)),
         patch_size=patch,
         in_channels=channels,
         abs_pos_embed='backbone.pos_embed' in weights,
-        rel_pos_bias='shared' if shared else 'per_layer' if own else None,
+        rel_pos_bias=next((kind for name, kind in bias.items() if name in weights), None),
         layer_scale_init=0.1 if 'backbone.blocks.0.gamma_1' in weights else None,
         masked_input='backbone.mask_token' in weights,
-        out_type=next((kind for norm, kind in norms.items() if f'backbone.{norm}.weight' in weights), 'featmap'),
+        out_type=next((kind for name, kind in output.items() if name in weights), 'featmap'),
     )
 
 
 def heads_of(weights: Mapping[str, Tensor], meta: Mapping[str, Any]) -> Any:
-    """Number of attention heads, which only bias tables show; else what the file says of it, None for nothing."""
+    """Number of attention heads by a bias table, else by the file's meta; None if neither tells it."""
     tables = [tensor for name, tensor in weights.items() if name.endswith(TABLE)]
     return tables[0].shape[-1] if tables else meta['architecture'].get('num_heads')
 
 
 def released_out_indices(depth: int) -> list[int]:
-    """The four blocks whose outputs the released UperNet takes; of other depths, every quarter."""
+    """The four blocks whose outputs the released UperNet takes; at another depth, one after each quarter."""
     return {12: [3, 5, 7, 11], 24: [7, 11, 15, 23]}.get(depth) or [depth * part // 4 - 1 for part in (1, 2, 3, 4)]
 
 
 def check_complete(weights: Mapping[str, Tensor]) -> None:
-    """Raises CheckpointError when a state dict of ours lacks a part that every BEiT has."""
+    """Raises CheckpointError where weights under our names lack a part that every BEiT has."""
     # as many as there are, whatever number a name has
     depth = len({name.split('.')[2] for name in weights if name.startswith('backbone.blocks.')}) or 1
     parts = [*STEM_PARTS, *(f'blocks.{block}.{part}' for block in range(depth) for part in BLOCK_PARTS)]
     if missing := [f'backbone.{part}' for part in parts if f'backbone.{part}' not in weights]:
-        raise CheckpointError(f'lacks {first_names(missing)}')
+        raise CheckpointError(f'lacks {preview(missing)}')
 
 
 def is_part(name: str) -> bool:
-    """Whether our backbone, without wrapped layers, can have a tensor of this name."""
+    """Whether our backbone, without wrapped layers, can have a tensor with this name."""
     return re.sub(r'^blocks\.\d+\.', '', name) in (*STEM_PARTS, *BLOCK_PARTS, *OPTIONAL_PARTS)
 
 
 def unwrapped(name: str) -> str:
-    """A name without what DistributedDataParallel and torch.compile put before or into it."""
+    """A name without the parts that DistributedDataParallel and torch.compile add."""
     return re.sub(r'^(module\.)+', '', name.replace('_orig_mod.', ''))
 
 
-def first_names(names: Iterable[str]) -> str:
+def preview(names: Iterable[str]) -> str:
     names = list(names)
     return ', '.join(names[:4]) + (', ...' if len(names) > 4 else '') if names else 'none'
 
 
 def grid_of(name: str, tensor: Tensor, *candidates: Grid | None) -> Grid:
-    """Patch grid of a bias table or position embedding: of the candidates, or a square; else CheckpointError."""
+    """The candidate, or the square, that has the rows of a bias table or position embedding; else CheckpointError."""
     is_table = name.endswith(TABLE)
     rows = len(tensor) if is_table else tensor.shape[1]
     side = (math.isqrt(rows) + 1) // 2 if is_table else math.isqrt(rows)
     for grid in (*candidates, (side, side)):
         if grid and rows == (num_relative_positions(grid) if is_table else 1 + grid[0] * grid[1]):
             return grid
-    what = f'{"bias table" if is_table else "position embedding"} of {rows} rows'
-    unknown = 'belongs to no square patch grid, and the file does not say to which rectangle'
-    raise CheckpointError(f'holds weights whose {what} {unknown}')
+    what = 'bias table' if is_table else 'position embedding'
+    raise CheckpointError(
+        f'has a {what} of {rows} rows: no square patch grid, and the file does not say which rectangle'
+    )
 
 
 def trained_grid(meta: Mapping[str, Any], patch: int) -> Grid | None:
-    """Patch grid of the images that weights were trained on; None where the file does not say their size."""
+    """Patch grid of the training images; None where the file does not say their size."""
     size = meta['preprocessing'].get('size')
     return (-(-size[0] // patch), -(-size[1] // patch)) if size else None
 
 
 def expand_shared_table(weights: Weights) -> None:
-    """Gives every block a copy of the table that they shared, in place, on top of its own: a model adds both."""
+    """Adds the shared table to each block's own, which may not exist yet, in place."""
     for shared in [name for name in weights if name.endswith(SHARED_TABLE)]:
         table = weights.pop(shared)
         for name in [name for name in weights if re.search(r'\bblocks\.\d+\.attn\.qkv\.weight$', name)]:
@@ -303,23 +291,23 @@ def expand_shared_table(weights: Weights) -> None:
 def _to_ours(weights: Weights, source: str) -> tuple[Weights, list[str]]:
     if source == 'hf':
         if any('.q_proj.' in name for name in weights):
-            raise CheckpointError('has the names of a model of transformers in memory: save it by its save_pretrained')
-        if not any(name.startswith('beit.') for name in weights):  # BeitModel, which other models have below `beit.`
+            raise CheckpointError('has the names of a transformers model in memory: save it by its save_pretrained')
+        if not any(name.startswith('beit.') for name in weights):  # BeitModel; other models have it below `beit.`
             roots = ('embeddings.', 'encoder.', 'pooler.', 'layernorm.')
             weights = {f'beit.{name}' if name.startswith(roots) else name: part for name, part in weights.items()}
     elif 'layers.0.attn.qkv.weight' in weights:
         weights = {f'backbone.{name}': tensor for name, tensor in weights.items()}
-    table = (TABLES | dict(timm=TIMM_VIT, hf=HF_PRETRAINING, mmpretrain=MMPRETRAIN_V2))[source]
-    if source == 'unilm' and 'backbone.fpn1.0.weight' in weights:
-        table = UNILM_SEGMENTATION
+    is_unilm_segmentation = source == 'unilm' and 'backbone.fpn1.0.weight' in weights
+    table = UNILM_SEGMENTATION if is_unilm_segmentation else READ[source]
     ours, dropped = _rename(weights, tuple((theirs, mine) for mine, theirs in table if theirs is not None))
     _fuse_qkv(ours)
     for name in [name for name in ours if name.startswith('backbone.')]:
-        if not is_part(name.removeprefix('backbone.')):
-            if name.startswith('backbone.blocks.'):
-                raise CheckpointError(f'is no BEiT: its blocks have {name}')
-            dropped.append(name)
-            del ours[name]
+        if is_part(name.removeprefix('backbone.')):
+            continue
+        if name.startswith('backbone.blocks.'):
+            raise CheckpointError(f'is not a BEiT: its blocks have {name}')
+        dropped.append(name)
+        del ours[name]
     return ours, dropped
 
 
@@ -331,7 +319,7 @@ def _rename(weights: Weights, table: Table) -> tuple[Weights, list[str]]:
         if target is None or target in renamed and torch.equal(tensor, renamed[target]):
             dropped.append(name)  # mmsegmentation's converter writes the patch embedding under two names
         elif target in renamed:
-            raise CheckpointError(f'has two tensors for {target}, {name} among them: our model applies only one')
+            raise CheckpointError(f'has two tensors for {target}, one of them {name}; our model has one')
         else:
             renamed[target] = tensor
     return renamed, dropped
@@ -345,7 +333,7 @@ def _new_name(name: str, table: Table) -> str | None:
 
 
 def _fuse_qkv(weights: Weights) -> None:
-    """Three linear layers as one, and one bias of three parts as two, in place."""
+    """Makes one layer of the queries', keys' and values' layers, and drops the keys' bias, in place."""
     for name in [name for name in weights if name.endswith('attn.query.weight')]:
         stem = name.removesuffix('query.weight')
         parts = [weights.pop(f'{stem}{part}.weight') for part in ('query', 'key', 'value')]
@@ -368,33 +356,33 @@ def _split_qkv(weights: Weights) -> None:
 
 
 def _fit_mmseg(weights: Weights) -> None:
-    """mmsegmentation's backbone has a table and LayerScale in every block and no position embedding."""
+    """Gives every block a table and LayerScale, which mmsegmentation's backbone has, in place."""
     if 'backbone.pos_embed' in weights:
-        raise CheckpointError("has an absolute position embedding, which mmsegmentation's BEiT has not")
+        raise CheckpointError("has an absolute position embedding, which mmsegmentation's BEiT does not have")
     expand_shared_table(weights)
     for name in [name for name in weights if name.endswith('.attn.proj.bias')]:
         block = name.removesuffix('attn.proj.bias')
         if f'{block}attn.{TABLE}' not in weights:
-            raise CheckpointError("has no relative position bias, without which mmsegmentation's BEiT cannot be built")
+            raise CheckpointError("has no relative position bias, which mmsegmentation's BEiT must have")
         for gamma in ('gamma_1', 'gamma_2'):
             weights.setdefault(f'{block}{gamma}', torch.ones_like(weights[name]))
 
 
 def weights_of(content: Mapping[str, Any]) -> Weights:
-    """The state dict in a file's content, however it and its names are wrapped."""
+    """The state dict in a file's content, without the wrappers around it and its names."""
     for _ in WRAPPERS:  # a file may hold itself
         content = next((content[key] for key in WRAPPERS if isinstance(content.get(key), dict)), content)
     return {unwrapped(key): part for key, part in content.items() if isinstance(key, str) and isinstance(part, Tensor)}
 
 
 def meta_of(content: Mapping[str, Any]) -> dict[str, Any]:
-    """The `meta` of OpenMMLab's and our files; empty in others."""
+    """The `meta` of OpenMMLab's and our files; empty for others."""
     meta = content.get('meta')
     return meta if isinstance(meta, dict) else {}
 
 
 def class_names(meta: Mapping[str, Any]) -> tuple[str, ...] | None:
-    """Names of the classes that a file's `meta` gives; None without. CheckpointError for anything but names."""
+    """Class names in a file's `meta`, or None; CheckpointError for anything else than names."""
     dataset = meta.get('dataset_meta')
     names = (dataset.get('classes') if isinstance(dataset, dict) else None) or meta.get('CLASSES') or ()
     if not isinstance(names, (list, tuple)) or not all(isinstance(name, str) for name in names):
@@ -403,7 +391,7 @@ def class_names(meta: Mapping[str, Any]) -> tuple[str, ...] | None:
 
 
 def describe_source(content: Mapping[str, Any], path: Path) -> dict[str, Any]:
-    """The `meta` of a file, with what it, its neighbours and its name say of the weights in it.
+    """The `meta` of a file, completed by its arguments, its name and JSON files beside it.
 
     Returns:
         preprocessing: of the images: `mean` and `std` of each channel, pixels 0-255, and `size` (height, width).
@@ -411,39 +399,17 @@ def describe_source(content: Mapping[str, Any], path: Path) -> dict[str, Any]:
         dataset_meta: with the names of the `classes`, also where only transformers' config.json has them.
         All else is as it is in the file.
 
-    Raises CheckpointError for the file of a later version, a neighbour that is no JSON, or a mean of other channels.
+    Raises CheckpointError for the file of a later version, a neighbour that is not JSON, or a mean of other channels.
     """
-    meta, args = dict(meta_of(content)), content.get('args')
+    meta = dict(meta_of(content))
     version = meta.get('beit_mm_format', 0)
     if not isinstance(version, int) or version > FORMAT_VERSION:
-        raise CheckpointError(f'has format {ascii(version)[:40]}, we read up to {FORMAT_VERSION}: upgrade beit_mm.')
-    processor, config = _neighbour(path, 'preprocessor_config.json'), _neighbour(path, 'config.json')
-    preprocessing, architecture = meta.get('preprocessing'), meta.get('architecture')
-    if not preprocessing and isinstance(args, dict) and 'imagenet_default_mean_and_std' in args:  # of unilm's trainers
-        normalisation = IMAGENET if args['imagenet_default_mean_and_std'] else HALF
-        preprocessing = dict(normalisation, size=[args.get('input_size')] * 2)
-    elif not preprocessing and (processor or config):  # of transformers and timm, which have pixels in [0, 1]
-        timm = config.get('pretrained_cfg')
-        timm = timm if isinstance(timm, dict) else {}
-        size = config.get('image_size') or _numbers(timm.get('input_size'))[-2:]
-        preprocessing = dict(
-            mean=[255 * value for value in _numbers(processor.get('image_mean') or timm.get('mean'))],
-            std=[255 * value for value in _numbers(processor.get('image_std') or timm.get('std'))],
-            size=[size] * 2 if isinstance(size, int) else size,
-        )
-    elif not preprocessing and isinstance(meta.get('cfg'), str):
-        preprocessing = _levels_in_text(meta['cfg'])
-    elif not preprocessing and (match := RELEASED.search(path.name)):
-        normalisation = IMAGENET if match['data'].endswith('1k') or match['ade'] else HALF
-        # the names of BEiT v2's ADE20K files keep the size of the pretraining
-        preprocessing = dict(normalisation, size=[512 if match['v2'] and match['ade'] else int(match['size'])] * 2)
-    elif not preprocessing and 'beitv2' in f'{path.name} {content.get("arch")}':  # timm's trainer writes `arch`
-        preprocessing = IMAGENET
-    if not architecture and config.get('model_type') == 'beit':
-        architecture = dict(num_heads=config.get('num_attention_heads'))
-    preprocessing, architecture = (part if isinstance(part, dict) else {} for part in (preprocessing, architecture))
-    mean, std = (_numbers(preprocessing.get(name)) for name in ('mean', 'std'))
-    size = _numbers(preprocessing.get('size'), int)
+        raise CheckpointError(f'has format {ascii(version):.40}, this version reads {FORMAT_VERSION}: upgrade beit_mm.')
+    config = _neighbour(path, 'config.json')
+    found = meta.get('preprocessing') or _find_preprocessing(content, config, path)
+    found = found if isinstance(found, dict) else {}
+    mean, std = (_numbers(found.get(name)) for name in ('mean', 'std'))
+    size = _numbers(found.get('size'), int)
     meta['preprocessing'] = dict(size=size) if len(size) == 2 and min(size) > 0 else {}
     if mean and std and min(std) > 0 and len({len(mean), len(std)} - {1}) < 2:  # one number is for all channels
         number, weights = max(len(mean), len(std)), weights_of(content).items()
@@ -451,7 +417,11 @@ def describe_source(content: Mapping[str, Any], path: Path) -> dict[str, Any]:
         if channels and number not in (1, *channels):
             raise CheckpointError(f'has a mean and std of {number} channels, its patch embedding has {max(channels)}')
         meta['preprocessing'].update(mean=mean, std=std)
-    meta['architecture'] = {name: it for name, it in architecture.items() if isinstance(it, int) or _numbers(it, int)}
+    architecture = meta.get('architecture')
+    if not architecture and config.get('model_type') == 'beit':
+        architecture = dict(num_heads=config.get('num_attention_heads'))
+    known = architecture.items() if isinstance(architecture, dict) else ()
+    meta['architecture'] = {name: value for name, value in known if isinstance(value, int) or _numbers(value, int)}
     labels = config.get('id2label')
     if isinstance(labels, dict) and labels and not meta.get('dataset_meta'):
         classes = [labels.get(str(label)) for label in range(len(labels))]
@@ -460,15 +430,36 @@ def describe_source(content: Mapping[str, Any], path: Path) -> dict[str, Any]:
     return meta
 
 
-def _levels_in_text(config: str) -> dict[str, list[float]]:
-    """Mean and std in the text of a config, as OpenMMLab's runner writes it into checkpoints; it is not executed."""
-    _, _, text = config.partition('data_preprocessor')
-    found = {name: re.search(rf'\b{name}=\[([\d.,\s]{{1,999}})\]', text) for name in ('mean', 'std')}
-    return {name: [*map(float, re.findall(r'\d+\.?\d*', match[1]))] for name, match in found.items() if match}
+def _find_preprocessing(content: Mapping[str, Any], config: Mapping[str, Any], path: Path) -> Any:
+    """Mean, std and size by the first of: unilm's arguments, JSON files, a config's text, the name of the file."""
+    args, text = content.get('args'), meta_of(content).get('cfg')
+    if isinstance(args, dict) and 'imagenet_default_mean_and_std' in args:
+        normalisation = IMAGENET if args['imagenet_default_mean_and_std'] else HALF
+        return dict(normalisation, size=[args.get('input_size')] * 2)
+    processor = _neighbour(path, 'preprocessor_config.json')
+    if processor or config:  # of transformers and timm, which have pixels in [0, 1]
+        timm = config.get('pretrained_cfg')
+        timm = timm if isinstance(timm, dict) else {}
+        size = config.get('image_size') or _numbers(timm.get('input_size'))[-2:]
+        return dict(
+            mean=[255 * value for value in _numbers(processor.get('image_mean') or timm.get('mean'))],
+            std=[255 * value for value in _numbers(processor.get('image_std') or timm.get('std'))],
+            size=[size] * 2 if isinstance(size, int) else size,
+        )
+    if isinstance(text, str):  # that OpenMMLab's runner writes; it is not executed
+        levels = text.partition('data_preprocessor')[2]
+        lists = {name: re.search(rf'\b{name}=\[([\d.,\s]{{1,999}})\]', levels) for name in ('mean', 'std')}
+        return {name: [*map(float, re.findall(r'\d+\.?\d*', found[1]))] for name, found in lists.items() if found}
+    if match := RELEASED.search(path.name):
+        normalisation = IMAGENET if match['data'].endswith('1k') or match['ade'] else HALF
+        # the names of BEiT v2's ADE20K files keep the size of the pretraining
+        return dict(normalisation, size=[512 if match['v2'] and match['ade'] else int(match['size'])] * 2)
+    # timm's trainer writes `arch`
+    return IMAGENET if 'beitv2' in f'{path.name} {content.get("arch")}' else {}
 
 
 def usual_normalisation(names: Iterable[str]) -> tuple[dict[str, list[float]], str]:
-    """Mean and std of the images of released weights with tensors of these names, and whose these are."""
+    """Mean and std that released weights with such names have, and where they come from."""
     names = [*names]
     has_tables = any(name.endswith(TABLE) for name in names)
     if not has_tables or any(name.startswith(('patch_aggregation.', 'decode_head.')) for name in names):
@@ -478,18 +469,18 @@ def usual_normalisation(names: Iterable[str]) -> tuple[dict[str, list[float]], s
 
 
 def _numbers(values: Any, kind: Any = (int, float)) -> list:
-    """A list of numbers that an image or a BEiT can have; empty for anything else."""
+    """The values as a list, if they are numbers that an image or a BEiT can have; otherwise an empty one."""
     numbers = list(values) if isinstance(values, (list, tuple)) else []
     return numbers if all(isinstance(number, kind) and abs(number) < MAX_NUMBER for number in numbers) else []
 
 
 def _neighbour(path: Path, name: str) -> dict[str, Any]:
-    """Content of a JSON file beside weights that have one of the hub's names; empty without one."""
+    """Content of a JSON file beside weights with one of the hub's names; empty without one."""
     file = path.with_name(name)
     if path.name not in HUB_FILES or not file.is_file():
         return {}
     try:
         content = json.loads(file.read_text())
     except (ValueError, RecursionError) as error:
-        raise CheckpointError(f'{file} beside the weights is no JSON: {error}.') from None
+        raise CheckpointError(f'{file} beside the weights is not JSON: {error}.') from None
     return content if isinstance(content, dict) else {}

@@ -1,4 +1,4 @@
-"""Reads files safely, and writes them: nothing in a checkpoint is executed, none is left half written."""
+"""Reads and writes checkpoint files. Nothing in a file is executed, and no file is left half written."""
 
 import json
 import pickle
@@ -6,8 +6,8 @@ import re
 import sys
 import threading
 import zipfile
-from collections import Counter, OrderedDict
-from collections.abc import Iterator, Mapping
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path, PurePath
 from typing import Any, BinaryIO
@@ -18,17 +18,16 @@ import torch
 from mmengine.logging import HistoryBuffer
 from safetensors import safe_open
 from torch import Tensor
-from torch import _weights_only_unpickler as reader
 
-from beit_mm.errors import UserError
-from beit_mm.files import atomic_file, file_sha256
+from beit_mm.errors import CheckpointError, UserError
+from beit_mm.files import atomic_file, file_sha256, printable
 
 META_KEY = 'beit_mm'  # in the metadata of safetensors files, which has strings only: `meta` as JSON
 MAX_NAME = 300  # characters of a tensor's name, which messages quote
-MAX_INFLATION = 8  # bytes of content for each of the file; torch.save compresses nothing
-MAX_EXPANDED = 2**26  # bytes that expanded tensors (stride 0) have in excess of what is stored
+MAX_INFLATION = 8  # bytes of content for each byte of the file; torch.save compresses nothing
+MAX_EXPANDED = 2**26  # bytes that expanded tensors (stride 0) may have in excess of what is stored
 SUFFIXES = ('.pth', '.pt', '.bin', '.safetensors')
-NO_CHECKPOINTS = {  # what downloads leave in the place of a checkpoint, by how it begins
+NOT_CHECKPOINTS = {  # what a download can leave in place of a checkpoint, by its first bytes
     b'<': 'a web page',
     b'version https://git-lfs': 'a git-lfs pointer (`git lfs pull` fetches the file)',
     b'--20': 'a log of wget (its option -o names the log; -O names the file)',
@@ -36,14 +35,6 @@ NO_CHECKPOINTS = {  # what downloads leave in the place of a checkpoint, by how 
 # What torch.save writes, below one folder of any name
 ZIP_ENTRY = r'[^/]+/(data\.pkl|data/\d+|version|byteorder|\.format_version|\.storage_alignment|\.data/serialization_id)'
 REFUSED_NAME = re.compile(r'GLOBAL (\S+) (?:was not an allowed global|whose module)')  # in torch's message
-CONTAINERS = (dict, list, tuple, set, frozenset)
-NUMPY_VALUES = (np.ndarray, np.generic)
-VALUES: tuple[type, ...] = (str, bytes, bytearray, int, float, complex, bool, type(None), PurePath)
-VALUES += (*NUMPY_VALUES, torch.dtype, torch.device, torch.layout, HistoryBuffer)
-
-
-class CheckpointError(UserError):
-    """The file is not a checkpoint, or not the one expected."""
 
 
 class UnsafeCheckpointError(CheckpointError):
@@ -51,8 +42,8 @@ class UnsafeCheckpointError(CheckpointError):
 
 
 @contextmanager
-def blaming(path: str | Path) -> Iterator[None]:
-    """Turns any error that a file's content causes into a CheckpointError of one line that names the file."""
+def as_checkpoint_error(path: str | Path) -> Iterator[None]:
+    """Turns any error that a file's content causes into a one-line CheckpointError that names the file."""
     try:
         yield
     except UserError as error:
@@ -60,13 +51,15 @@ def blaming(path: str | Path) -> Iterator[None]:
             raise
         raise CheckpointError(f'{path} {error}') from None
     except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
-        reason = ' '.join(ascii(str(error))[1:-1].split())
-        raise CheckpointError(
-            f'{path} is no checkpoint of a BEiT: reading it as one ends in {type(error).__name__}: {reason:.200}.'
-        ) from error
+        raise CheckpointError(f'{path} is not a BEiT checkpoint ({one_line(error)}).') from error
 
 
-# What torch's weights-only reader may call. It lets a file set attributes: on objects that have none they fail.
+def one_line(error: Exception) -> str:
+    return f'{type(error).__name__}: {" ".join(printable(str(error)[:200]).split())}'
+
+
+# Stand-ins, which torch's weights-only reader makes in place of what files name. Except for their values they hold
+# nothing that a file could set.
 
 
 class Attributes(dict):
@@ -75,85 +68,53 @@ class Attributes(dict):
     __slots__ = ()
     __setstate__ = dict.update
 
-    def plain(self) -> Any:
-        """What comes in its place when the file is read."""
-        return dict(self)
 
-
-class PickledModule(Attributes):
-    """A network of DALL-E that was saved as a module; these have no buffers."""
+class LogHistory(Attributes):
+    """mmengine's HistoryBuffer, which would call functions that the file names."""
 
     __slots__ = ()
 
-    def plain(self, prefix: str = '') -> dict[str, Tensor]:
-        """What `torch.nn.Module.state_dict` would give; empties the object."""
-        parameters = self['_parameters'].items()
-        weights = {prefix + name: tensor.detach() for name, tensor in parameters if isinstance(tensor, Tensor)}
-        # taken out, or a module that is in many places would be visited without end
-        for name, child in self.pop('_modules').items():
-            weights |= _only(child, PickledModule).plain(f'{prefix}{name}.')
-        return weights
 
-
-class PickledHistory(Attributes):
-    """mmengine's HistoryBuffer, whose own methods would call what the file gives them."""
+class Module(Attributes):
+    """A network of DALL-E that was saved as a module. These have no buffers."""
 
     __slots__ = ()
 
-    def plain(self) -> HistoryBuffer:
-        logs, counts = self.get('_log_history'), self.get('_count_history')
-        if not all(isinstance(numbers, np.ndarray) and numbers.dtype.kind in 'biuf' for numbers in (logs, counts)):
-            raise CheckpointError('it holds a log history with more than numbers')
-        return HistoryBuffer(logs.view(np.ndarray), counts.view(np.ndarray), int(self['max_length']))
 
+class NumpyType:
+    """`numpy.dtype` of numbers and text. The state that a file gives a real one can turn any bytes into pointers."""
 
-class PickledType:
-    """Stands for `numpy.dtype`, whose state may call any bytes pointers to objects: numbers and text only."""
+    __slots__ = ('code',)
 
-    __slots__ = ('dtype',)
-
-    def __init__(self, code: str, align: bool = False, copy: bool = False) -> None:
+    def __init__(self, code: str, *_: Any) -> None:
         if not re.fullmatch(r'b1|[iuf][1248]|U\d+', code):
-            raise CheckpointError(f'it holds a NumPy type {ascii(code)[:60]}')
-        self.dtype = np.dtype(code)
+            raise CheckpointError(f'it holds the NumPy type {ascii(code):.60}')
+        self.code = code
 
     def __setstate__(self, state: tuple) -> None:
         if state[1] not in ('|', '<' if sys.byteorder == 'little' else '>'):
             raise CheckpointError('it holds NumPy values in the byte order of another machine')
 
 
-class PickledArray(np.ndarray):
-    """Stands for `numpy.ndarray`, whose pickles give it no arguments of its own: empty until its values are there."""
+class NumpyArray:
+    """`numpy.ndarray`, whose values follow as its state."""
 
-    __slots__ = ()
-    __setitem__ = None  # type: ignore[assignment]  # NumPy would read where an object's attributes say it lies
+    __slots__ = ('values',)
 
-    def __new__(cls) -> 'PickledArray':
-        return super().__new__(cls, (0,), 'i1')
+    def __init__(self, *_: Any) -> None:
+        pass
 
-    def __reduce_ex__(self, protocol: Any) -> Any:
-        return self.plain().__reduce_ex__(protocol)
-
-    def __setstate__(self, state: tuple) -> None:  # type: ignore[override]
-        version, shape, kind, fortran, data = state
-        super().__setstate__((version, shape, _only(kind, PickledType).dtype, fortran, data))
-
-    def plain(self) -> np.ndarray:
-        return self.view(np.ndarray)
+    def __setstate__(self, state: tuple) -> None:
+        _, shape, kind, is_fortran, content = state
+        self.values = numpy_values(kind, content).reshape(shape, order='F' if is_fortran else 'C').copy()
 
 
-def _only(value: Any, kind: type) -> Any:
-    """What a file gives where one type alone is meant; the attributes of another could say anything."""
-    if type(value) is not kind:
-        raise CheckpointError(f'it holds a {type(value).__name__} in the place of a {kind.__name__}')
-    return value
-
-
-def _tensor(storage: Any, offset: Any, size: Any, stride: Any, grad: Any = False, hooks: Any = None, dtype: Any = None):
-    """Of a storage in the file: a new one has what was in the memory before."""
-    storage = _only(storage, torch.TypedStorage)
-    tensor = torch.empty((0,), dtype=dtype or storage.dtype, device='cpu')
-    return tensor.set_(storage._untyped_storage, offset, size, stride).requires_grad_(grad)
+def numpy_values(kind: Any, content: bytes) -> np.ndarray:
+    if type(kind) is not NumpyType:
+        raise CheckpointError(f'it holds a {type(kind).__name__} in place of a NumPy type')
+    if kind.code.startswith('U'):
+        content.decode('utf-32', 'surrogatepass')  # Python relies on it that text has characters only
+    return np.frombuffer(content, kind.code)
 
 
 # in OpenAI's encoder.pkl and decoder.pkl
@@ -163,39 +124,100 @@ DALLE_MODULES = """
     torch.nn.modules.conv.Conv2d torch.nn.modules.linear.Identity torch.nn.modules.pooling.MaxPool2d
     torch.nn.modules.upsampling.Upsample
 """.split()
-NUMPY = ('numpy.core.multiarray', 'numpy._core.multiarray')  # of NumPy 1 and 2
-STORAGES = 'Bool Byte Char Short Int Long Half BFloat16 Float Double ComplexFloat ComplexDouble'.split()
-ALLOWED: dict[str, Any] = {
-    **{str(kind): kind for kind in vars(torch).values() if isinstance(kind, torch.dtype) and 'q' not in str(kind)},
-    **{f'torch.{name}Storage': torch.serialization.StorageType(f'{name}Storage') for name in STORAGES},
-    'torch.storage.UntypedStorage': torch.serialization.StorageType('ByteStorage'),
-    'torch.Tensor': 'torch.Tensor',  # a name only: called, it would show memory that nobody has set
-    **{f'torch._utils._rebuild_tensor{version}': _tensor for version in ('', '_v2', '_v3')},
-    'torch._utils._rebuild_parameter': lambda data, grad, _: torch.nn.Parameter(_only(data, Tensor), grad),
-    'torch._utils._rebuild_parameter_with_state': lambda data, grad, *_: torch.nn.Parameter(_only(data, Tensor), grad),
-    'torch._tensor._rebuild_from_type_v2': lambda build, kind, args, attributes: build(*args),
-    'torch.serialization._get_layout': torch.serialization._get_layout,
-    **{f'torch.{kind.__name__}': kind for kind in (torch.Size, torch.device)},
-    **{f'builtins.{kind.__name__}': kind for kind in (bytearray, complex, set)},
-    'builtins.getattr': lambda *_: None,  # by which log histories name their methods, which are not read
-    '_codecs.encode': lambda text, _: str.encode(text, 'latin1'),  # how bytes are written
-    'collections.OrderedDict': OrderedDict,
-    'collections.Counter': lambda *counts: Counter(*counts),
+STAND_INS: dict[str, Callable] = {  # allowed beside what torch allows, which is tensors and plain containers
     'argparse.Namespace': Attributes,  # the released code's `args`
-    'mmengine.config.config.ConfigDict': lambda *values: dict(*values),
-    'mmengine.logging.history_buffer.HistoryBuffer': PickledHistory,
-    **{f'{module}.{kind}Path': PurePath for module in ('pathlib', 'pathlib._local') for kind in ('Posix', 'Windows')},
-    **{f'{core}.scalar': lambda kind, data: np.frombuffer(data, _only(kind, PickledType).dtype)[0] for core in NUMPY},
-    **{f'{core}._reconstruct': lambda *_: PickledArray() for core in NUMPY},
-    'numpy.dtype': PickledType,
-    'numpy.ndarray': PickledArray,
-    **dict.fromkeys(DALLE_MODULES, PickledModule),
+    'builtins.getattr': lambda *_: None,  # by which log histories name their methods
+    'mmengine.config.config.ConfigDict': Attributes,
+    'mmengine.logging.history_buffer.HistoryBuffer': LogHistory,
+    'numpy.dtype': NumpyType,
+    'numpy.ndarray': NumpyArray,
+    **dict.fromkeys(DALLE_MODULES, Module),
 }
-_reading = threading.Lock()  # torch's reader has one list for all threads
+for core in ('numpy.core.multiarray', 'numpy._core.multiarray'):  # of NumPy 1 and 2
+    STAND_INS[f'{core}._reconstruct'] = NumpyArray
+    STAND_INS[f'{core}.scalar'] = lambda kind, content: numpy_values(kind, content)[0]
+for paths in ('pathlib', 'pathlib._local'):
+    STAND_INS[f'{paths}.PosixPath'] = STAND_INS[f'{paths}.WindowsPath'] = lambda *parts: PurePath(*parts)
+_reading = threading.Lock()  # torch has one list for all threads
+
+
+@contextmanager
+def only_stand_ins() -> Iterator[None]:
+    """Allows STAND_INS; what others have allowed, such as the real classes, is set aside meanwhile."""
+    with _reading:
+        others = torch.serialization.get_safe_globals()
+        torch.serialization.clear_safe_globals()
+        try:
+            with torch.serialization.safe_globals([(stand_in, name) for name, stand_in in STAND_INS.items()]):
+                yield
+        finally:
+            torch.serialization.add_safe_globals(others)
+
+
+VALUES: tuple[type, ...] = (str, bytes, bytearray, int, float, complex, type(None), PurePath)
+VALUES += (np.generic, torch.dtype, torch.device, torch.layout)
+Known = dict[int, tuple[Any, Any]]  # from the id of a value to its copy, and the value, which keeps its id meanwhile
+
+
+def plain(value: Any, known: Known) -> Any:
+    """A copy of what was read, without what a file can set on objects; CheckpointError for what checkpoints lack."""
+    if id(value) in known:
+        return known[id(value)][0]
+    new: Any
+    if isinstance(value, Tensor):
+        new = Tensor.detach(value)  # not value.detach, which the file can have set
+        # torch does not compare the indices of a sparse tensor with its size: adding it could write anywhere in memory
+        is_dense = new.layout is torch.strided and not new.is_nested and not new.is_quantized
+        if not is_dense or new.device.type != 'cpu':
+            raise CheckpointError('it holds a tensor that is sparse, nested, quantized or without values')
+    elif isinstance(value, NumpyArray):
+        new = value.values
+    elif isinstance(value, Module):
+        new = plain_module(value, known)
+    elif isinstance(value, LogHistory):
+        logs, counts = value['_log_history'].values, value['_count_history'].values
+        if 'U' in (logs.dtype.kind, counts.dtype.kind):
+            raise CheckpointError('it holds a log history with more than numbers')
+        new = HistoryBuffer(logs, counts, int(value['max_length']))
+    elif isinstance(value, dict):
+        metadata = getattr(value, '__dict__', {}).get('_metadata')  # of a state dict
+        new = OrderedDict() if isinstance(metadata, dict) else {}
+        known[id(value)] = new, value  # before its content, which can hold it
+        for key, inner in dict.items(value):
+            if isinstance(inner, Tensor) and not (str(key).isprintable() and len(str(key)) <= MAX_NAME):
+                raise CheckpointError(f'it names a tensor {str(key)[:60]!r}')
+            new[plain(key, known)] = plain(inner, known)
+        if isinstance(metadata, dict):
+            new._metadata = plain(metadata, known)
+    elif isinstance(value, list):
+        new = []
+        known[id(value)] = new, value
+        new += [plain(inner, known) for inner in value]
+    elif isinstance(value, (tuple, set)):
+        kind = next(kind for kind in (torch.Size, tuple, set) if isinstance(value, kind))
+        new = kind([plain(inner, known) for inner in value])
+    elif isinstance(value, VALUES):
+        new = value
+    else:
+        name = getattr(value, '__name__', type(value).__name__)
+        raise CheckpointError(f'it holds the function, class or object {name!r}')
+    known[id(value)] = new, value
+    return new
+
+
+def plain_module(module: Module, known: Known) -> dict[str, Tensor]:
+    """What `torch.nn.Module.state_dict` would give; empties the module, or one in many places would take for ever."""
+    parameters, children = module.pop('_parameters'), module.pop('_modules')
+    weights = {name: plain(tensor, known) for name, tensor in parameters.items() if isinstance(tensor, Tensor)}
+    for name, child in children.items():
+        if type(child) is not Module:
+            raise CheckpointError(f'it holds a {type(child).__name__} in place of a module')
+        weights |= {f'{name}.{key}': tensor for key, tensor in plain_module(child, known).items()}
+    return weights
 
 
 def read_checkpoint(path: str | Path, sha256: str | None = None, mapped: bool = False) -> dict[str, Any]:
-    """Reads .pth, .pt, .bin, .pkl and .safetensors files, told apart by their content.
+    """Reads .pth, .pt, .bin, .pkl and .safetensors files; their content shows which one it is.
 
     Args:
         path: the file.
@@ -208,46 +230,39 @@ def read_checkpoint(path: str | Path, sha256: str | None = None, mapped: bool = 
         meta=...) where `write_checkpoint` gave it a `meta`; of a module of DALL-E its state dict.
 
     Raises:
-        CheckpointError: no checkpoint, damaged, of another hash, or with content that no checkpoint has.
+        CheckpointError: not a checkpoint, damaged, of another hash, or with content that checkpoints do not have.
         UnsafeCheckpointError: the file asks for functions or classes that are not on a short list; says which.
     """
     path = Path(path)
     if path.exists() and not path.is_file():  # reading a pipe could wait for ever
-        raise CheckpointError(f'{path} is no file.')
+        raise CheckpointError(f'{path} is not a file.')
     with path.open('rb') as file:
         head = file.read(64)
     # before pickles, whose first byte a length can begin with
     is_safetensors = head[8:9] == b'{' and int.from_bytes(head[:8], 'little') <= 100_000_000  # bytes, the format's own
     if not is_safetensors and not head.startswith((b'PK\x03\x04', b'\x80')):
         text = head.removeprefix(b'\xef\xbb\xbf').lstrip()
-        described = next((what for start, what in NO_CHECKPOINTS.items() if text.startswith(start)), 'no checkpoint')
+        what = next((what for start, what in NOT_CHECKPOINTS.items() if text.startswith(start)), 'not a checkpoint')
         begins = f'begins with {text.splitlines()[0].decode(errors="replace")!r}' if text else 'is empty'
-        raise CheckpointError(f'{path} is {described}: it {begins}.')
+        raise CheckpointError(f'{path} is {what}: it {begins}.')
     if sha256 is not None and (actual := file_sha256(path)) != sha256.lower():
         raise CheckpointError(
-            f'{path} has SHA-256 {actual}, expected {sha256}: it is another file, or was changed on '
-            'its way here. Fetch it again.'
+            f'{path} has SHA-256 {actual}, expected {sha256}: it is another file, or was changed on its way here. '
+            'Fetch it again.'
         )
     try:
         content = _read_safetensors(path) if is_safetensors else _read_torch(path, head.startswith(b'PK'), mapped)
     except pickle.UnpicklingError as error:
-        if name := REFUSED_NAME.search(str(error)):
-            reason = f'it asks for {"" if "." in name[1] else "builtins."}{ascii(name[1])[1:-1][:MAX_NAME]}'
-        elif 'Only persistent_load of storage' in str(error):
-            reason = 'it holds a module in the form before torch 1.6, which only running it would read'
-        else:
-            reason = 'it holds more than tensors and plain values'
+        name = REFUSED_NAME.search(str(error))
+        wanted = f'asks for {printable(name[1]):.{MAX_NAME}}' if name else 'holds more than tensors and plain values'
         raise UnsafeCheckpointError(
-            f'{path} is refused, nothing in it was run: {reason}. Where you trust the file, '
-            'save tensors instead: torch.save(model.state_dict(), ...).'
+            f'{path} {wanted}; it is refused, and nothing in it was run. If you trust the file, save its tensors '
+            'instead: torch.save(model.state_dict(), ...).'
         ) from None
     except CheckpointError as error:
         raise CheckpointError(f'{path} is refused: {error}.') from None
-    except Exception as error:  # a program of someone else's: it can fail in any way
-        raise CheckpointError(
-            f'{path} is damaged or cut short, or no checkpoint '
-            f'({type(error).__name__}: {" ".join(ascii(str(error)[:200])[1:-1].split())}).'
-        ) from error
+    except Exception as error:  # a damaged file can make a reader fail in any way
+        raise CheckpointError(f'{path} is damaged, cut short or not a checkpoint ({one_line(error)}).') from error
     if not isinstance(content, dict):
         raise CheckpointError(f'{path} holds a {type(content).__name__}, expected a dict of tensors or a module.')
     return content
@@ -257,21 +272,20 @@ def _read_safetensors(path: Path) -> dict[str, Any]:
     with safe_open(path, framework='pt') as file:
         meta = json.loads((file.metadata() or {}).get(META_KEY, 'null'))
         # copied out of the file, which may be written again while they are in use
-        weights = {name: file.get_tensor(name).clone() for name in file.keys()}
-    check_content(weights)
+        weights = plain({name: file.get_tensor(name).clone() for name in file.keys()}, {})
     return dict(state_dict=weights, meta=meta) if isinstance(meta, dict) else weights
 
 
-def _read_torch(path: Path, zipped: bool, mapped: bool) -> Any:
-    mapped, size = mapped and zipped, path.stat().st_size
-    if zipped:
+def _read_torch(path: Path, is_zip: bool, mapped: bool) -> Any:
+    mapped, size = mapped and is_zip, path.stat().st_size
+    if is_zip:
         with zipfile.ZipFile(path) as archive:
             # Python could import code that lies beside the tensors.
             if others := [name for name in archive.namelist() if not re.fullmatch(ZIP_ENTRY, name)]:
-                raise CheckpointError(f'it holds {others[0][:MAX_NAME]!r}, and torch.save did not write it')
+                raise CheckpointError(f'it holds {others[0][:MAX_NAME]!r}, which torch.save does not write')
             if (held := sum(entry.file_size for entry in archive.infolist())) > MAX_INFLATION * size:
-                raise CheckpointError(f'its {size:,} bytes would become {held:,}; write it anew, without compression')
-            if not mapped and (damaged := archive.testzip()):  # torch's reader compares no check sums
+                raise CheckpointError(f'its {size:,} bytes would become {held:,}; save it again without compression')
+            if not mapped and (damaged := archive.testzip()):  # torch does not compare check sums
                 raise zipfile.BadZipFile(f'{damaged} does not have its check sum')
     named = 0  # bytes
 
@@ -283,73 +297,24 @@ def _read_torch(path: Path, zipped: bool, mapped: bool) -> Any:
             raise CheckpointError(f'it is cut short, or its {size:,} bytes name storages of more')
         return storage.fill_(0)[:]
 
-    place = 'cpu' if zipped else filled
-    # Nothing public takes names off torch's own list. Where a later torch lacks these functions, nothing is read.
-    with _reading, path.open('rb') as file:
-        before = reader._get_allowed_globals, reader._get_user_allowed_globals
-        reader._get_allowed_globals, reader._get_user_allowed_globals = lambda: ALLOWED, dict
-        try:
-            # Only a name can be mapped, but torch 2.15 believes one that ends with .safetensors, whatever is in it.
-            content = torch.load(path if mapped else file, map_location=place, weights_only=True, mmap=mapped)
-        finally:
-            reader._get_allowed_globals, reader._get_user_allowed_globals = before
-    return check_content(content)
-
-
-def check_content(content: Any) -> Any:
-    """Refuses content that checkpoints do not have: other than dense tensors, functions, classes, unknown objects.
-
-    Attributes that a file sets on dicts and tensors are taken off, in place: they could stand in the place of methods.
-    torch's `_metadata` of state dicts stays. Returns the content with plain values in the place of stand-ins.
-    """
-    whole, seen, plain = [content], {}, {}  # the last two by id, with the objects, which keep their ids while they live
-    waiting: list[Any] = [whole]
-    expanded = 0
-    while waiting:
-        value = waiting.pop()
-        if id(value) in seen:
-            continue
-        seen[id(value)] = value
-        if isinstance(value, (dict, list)):
-            for key, inner in [*(dict.items(value) if isinstance(value, dict) else enumerate(value))]:
-                if isinstance(inner, (Attributes, PickledArray)):
-                    if id(inner) not in plain:
-                        plain[id(inner)] = inner, inner.plain()
-                    value[key] = plain[id(inner)][1]
-                elif isinstance(inner, Tensor) and not (str(key).isprintable() and len(str(key)) <= MAX_NAME):
-                    raise CheckpointError(f'it names a tensor {str(key)[:60]!r}')
-        if isinstance(value, Tensor):
-            # nobody compares the indices of a sparse tensor with its size: adding it would write anywhere in memory
-            if value.layout is not torch.strided or value.is_nested or value.is_quantized or value.device.type != 'cpu':
-                raise CheckpointError('it holds a tensor that is sparse, nested, quantized or without values')
-            expanded += max(0, value.nbytes - value.untyped_storage().nbytes())  # in memory once it is copied
-            if expanded > MAX_EXPANDED:
-                raise CheckpointError(f'it holds tensors that are expanded by more than {MAX_EXPANDED:,} bytes')
-            value.grad = value._backward_hooks = None
-            vars(value).clear()
-        elif isinstance(value, dict):
-            waiting += [*dict.keys(value), *dict.values(value)]
-            attributes = getattr(value, '__dict__', {})
-            metadata = attributes.get('_metadata')
-            attributes.clear()
-            if isinstance(metadata, dict) and all(isinstance(item, dict) for item in dict.values(metadata)):
-                attributes['_metadata'] = metadata
-                waiting.append(metadata)
-        elif isinstance(value, CONTAINERS):
-            waiting += value
-        elif isinstance(value, NUMPY_VALUES) and value.dtype.kind == 'U':
-            value.tobytes().decode('utf-32', 'surrogatepass')  # Python counts on it that text has characters only
-        elif not isinstance(value, VALUES) or isinstance(value, NUMPY_VALUES) and value.dtype.kind not in 'biuf':
-            name = next((name for name, known in ALLOWED.items() if known is value), type(value).__name__)
-            raise CheckpointError(f'it holds the function, class or object {name!r}')
-    return whole[0]
+    with path.open('rb') as file, only_stand_ins():
+        # Only a name can be mapped, but torch 2.15 believes one that ends with .safetensors, whatever is in it.
+        source, place = path if mapped else file, 'cpu' if is_zip else filled
+        read = torch.load(source, map_location=place, weights_only=True, mmap=mapped)
+    known: Known = {}
+    content = plain(read, known)
+    tensors = [new for new, _ in known.values() if isinstance(new, Tensor)]
+    # in memory once they are copied
+    if sum(max(0, tensor.nbytes - tensor.untyped_storage().nbytes()) for tensor in tensors) > MAX_EXPANDED:
+        raise CheckpointError(f'it holds tensors that are expanded by more than {MAX_EXPANDED:,} bytes')
+    return content
 
 
 def save_torch(content: Any, file: BinaryIO) -> None:
     """torch.save into an open file; raises OSError on a full disk."""
     try:
         torch.save(content, file)
-    except RuntimeError as error:  # torch's own, after that of the file
+    except RuntimeError as error:  # torch's, raised after the file's
         if isinstance(error.__context__, OSError):
             raise error.__context__ from None
         raise
@@ -361,13 +326,13 @@ def write_checkpoint(path: str | Path, content: Mapping[str, Any]) -> None:
     Args:
         path: ends in one of SUFFIXES.
         content: plain containers, values and tensors; for .safetensors either tensors by name or
-            dict(state_dict=..., meta=...), where `meta` has what JSON has.
+            dict(state_dict=..., meta=...), where `meta` is JSON.
 
     Raises CheckpointError for another suffix, or content that such a file cannot hold.
     """
     path = Path(path)
     if path.suffix not in SUFFIXES:
-        raise CheckpointError(f'{path} is no name for a checkpoint: it must end in {", ".join(SUFFIXES)}.')
+        raise CheckpointError(f'{path} is not a name for a checkpoint: it must end in {", ".join(SUFFIXES)}.')
     with atomic_file(path) as file:
         if path.suffix == '.safetensors':
             file.write(_safetensors_bytes(path, content))
@@ -376,15 +341,17 @@ def write_checkpoint(path: str | Path, content: Mapping[str, Any]) -> None:
 
 
 def _safetensors_bytes(path: Path, content: Mapping[str, Any]) -> bytes:
-    weights, metadata = content, dict(format='pt')  # transformers reads no file without it
+    weights, metadata = content, dict(format='pt')  # transformers does not read a file without it
     if content.keys() == {'state_dict', 'meta'}:
         try:
-            # the only key: the library writes several in any order, and equal content would get another hash
+            # the only key: safetensors writes several in any order, and equal content would get another hash
             weights, metadata = content['state_dict'], {META_KEY: json.dumps(content['meta'])}
         except (TypeError, ValueError) as error:
-            raise CheckpointError(f'{path} cannot be written: its meta has not plain values only ({error}).') from error
+            raise CheckpointError(
+                f'{path} cannot be written: its meta has more than plain values ({error}).'
+            ) from error
     if others := [name for name, value in weights.items() if not isinstance(value, Tensor)]:
-        raise CheckpointError(f'{path} cannot be written: {others[0]} is no tensor.')
-    # each with memory of its own, as the format has it
+        raise CheckpointError(f'{path} cannot be written: {others[0]} is not a tensor.')
+    # each in its own memory, which the format requires
     copies = {name: tensor.detach().clone(memory_format=torch.contiguous_format) for name, tensor in weights.items()}
     return safetensors.torch.save(copies, metadata)

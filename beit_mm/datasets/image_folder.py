@@ -4,7 +4,6 @@ Shards are tar archives in webdataset's layout. Their index says where the bytes
 read in any order. `tools/datasets/make_shards.py` writes the shards and the index.
 """
 
-import json
 import math
 import os
 import re
@@ -17,14 +16,14 @@ import numpy as np
 from mmengine.dataset import BaseDataset
 from mmpretrain.datasets import ResizeEdge
 
-from beit_mm.checkpoint.names import first_names
+from beit_mm.checkpoint.names import preview
 from beit_mm.datasets import reading
 from beit_mm.datasets.multi_crop import MultiCrop
 from beit_mm.datasets.reading import LoadBands, LoadImage, MemberPath, UnreadableImageError, decoding_scale
 from beit_mm.datasets.samplers import SampleKey, key_of, mixed_seed, seed_generators
 from beit_mm.datasets.transforms import TwoViews
 from beit_mm.errors import UserError, check_choice, warn
-from beit_mm.files import readable
+from beit_mm.files import quoted, unquoted
 from beit_mm.registry import DATASETS
 
 EXTENSIONS = tuple('.jpg .jpeg .jfif .mpo .png .apng .webp .gif .bmp .ppm .pgm .tif .tiff'.split())
@@ -77,7 +76,7 @@ def list_images(folder: str, extensions: Sequence[str] = EXTENSIONS, subfolders:
             left_out += sum(name.lower().endswith(unread) for name in names)
         paths += sorted(found, key=os.fsencode)
     if left_out:
-        warn(f'{readable(folder)}: {left_out} HEIC images are left out; to read them, pip install pillow-heif')
+        warn(f'{quoted(folder)}: {left_out} HEIC images are left out; to read them, pip install pillow-heif')
     return Paths.of(paths)
 
 
@@ -171,10 +170,10 @@ def read_shards(folder: str) -> Shards | None:
     for name, size in zip(archives, sizes, strict=True):
         archive = os.path.join(folder, name)
         if not os.path.isfile(archive):
-            raise FileNotFoundError(f'{INDEX} lists {readable(archive)}, which is missing; copy all archives')
+            raise FileNotFoundError(f'{INDEX} lists {quoted(archive)}, which is missing; copy all archives')
         if os.path.getsize(archive) != size:
             advice = f'copy it again, or rebuild the index: {rebuild}'
-            raise UserError(f'{readable(archive)} is truncated or does not match {INDEX}; {advice}')
+            raise UserError(f'{quoted(archive)} is truncated or does not match {INDEX}; {advice}')
     return Shards(folder, archives, tuple(classes), names, **columns)
 
 
@@ -295,21 +294,6 @@ def read_lines(path: str) -> list[str]:
     return lines
 
 
-def quoted(name: str) -> str:
-    """Writes a name for a list with one name a line: as a JSON string where spaces or other bytes require it."""
-    plain = name.isprintable() and name == name.strip() and not name.startswith('"')
-    return name if plain else json.dumps(name)
-
-
-def unquoted(text: str) -> str:
-    """Inverse of `quoted`."""
-    try:
-        name = os.fsdecode(os.fsencode(json.loads(text))) if text.startswith('"') else text
-        return text if '\0' in name else name
-    except ValueError:  # a plain name that begins with a quote
-        return text
-
-
 def split_label(line: str) -> tuple[str, int | None]:
     """Splits a line of a list into path and label."""
     path, label = match.groups() if (match := re.fullmatch(r'(.*\S)\s+(-?\d+)', line)) else (line, None)
@@ -336,7 +320,7 @@ class ImageFolder(UnlabeledImages):
         if isinstance(classes, str):
             classes = [unquoted(line) for line in read_lines(classes) if line]
         if classes is not None and len(set(classes)) < len(classes):
-            raise UserError(f'classes holds a name twice; expected unique names: {first_names(sorted(classes))}')
+            raise UserError(f'classes holds a name twice; expected unique names: {preview(sorted(classes))}')
         metainfo = None if classes is None else dict(classes=tuple(classes))
         super().__init__(data_root, metainfo=metainfo, **kwargs)
 
@@ -387,7 +371,7 @@ class ImageFolder(UnlabeledImages):
     def _present(self, folder: str, folders: list[str], label_of: dict[str, int]) -> list[str]:
         """Lists the classes that have a folder; warns about missing folders and about folders of no class."""
         if left_out := [name for name in folders if name not in label_of]:
-            warn(f'{folder}: {len(left_out)} folders are skipped: not in classes ({first_names(left_out)})')
+            warn(f'{folder}: {len(left_out)} folders are skipped: not in classes ({preview(left_out)})')
         present = set(folders)
         for name in (name for name in label_of if name not in present):
             message = f'no folder {os.path.join(folder, name)!r} for class {name!r}'
@@ -396,7 +380,7 @@ class ImageFolder(UnlabeledImages):
             warn(f'{message}; the class is not tested')
         names = [name for name in label_of if name in present]
         if not names:
-            raise FileNotFoundError(f'{folder!r} has no folder of a class; expected {first_names(self.CLASSES)}')
+            raise FileNotFoundError(f'{folder!r} has no folder of a class; expected {preview(self.CLASSES)}')
         return names
 
     def _read_list(self, label_of: dict[str, int]) -> tuple[Paths, np.ndarray]:

@@ -19,7 +19,7 @@ from mmcv.transforms import BaseTransform
 from PIL import Image, ImageOps, TiffImagePlugin, UnidentifiedImageError, WebPImagePlugin  # noqa: F401  (fill Image.OPEN)
 
 from beit_mm.errors import UserError, warn
-from beit_mm.files import readable
+from beit_mm.files import quoted
 from beit_mm.registry import TRANSFORMS
 
 try:  # torchvision 0.29 deprecates its own in favour of this one, which gives the same pixels
@@ -195,7 +195,7 @@ def warn_hidden_bands(path: str, image: Image.Image) -> None:
         hidden = f'only {len(image.getbands())} of its {samples} bands are read'
     if hidden:
         WARNED.append(path)
-        warn(f'{readable(path)}: {hidden}; to read all: finetune --bands all, or LoadBands in a config (docs/data.md)')
+        warn(f'{quoted(path)}: {hidden}; to read all: finetune --bands all, or LoadBands in a config (docs/data.md)')
 
 
 @contextmanager
@@ -211,7 +211,7 @@ def unreadable(path: str, *errors: type[Exception]) -> Iterator[None]:
             reason = 'its bands are not RGB; read images of many bands with LoadBands, see docs/data.md'
         elif isinstance(error, OSError | UserError):
             reason = getattr(error, 'strerror', None) or str(error)
-        failure = UnreadableImageError(f'{readable(path)}: cannot be read as an image ({readable(reason)})')
+        failure = UnreadableImageError(f'{quoted(path)}: cannot be read as an image ({quoted(reason)})')
         failure.path = path
         raise failure from error
 

@@ -12,9 +12,10 @@ import numpy as np
 import torch
 from mmcv.transforms import BaseTransform
 
-from beit_mm.datasets.image_folder import UnlabeledImages, list_images, read_lines, unquoted
+from beit_mm.datasets.image_folder import UnlabeledImages, list_images, read_lines
 from beit_mm.datasets.reading import MAX_PIXELS, SIDEWAYS, open_image, orientation, unreadable
 from beit_mm.errors import UserError, warn
+from beit_mm.files import unquoted
 from beit_mm.registry import DATASETS, TRANSFORMS
 
 IGNORE_INDEX = 255  # label of pixels that do not count, as in mmseg

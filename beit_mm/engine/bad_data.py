@@ -19,7 +19,7 @@ from beit_mm.engine.interruption import end_if_told, shield_workers, validate_on
 from beit_mm.engine.optim import MAX_SKIPPED_IN_A_ROW, AutocastOptimWrapper, SkippedSteps
 from beit_mm.engine.steps import fetch_logs, look_due, written_if_possible
 from beit_mm.errors import UserError, log, warn
-from beit_mm.files import readable
+from beit_mm.files import quoted
 from beit_mm.registry import HOOKS
 
 LIST = 'unreadable_images.txt'
@@ -128,7 +128,7 @@ class UnreadableImagesHook(Hook):
         broken = find_unreadable(dataset, runner)
         if not broken:
             return
-        self.held_out = {readable(error.path) for error in broken.values()}
+        self.held_out = {quoted(error.path) for error in broken.values()}
         self.add(runner, self.held_out)
         count = f'{len(broken)} of {len(dataset)} held-out images cannot be read, see {self.path}'
         if dataset.on_error == 'raise':
@@ -144,7 +144,7 @@ class UnreadableImagesHook(Hook):
             replaced = inputs['unreadable']
         else:
             replaced = [sample.get('unreadable', '') for sample in data_batch['data_samples']]
-        self.met += [readable(path) for path in replaced if path]
+        self.met += [quoted(path) for path in replaced if path]
         if look_due(runner, batch_idx):
             added = self.add(runner, set().union(*all_gather_object(self.met)))
             self.met = []

@@ -22,7 +22,7 @@ from mmengine.utils import apply_to
 from torch import Tensor
 
 from beit_mm.checkpoint.names import FORMAT_VERSION, meta_of
-from beit_mm.checkpoint.read import CheckpointError, blaming, read_checkpoint, save_torch
+from beit_mm.checkpoint.read import CheckpointError, as_checkpoint_error, read_checkpoint, save_torch
 from beit_mm.datasets.samplers import SeededSampler
 from beit_mm.engine.resuming import batch_units, check_position, follow_config
 from beit_mm.engine.steps import fetch_logs, unwrap
@@ -125,7 +125,7 @@ class CheckpointHook(Hook):
         sampler = runner.train_dataloader.sampler
         if isinstance(sampler, SeededSampler) and sampler.seed == runner.seed:  # the config gave the sampler no seed
             sampler.seed = meta['seed']
-        with blaming(runner._load_from):
+        with as_checkpoint_error(runner._load_from):
             info = checkpoint['message_hub']['runtime_info']
             if changes.keys() & {f'default_hooks.checkpoint.{key}' for key in ('save_best', 'rule')}:
                 for key in [key for key in info if key.startswith('best_')]:  # of another metric
@@ -371,7 +371,7 @@ class CheckpointMetaHook(Hook):
         checkpoint['message_hub'] = stored_hub(scalars, info)
 
     def after_load_checkpoint(self, runner: Runner, checkpoint: dict) -> None:
-        with blaming(runner._load_from):
+        with as_checkpoint_error(runner._load_from):
             before, now = meta_of(checkpoint).get('tokenizer'), tokenizer_provenance(unwrap(runner))
             # but for paths: the same file may lie elsewhere
             if before and now and any(before.get(k) != now.get(k) for k in {*before, *now} if not k.endswith('path')):

@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from beit_mm.checkpoint.checkpoint import check_finite
 from beit_mm.checkpoint.names import class_names, meta_of
-from beit_mm.checkpoint.read import blaming
+from beit_mm.checkpoint.read import as_checkpoint_error
 from beit_mm.datasets import UnlabeledImages
 from beit_mm.datasets.masking import BlockwiseMask, RandomMask
 from beit_mm.datasets.reading import LoadImage
@@ -100,7 +100,7 @@ class FitCheckHook(Hook):
 
     def before_test(self, runner: Runner) -> None:
         dataset = runner.test_dataloader.dataset
-        with blaming('the checkpoint'):
+        with as_checkpoint_error('the checkpoint'):
             classes = class_names(self.loaded)
         check_same_classes(classes_of(dataset), path_of(dataset), classes, 'the checkpoint')
         check_model(unwrap(runner), dataset)

@@ -8,10 +8,10 @@ from typing import Any
 from mmengine.dist import get_world_size
 from mmengine.runner import EpochBasedTrainLoop, Runner
 
-from beit_mm.checkpoint.read import CheckpointError, blaming
+from beit_mm.checkpoint.read import CheckpointError, as_checkpoint_error
 from beit_mm.engine.optim import match_groups
 from beit_mm.errors import UserError, warn
-from beit_mm.files import readable
+from beit_mm.files import quoted
 
 # The sections of a config that say what is trained, and how.
 SECTIONS = (
@@ -68,10 +68,10 @@ def follow_config(runner: Runner, checkpoint: dict, config: dict) -> dict[str, t
     """
     meta = checkpoint['meta']
     moved = fit_position(runner, meta)
-    with blaming(runner._load_from):
+    with as_checkpoint_error(runner._load_from):
         changes = changed_settings(config, meta.get('config_dict', {}))
     if changes:
-        lines = [f'\n  {readable(name)} {now:.100}, was {before:.100}' for name, (now, before) in changes.items()]
+        lines = [f'\n  {quoted(name)} {now:.100}, was {before:.100}' for name, (now, before) in changes.items()]
         warn(f"The config is not the checkpoint's, and holds from iteration {meta['iter']} on:{''.join(lines)}")
     kind, before = changes.get('optim_wrapper.optimizer.type', (NOT_SET, NOT_SET))
     if before != NOT_SET:

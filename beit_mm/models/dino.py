@@ -84,10 +84,9 @@ class DINOPretrainer(BEiTPretrainer):
     @torch.no_grad()
     def update_teacher(self, momentum: float, taken: Tensor | None = None) -> None:
         """Sets the teacher to momentum * teacher + (1 - momentum) * student, unless `taken`, bool (), is False."""
-        names, weights = zip(*self.teacher.named_parameters(), strict=True)
-        students = [self.get_parameter(name) for name in names]
-        steps = 1 - momentum if taken is None else [(1 - momentum) * taken] * len(weights)
-        torch._foreach_lerp_(weights, students, steps)
+        step = 1 - momentum if taken is None else (1 - momentum) * taken
+        for name, weight in self.teacher.named_parameters():
+            weight.lerp_(self.get_parameter(name), step)
 
     def loss(self, inputs: dict) -> dict[str, Tensor]:
         """loss_dino, which includes its weight, and the `entropies`; with a head also loss_mim and mim_acc."""

@@ -19,7 +19,7 @@ from torchvision.ops import StochasticDepth
 
 from beit_mm.checkpoint.checkpoint import ORIGIN, Checkpoint, CheckpointInput, LoadReport, drop_task_parts, fit_weights
 from beit_mm.checkpoint.names import ARCHITECTURES, is_part
-from beit_mm.checkpoint.read import CheckpointError, blaming
+from beit_mm.checkpoint.read import CheckpointError, as_checkpoint_error
 from beit_mm.errors import UserError, check_choice, log
 from beit_mm.positions import Grid, bias_from_table, num_relative_positions, resize_position_embedding, take_tokens
 from beit_mm.registry import MODELS
@@ -422,7 +422,7 @@ class BEiTBackbone(BaseModule):
     def from_checkpoint(cls, checkpoint: CheckpointInput) -> 'BEiTBackbone':
         """Builds the backbone of a checkpoint of any format, in evaluation mode."""
         checkpoint = Checkpoint.open(checkpoint)
-        with blaming(checkpoint.path):
+        with as_checkpoint_error(checkpoint.path):
             (backbone := cls(**checkpoint.backbone_arguments())).load_state_dict(checkpoint.state_dict)
         return backbone.eval()
 
@@ -463,7 +463,7 @@ def _fit_on_load(
         hint = f' The file, {origin["path"]}, holds {origin["names"]}.' if origin else ''
         raise CheckpointError(f'No BEiT weights: no tensor is named {prefix}*.{hint} Nothing was loaded.')
     built = backbone.grid, backbone.num_heads, backbone.interpolate_mode
-    with blaming(origin['path'] if origin else 'the state dict'):
+    with as_checkpoint_error(origin['path'] if origin else 'the state dict'):
         fitted, report = fit_weights(weights, own, *built, origin)
     backbone.load_report = report
     state_dict.update((prefix + name, tensor) for name, tensor in fitted.items())

@@ -177,7 +177,7 @@ def test_a_report_shows_any_name_as_it_is(tmp_path):
     paragraphs = [name, '', [('head', name), ('1', '2')], reports.Picture('loss.png', 'Curves')]
     path = reports.write_report(tmp_path, f'of {name}', paragraphs)
     page = (tmp_path / 'report.html').read_text()
-    shown = '<script>alert(1)</script> `a` [b](c) | \\xff\\n# x'
+    shown = '<script>alert(1)</script> `a` [b](c) | \\udcff\\n# x'
     assert html.unescape(re.sub('<.*?>', '', page)).count(shown) == 4  # title, heading, paragraph and table
     assert '<script' not in page and '<img src="loss.png" alt="Curves">' in page
     lines = path.read_text().split('\n\n')

@@ -56,3 +56,24 @@ sys.modules['mmseg'] = None  # as if it were not installed
 assert registry.MODELS.get('SlidingSegmentor') is None
 assert 'beit_mm.segmentation' not in sys.modules"""
     subprocess.run([sys.executable, '-W', 'ignore', '-c', code], cwd=ROOT, check=True)
+
+
+# of libraries, without a public way to the same, each with a fallback
+PRIVATE = {
+    'torch._foreach_lerp_',
+    'torch._dynamo.exc.FailOnRecompileLimitHit',
+    'torch._dynamo.exc.TorchDynamoException',
+}
+
+
+def test_only_public_names_of_libraries_are_used():
+    """A release may rename the others, and files would not be read, or runs not begun."""
+    private = set()
+    for file in (ROOT / 'beit_mm').rglob('*.py'):
+        tree = ast.parse(file.read_text())
+        written = {ast.unparse(node) for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
+        for name in {*imported(tree), *written}:
+            library, *parts = name.split('.')
+            if library in ('torch', 'mmengine', 'mmcv', 'mmpretrain', 'mmseg', 'PIL', 'numpy', 'np'):
+                private |= {name for part in parts if part.startswith('_') and not part.startswith('__')}
+    assert private <= PRIVATE

@@ -171,7 +171,7 @@ REFUSED = {
     'suffix': (state, 'new.ckpt', 'beit_mm', r'must end in \.pth'),
     'table of a rectangle': (rectangle, 'new.pth', 'mmseg', 'no square patch grid'),
     # transformers has a decoder of its own
-    'another head': (lambda: without(state(variant='per_layer'), 'neck.', 'decode_head.psp'), 'new', 'hf', 'has not'),
+    'another head': (lambda: without(state(variant='per_layer'), 'neck.', 'decode_head.psp'), 'new', 'hf', 'UperNet'),
     'incomplete': (lambda: without(state(), 'backbone.blocks.1.mlp.'), 'new.pth', 'timm', 'lacks backbone.blocks.1'),
     # without a table, and with a width that is no multiple of the usual 64, nothing shows them
     'unknown heads': (lambda: state('classification'), 'new', 'hf', 'heads'),

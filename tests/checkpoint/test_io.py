@@ -119,7 +119,7 @@ def test_tensors_do_not_hang_on_their_file_and_one_cut_short_is_said_to_be(tmp_p
         (b'', 'is empty'),
         (b'\n<!DOCTYPE html><html><body>404</body></html>', 'a web page'),
         (b'version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 5\n', 'a git-lfs pointer'),
-        (b'cposix\nsystem\n(S"true"\ntR.', "no checkpoint: it begins with 'cposix'"),
+        (b'cposix\nsystem\n(S"true"\ntR.', "begins with 'cposix'"),
     ],
 )
 def test_what_is_no_checkpoint_is_named(tmp_path, content, said):

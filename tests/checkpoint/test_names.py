@@ -96,9 +96,9 @@ def vit_with_norms_of_queries_and_keys() -> dict:
 
 NO_BEIT = {
     'empty': (dict, 'tensors are none'),
-    'ResNet': (lambda: RESNET, r'holds no BEiT weights: its tensors are conv1.weight, .*, \.\.\.$'),
-    'ViT of transformers': (vit_of_transformers, 'holds no BEiT weights'),
-    'q_norm': (vit_with_norms_of_queries_and_keys, r'is no BEiT: its blocks have backbone.blocks.0.attn.q_norm.weight'),
+    'ResNet': (lambda: RESNET, r'conv1.weight, .*, \.\.\.$'),
+    'ViT of transformers': (vit_of_transformers, 'embeddings'),
+    'q_norm': (vit_with_norms_of_queries_and_keys, 'not a BEiT.* backbone.blocks.0.attn.q_norm.weight'),
 }
 
 

@@ -15,8 +15,9 @@ from mmpretrain.datasets import CustomDataset
 from torchvision.datasets import ImageFolder as TorchvisionFolder
 
 from beit_mm.datasets import image_folder
-from beit_mm.datasets.image_folder import Samples, quoted, unquoted
+from beit_mm.datasets.image_folder import Samples
 from beit_mm.datasets.samplers import SampleKey
+from beit_mm.files import quoted, unquoted
 from beit_mm.registry import DATASETS
 
 PIPELINE = [

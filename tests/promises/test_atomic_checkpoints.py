@@ -128,14 +128,14 @@ def test_a_flipped_bit_in_a_named_file_is_noticed_too(config, folder):
     path = folder / 'iter_6.pth'
     damaged(path)
     for resume in (True, False):
-        with pytest.raises(CheckpointError, match=r'iter_6.pth is damaged .* does not have its check sum'):
+        with pytest.raises(CheckpointError, match=r'iter_6.pth is damaged.*check sum'):
             train(config, load_from=str(path), resume=resume)
 
 
 def test_checkpoints_of_which_none_is_whole_are_not_started_over(config, folder):
     for path in folder.glob('*.pth'):
         path.write_bytes(b'')
-    with pytest.raises(CheckpointError, match=r'None of .* can be resumed: iter_4.pth is no checkpoint'):
+    with pytest.raises(CheckpointError, match=r'None of .* can be resumed: iter_4.pth is'):
         train(config, resume=True)
     assert not any(path.stat().st_size for path in folder.glob('*.pth'))
 

@@ -122,7 +122,7 @@ def test_a_config_that_is_text_is_not_looked_at(contents, tmp_path):
 
 def test_names_of_classes_command_no_terminal(contents, tmp_path):
     path = saved(contents[C], tmp_path / 'x.pth', 'dataset_meta/classes', ['\x1b]0;owned\x07', 'a\nb', 'Öl'])
-    assert C(path, device='cpu').classes == ('\\x1b]0;owned\\x07', 'a\\nb', 'Öl')
+    assert C(path, device='cpu').classes == ('"\\u001b]0;owned\\u0007"', '"a\\nb"', 'Öl')
 
 
 def test_every_config_of_ours_is_on_the_list():

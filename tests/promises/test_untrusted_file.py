@@ -3,6 +3,8 @@
 import argparse
 import copy
 import pickle
+import re
+import shutil
 import subprocess
 import zipfile
 from collections import OrderedDict
@@ -19,7 +21,7 @@ from safetensors.torch import save_file
 
 from beit_mm.checkpoint.checkpoint import load_from_file
 from beit_mm.checkpoint.convert import convert_checkpoint
-from beit_mm.checkpoint.read import ALLOWED, CheckpointError, check_content, read_checkpoint, write_checkpoint
+from beit_mm.checkpoint.read import STAND_INS, CheckpointError, read_checkpoint, write_checkpoint
 from beit_mm.models import BEiTBackbone
 
 ARCH = dict(embed_dims=8, num_layers=1, num_heads=2)
@@ -79,7 +81,7 @@ def test_code_is_refused_and_not_run(tmp_path, make, container):
         path.write_bytes(pickle.dumps(content))
     else:  # protocol 2 would write the names that modules had in Python 2
         torch.save(content, path, pickle_protocol=3, _use_new_zipfile_serialization=container == 'zip')
-    refused(path, r'it asks for subprocess.Popen\.' if container != 'pickle' else '')  # torch reads no bare pickle
+    refused(path, 'subprocess.Popen' if container != 'pickle' else '')  # torch reads no bare pickle
     assert not victim.exists()
     # Otherwise the above would prove nothing: the same files run where nobody refuses them.
     found = pickle.loads(path.read_bytes()) if container == 'pickle' else torch.load(path, weights_only=False)
@@ -87,28 +89,25 @@ def test_code_is_refused_and_not_run(tmp_path, make, container):
     assert victim.exists()
 
 
-CALLED = """
-    mmengine.logging.history_buffer.HistoryBuffer mmengine.config.config.ConfigDict argparse.Namespace
-    collections.Counter collections.OrderedDict builtins.bytearray builtins.complex builtins.getattr builtins.set
-    _codecs.encode torch.Size torch.Tensor torch.device torch.serialization._get_layout numpy.dtype numpy.ndarray
-    torch._tensor._rebuild_from_type_v2 torch._utils._rebuild_tensor torch._utils._rebuild_tensor_v2
-    torch._utils._rebuild_tensor_v3 torch._utils._rebuild_parameter torch._utils._rebuild_parameter_with_state
-    numpy.core.multiarray.scalar numpy.core.multiarray._reconstruct numpy._core.multiarray.scalar
-    numpy._core.multiarray._reconstruct pathlib.PosixPath pathlib.WindowsPath pathlib._local.PosixPath
-    pathlib._local.WindowsPath dall_e.encoder.Encoder dall_e.encoder.EncoderBlock dall_e.decoder.Decoder
-    dall_e.decoder.DecoderBlock dall_e.utils.Conv2d torch.nn.modules.activation.ReLU torch.nn.modules.conv.Conv2d
-    torch.nn.modules.container.Sequential torch.nn.modules.linear.Identity torch.nn.modules.pooling.MaxPool2d
-    torch.nn.modules.upsampling.Upsample
-""".split()
+def test_nothing_of_a_library_is_allowed_beside_what_torch_allows():
+    """Whatever else a file names, it gets a stand-in."""
+    assert all(stand_in.__module__ == read_checkpoint.__module__ for stand_in in STAND_INS.values())
 
 
-def test_what_may_be_called_is_a_short_list():
-    names = {name for name, kind in ALLOWED.items() if isinstance(kind, (torch.dtype, torch.serialization.StorageType))}
-    assert ALLOWED.keys() - names == set(CALLED)
-    # what a file can call or set attributes on: nothing of a library but these, which have none or are looked at
-    called = {kind for kind in ALLOWED.values() if callable(kind) and 'beit_mm' not in kind.__module__}
-    plain = {OrderedDict, torch.Size, torch.device, bytearray, complex, set, PurePath}
-    assert called == plain | {torch.serialization._get_layout}
+def test_what_others_allow_changes_nothing_and_stays_allowed(tmp_path):
+    """A function that copies files, under its own name and under one that checkpoints have."""
+    before, allowed = torch.serialization.get_safe_globals(), [shutil.copy, (shutil.copy, 'argparse.Namespace')]
+    path = saved(tmp_path / 'w.pth', dict(args=argparse.Namespace(a=1)))
+    attack = saved(tmp_path / 'attack.pth', dict(x=Calls(shutil.copy, str(path), str(tmp_path / 'copy'))))
+    torch.serialization.add_safe_globals(allowed)
+    try:
+        assert read_checkpoint(path) == dict(args=dict(a=1))
+        refused(attack, 'shutil.copy')
+        assert not (tmp_path / 'copy').exists()
+        assert {*torch.serialization.get_safe_globals()} == {*before, *allowed}
+    finally:
+        torch.serialization.clear_safe_globals()
+        torch.serialization.add_safe_globals(before)
 
 
 @pytest.mark.parametrize('name', ['mc.py', 'w/mc.py', 'w/data/0.py', '../../w/version', 'w/data/\x1b[2J'])
@@ -117,7 +116,7 @@ def test_a_zip_file_holds_what_torch_writes_and_no_more(tmp_path, name):
     path = saved(tmp_path / 'w.pth', {'w': torch.ones(3)})
     with zipfile.ZipFile(path, 'a') as archive:
         archive.writestr(name, 'import os')
-    refused(path, 'it holds ' + ascii(name).replace('\\', r'\\').replace('[', r'\['))
+    refused(path, re.escape(ascii(name)))
 
 
 @pytest.mark.filterwarnings('ignore')
@@ -128,9 +127,8 @@ def test_only_dense_tensors_come_in(tmp_path):
     quantized = torch.quantize_per_tensor(ones, 0.1, 0, torch.qint8)
     for tensor in (sparse, quantized, torch.nested.nested_tensor([ones, torch.ones(3)]), ones.to('meta')):
         path, content = tmp_path / 'w.pth', dict(state_dict=weights_of(), meta=[tensor])
-        refused(saved(path, content), r'it asks for torch\._utils\._rebuild_(sparse_|q|nested_|meta_)tensor')
-        with pytest.raises(CheckpointError, match='it holds a tensor that is sparse, nested, quantized or without'):
-            check_content(content)  # where another way led to it
+        # torch 2.6 compares the indices itself
+        refused(saved(path, content), 'sparse, nested, quantized or without values|inconsistent with indices')
 
 
 SCALAR, RECONSTRUCT = np.float64(0).__reduce__()[0], np.zeros(0).__reduce__()[0]
@@ -150,18 +148,15 @@ def history_of(**attributes):
 
 HELD = [
     # objects in an array would be pointers that the file chooses
-    ("a NumPy type 'O'", Calls(SCALAR, Calls(np.dtype, 'O'), bytes(8))),
+    ("NumPy type 'O'", Calls(SCALAR, Calls(np.dtype, 'O'), bytes(8))),
     ('byte order', array_of((1,), np.dtype('>i8'), bytes(8))),
     ('utf-32', array_of((1,), np.dtype('U2'), b'\xff' * 8)),
     ('.', array_of((10**9,), INT, b'x')),  # more than there are bytes
     # text, or a log history in the place of a dtype or a storage
     ('more than numbers', history_of(_log_history=np.array(['1']))),
-    ('in the place of a PickledType', VOID),
-    ('in the place of a PickledType', array_of((1,), VOID.call[1][0], bytes(20))),
-    (
-        'in the place of a TypedStorage',
-        Calls(torch._utils._rebuild_tensor, Calls(HistoryBuffer, state=dict(dtype=torch.float64)), 0, (4,), (1,)),
-    ),
+    ('in place of a NumPy type', VOID),
+    ('in place of a NumPy type', array_of((1,), VOID.call[1][0], bytes(20))),
+    ('.', Calls(torch._utils._rebuild_tensor, Calls(HistoryBuffer, state=dict(dtype=torch.float64)), 0, (4,), (1,))),
 ]
 
 
@@ -182,7 +177,7 @@ def test_the_state_of_a_numpy_type_is_not_believed(tmp_path):
 def test_functions_and_classes_are_no_content(tmp_path, value):
     """torch's reader hands out what it may call, also where nothing is called."""
     for content in (dict(state_dict=value), dict(state_dict=dict(w=value)), dict(meta=[{value: 1}])):
-        refused(saved(tmp_path / 'w.pth', content), rf"holds the function, class or object '\S+\.{value.__name__[:15]}")
+        refused(saved(tmp_path / 'w.pth', content), 'function, class or object')
 
 
 def test_a_legacy_file_leaves_no_values_unset(tmp_path):
@@ -199,8 +194,8 @@ def test_a_legacy_file_leaves_no_values_unset(tmp_path):
 def test_a_small_file_takes_little_memory(tmp_path):
     """Values of a gigabyte, of a few bytes: expanded, compressed, or named by a file of torch before 1.6."""
     path, number = tmp_path / 'w.pth', 250_000_000
-    refused(saved(path, dict(state_dict=dict(w=torch.zeros(1).expand(number)))), 'it holds tensors that are expanded')
-    refused(saved(path, dict(state_dict={str(i): torch.zeros(1).expand(10**6) for i in range(20)})), 'are expanded')
+    refused(saved(path, dict(state_dict=dict(w=torch.zeros(1).expand(number)))), 'expanded')
+    refused(saved(path, dict(state_dict={str(i): torch.zeros(1).expand(10**6) for i in range(20)})), 'expanded')
     buffers = dict(mask=torch.ones(4).expand(3, 4), half=torch.zeros(10)[::2])
     assert read_checkpoint(saved(path, buffers))['mask'].sum() == 12
     torch.save(dict(w=torch.zeros(3)), path, _use_new_zipfile_serialization=False)
@@ -228,14 +223,13 @@ def test_what_a_file_sets_on_objects_is_taken_off(tmp_path):
     found = content['state_dict']
     assert found.get('w') is found['w'] and [*found] == ['w', 'parameter', 'hooked']
     assert found._metadata == {'': dict(version=1)} and torch.equal(found['parameter'].clone(), torch.ones(2))
-    assert found['hooked'].grad is None and found['hooked']._backward_hooks is None and found['hooked'].requires_grad
-    check_content(dict(w=parameter))  # where another way led to it
-    assert not vars(parameter)
+    assert found['hooked'].grad is None and found['hooked']._backward_hooks is None
+    assert not vars(found['parameter']) and not vars(found['hooked'])
     weights._metadata = [1, 2]
     found = load_from_file(str(saved(tmp_path / 'w.pth', dict(state_dict=weights))))['state_dict']
     assert found._metadata.keys() == {'', 'backbone', 'module.backbone'}
     weights._metadata = {'': dict(version=torch._utils._rebuild_tensor_v2)}
-    refused(saved(tmp_path / 'w.pth', dict(state_dict=weights)), 'it holds the function')
+    refused(saved(tmp_path / 'w.pth', dict(state_dict=weights)), 'function')
 
 
 def test_what_a_file_names_is_printed_as_python_writes_it(tmp_path):

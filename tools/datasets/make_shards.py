@@ -95,7 +95,7 @@ def size_of(text: str) -> int:
 def scan(path: Path) -> list[tuple[str, int, int, int]]:
     """Reads the headers of an archive: for each image its name, first byte, bytes, and .cls number or -1."""
     from beit_mm.datasets.image_folder import EXTENSIONS
-    from beit_mm.files import readable
+    from beit_mm.files import quoted
 
     images, numbers, size, position = [], {}, path.stat().st_size, 0
     try:
@@ -110,11 +110,11 @@ def scan(path: Path) -> list[tuple[str, int, int, int]]:
                     continue  # hidden names are skipped, as in folders
                 if not member.isfile() or member.issparse():
                     plain = 'expected plain files, as tar --dereference --hard-dereference writes them'
-                    raise UserError(f'{path}: {readable(name)} is a link, a sparse file or a device; {plain}')
+                    raise UserError(f'{path}: {quoted(name)} is a link, a sparse file or a device; {plain}')
                 if name.lower().endswith('.cls'):
                     text = archive.extractfile(member).read(MAX_CLASS + 1)
                     if not (match := CLASS.fullmatch(text)):
-                        raise UserError(f'{path}: {readable(name)} holds {text!r}; expected the number of a class')
+                        raise UserError(f'{path}: {quoted(name)} holds {text!r}; expected the number of a class')
                     numbers[key_of(name)] = int(match[1])
                 elif name.lower().endswith(EXTENSIONS):
                     images.append((name, member.offset_data, member.size))

@@ -26,7 +26,8 @@ def main() -> None:
     if args.per_class < 1:
         raise UserError(f'per_class is {args.per_class}; expected 1 or more')
     from beit_mm.datasets import ImageFolder
-    from beit_mm.datasets.image_folder import INDEX, list_images, quoted
+    from beit_mm.datasets.image_folder import INDEX, list_images
+    from beit_mm.files import quoted
 
     if Path(args.folder, INDEX).exists():
         raise UserError(f'{args.folder} holds shards; name the folder of images that they were made from')
