@@ -1,15 +1,15 @@
-# Sourced by run_tests.sh and run_demo.sh: the Python environment of a stack, made when there is none.
+# run_tests.sh and run_demo.sh source this file: it makes and activates the Python environment of a stack.
 #   prepare_environment STACK [test]
-# STACK is onedl (.venv) or openmmlab (.venv-openmmlab), or onedl with the oldest torch and Python that are supported,
-# or with the newest: oldest, newest (.venv-oldest, .venv-newest). `test` adds requirements/dev*.txt and docs.txt.
-# Afterwards `python` is the environment's. A stamp in it makes every later call instant until pyproject.toml, setup.py
-# or requirements/ change.
+# STACK is onedl (.venv), openmmlab (.venv-openmmlab), or onedl with the oldest or newest supported torch and Python,
+# oldest (.venv-oldest) or newest (.venv-newest). `test` adds requirements/dev*.txt and docs.txt. Afterwards `python` is
+# the environment's. A stamp in the environment makes later calls instant until pyproject.toml, setup.py or
+# requirements/ change.
 
 root=$(cd -P "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 
 say() { echo "== $*"; }
 
-# find_python [CANDIDATE...]: the first of them that can make environments.
+# find_python [CANDIDATE...]: prints the first candidate that can make environments.
 find_python() {
   local candidate
   (($#)) || set -- python3.12 python3.11 python3.10 python3
@@ -23,14 +23,14 @@ find_python() {
   return 1
 }
 
-# What is there already needs no line; what is downloaded has one.
+# Installs packages without a line for each requirement that is already satisfied.
 pip_install() {
   python -m pip install --disable-pip-version-check --progress-bar off "$@" |
     { grep --line-buffered -v '^Requirement already satisfied' || true; }
 }
 
-# mmseg of the OpenMMLab releases imports mmcv's compiled ops; nothing here runs them, so they are built
-# without CUDA, which needs no nvcc.
+# OpenMMLab's mmseg imports mmcv's compiled ops, but nothing here runs them. So they are built without CUDA, which does
+# not need nvcc.
 install_mmcv_with_ops() {
   python -c 'from importlib.metadata import files, version
 assert version("mmcv") == "2.1.0" and any(file.name.startswith("_ext") for file in files("mmcv"))' 2>/dev/null && return

@@ -1,4 +1,4 @@
-"""Converts a BEiT checkpoint of any format into another; DALL-E's pickled networks into state dicts.
+"""Converts a BEiT checkpoint of any format into another format, and DALL-E's pickled networks into state dicts.
 
 python tools/convert_checkpoint.py beit_base_patch16_224_pt22k.pth beit.pth
 python tools/convert_checkpoint.py work_dirs/run/epoch_300.pth for_transformers --to hf
@@ -15,13 +15,13 @@ from beit_mm.terminal import run
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument('source', help='a file, or a folder of transformers; its format is detected')
-    parser.add_argument('target', help='the file to write, .pth or .safetensors; a folder for --to hf')
+    parser.add_argument('source', help='checkpoint file, or folder of a transformers model; its format is detected')
+    parser.add_argument('target', help='file to write, .pth or .safetensors; for --to hf a folder')
     parser.add_argument('--to', choices=FORMATS, default='beit_mm', help='format to write (default: %(default)s)')
-    parser.add_argument('--publish', action='store_true', help='weights to give away, with a hash in the name')
+    parser.add_argument('--publish', action='store_true', help='write only the weights, with a hash in the file name')
     args = parser.parse_args()
     if args.publish and args.to != 'beit_mm':
-        parser.error('--publish writes our own format; leave --to out')
+        parser.error('--publish writes the beit_mm format; leave out --to')
     write = publish_checkpoint if args.publish else functools.partial(convert_checkpoint, to=args.to)
     print(write(args.source, args.target))
 

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Testing in GPUS processes of this node; several nodes as in dist_train.sh.
+# Tests in GPUS processes on this node; for several nodes see dist_train.sh.
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/_launch.sh"
 [[ $# -ge 3 ]] || usage "CONFIG CHECKPOINT GPUS [arguments of tools/test.py]"

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Training in GPUS processes of this node; GPUS counts the GPUs of one node. Several nodes: on each of them
+# Trains in GPUS processes on this node; GPUS counts the GPUs of one node. For several nodes, run on each:
 #   NNODES=2 NODE_RANK=0 MASTER_ADDR=<address of node 0> PORT=29500 tools/dist_train.sh CONFIG 8
-# After a process has died, start all again from the newest checkpoint, at most so many times:
+# Restarts all processes from the newest checkpoint when one has died, at most three times:
 #   MAX_RESTARTS=3 tools/dist_train.sh CONFIG 8
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/_launch.sh"

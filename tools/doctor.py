@@ -1,8 +1,8 @@
 #!/usr/bin/env python
-"""What is wrong with this Python environment, and the commands that mend it.
+"""Diagnoses this Python environment and prints the fixes.
 
-It prints versions and devices, then each problem with its command, and exits with 1 when there is a problem. It needs
-the standard library alone.
+It prints versions and devices, then each problem with the command that fixes it, and exits with 1 if there is a
+problem. It needs only the standard library.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ BUILD_MMCV = f'CUDA_VISIBLE_DEVICES= MMCV_WITH_OPS=1 {PIP} install {BUILD} mmcv=
 
 
 def installed() -> dict[str, str]:
-    """Versions of the distributions of interest that are installed."""
+    """Versions of those installed distributions that matter here."""
     found = {}
     for name in NEEDED + ONEDL + OPENMMLAB + OTHERS:
         try:
@@ -41,21 +41,21 @@ def numbers(version: str) -> tuple[int, int]:
 
 
 def family(found: dict[str, str]) -> str:
-    """'onedl', 'openmmlab', 'mixed', or 'none' without any of their packages."""
+    """'onedl', 'openmmlab', 'mixed', or 'none' if no package of either is installed."""
     onedl, openmmlab = any(n in found for n in ONEDL), any(n in found for n in OPENMMLAB)
     return {(1, 1): 'mixed', (1, 0): 'onedl', (0, 1): 'openmmlab'}.get((onedl, openmmlab), 'none')
 
 
 def version_problems(found: dict[str, str], python: tuple[int, int], mmcv_has_ops: bool) -> Iterator[tuple[str, str]]:
-    """What the versions of distributions and of Python alone show: each problem and the command that mends it."""
+    """Yields each problem that the versions alone show, and the command that fixes it."""
     if python < (3, 10):
         old = f'Python {python[0]}.{python[1]} is too old, 3.10 is needed'
-        yield old, 'bash tools/run_tests.sh  # looks for a newer one and makes .venv with it'
+        yield old, 'bash tools/run_tests.sh  # finds a newer Python and makes .venv with it'
     stack = family(found)
     if stack == 'mixed':
         own = ' '.join(n for n in (*OPENMMLAB, 'openmim') if n in found)
-        again = f'{PIP} install --force-reinstall --no-deps -r requirements/onedl.txt'
-        yield f'{own} beside onedl-*: the two families overwrite each other', f'{PIP} uninstall -y {own} && {again}'
+        reinstall = f'{PIP} install --force-reinstall --no-deps -r requirements/onedl.txt'
+        yield f'{own} beside onedl-*: the two families overwrite each other', f'{PIP} uninstall -y {own} && {reinstall}'
     wanted, extra = (OPENMMLAB, stack) if stack == 'openmmlab' else (ONEDL, 'onedl')
     if missing := [n for n in NEEDED + wanted if n not in found]:
         yield f'missing: {", ".join(missing)}', f'{PIP} install -e ".[{extra}]"'
@@ -65,7 +65,7 @@ def version_problems(found: dict[str, str], python: tuple[int, int], mmcv_has_op
         if not mmcv_has_ops:
             yield f'mmcv {found["mmcv"]} has no compiled ops, which mmseg imports', BUILD_MMCV
         if numbers(found['mmcv']) >= (2, 2):
-            yield f'mmcv {found["mmcv"]} is refused by mmseg, which needs < 2.2', BUILD_MMCV
+            yield f'mmcv {found["mmcv"]} is too new for mmseg, which needs < 2.2', BUILD_MMCV
     setuptools = found.get('setuptools', '0.0')
     if 'openmim' in found and not 64 <= numbers(setuptools)[0] < 82:
         needed = f'openmim needs the pkg_resources of setuptools 64 to 81, found {setuptools}'
@@ -73,20 +73,20 @@ def version_problems(found: dict[str, str], python: tuple[int, int], mmcv_has_op
 
 
 def import_problems(stack: str) -> Iterator[tuple[str, str]]:
-    """Modules that are installed and cannot be imported, with the reason."""
+    """Yields each installed module that cannot be imported, with the reason, and the command that fixes it."""
     for name in IMPORTS:
         try:
             importlib.import_module(name)
-        except Exception as error:  # whatever a broken installation raises is to be shown
+        except Exception as error:  # a broken installation can raise anything
             reason = f'{type(error).__name__}: {error}'.splitlines()[0]
-            mend = f'{PIP} install --force-reinstall -r requirements/{stack}.txt'
+            fix = f'{PIP} install --force-reinstall -r requirements/{stack}.txt'
             if 'libGL' in reason:
-                mend = f'{PIP} uninstall -y opencv-python && {PIP} install opencv-python-headless'
-            yield f'import {name} fails: {reason}', mend
+                fix = f'{PIP} uninstall -y opencv-python && {PIP} install opencv-python-headless'
+            yield f'import {name} fails: {reason}', fix
 
 
 def devices() -> str:
-    """The devices that torch can use, and the type in which they train, in words."""
+    """Describes the devices that torch can use and the type in which they train."""
     try:
         import torch
 
@@ -109,7 +109,7 @@ def main() -> None:
     print(f'devices {devices()}')
     problems = list(version_problems(found, sys.version_info[:2], has_ops)) or list(import_problems(family(found)))
     for problem, command in problems:
-        print(f'\nPROBLEM {problem}\n   MEND {command}')
+        print(f'\nPROBLEM {problem}\n    FIX {command}')
     print(f'\n{len(problems)} problem(s) found')
     sys.exit(bool(problems))
 

@@ -1,4 +1,4 @@
-"""Segments or classifies images with an ONNX file of `beit-mm export`: needs numpy, Pillow and onnxruntime alone."""
+"""Segments or classifies images with an ONNX file of `beit-mm export`; needs only numpy, Pillow and onnxruntime."""
 
 import argparse
 import json
@@ -14,33 +14,33 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument('model', help='ONNX file')
     parser.add_argument('images', nargs='+', type=Path, help='image files')
-    parser.add_argument('--out', type=Path, default=Path('maps'), help='folder of label maps, indices of the classes')
-    parser.add_argument('--multi-scale', action='store_true', help='a segmentor at all scales with flip')
+    parser.add_argument('--out', type=Path, default=Path('maps'), help='folder for label maps of class indices')
+    parser.add_argument('--multi-scale', action='store_true', help='segment at all scales with flip')
     args, used, failed = parser.parse_args(), set(), 0
     try:
         model = Model(args.model)
-    except Exception as error:  # of onnxruntime, of JSON, of a key that is missing
+    except Exception as error:  # from onnxruntime, from JSON, or a missing key
         parser.error(f'{args.model!r}: expected an ONNX file of `beit-mm export` ({error!r:.300})')
     if args.multi_scale and 'short_sides' not in model.notes:
-        parser.error('--multi-scale: the ONNX file names no scales; export a segmentor whose config has a tta_pipeline')
+        parser.error('--multi-scale: the ONNX file has no scales; export a segmentor whose config has a tta_pipeline')
     for path in args.images:
         try:
             if 'crop_size' in model.notes:
                 labels = model.segment(read(path), args.multi_scale)
                 names = (f'{path.stem}_{number}.png' if number > 1 else f'{path.stem}.png' for number in count(1))
                 used.add(name := next(name for name in names if name not in used))
-                drawn = Image.fromarray(labels.astype(np.uint8 if len(model.notes['classes']) <= 256 else np.uint16))
-                if drawn.mode == 'L':
-                    drawn.putpalette(np.array(model.notes['palette'], np.uint8).tobytes())
+                image = Image.fromarray(labels.astype(np.uint8 if len(model.notes['classes']) <= 256 else np.uint16))
+                if image.mode == 'L':
+                    image.putpalette(np.array(model.notes['palette'], np.uint8).tobytes())
                 args.out.mkdir(parents=True, exist_ok=True)
-                drawn.save(args.out / name)
-                said = f'{args.out / name} with ' + ', '.join(model.notes['classes'][i] for i in np.unique(labels))
+                image.save(args.out / name)
+                result = f'{args.out / name} with ' + ', '.join(model.notes['classes'][i] for i in np.unique(labels))
             else:
                 probabilities = softmax(model.logits(prepare(read(path), model.notes['steps'])))
-                said = f'{model.notes["classes"][probabilities.argmax()]} {probabilities.max():.3f}'
-        except Exception as error:  # Pillow's decoders raise nearly everything; the other images go on
-            said, failed = f'failed: {str(error) or repr(error):.300}', failed + 1
-        print(repr(f'{path}: {said}')[1:-1])  # a name commands no terminal
+                result = f'{model.notes["classes"][probabilities.argmax()]} {probabilities.max():.3f}'
+        except Exception as error:  # Pillow's decoders raise nearly everything; the other images are still done
+            result, failed = f'failed: {str(error) or repr(error):.300}', failed + 1
+        print(repr(f'{path}: {result}')[1:-1])  # escaped, so that a name cannot control the terminal
     raise SystemExit(f'{failed} of {len(args.images)} images failed' if failed else 0)
 
 
@@ -54,48 +54,48 @@ class Model:
             raise ValueError(f'{crops=}, {strides=}, {len(scales)} scales, divisor={notes["divisor"]} could take hours')
 
     def logits(self, image: np.ndarray) -> np.ndarray:
-        """Logits (classes,), or (classes, h, w), of an image (h, w, 3), which is padded to whole cells."""
+        """Logits (classes,) or (classes, h, w) of an image (h, w, 3), which is padded to whole cells."""
         pixels = (image.astype(np.float32) - np.float32(self.notes['mean'])) / np.float32(self.notes['std'])
         pixels = np.pad(pixels, [(0, -side % self.notes['divisor']) for side in image.shape[:2]] + [(0, 0)])
         (logits,) = self.session.run(['logits'], {'images': pixels.transpose(2, 0, 1)[None]})
         return logits[0, :, : len(image), : len(image[0])] if logits.ndim == 4 else logits[0]
 
     def segment(self, image: np.ndarray, multi_scale: bool) -> np.ndarray:
-        """Labels (H, W), by the logits at one scale or the mean of probabilities at all, each with its mirror image."""
-        size, found = image.shape[:2], 0.0
+        """Labels (H, W): from the logits at one scale, or from mean probabilities over all scales with flip."""
+        size, total = image.shape[:2], 0.0
         if not multi_scale:
             return self.slide(prepare(image, self.notes['steps']), size).argmax(axis=0)
         for short in self.notes['short_sides']:
             view = prepare(image, [dict(type='Resize', scale=(short, short * max(size) / min(size)), backend='cv2')])
-            found += softmax(self.slide(view, size)) + softmax(self.slide(view[:, ::-1], size))[:, :, ::-1]
-        return found.argmax(axis=0)
+            total += softmax(self.slide(view, size)) + softmax(self.slide(view[:, ::-1], size))[:, :, ::-1]
+        return total.argmax(axis=0)
 
     def slide(self, view: np.ndarray, size: tuple[int, int]) -> np.ndarray:
-        """Logits (classes, H, W) of `size`, by sliding windows over a view (h, w, 3) of an image."""
+        """Logits (classes, H, W) at `size`, from sliding windows over a view (h, w, 3) of an image."""
         sides, grid = view.shape[:2], []
         for length, crop, stride in zip(sides, self.notes['crop_size'], self.notes['stride'], strict=True):
-            last = max(length - crop, 0)  # where the window begins that ends with the view
+            last = max(length - crop, 0)  # start of the last window
             grid.append([slice(start, start + crop) for start in (*range(0, last, stride), last)])
-        found, number = np.zeros((len(self.notes['classes']), *sides), np.float32), np.zeros(sides, np.float32)
+        total, coverage = np.zeros((len(self.notes['classes']), *sides), np.float32), np.zeros(sides, np.float32)
         for rows, columns in product(*grid):
-            found[:, rows, columns] += self.logits(view[rows, columns])
-            number[rows, columns] += 1
-        return bilinear(sides[0], size[0]) @ (found / number) @ bilinear(sides[1], size[1]).T
+            total[:, rows, columns] += self.logits(view[rows, columns])
+            coverage[rows, columns] += 1
+        return bilinear(sides[0], size[0]) @ (total / coverage) @ bilinear(sides[1], size[1]).T
 
 
 def read(path: Path) -> np.ndarray:
-    """Pixels uint8 (H, W, 3): RGB, upright, transparency on white; of formats for which Pillow starts no program."""
-    if path.exists() and not path.is_file():  # of a pipe the end would be waited for
+    """Reads pixels, uint8 (H, W, 3), RGB, upright, on white, from formats for which Pillow starts no program."""
+    if path.exists() and not path.is_file():  # reading a pipe could block for ever
         raise ValueError('a folder, pipe or device; expected an image')
     image = ImageOps.exif_transpose(Image.open(path, formats=('JPEG', 'PNG', 'WEBP', 'GIF', 'BMP', 'PPM', 'TIFF')))
     if image.mode[0] in 'IF':
-        raise ValueError('more than 8 bits a channel')
+        raise ValueError('more than 8 bits a channel; convert it to 8 bits')
     image = Image.alpha_composite(Image.new('RGBA', image.size, 'white'), image.convert('RGBA'))
     return np.asarray(image.convert('RGB'))
 
 
 def prepare(image: np.ndarray, steps: list[dict]) -> np.ndarray:
-    """The image (h, w, 3) after the steps of a test pipeline."""
+    """Applies the steps of a test pipeline to an image (h, w, 3)."""
     for step in steps:
         height, width = image.shape[:2]
         if step['type'] == 'CenterCrop':
@@ -104,7 +104,7 @@ def prepare(image: np.ndarray, steps: list[dict]) -> np.ndarray:
             image = image[top : top + bottom, left : left + right]
             continue
         scale = step['scale']
-        if step['type'] == 'ResizeEdge':  # the short one
+        if step['type'] == 'ResizeEdge':  # the short edge
             size = (int(scale * height / width), scale) if width < height else (scale, int(scale * width / height))
         else:
             ratio = min(max(scale) / max(height, width), min(scale) / min(height, width))
@@ -120,13 +120,13 @@ def prepare(image: np.ndarray, steps: list[dict]) -> np.ndarray:
 
 
 def resize(image: np.ndarray, size: tuple[int, int]) -> np.ndarray:
-    """An image uint8 (h, w, 3) at another size, to the last bit as cv2.resize with INTER_LINEAR."""
+    """Resizes an image, uint8 (h, w, 3), bit for bit as cv2.resize with INTER_LINEAR."""
     sides = []
     for source, target in zip(image.shape, size, strict=False):
-        place = ((np.arange(target) + 0.5) * (source / target) - 0.5).astype(np.float32)
-        low = np.floor(place).astype(int)
-        part = place - low.astype(np.float32)
-        part[((low < 0) | (low >= source - 1)) & bool(sides)] = 0  # in a row the border is repeated
+        position = ((np.arange(target) + 0.5) * (source / target) - 0.5).astype(np.float32)
+        low = np.floor(position).astype(int)
+        part = position - low.astype(np.float32)
+        part[((low < 0) | (low >= source - 1)) & bool(sides)] = 0  # cv2 repeats the border only along rows
         weights = (np.rint(share * np.float32(2048)).astype(np.int64)[:, None] for share in (1 - part, part))
         sides.append((low.clip(0, source - 1), (low + 1).clip(0, source - 1), *weights))
     (top, bottom, *by_row), (left, right, *by_column) = sides
@@ -137,8 +137,8 @@ def resize(image: np.ndarray, size: tuple[int, int]) -> np.ndarray:
 
 def bilinear(source: int, target: int) -> np.ndarray:
     """Bilinear resizing along an axis as a matrix float32 (target, source)."""
-    place = (np.arange(target, dtype=np.float32) + np.float32(0.5)) * np.float32(source / target) - np.float32(0.5)
-    return np.maximum(0, 1 - np.abs(place.clip(0, source - 1)[:, None] - np.arange(source, dtype=np.float32)))
+    position = (np.arange(target, dtype=np.float32) + np.float32(0.5)) * np.float32(source / target) - np.float32(0.5)
+    return np.maximum(0, 1 - np.abs(position.clip(0, source - 1)[:, None] - np.arange(source, dtype=np.float32)))
 
 
 def softmax(logits: np.ndarray) -> np.ndarray:

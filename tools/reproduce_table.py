@@ -1,12 +1,12 @@
-"""Runs the rows of one of the paper's tables, one run after the other, and sets our figures beside the paper's.
+"""Runs the rows of a table of the paper, one run after the other, and prints our numbers beside the paper's.
 
     python tools/reproduce_table.py ablation --scale full                      the configs as they are: weeks on 16 GPUs
-    python tools/reproduce_table.py ablation --scale full --gpus 1 --steps 100     each training of 100 steps
+    python tools/reproduce_table.py ablation --scale full --gpus 1 --steps 100     100 steps for each training
     python tools/reproduce_table.py ablation --scale demo                      Caltech-101, a small model, two CPU cores
 
-configs/paper_tables.yml has the paper's numbers and what is run for each row. The same command goes on with a table
-where it was stopped. A config that is run as it is writes where it says, other runs, and the table, are in
-work_dirs/tables, in a folder for each command.
+configs/paper_tables.yml holds the paper's numbers and the runs for each row. After an interruption the same command
+continues. A config without changes writes into its own work_dir. Changed configs write into work_dirs/tables, into a
+folder for each set of changes. The table is written into work_dirs/tables too.
 """
 
 from __future__ import annotations
@@ -30,28 +30,28 @@ from beit_mm.terminal import Parser, run
 
 ROOT = Path(__file__).resolve().parents[1]
 DATA = yaml.safe_load((ROOT / 'configs/paper_tables.yml').read_text())
-PLACE = Path('work_dirs/tables')
+TABLES_DIR = Path('work_dirs/tables')
 
 
 @dataclass(eq=False)
 class Step:
-    """One command and the file that is there when it is finished; of a training with what its test needs."""
+    """One command, and the file that shows that it has finished. A training also holds what its test needs."""
 
     title: str
     command: list[str]
     result: Path
-    after: list[Step] = field(default_factory=list)
+    needs: list[Step] = field(default_factory=list)
     config: str = ''
     gpus: int = 1
     options: list[str] = field(default_factory=list)
 
     def finished(self) -> bool:
-        is_json = self.result.suffix == '.json'  # it may be half a file
+        is_json = self.result.suffix == '.json'  # which may be half written
         return self.result.exists() and (not is_json or self.result.read_text().endswith('}\n'))
 
 
 class Plan:
-    """The steps of rows, each behind those that it needs; rows that need the same run share it."""
+    """The steps of all rows; each step comes after the steps that it needs, and rows share runs."""
 
     def __init__(self, args: argparse.Namespace):
         self.args = args
@@ -61,55 +61,55 @@ class Plan:
         return self.steps.setdefault(result, Step(title, command, result, *others))
 
     def tests(self, table: dict, row: dict, column: str) -> list[Step]:
-        """What a figure of ours is the mean of."""
+        """The tests whose mean is one of our numbers."""
         if self.args.scale == 'demo':
             stage = row.get('demo_stages', {}).get(column, column)
             seeds = self.args.seeds if 'demo' in row else []
-            return [self.test(self.of_recipe(row['demo'], stage, seed)) for seed in seeds]
+            return [self.test(self.training_of_recipe(row['demo'], stage, seed)) for seed in seeds]
         if not (config := row.get('configs', {}).get(column)):
             return []
-        if weights := row.get('weights', {}).get(column):  # of others: nothing is trained
-            return [self.test(Step(config, [], PLACE / Path(config).stem / 'none', [], config, 1, weights))]
+        if weights := row.get('weights', {}).get(column):  # weights from elsewhere: nothing is trained
+            return [self.test(Step(config, [], TABLES_DIR / Path(config).stem / 'none', [], config, 1, weights))]
         start, options = (row.get(key, {}).get(column) for key in ('start', 'options'))
         tta = 'tta' in table['columns'][column]
-        return [self.test(self.of_config(config, seed, start, options), tta) for seed in self.args.seeds]
+        return [self.test(self.training_of_config(config, seed, start, options), tta) for seed in self.args.seeds]
 
-    def of_config(self, config: str, seed: int, start: str | None = None, changes: dict | None = None) -> Step:
-        """The training of a config at full scale, after that of `start`, or of the config that it starts from."""
-        options, after = dict(changes or {}), []
+    def training_of_config(self, config: str, seed: int, start: str | None = None, changes: dict | None = None) -> Step:
+        """The training of a config at full scale, which needs the training of `start` or of the config before it."""
+        options, needs = dict(changes or {}), []
         key, weights, before = start_of(config)
         if start and '://' in start:
             options[key] = start
         elif start or before:
-            after.append(self.of_config(start or before, 0))
-            if str(after[0].result) != weights:
-                options[key] = after[0].result
-        return self.training(config, config, options, after, seed)
+            needs.append(self.training_of_config(start or before, 0))
+            if str(needs[0].result) != weights:
+                options[key] = needs[0].result
+        return self.training(config, config, options, needs, seed)
 
-    def of_recipe(self, recipe: str, stage: str, seed: int) -> Step:
-        """The training of a stage of the demo scale."""
+    def training_of_recipe(self, recipe: str, stage: str, seed: int) -> Step:
+        """The training of a stage at demo scale."""
         settings = recipe_settings(recipe, stage)
-        options, after = dict(settings['options']), []
+        options, needs = dict(settings['options']), []
         for source, key in settings.get('from', {}).items():
-            after.append(self.of_recipe(recipe, source, seed))
-            options[key] = after[-1].result
+            needs.append(self.training_of_recipe(recipe, source, seed))
+            options[key] = needs[-1].result
         if labels := settings.get('labels'):
             root, name = Path(options['data_root']), f'labels_{labels}_seed{seed}.txt'
             words = ['python', 'tools/datasets/sample_labels.py', root / 'train', labels, root / name, '--seed', seed]
-            after.append(self.add(f'labels of seed {seed}', [*map(str, words)], root / name))
+            needs.append(self.add(f'labels of seed {seed}', [*map(str, words)], root / name))
             options['train_dataloader.dataset.ann_file'] = name
         words = [] if settings.get('validate') else ['--no-validate']
         seed, steps = seed if settings.get('seeds') else 0, settings.get('steps')
-        return self.training(f'{recipe} / {stage}', settings['config'], options, after, seed, steps, words)
+        return self.training(f'{recipe} / {stage}', settings['config'], options, needs, seed, steps, words)
 
-    def training(self, title, config, options, after, seed, steps=None, words=()) -> Step:
-        """The training of a config, in a folder of its own where it is not run as it is."""
+    def training(self, title, config, options, needs, seed, steps=None, words=()) -> Step:
+        """The training of a config; with changes it gets its own folder."""
         cfg, loop = load(config), load(config).train_cfg
         accumulated, total = cfg.optim_wrapper.get('accumulative_counts', 1), cfg.auto_scale_lr.base_batch_size
-        own = total // (cfg.train_dataloader.batch_size * accumulated)  # processes that the config is for
+        own = total // (cfg.train_dataloader.batch_size * accumulated)  # processes that the config expects
         gpus = self.args.gpus or own
         if total % (gpus * accumulated):
-            raise UserError(f'--gpus {gpus}: the batch of {config}, {total} images, cannot be divided')
+            raise UserError(f'--gpus is {gpus}; expected a divisor of the batch of {config}, {total // accumulated}')
         batch = [f'train_dataloader.batch_size={total // (gpus * accumulated)}'] if gpus != own else []
         result = f'epoch_{loop.max_epochs}.pth' if 'max_epochs' in loop else f'iter_{loop.max_iters}.pth'
         if steps := self.args.steps or steps:
@@ -117,22 +117,22 @@ class Plan:
         options |= {'randomness.seed': seed} if seed else {}
         changes = [f'{key}={json.dumps(value) if isinstance(value, list) else value}' for key, value in options.items()]
         changes += self.args.cfg_options
-        place = work_dir(config)
+        folder = work_dir(config)
         if words or changes:
             digest = hashlib.sha256('\n'.join([config, *words, *changes]).encode()).hexdigest()
-            place = PLACE / f'{Path(config).stem}-{digest[:8]}'
-            words = [*words, '--work-dir', str(place)]
+            folder = TABLES_DIR / f'{Path(config).stem}-{digest[:8]}'
+            words = [*words, '--work-dir', str(folder)]
         command = launch('train', gpus, [f'configs/{config}'], ['--resume', *words], batch + changes)
-        return self.add(f'{title}, seed {seed}', command, place / result, after, config, gpus, changes)
+        return self.add(f'{title}, seed {seed}', command, folder / result, needs, config, gpus, changes)
 
     def test(self, trained: Step, tta: bool = False) -> Step:
-        """The test of what a training made."""
+        """The test of a training."""
         out = trained.result.with_name('metrics_tta.json' if tta else 'metrics.json')
-        after = [trained] if trained.command else []
-        files = [f'configs/{trained.config}', *(str(step.result) for step in after)]
+        needs = [trained] if trained.command else []
+        files = [f'configs/{trained.config}', *(str(step.result) for step in needs)]
         words = ['--work-dir', str(out.parent), '--out', str(out), *['--tta'] * tta]
         command = launch('test', trained.gpus, files, words, trained.options)
-        return self.add(f'{trained.title}, test', command, out, after)
+        return self.add(f'{trained.title}, test', command, out, needs)
 
 
 @functools.cache
@@ -147,22 +147,22 @@ def work_dir(config: str) -> Path:
 
 
 def start_of(config: str) -> tuple[str, str, str | None]:
-    """Key and path of the checkpoint that a config starts from, else of its tokenizer's, and the config that made it.
+    """Key and path of the checkpoint that a config starts from, or of its tokenizer, and the config that makes it.
 
-    The last is None for weights of others.
+    The config is None for weights from elsewhere.
     """
     for key in ('load_from', 'model.backbone.init_cfg.checkpoint', 'model.target_generator.checkpoint'):
         checkpoint = functools.reduce(lambda entry, name: (entry or {}).get(name), key.split('.'), load(config))
         if checkpoint:
             folder = Path(checkpoint).parent
             names = (path.relative_to(ROOT / 'configs').as_posix() for path in (ROOT / 'configs').glob('*/*.py'))
-            near = (name for name in names if folder.name.endswith(Path(name).stem))
-            return key, checkpoint, next((name for name in near if work_dir(name) == folder), None)
+            likely = (name for name in names if folder.name.endswith(Path(name).stem))
+            return key, checkpoint, next((name for name in likely if work_dir(name) == folder), None)
     return '', '', None
 
 
 def recipe_settings(recipe: str, stage: str) -> dict:
-    """A stage's settings with what the recipe, and those that it is based on, change."""
+    """Settings of a stage, with the changes of the recipe and of the recipes that it is based on."""
     if recipe == 'baseline':
         return DATA['demo']['stages'][stage]
     own = DATA['demo']['recipes'][recipe]
@@ -176,29 +176,29 @@ def launch(tool: str, gpus: int, files: list[str], words: list[str], options: li
 
 
 def run_steps(steps: list[Step], dry: bool) -> None:
-    """Names all steps and, unless `dry`, runs what is not finished, but for what needs a step that failed."""
+    """Prints all steps and, unless `dry`, runs the unfinished ones, except where a step that they need has failed."""
     for number, step in enumerate(steps, start=1):
         title = step.title + ': finished' * step.finished()
         print(f'[{number}/{len(steps)}] {title}\n    {shlex.join(step.command)}', flush=True)
-        if dry or step.finished() or not all(before.finished() for before in step.after):
+        if dry or step.finished() or not all(before.finished() for before in step.needs):
             continue
         step.result.parent.mkdir(parents=True, exist_ok=True)
-        # from wherever this tool was called: scripts and configs are the repository's
+        # paths of the repository, whatever the working directory is
         words = [str(ROOT / word) if word.startswith(('tools/', 'configs/')) else word for word in step.command]
         process = subprocess.Popen([sys.executable if words[0] == 'python' else words[0], *words[1:]])
         try:
             process.wait()
-        except KeyboardInterrupt:  # it got that too, and saves where it is
+        except KeyboardInterrupt:  # the process gets it too, and saves a checkpoint
             process.wait()
             raise
         if not step.finished():
-            print(f'error: {step.title} ended with {process.returncode}', file=sys.stderr)
+            print(f'error: {step.title} ended with exit code {process.returncode}', file=sys.stderr)
 
 
-def figure(tests: list[Step], metric: str) -> str:
-    """A cell: the mean over the seeds, the sample standard deviation and each seed's figure."""
+def cell(tests: list[Step], metric: str) -> str:
+    """Text of a cell: mean over the seeds, sample standard deviation, and the number of each seed."""
     values = [json.loads(test.result.read_text())[metric] for test in dict.fromkeys(tests) if test.finished()]
-    digits = 4 if metric.startswith('tokenizer/') else 1  # the others are percentages
+    digits = 4 if metric.startswith('tokenizer/') else 1  # other metrics are percentages
     shown = [f'{value:.{digits}f}' for value in values]
     if len(values) < 2:
         return shown[0] if values else '–'
@@ -209,25 +209,25 @@ def figure(tests: list[Step], metric: str) -> str:
 def main() -> None:
     parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument('table', choices=DATA['tables'], metavar='TABLE', help=', '.join(DATA['tables']))
-    parser.add_argument('--scale', choices=['demo', 'full'], required=True, help='small models, or the configs')
+    parser.add_argument('--scale', choices=['demo', 'full'], required=True, help='small models, or the full configs')
     parser.add_argument('--rows', nargs='+', type=int, metavar='N', help='rows to run, from 1 (default: all)')
-    parser.add_argument('--columns', nargs='+', metavar='NAME', help='figures to make (default: all)')
+    parser.add_argument('--columns', nargs='+', metavar='NAME', help='columns to fill (default: all)')
     parser.add_argument('--seeds', nargs='+', type=int, default=[0], metavar='SEED', help='a run for each (default: 0)')
-    own = "of this node, with the same batch (default: the config's number)"
+    own = "GPUs of this node; the batch stays the same (default: the config's number)"
     parser.add_argument('--gpus', type=number_of_steps, metavar='N', help=own)
-    parser.add_argument('--steps', type=number_of_steps, metavar='N', help='make each training one of N steps')
-    parser.add_argument('--dry-run', action='store_true', help='print the commands and what is finished, run nothing')
+    parser.add_argument('--steps', type=number_of_steps, metavar='N', help='train N steps in each training')
+    parser.add_argument('--dry-run', action='store_true', help='print commands and finished steps, run nothing')
     parser.add_argument('--cfg-options', nargs='+', default=[], action='extend', metavar='KEY=VALUE')
     args = parser.parse_args()
     table, demo = DATA['tables'][args.table], args.scale == 'demo'
     known = {key: one for key, one in (DATA['demo']['stages'] if demo else table['columns']).items() if 'metric' in one}
     if demo and 'demo' not in table:
-        parser.error(f'{args.table} has no demo scale: it is about models and data that only --scale full has')
+        parser.error(f'{args.table} has no demo scale; use --scale full')
     numbered = dict(enumerate(table['rows'], start=1))
     columns, numbers = args.columns or [*(table['demo'] if demo else known)], args.rows or [*numbered]
-    for name, chosen, there in (('columns', columns, known), ('rows', numbers, numbered)):
-        if unknown := [one for one in chosen if one not in there]:
-            parser.error(f'--{name}: no {unknown[0]} in {args.table}; choose from {", ".join(map(str, there))}')
+    for name, chosen, available in (('columns', columns, known), ('rows', numbers, numbered)):
+        if unknown := [one for one in chosen if one not in available]:
+            parser.error(f'--{name}: no {unknown[0]} in {args.table}; choose from {", ".join(map(str, available))}')
     plan, rows = Plan(args), [row for number, row in numbered.items() if number in numbers]
     made = [{column: plan.tests(table, row, column) for column in columns} for row in rows]
     steps = list(plan.steps.values())
@@ -239,10 +239,10 @@ def main() -> None:
     lines = [head + [f'here: {known[key]["title"]}' for key in columns], ['---'] * (1 + len(paper) + len(columns))]
     for row, cells in zip(rows, made, strict=True):
         printed = (row.get('paper', {}).get(key, '–') for key in paper)
-        lines.append([row['name'], *printed, *(figure(cells[key], known[key]['metric']) for key in columns)])
+        lines.append([row['name'], *printed, *(cell(cells[key], known[key]['metric']) for key in columns)])
     text = '\n'.join(f'| {" | ".join(line)} |' for line in lines)
-    path = PLACE / f'{args.table}_{args.scale}.md'
-    PLACE.mkdir(parents=True, exist_ok=True)
+    path = TABLES_DIR / f'{args.table}_{args.scale}.md'
+    TABLES_DIR.mkdir(parents=True, exist_ok=True)
     path.write_text(f'{text}\n')
     print(f'\n{table["caption"]} ({args.scale} scale), written to {path}\n{text}')
     if 'curves' in table:
@@ -251,7 +251,7 @@ def main() -> None:
         curves = {step.title: read_scalars(step.result.parent) for step in steps if step.result.suffix == '.json'}
         draw_runs(curves, [table['curves']]).savefig(path.with_suffix('.png'), dpi=120)
     if left := sum(not step.finished() for step in steps):
-        sys.exit(f'error: {left} of {len(steps)} steps are not finished; the same command tries them again')
+        sys.exit(f'error: {left} of {len(steps)} steps are unfinished; run the same command again to retry them')
 
 
 if __name__ == '__main__':

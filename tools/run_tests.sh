@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# From a fresh machine to a green test run: environment, lint, tests, one process a core.
+# Makes the environment, then runs lint and tests, one process for each core. It needs nothing but a fresh machine.
 #   tools/run_tests.sh [--all] [--stack onedl|openmmlab|oldest|newest] [pytest arguments]
-#   tools/run_tests.sh --all                   also what is marked slow
+#   tools/run_tests.sh --all                   slow tests too
 #   tools/run_tests.sh tests/models -k bias
 #   tools/run_tests.sh -m slow -n 0            in one process
 set -euo pipefail

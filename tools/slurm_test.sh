@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Testing under Slurm; environment as in slurm_train.sh.
+# Tests under Slurm; environment as in slurm_train.sh.
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/_launch.sh"
 [[ $# -ge 4 ]] || usage "PARTITION JOB CONFIG CHECKPOINT [arguments of tools/test.py]"

@@ -1,7 +1,7 @@
-"""Datasets of images, of a folder, its tar shards or a list of files, with and without classes.
+"""Datasets of images from a folder, from tar shards or from a list of files, with and without classes.
 
-Shards are tar archives in webdataset's layout with an index, which says where the bytes of each image lie, so that
-images are read in any order. `tools/datasets/make_shards.py` writes shards and index.
+Shards are tar archives in webdataset's layout. Their index says where the bytes of each image lie, so images can be
+read in any order. `tools/datasets/make_shards.py` writes the shards and the index.
 """
 
 import math
@@ -27,19 +27,19 @@ from beit_mm.files import quoted, unquoted
 from beit_mm.registry import DATASETS
 
 EXTENSIONS = tuple('.jpg .jpeg .jfif .mpo .png .apng .webp .gif .bmp .ppm .pgm .tif .tiff'.split())
-HEIF_EXTENSIONS = ('.heic', '.heif')  # which need a package
+HEIF_EXTENSIONS = ('.heic', '.heif')  # read only where pillow-heif is installed
 if reading.HeifImageFile is not None:
     EXTENSIONS += HEIF_EXTENSIONS
 BAND_EXTENSIONS = ('.tif', '.tiff', '.npy')  # for LoadBands
 INDEX = 'shards.npz'
-SUBSTITUTES = 10  # images tried in place of an unreadable one; if all fail, it is not the images
+SUBSTITUTES = 10  # images tried in place of an unreadable one; if all fail, the images are not the cause
 
 
 class Paths(Sequence[str]):
-    """Many paths in one block of memory, which forked workers share: a string is made when it is asked for."""
+    """Many paths in one block of memory, which forked workers share; a string is made only on access."""
 
     def __init__(self, text: bytes) -> None:
-        self.text = text  # the paths in the file system's bytes, each ended by a NUL
+        self.text = text  # the paths as bytes of the file system, each followed by a NUL
         self.ends = np.flatnonzero(np.frombuffer(text, np.uint8) == 0)
         self.starts = np.r_[0, self.ends + 1][:-1]
 
@@ -59,11 +59,10 @@ class Paths(Sequence[str]):
 
 
 def list_images(folder: str, extensions: Sequence[str] = EXTENSIONS, subfolders: Sequence[str] = ('',)) -> Paths:
-    """Paths of all images below a folder, relative to it, sorted; hidden files and folders are left out.
+    """Lists all images below a folder, sorted, with paths relative to it; hidden files and folders are skipped.
 
-    A file counts by its ending, whether it can be read or not. Links are followed, and each folder is searched once:
-    of several paths to it the one without links is taken, or else one with a link. Only these subfolders are searched,
-    one after the other.
+    The extension decides what is an image; no file is opened. Links are followed, and each folder is searched once:
+    where several paths lead to it, a path without links is preferred. `subfolders` are searched in turn.
     """
     unread = HEIF_EXTENSIONS if reading.HeifImageFile is None and '.jpg' in extensions else ()
     paths: list[str] = []
@@ -77,15 +76,15 @@ def list_images(folder: str, extensions: Sequence[str] = EXTENSIONS, subfolders:
             left_out += sum(name.lower().endswith(unread) for name in names)
         paths += sorted(found, key=os.fsencode)
     if left_out:
-        warn(f'{quoted(folder)}: {left_out} HEIC images are left out; to have them read, pip install pillow-heif')
+        warn(f'{quoted(folder)}: {left_out} HEIC images are left out; to read them, pip install pillow-heif')
     return Paths.of(paths)
 
 
 def walk(folder: str) -> Iterator[tuple[str, list[str]]]:
-    """The path of each folder from `folder` down, once, and the names of its files; links to folders come last."""
+    """Yields each folder from `folder` down once, with the names of its files; linked folders come last."""
     seen, tops = set(), [folder]
     for top in tops:
-        for parent, folders, files in os.walk(top, onerror=stop):
+        for parent, folders, files in os.walk(top, onerror=raise_error):
             status = os.stat(parent)
             if (status.st_dev, status.st_ino) in seen:
                 folders.clear()
@@ -96,16 +95,16 @@ def walk(folder: str) -> Iterator[tuple[str, list[str]]]:
             yield parent, [name for name in files if not name.startswith('.')]
 
 
-def stop(error: OSError) -> None:
-    raise error  # os.walk by itself would ignore folders that cannot be listed
+def raise_error(error: OSError) -> None:
+    raise error  # by default os.walk ignores folders that it cannot list
 
 
 @dataclass
 class Samples(Sequence[dict]):
-    """The data_list of a dataset: a dict of `img_path` and, if there are labels, `gt_label` for each sample."""
+    """The data_list of a dataset: for each sample a dict with `img_path` and, where labels exist, `gt_label`."""
 
     folder: str
-    paths: Sequence[str]  # relative to the folder; or the images of shards
+    paths: Sequence[str]  # relative to the folder, or Shards
     labels: np.ndarray | None = None  # int (N,)
 
     def __len__(self) -> int:
@@ -125,69 +124,69 @@ class Shards(Sequence[str]):
     """The images in a folder of shards: a sequence of MemberPath."""
 
     folder: str
-    archives: Paths  # (S,) names
-    classes: tuple[str, ...]  # names in sorted order; none where .cls files number them
-    # of each image:
-    names: Paths  # (N,) names in the archives
-    shard: np.ndarray  # int (N,), its archive
-    offset: np.ndarray  # int (N,), where in the archive its bytes begin
-    length: np.ndarray  # int (N,), their number
-    label: np.ndarray  # int (N,), its class, -1 for none
+    archives: Paths  # (S,) file names
+    classes: tuple[str, ...]  # sorted names; empty where .cls files hold class numbers
+    # one entry for each image:
+    names: Paths  # (N,) names inside the archives
+    shard: np.ndarray  # int (N,) index into `archives`
+    offset: np.ndarray  # int (N,) first byte in the archive
+    length: np.ndarray  # int (N,) bytes
+    label: np.ndarray  # int (N,) class, -1 for none
 
     def __len__(self) -> int:
         return len(self.names)
 
     def __getitem__(self, index: Any) -> Any:
         if isinstance(index, (slice, np.ndarray)):
-            of_images = 'names', 'shard', 'offset', 'length', 'label'
-            return replace(self, **{name: getattr(self, name)[index] for name in of_images})
+            columns = 'names', 'shard', 'offset', 'length', 'label'
+            return replace(self, **{name: getattr(self, name)[index] for name in columns})
         archive = os.path.join(self.folder, self.archives[self.shard[index]])
         return MemberPath(f'{archive}/{self.names[index]}', archive, int(self.offset[index]), int(self.length[index]))
 
     def listed(self, names: Iterable[str], source: str) -> 'Shards':
-        """The images of these names, which the list `source` has."""
+        """Selects images by name, in the order of the list file `source`."""
         row_of = {name: row for row, name in enumerate(self.names)}
         if len(row_of) < len(self):
-            raise UserError(f'{self.folder}: two images of one name; expected different names, to find those of a list')
+            raise UserError(f'{self.folder}: two images share a name; rename one, so that ann_file can select images')
         try:
             return self[np.array([row_of[name] for name in names], np.int64)]
         except KeyError as error:
-            raise FileNotFoundError(f'{source} names {error.args[0]!r}, which is no image in {self.folder!r}') from None
+            raise FileNotFoundError(f'{source} lists {error.args[0]!r}, which is not in {self.folder!r}') from None
 
 
 def read_shards(folder: str) -> Shards | None:
-    """The shards in a folder, by the index that `make_shards.py` wrote; None for a folder without an index."""
+    """Reads the index that `make_shards.py` wrote into a folder; None for a folder without an index."""
     path = os.path.join(folder, INDEX)
     if not os.path.isfile(path):
         return None
-    again = f'python tools/datasets/make_shards.py --index-only {folder}'
+    rebuild = f'python tools/datasets/make_shards.py --index-only {folder}'
     try:
         with np.load(path, allow_pickle=False) as content:
             archives, classes, names = (Paths(content[name].tobytes()) for name in ('shards', 'classes', 'names'))
-            of_images = {name: content[name] for name in ('shard', 'offset', 'length', 'label')}
+            columns = {name: content[name] for name in ('shard', 'offset', 'length', 'label')}
             sizes = content['sizes'].tolist()
     except Exception as error:  # numpy and zipfile raise nearly everything on damaged bytes
-        raise UserError(f'{path} is no index of shards ({type(error).__name__}); make it again: {again}') from error
+        raise UserError(f'{path} is not an index of shards ({type(error).__name__}); rebuild it: {rebuild}') from error
     for name, size in zip(archives, sizes, strict=True):
         archive = os.path.join(folder, name)
         if not os.path.isfile(archive):
-            raise FileNotFoundError(f'no archive {quoted(archive)}, of which {INDEX} tells; copy all of them')
+            raise FileNotFoundError(f'{INDEX} lists {quoted(archive)}, which is missing; copy all archives')
         if os.path.getsize(archive) != size:
-            advice = f'copy it again, or make the index again: {again}'
-            raise UserError(f'{quoted(archive)} is cut, or another archive than {INDEX} tells of; {advice}')
-    return Shards(folder, archives, tuple(classes), names, **of_images)
+            advice = f'copy it again, or rebuild the index: {rebuild}'
+            raise UserError(f'{quoted(archive)} is truncated or does not match {INDEX}; {advice}')
+    return Shards(folder, archives, tuple(classes), names, **columns)
 
 
 @DATASETS.register_module()
 class UnlabeledImages(BaseDataset):
-    """Images for pretraining. What is drawn for a sample depends on its SampleKey only (see datasets.samplers).
+    """Images for pretraining. The random numbers of a sample depend on its SampleKey only (see datasets.samplers).
 
     Args:
-        data_root: folder of images, searched to any depth; or of tar shards with their index, see the module.
+        data_root: folder of images, searched to any depth, or folder of tar shards with their index.
         ann_file: list of images, relative to `data_root`: one path a line, `quoted`, relative to `data_prefix`; a label
-            after it is ignored. '' takes every image of the folder, in sorted order.
+            after the path is ignored. '': all images of the folder, sorted.
         data_prefix: folder of the images relative to `data_root`, as in mmpretrain, e.g. `dict(img_path='train')`.
-        on_error: 'raise' (or 'error') ends the run at an unreadable image; 'skip' takes another in its place, always
+        on_error: 'raise' (or 'error') ends the run at an unreadable image. 'skip' substitutes another image, always
             the same one for the same key, and names the file in `unreadable`. `test_mode=True` always raises.
         kwargs: as mmengine's BaseDataset: pipeline, indices, test_mode, lazy_init.
 
@@ -196,7 +195,7 @@ class UnlabeledImages(BaseDataset):
     """
 
     EXPECTED = 'a folder of images'
-    takes_keys = True  # for samplers.read_samples
+    takes_keys = True  # samplers.read_samples passes SampleKeys instead of numbers
 
     def __init__(
         self, data_root: str = '', ann_file: str = '', data_prefix: str | dict = '', on_error: str = 'raise', **kwargs
@@ -205,7 +204,7 @@ class UnlabeledImages(BaseDataset):
         self.on_error = 'raise' if on_error == 'error' else on_error  # 'error' in configs up to 0.2.0
         data_prefix = data_prefix if isinstance(data_prefix, dict) else dict(img_path=data_prefix)
         if '://' in data_root:
-            raise UserError(f'data_root is the address {data_root}; expected a local folder of images')
+            raise UserError(f'data_root is the URL {data_root}; expected a local folder of images')
         super().__init__(ann_file=ann_file, data_root=data_root, data_prefix=data_prefix, **kwargs)
         scale_decoding(self.pipeline.transforms)
 
@@ -219,75 +218,75 @@ class UnlabeledImages(BaseDataset):
         return Samples(folder, paths, labels)
 
     def find_images(self, folder: str, shards: Shards | None) -> tuple[Sequence[str], np.ndarray | None]:
-        """The images, relative to the folder or in its shards, and their labels, int (N,)."""
+        """Finds the images, relative to the folder or in its shards, and their labels, int (N,)."""
         if self.ann_file:
             paths = Paths.of(split_label(line)[0] for line in read_lines(self.ann_file) if line)
             return shards.listed(paths, self.ann_file) if shards else paths, None
         return shards or list_images(folder, extensions_of(self.pipeline.transforms)), None
 
     def no_images(self, path: str) -> FileNotFoundError:
-        endings = ' '.join(extensions_of(self.pipeline.transforms))
-        return FileNotFoundError(f'no images in {path!r}; expected files ending in {endings}')
+        extensions = ' '.join(extensions_of(self.pipeline.transforms))
+        return FileNotFoundError(f'no images in {path!r}; expected files ending in {extensions}')
 
     def _serialize_data(self) -> tuple[np.ndarray, np.ndarray]:
-        if not isinstance(self.data_list, Samples):  # the dicts of a subclass
+        if not isinstance(self.data_list, Samples):  # a subclass has a list of dicts
             return super()._serialize_data()
         self.serialize_data = False
         return np.empty(0, np.uint8), np.empty(0, np.int64)
 
     def get_cat_ids(self, idx: int) -> list[int]:
-        """The classes in an image, for mmengine's ClassBalancedDataset."""
+        """Classes in an image, for mmengine's ClassBalancedDataset."""
         if 'gt_label' not in (info := self.get_data_info(idx)):
-            needed = 'ClassBalancedDataset needs one class for each image; or set class_weight=[...] of the loss'
+            needed = 'ClassBalancedDataset needs one class for each image; set class_weight=[...] of the loss instead'
             raise UserError(f'{type(self).__name__}: {needed}')
         return [int(info['gt_label'])]
 
     def __getitem__(self, key: SampleKey | int) -> dict:
         key = SampleKey(*key) if isinstance(key, tuple) else key_of(int(key))
-        index, broken = key.index, ''
+        index, unreadable = key.index, ''
         for attempt in range(1, SUBSTITUTES + 2):
             info = self.get_data_info(index)
-            info['unreadable'] = broken
+            info['unreadable'] = unreadable
             seed_generators(key)
             try:
                 return self.pipeline(info)
             except UnreadableImageError as error:
                 if self.on_error == 'raise' or self.test_mode:
                     raise
-                last, broken = error, broken or error.path
+                last, unreadable = error, unreadable or error.path
             index = mixed_seed(*key, attempt) % len(self)
         raise UnreadableImageError(f'{last}; {SUBSTITUTES} substitutes could not be read either')
 
 
 def scale_decoding(transforms: Sequence) -> None:
-    """Lets LoadImage decode large JPEGs no larger than the transform right behind it needs.
+    """Lets LoadImage decode large JPEGs at the scale that the next transform needs.
 
-    That is one of our crops, which draws its box from the size in the file's header, or mmpretrain's ResizeEdge. All
-    other transforms get full images.
+    The next transform must be one of our crops, which draws its box from the size in the file's header, or mmpretrain's
+    ResizeEdge. All other transforms get full images.
     """
     if len(transforms) < 2 or not isinstance(load := transforms[0], LoadImage) or not load.scaled:
         return
     if isinstance(step := transforms[1], TwoViews):
-        if not any(isinstance(other, MultiCrop) for other in transforms):  # which has boxes of its own
+        if not any(isinstance(other, MultiCrop) for other in transforms):  # MultiCrop draws its own boxes
             load.choose_scale = step.choose_scale
     elif isinstance(step, ResizeEdge) and step.edge == 'short':
         load.choose_scale = partial(whole_scale, short_side=step.scale)
 
 
 def whole_scale(results: dict, height: int, width: int, short_side: int) -> int:
-    # divides both sides, to keep their ratio
+    # must divide both sides, to keep their ratio
     return math.gcd(decoding_scale([min(height, width)], [short_side]), height, width)
 
 
 def extensions_of(transforms: Sequence) -> tuple[str, ...]:
-    """Endings of the files that a pipeline reads."""
+    """Extensions of the files that a pipeline reads."""
     return BAND_EXTENSIONS if any(isinstance(transform, LoadBands) for transform in transforms) else EXTENSIONS
 
 
 def read_lines(path: str) -> list[str]:
-    """Lines of a file, stripped; bytes that are not UTF-8 are kept."""
+    """Reads the lines of a file, stripped; bytes that are not UTF-8 are kept."""
     if not os.path.isfile(path):
-        raise FileNotFoundError(f'no file {path!r}; expected a list with one entry a line')
+        raise FileNotFoundError(f'no file {path!r}; expected a text file with one entry a line')
     with open(path, encoding='utf-8-sig', errors='surrogateescape') as file:
         lines = [line.strip() for line in file]
     if number := next((number for number, line in enumerate(lines, start=1) if '\0' in line), None):
@@ -296,38 +295,38 @@ def read_lines(path: str) -> list[str]:
 
 
 def split_label(line: str) -> tuple[str, int | None]:
-    """Path and label of a line in a list."""
+    """Splits a line of a list into path and label."""
     path, label = match.groups() if (match := re.fullmatch(r'(.*\S)\s+(-?\d+)', line)) else (line, None)
     return unquoted(path), None if label is None else int(label)
 
 
 @DATASETS.register_module()
 class ImageFolder(UnlabeledImages):
-    """Images for classification, `<class>/**/<image>` below a folder; no annotation file is needed.
+    """Images for classification, `<class>/**/<image>` below a folder; an annotation file is optional.
 
-    With LoadImage images are RGB, so the data preprocessor has `to_rgb=False`.
+    LoadImage gives RGB, so set `to_rgb=False` in the data preprocessor.
 
     Args:
-        data_root: folder of the class folders; or of tar shards with their index, where the class is an image's first
-            folder, or the number in the .cls file beside it.
-        classes: names of the classes in the order of their labels, or a file with one name a line. None: the names of
-            the folders, sorted. With `test_mode=True` a class may have no folder.
+        data_root: folder of the class folders, or folder of tar shards with their index. In shards the class is the
+            first folder of an image's name, or the number in the .cls file beside the image.
+        classes: class names in the order of their labels, or a file with one name a line. None: the names of the
+            folders, sorted. With `test_mode=True` a class may have no folder.
         kwargs: as UnlabeledImages. In `ann_file` a label follows each path, or the path begins with the class folder.
     """
 
-    EXPECTED = 'a folder with one folder a class'
+    EXPECTED = 'a folder with one folder for each class'
 
     def __init__(self, data_root: str = '', classes: str | Sequence[str] | None = None, **kwargs) -> None:
         if isinstance(classes, str):
             classes = [unquoted(line) for line in read_lines(classes) if line]
         if classes is not None and len(set(classes)) < len(classes):
-            raise UserError(f'classes holds a name twice; expected one name a class: {preview(sorted(classes))}')
+            raise UserError(f'classes holds a name twice; expected unique names: {preview(sorted(classes))}')
         metainfo = None if classes is None else dict(classes=tuple(classes))
         super().__init__(data_root, metainfo=metainfo, **kwargs)
 
     @property
     def CLASSES(self) -> tuple[str, ...]:  # noqa: N802
-        # the name that mmpretrain's tools ask for
+        # mmpretrain's tools use this name
         return self._metainfo['classes']
 
     def find_images(self, folder: str, shards: Shards | None) -> tuple[Sequence[str], np.ndarray]:
@@ -337,71 +336,71 @@ class ImageFolder(UnlabeledImages):
             with os.scandir(folder) as entries:
                 folders = sorted(entry.name for entry in entries if entry.is_dir() and not entry.name.startswith('.'))
         if 'classes' not in self._metainfo:
-            if shards and not folders:  # numbered by .cls files
+            if shards and not folders:  # .cls files hold class numbers
                 folders = [str(number) for number in range(shards.label.max() + 1)]
             if not folders:
-                raise FileNotFoundError(f'no class folders in {folder!r}; expected one folder a class, or classes=...')
+                raise FileNotFoundError(f'no class folders in {folder!r}; add one for each class, or set classes=...')
             self._metainfo['classes'] = tuple(folders)
-        labels = {name: label for label, name in enumerate(self.CLASSES)}
+        label_of = {name: label for label, name in enumerate(self.CLASSES)}
         if self.ann_file:
-            paths, found = self._read_list(labels)
-            return shards.listed(paths, self.ann_file) if shards else paths, found
+            paths, labels = self._read_list(label_of)
+            return shards.listed(paths, self.ann_file) if shards else paths, labels
         if shards:
-            return self._select(shards, labels)
-        names = self._present(folder, folders, labels)
+            return self._select(shards, label_of)
+        names = self._present(folder, folders, label_of)
         paths = list_images(folder, extensions_of(self.pipeline.transforms), names)
-        found = np.array([labels[path.split('/', 1)[0]] for path in paths], np.int64)
-        if empty := {labels[name] for name in names} - set(found.tolist()):
+        labels = np.array([label_of[path.split('/', 1)[0]] for path in paths], np.int64)
+        if empty := {label_of[name] for name in names} - set(labels.tolist()):
             raise self.no_images(os.path.join(folder, self.CLASSES[min(empty)]))
-        return paths, found
+        return paths, labels
 
-    def _select(self, shards: Shards, labels: dict[str, int]) -> tuple[Shards, np.ndarray]:
-        """The images of all classes in shards, class by class as in a folder, and their labels."""
-        found = shards.label
+    def _select(self, shards: Shards, label_of: dict[str, int]) -> tuple[Shards, np.ndarray]:
+        """Selects the images of all classes in shards, class by class as in a folder, and their labels."""
+        labels = shards.label
         if shards.classes:
-            self._present(shards.folder, list(shards.classes), labels)
-            found = np.array([labels.get(name, -1) for name in shards.classes] + [-1])[found]  # -1 stays -1
-        elif (wrong := (found < 0) | (found >= len(labels))).any():
+            self._present(shards.folder, list(shards.classes), label_of)
+            labels = np.array([label_of.get(name, -1) for name in shards.classes] + [-1])[labels]  # -1 stays -1
+        elif (wrong := (labels < 0) | (labels >= len(label_of))).any():
             row = int(wrong.argmax())
-            number = 'no .cls file' if found[row] < 0 else f'class {found[row]}'
-            raise UserError(f'{shards[row]} has {number}; expected numbers from 0 to {len(labels) - 1}')
-        rows = np.flatnonzero(found >= 0)
-        rows = rows[np.argsort(found[rows], kind='stable')]
-        return shards[rows], found[rows]
+            number = 'no .cls file' if labels[row] < 0 else f'class {labels[row]}'
+            raise UserError(f'{shards[row]} has {number}; expected numbers from 0 to {len(label_of) - 1}')
+        rows = np.flatnonzero(labels >= 0)
+        rows = rows[np.argsort(labels[rows], kind='stable')]
+        return shards[rows], labels[rows]
 
-    def _present(self, folder: str, folders: list[str], labels: dict[str, int]) -> list[str]:
-        """The classes that have a folder; warns of classes without one and of folders that are left out."""
-        if left_out := [name for name in folders if name not in labels]:
-            warn(f'{folder}: {len(left_out)} folders are not in classes and left out ({preview(left_out)})')
+    def _present(self, folder: str, folders: list[str], label_of: dict[str, int]) -> list[str]:
+        """Lists the classes that have a folder; warns about missing folders and about folders of no class."""
+        if left_out := [name for name in folders if name not in label_of]:
+            warn(f'{folder}: {len(left_out)} folders are skipped: not in classes ({preview(left_out)})')
         present = set(folders)
-        for name in (name for name in labels if name not in present):
+        for name in (name for name in label_of if name not in present):
             message = f'no folder {os.path.join(folder, name)!r} for class {name!r}'
             if not self.test_mode:
-                raise FileNotFoundError(f'{message}; expected one folder a class')
+                raise FileNotFoundError(f'{message}; expected one folder for each class')
             warn(f'{message}; the class is not tested')
-        names = [name for name in labels if name in present]
+        names = [name for name in label_of if name in present]
         if not names:
-            raise FileNotFoundError(f'{folder!r} has none of the folders in classes ({preview(self.CLASSES)})')
+            raise FileNotFoundError(f'{folder!r} has no folder of a class; expected {preview(self.CLASSES)}')
         return names
 
-    def _read_list(self, labels: dict[str, int]) -> tuple[Paths, np.ndarray]:
-        """The images of the list, and their labels: those in its lines, or else of their folders."""
-        paths, found = [], []
+    def _read_list(self, label_of: dict[str, int]) -> tuple[Paths, np.ndarray]:
+        """Reads paths and labels of `ann_file`; where a line has no label, the class folder gives it."""
+        paths, labels = [], []
         for number, line in enumerate(read_lines(self.ann_file), start=1):
             if not line:
                 continue
             path, label = split_label(line)
-            of_folder = labels.get(path.split('/')[0])
-            label = of_folder if label is None else label
+            folder_label = label_of.get(path.split('/')[0])
+            label = folder_label if label is None else label
             where = f'{self.ann_file}, line {number}: {path!r}'
             if label is None:
-                raise UserError(f'{where} has no label and lies in no class folder; expected a label after the path')
-            if not 0 <= label < len(labels):
-                last = len(labels) - 1
+                raise UserError(f'{where} has no label and is not in a class folder; add a label after the path')
+            if not 0 <= label < len(label_of):
+                last = len(label_of) - 1
                 raise UserError(f'{where} has label {label}; there are {last + 1} classes, expected 0 to {last}')
-            if of_folder not in (None, label):
-                expected = f'expected {of_folder}, or classes=... in the order of the labels'
+            if folder_label not in (None, label):
+                expected = f'expected {folder_label}, or classes=... in the order of the labels'
                 raise UserError(f'{where} has label {label}, which is class {self.CLASSES[label]!r}; {expected}')
             paths.append(path)
-            found.append(label)
-        return Paths.of(paths), np.array(found)
+            labels.append(label)
+        return Paths.of(paths), np.array(labels)

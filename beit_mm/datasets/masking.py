@@ -1,6 +1,6 @@
 """Which patches are masked: blockwise masks (Algorithm 1, paper section 2.3) and uniformly random ones.
 
-While it is drawn, a mask is one Python integer with a bit for each patch, row by row: ten times as fast as an array.
+While a mask is drawn, it is a Python integer with one bit for each patch, row by row: ten times as fast as an array.
 """
 
 import math
@@ -15,25 +15,25 @@ from beit_mm.registry import TRANSFORMS
 
 MIN_ASPECT = 0.3  # smallest height / width of a block; the largest is its inverse
 LOG_ASPECT = -math.log(MIN_ASPECT)  # log aspects lie within +- LOG_ASPECT
-ATTEMPTS = 10  # tries to place one block; when all fail the mask is finished
+ATTEMPTS = 10  # tries to place one block; if all fail, the mask is finished
 
 
 @TRANSFORMS.register_module()
 class BlockwiseMask(BaseTransform):
-    """Adds `mask`: bool array (rows, columns), True = masked, made of rectangular blocks; `num_slots`: the most.
+    """Adds `mask`, bool array (rows, columns), True = masked, made of rectangular blocks, and its limit `num_slots`.
 
-    `released` has the law of the released code, which made the paper's numbers: log-uniform aspect, full patches,
-    blocks smaller than the grid in both directions, a block counts only if it brings between 1 and the remaining number
-    of new patches, 10 tries a block, then stop (74.47 of 75 patches on average at 14 x 14). `exact` fills what an early
-    stop left over with single random patches. `paper` is Algorithm 1 to the letter: uniform aspect, real-valued
-    corners, no limit, so it overshoots (82.5 patches on average). It ends after 10 blocks without a new patch, too.
+    `released` draws as the released code, which made the paper's numbers: log-uniform aspect, whole patches, blocks
+    smaller than the grid in both directions. A block must add at least one patch and no more than remain; after 10
+    failed tries the mask stays as it is (74.47 of 75 patches on average at 14 x 14). `exact` then adds single random
+    patches until the number is right. `paper` is Algorithm 1 to the letter: uniform aspect, real-valued corners, no
+    limit, so it overshoots (82.5 patches on average). It also ends after 10 blocks without a new patch.
 
     Args:
         grid: (rows, columns) in patches, image size / patch size.
-        num_masked: patches to mask: an upper bound for `released`, the exact number for `exact`; for `paper` the
-            threshold which the mask is the first to exceed (0.4 * 196 = 78.4 in Algorithm 1), an int or float.
-        min_block: smallest area of a block in patches, before rounding. While fewer patches remain, the bounds change
-            places, so areas between the remainder and `min_block` are drawn, as in the released code.
+        num_masked: patches to mask: an upper bound for `released`, the exact number for `exact`. For `paper` the mask
+            grows until it exceeds this number, an int or float (0.4 * 196 = 78.4 in Algorithm 1).
+        min_block: smallest area of a block in patches, before rounding. When fewer patches remain, areas between that
+            remainder and `min_block` are drawn, as in the released code.
         variant: 'released', 'exact' or 'paper'.
 
     Source: Algorithm 1 of the paper; microsoft/unilm `beit/masking_generator.py`.
@@ -47,12 +47,12 @@ class BlockwiseMask(BaseTransform):
         self.grid = self.height, self.width = tuple(grid)
         self.num_masked, self.min_block, self.variant = num_masked, min_block, variant
         row = [(1 << w) - 1 for w in range(self.width + 1)]
-        # blocks[h][w]: the block of h x w patches in the upper left corner
+        # blocks[h][w] is a block of h x w patches in the upper left corner
         self.blocks = [[sum(bits << i * self.width for i in range(h)) for bits in row] for h in range(self.height + 1)]
-        draw = random.Random(0).random  # a generator of its own: building draws nothing from the samples'
-        # if 100 first blocks in a row find no room, none ever does
+        draw = random.Random(0).random  # its own generator, because that of the samples must not move
+        # if 100 first blocks find no room, no block fits
         if variant != 'paper' and not any(self._place_block(0, int(num_masked), draw) for _ in range(100)):
-            raise UserError(f'no block of {min_block} to {num_masked} patches fits in {self.height}x{self.width}')
+            raise UserError(f'no block of {min_block} to {num_masked} patches fits in grid={grid}; lower min_block')
 
     def transform(self, results: dict) -> dict:
         results['mask'] = self.draw()
@@ -60,7 +60,7 @@ class BlockwiseMask(BaseTransform):
         return results
 
     def draw(self) -> np.ndarray:
-        """A mask: bool (rows, columns), True = masked."""
+        """Draws a mask: bool (rows, columns), True = masked."""
         mask = self._draw_paper() if self.variant == 'paper' else self._draw_released()
         cells = self.height * self.width
         octets = np.frombuffer(mask.to_bytes((cells + 7) // 8, 'little'), np.uint8)
@@ -81,7 +81,7 @@ class BlockwiseMask(BaseTransform):
         return mask
 
     def _place_block(self, mask: int, limit: int, draw: Callable[[], float] = random.random) -> int:
-        """The mask with one more block of 1 to `limit` new patches, or the same mask when all tries fail."""
+        """Returns the mask with a block that adds 1 to `limit` patches, or the same mask if all tries fail."""
         for _ in range(ATTEMPTS):
             area = self.min_block + (limit - self.min_block) * draw()
             aspect = math.exp(LOG_ASPECT * (2 * draw() - 1))
@@ -96,20 +96,20 @@ class BlockwiseMask(BaseTransform):
         return mask
 
     def _draw_paper(self) -> int:
-        mask, in_vain = 0, 0
-        while mask.bit_count() <= self.num_masked and in_vain < ATTEMPTS:
+        mask, failures = 0, 0
+        while mask.bit_count() <= self.num_masked and failures < ATTEMPTS:
             area = random.uniform(self.min_block, self.num_masked - mask.bit_count())
             aspect = random.uniform(MIN_ASPECT, 1 / MIN_ASPECT)
-            rows = self._cells(math.sqrt(area * aspect), self.height)
-            columns = self._cells(math.sqrt(area / aspect), self.width)
+            rows = self._covered_cells(math.sqrt(area * aspect), self.height)
+            columns = self._covered_cells(math.sqrt(area / aspect), self.width)
             block = self.blocks[len(rows)][len(columns)] << rows.start * self.width + columns.start
-            in_vain = in_vain + 1 if mask | block == mask else 0
+            failures = failures + 1 if mask | block == mask else 0
             mask |= block
         return mask
 
     @staticmethod
-    def _cells(extent: float, size: int) -> range:
-        """The integers i of the grid with t <= i < t + extent for a random real t."""
+    def _covered_cells(extent: float, size: int) -> range:
+        """Cells i of the grid with t <= i < t + extent, for a random real t."""
         start = random.uniform(0, size - extent)
         first = min(max(0, math.ceil(start)), size)
         return range(first, max(first, min(size, math.ceil(start + extent))))
@@ -120,7 +120,8 @@ class RandomMask(BaseTransform):
     """Adds `mask`: bool array (rows, columns), True = masked, every set of `num_masked` patches equally likely.
 
     Args:
-        grid, num_masked: (rows, columns) and masked patches.
+        grid: (rows, columns) in patches.
+        num_masked: patches to mask.
 
     Source: ablation "- blockwise masking" of the paper.
     """
@@ -142,20 +143,20 @@ class RandomMask(BaseTransform):
 def masked_positions(mask: np.ndarray, num_slots: int) -> np.ndarray:
     """Row-major indices of the masked patches in rising order, padded with -1: int64 (num_slots,).
 
-    With equally many slots in every batch shapes never change, as compiled code needs them.
+    The number of slots is fixed because compiled code needs the same shapes in each batch.
     """
     positions = np.full(num_slots, -1)
     masked = np.flatnonzero(mask)
     if len(masked) > num_slots:
-        advice = "a transform that changes the mask has to change results['num_slots'] too (None: no limit)"
-        raise UserError(f'{len(masked)} patches are masked, the mask transform said at most {num_slots}; {advice}')
+        advice = "a transform that changes the mask must change results['num_slots'] too (None: no limit)"
+        raise UserError(f'{len(masked)} patches are masked, num_slots is {num_slots}; {advice}')
     positions[: len(masked)] = masked
     return positions
 
 
 def check_grid(grid: tuple[int, int], num_masked: float) -> None:
     if len(grid) != 2 or any(n != int(n) or n < 1 for n in grid):
-        raise UserError(f'grid is {grid}; expected (rows, columns) in patches, as in (14, 14)')
+        raise UserError(f'grid is {grid}; expected (rows, columns) in patches, such as (14, 14)')
     cells = grid[0] * grid[1]
     if not 0 < num_masked <= cells:
-        raise UserError(f'num_masked is {num_masked}; a {grid[0]}x{grid[1]} grid can mask 1 to {cells} patches')
+        raise UserError(f'num_masked is {num_masked}; expected 1 to {cells}, the patches of a {grid[0]}x{grid[1]} grid')

@@ -1,4 +1,4 @@
-"""DINO's crops of an image: a second large one, several small ones, and their augmentation."""
+"""DINO's crops of an image: a second global crop, several local crops, and their augmentation."""
 
 import random
 
@@ -14,7 +14,7 @@ FLIP_PROB = 0.5
 JITTER_PROB = 0.8
 GRAY_PROB = 0.2
 BLUR_PROBS = dict(first=1.0, second=0.1, local=0.5)
-SOLARIZE_PROB = 0.2  # of the second global crop
+SOLARIZE_PROB = 0.2  # for the second global crop
 
 
 @TRANSFORMS.register_module()
@@ -22,17 +22,17 @@ class MultiCrop(BaseTransform):
     """Adds the crops of an image that DINO compares, each with its own box, flip, colours and blur.
 
     From `img` it makes `images` (size), the first global crop, `second_images` (size) and `local_images` (num_local,
-    local_size), all uint8 RGB. `images` of an earlier transform, as TwoViewRandomResizedCrop's for BEiT + DINO, stay.
+    local_size), all uint8 RGB. If an earlier transform has made `images` (for BEiT + DINO), they stay.
 
     Args:
         size: side of a global crop in pixels, or (height, width).
-        scale: smallest and largest area of its box as a fraction of the image's.
-        local_size, local_scale: the same of a local crop.
+        scale: smallest and largest area of its box as a fraction of the image area.
+        local_size, local_scale: the same for a local crop.
         num_local: local crops of an image; 0 for none.
         blur_sigma: smallest and largest sigma of the blur in pixels; the default is meant for 224.
 
-    Source: facebookresearch/dino `main_dino.py`, DataAugmentationDINO. torchvision's transforms would do the same, but
-    draw from torch's generator, which is not seeded for each sample.
+    Source: facebookresearch/dino `main_dino.py`, DataAugmentationDINO. torchvision's own transforms are not used
+    because they draw from torch's generator, which is not seeded for each sample.
     """
 
     def __init__(
@@ -47,9 +47,9 @@ class MultiCrop(BaseTransform):
         self.size = as_size(size)
         self.local_size = as_size(local_size)
         pairs = ('scale', scale, 1), ('local_scale', local_scale, 1), ('blur_sigma', blur_sigma, np.inf)
-        for name, pair, most in pairs:
-            if np.shape(pair) != (2,) or not 0 < pair[0] <= pair[1] <= most:
-                raise UserError(f'{name} is {pair}; expected two numbers, 0 < smallest <= largest <= {most}')
+        for name, pair, limit in pairs:
+            if np.shape(pair) != (2,) or not 0 < pair[0] <= pair[1] <= limit:
+                raise UserError(f'{name} is {pair}; expected two numbers, 0 < smallest <= largest <= {limit}')
         self.scale, self.local_scale = scale, local_scale
         self.num_local, self.blur_sigma = num_local, blur_sigma
 
@@ -76,16 +76,16 @@ class MultiCrop(BaseTransform):
         if random.random() < BLUR_PROBS[kind]:
             crop = cv2.GaussianBlur(crop, (0, 0), random.uniform(*self.blur_sigma))
         if kind == 'second' and random.random() < SOLARIZE_PROB:
-            crop = np.minimum(crop, 255 - crop)  # levels from 128 on are inverted
+            crop = np.minimum(crop, 255 - crop)  # inverts levels from 128 on
         return crop
 
 
 def jitter_with_hue(image: np.ndarray) -> np.ndarray:
-    """Random brightness, contrast, saturation and hue of uint8 (H, W, 3), RGB, in random order."""
+    """Changes brightness, contrast, saturation and hue of uint8 RGB (H, W, 3) at random, in random order."""
     factors = [random.uniform(1 - strength, 1 + strength) for strength in (0.4, 0.4, 0.2)]
     shift = random.uniform(-0.1, 0.1)
     for operation in random.sample(range(4), 4):
-        if operation == 3:  # beside the three of jitter_pixels
+        if operation == 3:  # hue, which jitter_pixels does not change
             image = shift_hue(image, shift)
         else:
             gray = cv2.mean(cv2.cvtColor(image, cv2.COLOR_RGB2GRAY))[0] if operation == CONTRAST else 0
@@ -94,7 +94,7 @@ def jitter_with_hue(image: np.ndarray) -> np.ndarray:
 
 
 def shift_hue(image: np.ndarray, shift: float) -> np.ndarray:
-    # of uint8 (H, W, 3), RGB, by `shift` colour circles
+    # image: uint8 RGB (H, W, 3); shift: in turns of the colour circle
     hsv = cv2.cvtColor(image, cv2.COLOR_RGB2HSV_FULL)
     hsv[..., 0] += np.uint8(int(shift * 255) % 256)  # wraps around
     return cv2.cvtColor(hsv, cv2.COLOR_HSV2RGB_FULL)

@@ -1,4 +1,4 @@
-"""Datasets of images with a label for each pixel, in two folders of the same names, and the loading of labels."""
+"""Datasets of images and label maps, in two folders with the same file names, and the loading of label maps."""
 
 import colorsys
 import os
@@ -18,30 +18,31 @@ from beit_mm.errors import UserError, warn
 from beit_mm.files import unquoted
 from beit_mm.registry import DATASETS, TRANSFORMS
 
-IGNORE_INDEX = 255  # label of pixels that count for nothing, mmseg's too
-NUMBERS, COLOURS = ('1', 'L', 'P', 'I', 'I;16'), ('1', 'L', 'LA', 'P', 'PA', 'RGB', 'RGBA')  # modes of images
+IGNORE_INDEX = 255  # label of pixels that do not count, as in mmseg
+NUMBERS, COLOURS = ('1', 'L', 'P', 'I', 'I;16'), ('1', 'L', 'LA', 'P', 'PA', 'RGB', 'RGBA')  # Pillow's image modes
 NUM_NAMED = 8  # colours in a message
-TOLD: set[int] = set()  # colours that messages of this process had, or of the one that it works for
+WARNED: set[int] = set()  # colours that a message of this process, or of its parent before a fork, has named
 
 
 @DATASETS.register_module()
 class SegmentationFolder(UnlabeledImages):
-    """Images and annotations of the same names, `images/**/x.jpg` and `annotations/**/x.png` below `data_root`.
+    """Images and label maps with the same names, `images/**/x.jpg` and `annotations/**/x.png` below `data_root`.
 
-    With LoadImage images are RGB, so the data preprocessor has `bgr_to_rgb=False`.
+    LoadImage gives RGB, so set `bgr_to_rgb=False` in the data preprocessor.
 
     Args:
-        data_root: folder of the two folders.
-        classes: names of the classes in the order of their labels. Or a file, below `data_root` or not: one name a
-            line, or a table with a column `Name`, as ADE20K's. Or a registered dataset, as 'mmseg.ADE20KDataset'. Where
-            each line of the file is `name R G B`, annotations are read by colour; one that no line has is ignored.
-        reduce_zero_label: 0 in the annotations marks unlabelled pixels, and 1 is the first class.
-        data_prefix: `dict(img_path=..., seg_map_path=...)` relative to `data_root`; without `seg_map_path`, or with
-            None, the images have no annotations, as those for a test server.
-        seg_map_suffix: what stands in the name of an annotation for the ending of its image, as '_mask.png'.
-        label_values: the number of each class in the annotations, instead of its place in `classes`; pixels with other
+        data_root: parent of the two folders.
+        classes: class names in the order of their labels. Or a file, relative to `data_root` or to the working
+            directory: one name a line, or a table with a column `Name`, as ADE20K has. Or a registered dataset, such as
+            'mmseg.ADE20KDataset'. If each line of the file is `name R G B`, label maps hold these colours; pixels of
+            other colours are ignored.
+        reduce_zero_label: 0 in the label maps means unlabelled, and 1 is the first class.
+        data_prefix: `dict(img_path=..., seg_map_path=...)` relative to `data_root`. If `seg_map_path` is missing or
+            None, the images have no label maps, as for a test server.
+        seg_map_suffix: replaces the extension of the image in the name of its label map, e.g. '_mask.png'.
+        label_values: the number of each class in the label maps, if it is not its index in `classes`; pixels with other
             numbers are ignored.
-        ann_file, on_error, kwargs: as UnlabeledImages; an unreadable annotation counts as its image.
+        ann_file, on_error, kwargs: as UnlabeledImages; an unreadable label map is treated as an unreadable image.
     """
 
     def __init__(
@@ -61,16 +62,16 @@ class SegmentationFolder(UnlabeledImages):
             names, palette = named_classes(source)
             colours = palette if os.path.isfile(source) else None
         if not 0 < len(names) < IGNORE_INDEX:
-            expected = "their names, a file with them, or a registered dataset, as classes='mmseg.ADE20KDataset'"
-            raise UserError(f'{len(names)} classes; expected 1 to {IGNORE_INDEX - 1}: {expected}')
+            advice = "give names, a file of names, or a registered dataset, e.g. 'mmseg.ADE20KDataset'"
+            raise UserError(f'classes has {len(names)} names; expected 1 to {IGNORE_INDEX - 1}: {advice}')
         if colours and (label_values is not None or reduce_zero_label):
-            raise UserError(f'{source} has colours; leave label_values and reduce_zero_label, for numbers, out')
+            raise UserError(f'{source} has colours; leave out label_values and reduce_zero_label')
         label_values = colour_numbers(colours).tolist() if colours else label_values
         if label_values is not None and (len({*label_values}) != len(names) or reduce_zero_label):
-            expected = f'expected {len(names)} different ones, one for each class, and reduce_zero_label=False'
+            expected = f'expected {len(names)} different numbers, one for each class, and reduce_zero_label=False'
             raise UserError(f'label_values is {label_values}; {expected}')
         self.seg_map_suffix, self.label_values, self.by_colour = seg_map_suffix, label_values, bool(colours)
-        if isinstance(data_prefix, dict):  # a command line removes it by seg_map_path=None
+        if isinstance(data_prefix, dict):  # --cfg-options removes a key by None
             data_prefix = {name: folder for name, folder in data_prefix.items() if folder is not None}
         palette = palette or distinct_colours(len(names))
         metainfo = dict(classes=names, palette=palette, reduce_zero_label=reduce_zero_label)
@@ -78,14 +79,14 @@ class SegmentationFolder(UnlabeledImages):
 
     def load_data_list(self) -> list[dict]:
         meta = self._metainfo
-        more = dict(reduce_zero_label=meta['reduce_zero_label'], num_classes=len(meta['classes']))
-        more.update(label_values=self.label_values, by_colour=self.by_colour)
-        samples = [dict(sample, **more) for sample in super().load_data_list()]
+        fields = dict(reduce_zero_label=meta['reduce_zero_label'], num_classes=len(meta['classes']))
+        fields.update(label_values=self.label_values, by_colour=self.by_colour)
+        samples = [dict(sample, **fields) for sample in super().load_data_list()]
         images, annotations = self.data_prefix['img_path'], self.data_prefix.get('seg_map_path')
         if annotations is None:
             return samples
         if not os.path.isdir(annotations):
-            expected = f'expected a folder of annotations, one for each image in {images!r}'
+            expected = f'expected a label map for each image in {images!r}'
             raise FileNotFoundError(f'no folder {annotations!r}; {expected}')
         for sample in samples:
             name = os.path.splitext(os.path.relpath(sample['img_path'], images))[0] + self.seg_map_suffix
@@ -93,38 +94,38 @@ class SegmentationFolder(UnlabeledImages):
         existing = {os.path.join(annotations, name) for name in list_images(annotations)}
         if missing := [sample for sample in samples if sample['seg_map_path'] not in existing]:
             pair = f'{missing[0]["seg_map_path"]!r} for {missing[0]["img_path"]!r}'
-            raise FileNotFoundError(f'no annotation {pair}; {len(missing)} of {len(samples)} images have none')
+            raise FileNotFoundError(f'no label map {pair}; {len(missing)} of {len(samples)} images have none')
         return samples
 
 
 def named_classes(source: str) -> tuple[tuple[str, ...], list | None]:
-    """Names of the classes of a file or of a registered dataset, and their colours, if it has any."""
+    """Class names, and their colours if there are any, from a file or a registered dataset."""
     if os.path.isfile(source):
         lines = [line for line in read_lines(source) if line]
         header = lines[0].split('\t') if lines else []
         if 'Name' in header:  # a table
             rows, column = [line.split('\t') for line in lines[1:]], header.index('Name')
-            if short := next((row for row in rows if len(row) <= column), None):
-                expected = f'expected {len(header)}, separated by tabs, as in its first line'
-                raise UserError(f'{source} has a row of {len(short)} columns, {reprlib.repr(short[0])}; {expected}')
+            if short_row := next((row for row in rows if len(row) <= column), None):
+                short = f'a row of {len(short_row)} columns, {reprlib.repr(short_row[0])}'
+                raise UserError(f'{source} has {short}; expected {len(header)}, separated by tabs, as in line 1')
             lines = [row[column] for row in rows]
         found = [re.fullmatch(r'(.*\S)\s+(\d{1,3})\s+(\d{1,3})\s+(\d{1,3})', line) for line in lines]
         if not any(found):
             return tuple(map(unquoted, lines)), None
         colours = [tuple(map(int, match.groups()[1:])) for match in found if match]
         if len({*colours}) < len(lines) or max(map(max, colours)) > 255:
-            raise UserError(f'{source}: expected `name R G B` in each line, each colour once, of numbers from 0 to 255')
+            raise UserError(f'{source}: expected `name R G B` in each line, numbers from 0 to 255, each colour once')
         return tuple(unquoted(match[1]) for match in found if match), [*map(list, colours)]
     dataset = DATASETS.get(source)
     if dataset is None or 'classes' not in dataset.METAINFO:
-        expected = 'no such file, in data_root or not, and no registered dataset with classes'
-        raise UserError(f'classes is {source!r}; {expected}')
+        expected = 'a file, in data_root or the working directory, or a registered dataset that has classes'
+        raise UserError(f'classes is {source!r}; expected {expected}')
     return tuple(dataset.METAINFO['classes']), dataset.METAINFO.get('palette')
 
 
 def distinct_colours(number: int) -> list[list[int]]:
-    """Colours [red, green, blue] of 0-255, the same in every run."""
-    golden_ratio = (5**0.5 - 1) / 2  # steps of this fraction of the colour circle fall into its largest gaps
+    """Colours [red, green, blue], 0-255, the same in each run."""
+    golden_ratio = (5**0.5 - 1) / 2  # each step of this fraction of the colour circle falls into a largest gap
     colours = []
     for index in range(number):
         saturation, value = (1, 0.5)[index // 3 % 2], (1, 0.75, 0.5)[index % 3]
@@ -137,8 +138,8 @@ def distinct_colours(number: int) -> list[list[int]]:
 class LoadAnnotation(BaseTransform):
     """Reads `seg_map_path` into `gt_seg_map`: uint8 (H, W), labels from 0, 255 where a pixel is ignored.
 
-    Stands after LoadImage; a sample without `seg_map_path` is not changed. If its `reduce_zero_label` is true, 0 in the
-    file becomes 255 and every other label one lower. An annotation is upright, as its image after EXIF orientation.
+    Comes after LoadImage; a sample without `seg_map_path` stays unchanged. If `reduce_zero_label` is true, 0 in the
+    file becomes 255, and 1 is subtracted from the other labels. A label map must be upright, like its loaded image.
 
     Raises:
         UnreadableImageError: the file is missing or damaged.
@@ -149,14 +150,14 @@ class LoadAnnotation(BaseTransform):
         if path is None:
             return results
         by_colour = results.get('by_colour', False)
-        # a limit that the user has raised for the image holds for its annotation too
+        # a higher max_pixels of LoadImage holds for the label map too
         labels = read_labels(path, by_colour, max(MAX_PIXELS, int(np.prod(results['ori_shape']))))
         check_size(path, labels, results['img_path'], tuple(results['ori_shape']))
         reduced = results.get('reduce_zero_label', False)
         if values := results.get('label_values'):
-            numbers, labels = labels, places(labels, values)
+            numbers, labels = labels, index_of(labels, values)
             if by_colour:
-                tell_unknown(path, numbers[labels == IGNORE_INDEX])
+                warn_unknown_colours(path, numbers[labels == IGNORE_INDEX])
         check_range(path, labels, results.get('num_classes'), reduced)
         table = np.arange(256, dtype=np.uint8)
         if reduced:
@@ -167,36 +168,36 @@ class LoadAnnotation(BaseTransform):
         return results
 
 
-def places(numbers: np.ndarray, values: Sequence[int]) -> np.ndarray:
-    """The place in `values`, uint8, of each of some numbers; IGNORE_INDEX of a number that is not in it."""
+def index_of(numbers: np.ndarray, values: Sequence[int]) -> np.ndarray:
+    """Index in `values` of each number, uint8; IGNORE_INDEX for a number that is not in `values`."""
     order = np.argsort(values)
-    nearest = np.searchsorted(np.sort(values), numbers).clip(max=len(order) - 1)
-    return np.where(np.sort(values)[nearest] == numbers, order[nearest], IGNORE_INDEX).astype(np.uint8)
+    slots = np.searchsorted(np.sort(values), numbers).clip(max=len(order) - 1)
+    return np.where(np.sort(values)[slots] == numbers, order[slots], IGNORE_INDEX).astype(np.uint8)
 
 
 def colour_numbers(colours: np.ndarray | Sequence[Sequence[int]]) -> np.ndarray:
-    """One number for each colour (..., 3)."""
+    """Encodes each colour (..., 3) as one number."""
     return np.asarray(colours, np.int32) @ np.array([1 << 16, 1 << 8, 1], np.int32)
 
 
 def count_colours(found: Counter[int]) -> str:
-    """The most frequent of some `colour_numbers`, as R G B, with their counts."""
-    TOLD.update(found)
+    """Lists the most frequent `colour_numbers` as R G B, with their counts."""
+    WARNED.update(found)
     named = [f'{n >> 16} {n >> 8 & 255} {n & 255} ({count:,} pixels)' for n, count in found.most_common(NUM_NAMED)]
     return ', '.join(named) + (f' and {len(found) - NUM_NAMED:,} more' if len(found) > NUM_NAMED else '')
 
 
-def tell_unknown(path: str, numbers: np.ndarray) -> None:
-    """Warns once of each colour that no class has; only one of the loading processes does."""
+def warn_unknown_colours(path: str, numbers: np.ndarray) -> None:
+    """Warns once about each colour that no class has, in one of the loading processes."""
     worker = torch.utils.data.get_worker_info()
-    if len(TOLD) >= NUM_NAMED or (worker is not None and worker.id):
+    if len(WARNED) >= NUM_NAMED or (worker is not None and worker.id):
         return
-    if new := Counter(numbers[~np.isin(numbers, [*TOLD])].tolist()):
+    if new := Counter(numbers[~np.isin(numbers, [*WARNED])].tolist()):
         warn(f'{path}: colours that no class has are ignored: {count_colours(new)}')
 
 
 def read_labels(path: str, by_colour: bool = False, max_pixels: int = MAX_PIXELS) -> np.ndarray:
-    """The integers (H, W) in a lossless image file, gray or with a palette; `by_colour` the `colour_numbers`."""
+    """Reads the integers (H, W) of a lossless gray or palette image; with `by_colour` the `colour_numbers`."""
     with unreadable(path, Exception), open_image(path, max_pixels) as image:  # see reading.read_image
         image.load()
     if by_colour and image.mode in COLOURS:
@@ -206,11 +207,11 @@ def read_labels(path: str, by_colour: bool = False, max_pixels: int = MAX_PIXELS
         if (pixels == pixels[..., :1]).all():
             return pixels[..., 0]
         found = count_colours(Counter(colour_numbers(pixels).ravel().tolist()))
-        advice = 'give each class its colour: a line of classes.txt is `name R G B`, as `road 128 64 128`'
-        raise UserError(f'{path} holds colours, not numbers: {found}; {advice}')
+        advice = 'name the colours in classes.txt, `name R G B` in each line, e.g. `road 128 64 128`'
+        raise UserError(f'{path} holds colours instead of numbers: {found}; {advice}')
     if by_colour or image.mode not in NUMBERS:
         expected = 'one colour a pixel, in 8 bits' if by_colour else 'one number a pixel, a gray or palette PNG'
-        raise UserError(f'{path}: an image of mode {image.mode}; expected {expected}')
+        raise UserError(f'{path} has mode {image.mode}; expected {expected}')
     return np.asarray(image, dtype=np.uint8 if image.mode in ('1', 'L', 'P') else np.int64)
 
 
@@ -218,14 +219,14 @@ def check_size(path: str, labels: np.ndarray, image_path: str, size: tuple[int, 
     (height, width), advice = labels.shape, 'expected the same size'
     if (height, width) == size:
         return
-    with suppress(Exception), open_image(image_path) as image:  # which may have bands that Pillow does not read
+    with suppress(Exception), open_image(image_path) as image:  # Pillow may be unable to read its bands
         if (width, height) == size and orientation(image) in SIDEWAYS:
-            advice = "the image's EXIF orientation turns it upright: turn the annotation likewise, or remove the tag"
+            advice = 'the EXIF orientation of the image rotates it: rotate the label map too, or remove the tag'
     raise UserError(f'{path} is {width} x {height} pixels, its image {image_path} is {size[1]} x {size[0]}; {advice}')
 
 
 def check_range(path: str, labels: np.ndarray, num_classes: int | None, reduced: bool) -> None:
-    # labels as they are in the file
+    # labels: as in the file
     limit = IGNORE_INDEX - 1 if num_classes is None else num_classes - 1 + reduced
     wrong = labels[(labels != IGNORE_INDEX) & ((labels < 0) | (labels > limit))]
     if not wrong.size:

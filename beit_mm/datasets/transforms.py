@@ -1,4 +1,4 @@
-"""Transforms of images; they draw from `random` and `numpy.random`, which the datasets seed for each sample."""
+"""Image transforms. They draw from `random` and `numpy.random`, which the datasets seed for each sample."""
 
 import math
 import random
@@ -22,20 +22,20 @@ from beit_mm.registry import TRANSFORMS
 
 Box = tuple[int, int, int, int]  # top, left, height, width in pixels
 Size = int | tuple[int, int]  # side, or (height, width), in pixels
-LUMA = (0.299, 0.587, 0.114)  # red, green, blue in gray (ITU-R 601)
+LUMA = (0.299, 0.587, 0.114)  # shares of red, green and blue in gray (ITU-R 601)
 MIN_ASPECT = 0.3  # smallest height / width of an erased box; the largest is its inverse
 BRIGHTNESS, CONTRAST, SATURATION = range(3)  # operations of colour jitter
 LOBES = 3  # of the Lanczos filter
 
 
 class TwoViews(BaseTransform, ABC):
-    """Base of the two crops: from `img` (H, W, C) to `images` (size) and `tokenizer_images` (second_size).
+    """Base class of the crops: cuts a box from `img` (H, W, C) and resizes it to `images` and `tokenizer_images`.
 
-    uint8 RGB stays uint8 RGB; other images, uint8 or float32 of 0-255, keep their type and channels.
+    Images of RGB or other bands, uint8 or float32, 0-255, keep their type and channels.
 
     Args:
-        size: side of the first view in pixels, or (height, width); bicubic.
-        second_size: of the tokenizer's view, Lanczos; 8 times the token grid for DALL-E. None: no second view.
+        size: side of `images` in pixels, or (height, width); bicubic.
+        second_size: the same of `tokenizer_images`, Lanczos; for DALL-E 8 times the token grid. None: no second view.
     """
 
     def __init__(self, size: Size = 224, second_size: Size | None = 112) -> None:
@@ -44,10 +44,10 @@ class TwoViews(BaseTransform, ABC):
 
     @abstractmethod
     def draw(self, height: int, width: int) -> tuple[Box, bool]:
-        """The box of an image, and whether the views are flipped."""
+        """Draws the box in an image, and whether the views are flipped."""
 
     def choose_scale(self, results: dict, height: int, width: int) -> int:
-        # for LoadImage: drawn before the image is decoded, so that the box does not depend on the scale
+        # LoadImage calls this before it decodes, so the box does not depend on the scale
         box, flip = self.draw(height, width)
         results['drawn'] = box, flip, height
         return decoding_scale(box[2:], np.maximum(self.size, self.second_size or 1).tolist())
@@ -65,7 +65,7 @@ class TwoViews(BaseTransform, ABC):
         views = dict(images=bicubic(size=self.size))
         if self.second_size is not None:
             views['tokenizer_images'] = lanczos(size=self.second_size)
-        if flip:  # by torch: numpy takes 15 times as long
+        if flip:  # with torch, because numpy takes 15 times as long
             views = {key: torch.from_numpy(view).flip(1).numpy() for key, view in views.items()}
         results.update(views)
         return results
@@ -77,11 +77,11 @@ class TwoViewRandomResizedCrop(TwoViews):
 
     Args:
         size, second_size: as TwoViews.
-        scale: smallest and largest area of the box as a fraction of the image's.
+        scale: smallest and largest area of the box as a fraction of the image area.
         ratio: smallest and largest width / height of the box.
         flip_prob: probability of the flip.
 
-    Source: microsoft/unilm `beit/transforms.py`, `beit/datasets.py`; the law of torchvision's RandomResizedCrop.
+    Source: microsoft/unilm `beit/transforms.py`, `beit/datasets.py`; boxes as torchvision's RandomResizedCrop.
     """
 
     def __init__(
@@ -94,7 +94,7 @@ class TwoViewRandomResizedCrop(TwoViews):
     ) -> None:
         super().__init__(size, second_size)
         if np.ndim(scale) != 1 or not 0 < scale[0] <= scale[1] <= 1:
-            raise UserError(f'scale is {scale}; expected 0 < smallest <= largest <= 1, areas in the image (not `size`)')
+            raise UserError(f'scale is {scale}; expected 0 < smallest <= largest <= 1, parts of the image area')
         if np.shape(ratio) != (2,) or not 0 < ratio[0] <= ratio[1]:
             raise UserError(f'ratio is {ratio}; expected 0 < smallest <= largest, width / height')
         self.scale, self.ratio, self.flip_prob = scale, ratio, flip_prob
@@ -106,10 +106,10 @@ class TwoViewRandomResizedCrop(TwoViews):
 
 @TRANSFORMS.register_module()
 class RandomResizedCrop(TwoViewRandomResizedCrop):
-    """The same crop for classification: one view, which takes the place of `img`.
+    """The same crop for classification: a single view, which replaces `img`.
 
-    A quarter of the time of mmpretrain's RandomResizedCrop with Pillow and RandomFlip; pixels differ by one level.
-    Args as TwoViewRandomResizedCrop.
+    It takes a quarter of the time of mmpretrain's RandomResizedCrop (Pillow) and RandomFlip; pixels differ by one
+    level. Args as TwoViewRandomResizedCrop.
     """
 
     def __init__(self, size: Size = 224, **options) -> None:
@@ -124,7 +124,7 @@ class RandomResizedCrop(TwoViewRandomResizedCrop):
 
 @TRANSFORMS.register_module()
 class TwoViewCenterCrop(TwoViews):
-    """The largest centred box of the first view's shape, resized to both sizes; for validation. Args as TwoViews."""
+    """The largest centred box with the aspect ratio of `size`, for validation. Args as TwoViews."""
 
     def draw(self, height: int, width: int) -> tuple[Box, bool]:
         ratio = self.size[1] / self.size[0]
@@ -133,10 +133,10 @@ class TwoViewCenterCrop(TwoViews):
 
 @TRANSFORMS.register_module()
 class ResizeToPatches(BaseTransform):
-    """Resizes `img` (H, W, C) without cropping: its short side to about `short_side`, both to full patches; bicubic.
+    """Resizes `img` (H, W, C) without cropping: the short side to about `short_side`, both to whole patches; bicubic.
 
-    The aspect ratio changes by at most half a patch a side. The long side becomes at most 4 times `short_side`, as by
-    mmseg's Resize(scale=(2048, 512)): attention takes memory with the square of the patches.
+    Each side changes by at most half a patch. The long side is limited to 4 times `short_side`, as in mmseg's
+    Resize(scale=(2048, 512)), because the memory of attention grows with the square of the number of patches.
 
     Args:
         short_side, patch_size: in pixels.
@@ -155,13 +155,13 @@ class ResizeToPatches(BaseTransform):
 
 
 def cut(image: np.ndarray, box: Box) -> np.ndarray:
-    """The pixels of a box; contiguous."""
+    """Copies the pixels of a box, contiguous."""
     top, left, height, width = box
     return np.ascontiguousarray(image[top : top + height, left : left + width])
 
 
 def draw_box(height: int, width: int, scale: tuple[float, float], ratio: tuple[float, float]) -> Box:
-    """A random box: uniform area, log aspect and position; after 10 misfits a centred one."""
+    """Draws a box: area, log aspect and position are uniform; after 10 boxes that do not fit, a centred box."""
     log_ratio = math.log(ratio[0]), math.log(ratio[1])
     for _ in range(10):
         area = height * width * random.uniform(*scale)
@@ -173,7 +173,7 @@ def draw_box(height: int, width: int, scale: tuple[float, float], ratio: tuple[f
 
 
 def center_box(height: int, width: int, min_ratio: float, max_ratio: float) -> Box:
-    """The largest centred box whose width / height lies between the two."""
+    """The largest centred box whose width / height lies between the two ratios."""
     h, w = height, width
     if w < h * min_ratio:
         h = max(1, round(w / min_ratio))
@@ -183,21 +183,21 @@ def center_box(height: int, width: int, min_ratio: float, max_ratio: float) -> B
 
 
 def as_size(size: Size) -> tuple[int, int]:
-    """(height, width) of a side, or of both."""
+    """(height, width) from one side or both."""
     height, width = (size, size) if isinstance(size, int) else size
     return height, width
 
 
 @TRANSFORMS.register_module()
 class TwoViewColorJitter(BaseTransform):
-    """The same random brightness, contrast and saturation for both views, in random order.
+    """Changes brightness, contrast and saturation of both views by the same random factors, in random order.
 
-    Stands after the crop, where there are fewer pixels; contrast still uses the mean gray of the whole image (`img`).
+    Comes after the crop, where there are fewer pixels; contrast still uses the mean gray of the whole image, `img`.
 
     Args:
         brightness, contrast, saturation: factors are drawn uniformly from 1 - x to 1 + x.
-        device: 'cpu' applies them here; 'model' only draws them and adds `jitter`, float32 (7,), which the data
-            preprocessor applies on the model's device (jitter_images).
+        device: 'cpu' applies them here; 'model' only adds them as `jitter`, float32 (7,), and the data preprocessor
+            applies them on the model's device (jitter_images).
 
     Source: microsoft/unilm `beit/datasets.py` (torchvision's ColorJitter without hue).
     """
@@ -211,7 +211,7 @@ class TwoViewColorJitter(BaseTransform):
         factors = [random.uniform(1 - strength, 1 + strength) for strength in self.strengths]
         order = random.sample(range(3), 3)
         if (image := results['img']).shape[2] != 3 or image.dtype != np.uint8:
-            raise UserError(f'TwoViewColorJitter takes uint8 RGB images, not {image.dtype} {image.shape}; leave it out')
+            raise UserError(f'TwoViewColorJitter got {image.dtype} {image.shape}, not uint8 RGB; leave it out')
         level = contrast_level(image, factors, order)
         if self.device == 'model':
             results['jitter'] = np.array([*factors, level, *order], np.float32)
@@ -223,20 +223,20 @@ class TwoViewColorJitter(BaseTransform):
 
 
 def contrast_level(image: np.ndarray, factors: Sequence[float], order: Sequence[int]) -> int:
-    """Mean gray, 0-255, of an image (see jitter_pixels) after the operations that come before contrast."""
-    rows = np.ascontiguousarray(image[:: -(-len(image) // 64)])  # about 64 of them: 0.3 levels off on average
+    """Mean gray, 0-255, of an image (see jitter_pixels) after the operations before contrast."""
+    rows = np.ascontiguousarray(image[:: -(-len(image) // 64)])  # about 64 rows: an error of 0.3 levels on average
     rows = jitter_pixels(rows, factors, 0, order[: order.index(CONTRAST)])
     return int(cv2.mean(cv2.cvtColor(rows, cv2.COLOR_RGB2GRAY))[0] + 0.5)
 
 
 def jitter_pixels(image: np.ndarray, factors: Sequence[float], level: int, order: Sequence[int]) -> np.ndarray:
-    """Jitters one image as Pillow's ImageEnhance does, but faster; a few pixels differ by 1 to 3 levels.
+    """Jitters one image like Pillow's ImageEnhance, but faster; a few pixels differ by 1 to 3 levels.
 
     Args:
         image: uint8 (H, W, 3), RGB.
-        factors: of brightness, contrast, saturation.
+        factors: for brightness, contrast and saturation.
         level: gray level that contrast blends with, 0-255.
-        order: of the operations.
+        order: the operations, in the order in which they are applied.
     """
     for operation in order:
         if operation == BRIGHTNESS:
@@ -245,23 +245,23 @@ def jitter_pixels(image: np.ndarray, factors: Sequence[float], level: int, order
             base = np.full_like(image, level)
         else:
             base = cv2.cvtColor(cv2.cvtColor(image, cv2.COLOR_RGB2GRAY), cv2.COLOR_GRAY2RGB)
-        # Pillow cuts fractions off, cv2 rounds: 0.499 less makes the two agree
+        # Pillow truncates, cv2 rounds: subtracting 0.499 makes them agree
         image = cv2.addWeighted(image, factors[operation], base, 1 - factors[operation], -0.499)
     return image
 
 
 def jitter_images(images: Tensor, params: Tensor) -> Tensor:
-    """jitter_pixels for a batch on its device, every image with its own factors and order; keeps fractions of levels.
+    """jitter_pixels for a batch on its device, each image with its own factors and order; does not round.
 
     Args:
         images: float (B, 3, H, W), RGB, 0-255.
-        params: float (B, 7): three `factors`, `level`, and `order`, as jitter_pixels.
+        params: float (B, 7): three `factors`, `level` and three numbers of `order`, as jitter_pixels.
     """
     factors, level, order = params[:, :3], params[:, 3].view(-1, 1, 1, 1), params[:, 4:].long()
     for operation in order.T:
         factor = factors.gather(1, operation[:, None]).view(-1, 1, 1, 1)
         operation = operation.view(-1, 1, 1, 1)
-        base = torch.where(operation == CONTRAST, level, 0)  # 0: black, for brightness
+        base = torch.where(operation == CONTRAST, level, 0)  # 0 is black, for brightness
         luma = sum(weight * channel for weight, channel in zip(LUMA, images.split(1, dim=1), strict=True))  # B, 1, H, W
         base = torch.where(operation == SATURATION, luma, base)
         images = (base + factor * (images - base)).clamp(0, 255)
@@ -270,9 +270,9 @@ def jitter_images(images: Tensor, params: Tensor) -> Tensor:
 
 @TRANSFORMS.register_module()
 class RandAugment(RandAugmentBGR):
-    """mmpretrain's RandAugment, which expects BGR images, for the RGB images of LoadImage.
+    """mmpretrain's RandAugment, which expects BGR, for the RGB images of LoadImage.
 
-    Args: as mmpretrain's. `pad_val` in `hparams` is a gray value, or three of R, G, B.
+    Args: as mmpretrain's. `pad_val` in `hparams` is a gray level, or (R, G, B).
     """
 
     def __init__(self, *args, hparams: dict | None = None, **kwargs) -> None:
@@ -283,8 +283,8 @@ class RandAugment(RandAugmentBGR):
 
     def transform(self, results: dict) -> dict:
         if (image := results['img']).shape[2:] != (3,) or image.dtype != np.uint8:
-            raise UserError(f'RandAugment takes uint8 RGB images, not {image.dtype} {image.shape}; leave it out')
-        results['img'] = cv2.cvtColor(image, cv2.COLOR_RGB2BGR)  # numpy's [..., ::-1] takes ten times as long
+            raise UserError(f'RandAugment got {image.dtype} {image.shape}, not uint8 RGB; leave it out')
+        results['img'] = cv2.cvtColor(image, cv2.COLOR_RGB2BGR)  # [..., ::-1] takes ten times as long
         results = super().transform(results)
         results['img'] = cv2.cvtColor(results['img'], cv2.COLOR_BGR2RGB)
         return results
@@ -292,16 +292,16 @@ class RandAugment(RandAugmentBGR):
 
 @TRANSFORMS.register_module()
 class RandomErasing(BaseTransform):
-    """Draws a box to erase for some images and adds it as `erase_box`: (top, left, height, width) in pixels.
+    """Adds `erase_box` to some images, a random box to erase: (top, left, height, width) in pixels.
 
-    ClassificationDataPreprocessor fills it with noise after normalisation. Stands after every transform that moves
-    pixels, with `erase_box` among PackInputs' `meta_keys`.
+    ClassificationDataPreprocessor fills the box with noise after normalisation. Comes after all transforms that move
+    pixels; `erase_box` must be among PackInputs' `meta_keys`.
 
     Args:
         prob: probability of a box.
-        area: smallest and largest area of a box as a fraction of the image's.
+        area: smallest and largest area of a box as a fraction of the image area.
 
-    Source: timm `data/random_erasing.py`, mode `pixel`, one box; the released fine-tuning's.
+    Source: timm `data/random_erasing.py`, mode `pixel`, one box, which the released fine-tuning uses.
     """
 
     def __init__(self, prob: float = 0.25, area: tuple[float, float] = (0.02, 1 / 3)) -> None:
@@ -312,7 +312,7 @@ class RandomErasing(BaseTransform):
         if random.random() > self.prob:
             return results
         height, width = results['img'].shape[:2]
-        for _ in range(10):  # a long box of a large area may not fit
+        for _ in range(10):  # a large, long box may not fit
             area = random.uniform(*self.area) * height * width
             aspect = math.exp(random.uniform(math.log(MIN_ASPECT), -math.log(MIN_ASPECT)))
             rows, columns = round(math.sqrt(area * aspect)), round(math.sqrt(area / aspect))
@@ -328,19 +328,19 @@ PACKED = ('images', 'tokenizer_images', 'mask', 'positions', 'jitter', 'second_i
 
 @TRANSFORMS.register_module()
 class PackViews(BaseTransform):
-    """Keeps what the model takes, as `dict(inputs=dict(...))` of tensors that a collate function can stack.
+    """Packs the inputs of the model as `dict(inputs=dict(...))` of tensors, which a collate function can stack.
 
     Returns:
-        What the transforms before made of: images (H, W, C), tokenizer_images (h, w, C), mask, jitter, second_images,
-        local_images; with a mask, positions int64 (K,), see `masked_positions`.
+        Those of images (H, W, C), tokenizer_images (h, w, C), mask, jitter, second_images and local_images that earlier
+        transforms have made; with a mask also positions int64 (K,), see `masked_positions`.
         unreadable: str, path of the unreadable image that this one replaces, else ''.
     """
 
     def transform(self, results: dict) -> dict:
         if 'images' not in results:
-            raise UserError('PackViews found no view; expected TwoViewRandomResizedCrop or TwoViewCenterCrop before it')
+            raise UserError('PackViews found no view; put TwoViewRandomResizedCrop or TwoViewCenterCrop before it')
         if 'mask' in results:
-            results['mask'] = results['mask'].astype(bool)  # mmpretrain's are of integers
+            results['mask'] = results['mask'].astype(bool)  # mmpretrain makes masks of integers
             if (num_slots := results.get('num_slots')) is not None:
                 results['positions'] = masked_positions(results['mask'], num_slots)
         inputs = {key: torch.from_numpy(np.ascontiguousarray(results[key])) for key in PACKED if key in results}
@@ -348,28 +348,28 @@ class PackViews(BaseTransform):
 
 
 # Antialiased resizing with Pillow's filters, four times (bicubic) and twice (Lanczos) as fast as Pillow. Both filter
-# every row, round to levels, then every column, as Pillow does. Newer Pillow filters columns first where that is less
-# work: single pixels beside hard edges then differ by several levels, others by at most 1.
+# the rows, round to levels, then filter the columns, as Pillow does. Newer Pillow filters columns first where that is
+# less work: then single pixels beside hard edges differ by several levels, others by at most 1.
 
 
 def resize_bicubic(image: np.ndarray, size: tuple[int, int]) -> np.ndarray:
     """Resizes (H, W, C), uint8 or float32, 0-255, to `size` (height, width); contiguous."""
-    # the new axis first: then torch sees channels_last, and the result needs no reordering
+    # permuted after the batch axis is added, so that torch sees channels_last and the result needs no copy
     channels_first = torch.from_numpy(image)[None].permute(0, 3, 1, 2)
     resized = F.interpolate(channels_first, size=size, mode='bicubic', antialias=True)
     if image.dtype != np.uint8:
-        resized.clamp_(0, 255)  # the filter goes beyond beside edges
+        resized.clamp_(0, 255)  # the filter overshoots at edges
     return np.ascontiguousarray(resized[0].permute(1, 2, 0).numpy())
 
 
 def resize_lanczos(image: np.ndarray, size: tuple[int, int]) -> np.ndarray:
-    """As resize_bicubic, by a Lanczos filter of 3 lobes, widened by the scale when shrinking."""
+    """As resize_bicubic, with a Lanczos filter of 3 lobes, which is widened by the scale when shrinking."""
     resized = _lanczos_transposed(_lanczos_transposed(image, size[1]), size[0])
     return resized if image.dtype == np.uint8 else resized.clip(0, 255, out=resized)
 
 
 def resize_box(image: np.ndarray, box: Sequence[float], size: tuple[int, int], resample: int) -> np.ndarray:
-    """Resizes a box (top, left, height, width) with fractions of pixels, of uint8 RGB (H, W, 3), by Pillow itself."""
+    """Cuts a box with fractional (top, left, height, width) from uint8 RGB (H, W, 3) and resizes it, with Pillow."""
     top, left, height, width = box
     y, x = int(top), int(left)
     crop = Image.fromarray(np.ascontiguousarray(image[y : math.ceil(top + height), x : math.ceil(left + width)]))
@@ -377,11 +377,11 @@ def resize_box(image: np.ndarray, box: Sequence[float], size: tuple[int, int], r
 
 
 def _lanczos_transposed(image: np.ndarray, new_width: int) -> np.ndarray:
-    """Filters the rows of (H, W, C), by a product with a banded matrix: (new_width, H, C)."""
+    """Filters the rows of (H, W, C) by a product with a banded matrix: (new_width, H, C)."""
     image = cv2.transpose(image) if image.shape[2] == 3 else np.ascontiguousarray(image.transpose(1, 0, 2))
     width, height, channels = image.shape
     pixels = torch.from_numpy(image).float().view(width, height * channels)
-    weights = cached_bands if width <= 1000 else lanczos_bands  # computed anew: 8% of the resizing at 2000 pixels
+    weights = cached_bands if width <= 1000 else lanczos_bands  # not cached: 8 % of the time at 2000 pixels
     filtered = torch.cat([band @ pixels[i:j] for i, j, band in weights(width, new_width)])
     if image.dtype == np.uint8:
         filtered = filtered.round_().clamp_(0, 255).byte()
@@ -389,14 +389,14 @@ def _lanczos_transposed(image: np.ndarray, new_width: int) -> np.ndarray:
 
 
 def lanczos_bands(length: int, new_length: int) -> list[tuple[int, int, torch.Tensor]]:
-    """For each block of output pixels: its first and last + 1 input, weights (outputs, inputs)."""
+    """For each block of output pixels: first input, last input + 1, and weights (outputs, inputs)."""
     scale = length / new_length
     stretch = max(scale, 1.0)
     center = (np.arange(new_length) + 0.5) * scale
     first = np.maximum((center - LOBES * stretch + 0.5).astype(int), 0)
     last = np.minimum((center + LOBES * stretch + 0.5).astype(int), length)
     bands = []
-    for start in range(0, new_length, 16):  # in such blocks the band is nearly dense: products beat a loop over pixels
+    for start in range(0, new_length, 16):  # in blocks of 16 the band is nearly dense, so a product is fast
         block = slice(start, start + 16)
         inputs = np.arange(first[block][0], last[block][-1])
         x = (inputs + 0.5 - center[block, None]) / stretch
@@ -407,5 +407,5 @@ def lanczos_bands(length: int, new_length: int) -> list[tuple[int, int, torch.Te
     return bands
 
 
-# At most 41 MB in each process that resizes, once all lengths up to 1000 have come by.
+# At most 41 MB in each process that resizes, when all lengths up to 1000 have occurred.
 cached_bands = lru_cache(maxsize=1024)(lanczos_bands)

@@ -1,8 +1,8 @@
 """Masked image modeling on visual tokens, from a batch to its loss (paper section 2.3).
 
-An image has two views. The first is split into patches, and about 40 % of them are replaced by a learned mask token
-(datasets/masking.py draws which). The backbone gives every patch a hidden state (models/vit.py). The tokenizer turns
-the second view into one visual token for every patch (models/tokenizers). A linear head predicts the tokens of the
+An image has two views. The first is split into patches, and a learned mask token replaces about 40 % of them
+(datasets/masking.py chooses which). The backbone computes a hidden state for each patch (models/vit.py). The tokenizer
+turns the second view into one visual token for each patch (models/tokenizers). A linear head predicts the tokens of the
 masked patches from their hidden states; the loss is the cross entropy.
 
 Shapes: B images, K patches to predict, C channels.
@@ -32,16 +32,16 @@ TOKENIZER_PREFIX = 'target_generator.'
 
 @MODELS.register_module()
 class BEiTPretrainer(BaseModel):
-    """Masked image modeling on visual tokens; options switch to the variants of the paper's ablation table.
+    """Masked image modeling on visual tokens; its options give the variants of the paper's ablation table.
 
-    The tokenizer is frozen. Checkpoints do not hold it; they record where its weights came from. For the loss, the
-    backbone's last block and the tokenizer's output layer run only at the patches to predict: less work.
+    The tokenizer is frozen. Checkpoints do not hold it, but record where its weights came from. To save work, the
+    backbone's last block and the tokenizer's output layer run only at the patches to predict.
 
     Args:
         backbone: config of a BEiTBackbone with out_type 'raw'.
-        head: config of a BEiTMIMHead or PixelRegressionHead; None in a subclass that learns something else.
-        target_generator: mmpretrain's name for the tokenizer; config of a Tokenizer (see `beit_mm.models.tokenizers`);
-            None for pixels.
+        head: config of a BEiTMIMHead or PixelRegressionHead; None in a subclass with another task.
+        target_generator: config of a Tokenizer (see `beit_mm.models.tokenizers`); None to predict pixels. The key is
+            mmpretrain's name for it.
         data_preprocessor: config of a TwoViewDataPreprocessor.
         recover: 'masked' predicts the masked patches only, 'all' every patch.
 
@@ -73,9 +73,9 @@ class BEiTPretrainer(BaseModel):
         self.register_load_state_dict_post_hook(_expect_no_tokenizer)
 
     def forward(self, inputs: dict, data_samples: None = None, mode: str = 'tensor') -> object:
-        """mmengine's entry, for what TwoViewDataPreprocessor returns; mode 'tensor' gives (B, 1+h*w, C)."""
+        """mmengine's entry point; takes what TwoViewDataPreprocessor returns. Mode 'tensor' gives (B, 1+h*w, C)."""
         if not isinstance(inputs, dict):
-            raise UserError(f'the inputs are a {type(inputs).__name__}; expected PackViews and TwoViewDataPreprocessor')
+            raise UserError(f'the inputs are a {type(inputs).__name__}; use PackViews and TwoViewDataPreprocessor')
         if mode == 'loss':
             return self.loss(inputs)
         if mode == 'predict':
@@ -83,23 +83,23 @@ class BEiTPretrainer(BaseModel):
         return self.backbone(inputs['images'], inputs['mask'])[0]
 
     def loss(self, inputs: dict) -> dict[str, Tensor]:
-        """Loss of one batch, the negative mean of equation 1 of the paper; with tokens, `mim_acc` too."""
+        """Loss of a batch: the negative mean of equation 1 of the paper; for tokens `mim_acc` too."""
         positions = self._positions_to_predict(inputs)  # B, K
         targets = self._targets(inputs, positions)  # B, K tokens, or B, K, P pixels
         hidden = self._hidden(inputs, positions)  # B, K, C
         return self.head.loss(hidden, targets, positions)
 
     def _positions_to_predict(self, inputs: dict) -> Tensor | None:
-        """int64 (B, K) patches to predict, -1 = padding; None for all."""
+        """Patches to predict, int64 (B, K), -1 = padding; None for all."""
         if self.recover == 'masked' and inputs['positions'] is None:
             raise UserError("the images have no mask; add BlockwiseMask to the pipeline, or set recover='all'")
         return inputs['positions'] if self.recover == 'masked' else None
 
     def _targets(self, inputs: dict, positions: Tensor | None) -> Tensor:
-        """Visual tokens (B, K), or pixels (B, K, P), at the positions; if positions is None, of all patches."""
+        """Visual tokens (B, K) or pixels (B, K, P) at the positions; for all patches if positions is None."""
         if self.target_generator is None:
             if not isinstance(self.head, PixelRegressionHead):
-                raise UserError(f'{type(self.head).__name__} learns visual tokens; set target_generator')
+                raise UserError(f'{type(self.head).__name__} predicts visual tokens; set target_generator')
             pixels = F.pixel_unshuffle(inputs['images'], self.head.patch_size).flatten(2).mT  # B, h*w, P
             return pixels if positions is None else take_tokens(pixels, positions.clamp(min=0))
         if inputs['tokenizer_images'] is None:
@@ -109,19 +109,19 @@ class BEiTPretrainer(BaseModel):
         return self.target_generator.encode_at(inputs['tokenizer_images'], positions)
 
     def _hidden(self, inputs: dict, positions: Tensor | None) -> Tensor:
-        """Hidden states (B, K, C) of the patches to predict; the backbone's last block computes no others."""
+        """Hidden states (B, K, C) of the patches to predict."""
         if positions is not None:
             return self.backbone(inputs['images'], inputs['mask'], positions)[0]
-        return self.backbone(inputs['images'], inputs['mask'])[0][:, 1:]  # B, h*w, C; the class token stands first
+        return self.backbone(inputs['images'], inputs['mask'])[0][:, 1:]  # B, h*w, C, without the class token
 
     @torch.no_grad()
     def predict(self, inputs: dict) -> list[dict]:
-        """For each image: loss, count (sums over its predicted patches); of tokens also correct, and all its tokens."""
+        """For each image loss and count, summed over its predicted patches; for tokens also correct and all tokens."""
         positions = self._positions_to_predict(inputs)  # B, K
-        targets = self._targets(inputs, None)  # B, h*w tokens, all for MIMMetric's token entropy, or B, h*w, P pixels
+        targets = self._targets(inputs, None)  # B, h*w, all tokens for MIMMetric's token entropy; or B, h*w, P pixels
         chosen = targets if positions is None else take_tokens(targets, positions.clamp(min=0))
         sums = self.head.predict(self._hidden(inputs, positions), chosen, positions)  # B each
-        rows = torch.stack([values.float() for values in sums.values()], dim=1).tolist()  # one wait for all
+        rows = torch.stack([values.float() for values in sums.values()], dim=1).tolist()  # waits for the device once
         results = [dict(zip(sums, row, strict=True)) for row in rows]
         if self.target_generator is not None:
             for result, tokens in zip(results, targets.cpu(), strict=True):
@@ -130,18 +130,17 @@ class BEiTPretrainer(BaseModel):
 
     @torch.no_grad()
     def pictures(self, inputs: dict) -> dict[str, Tensor]:
-        """Title -> float (B, C, H, W) in [0, 1] of what the model saw, predicted and was to predict.
+        """Pictures of what the model saw, predicted and should have predicted: title -> float (B, C, H, W) in [0, 1].
 
-        The prediction, which needs a tokenizer that can decode, stands in the masked patches of the image. It is
-        decoded from the probabilities of all tokens: the likeliest ones alone make blots, as the likeliest token of an
-        uncertain patch is often black or white.
+        The prediction needs a tokenizer that can decode, and fills the masked patches of the image. It is decoded from
+        the probabilities of all tokens, because the likeliest token of an uncertain patch is often black or white.
         """
         mask = inputs['mask']
         image = self.data_preprocessor.denormalize(inputs['images'])
         columns = dict(image=image)
         if mask is not None:
             masked = F.interpolate(mask[:, None].float(), scale_factor=self.backbone.patch_size) > 0  # B, 1, H, W
-            # The slice cuts off what the last patch of a row or column has outside of the image.
+            # The slice removes the part of the last patches that lies outside the image.
             masked = masked[:, :, : image.shape[2], : image.shape[3]]
             columns['masked'] = torch.where(masked, 0.5, image)
         tokenizer = self.target_generator
@@ -168,24 +167,24 @@ class BEiTPretrainer(BaseModel):
 
 
 def _check_head(head: nn.Module, tokenizer: Tokenizer | None, width: int) -> None:
-    """Raises UserError unless the head predicts the tokenizer's tokens, or pixels without one, from the backbone's."""
+    """Raises UserError unless the head predicts what the tokenizer gives, or pixels, from `width` channels."""
     if tokenizer is None:
         if not isinstance(head, PixelRegressionHead | BEiTMIMHead):  # get_model leaves a BEiTMIMHead's tokenizer out
-            raise UserError(f'the head is a {type(head).__name__}; pixels take a beit_mm.PixelRegressionHead')
+            raise UserError(f'the head is a {type(head).__name__}; pixels need a beit_mm.PixelRegressionHead')
     elif not isinstance(head, BEiTMIMHead) or head.vocab_size != tokenizer.vocab_size:
         number = tokenizer.vocab_size
-        raise UserError(f'the head is a {type(head).__name__}; {number} visual tokens take a BEiTMIMHead of as many')
-    taken = (head.lm_head if isinstance(head, BEiTMIMHead) else head.pixel_head).in_features
-    if taken != width:
-        given = f'the head takes {taken} numbers of a patch, the backbone gives {width}'
-        raise UserError(f'{given}; set model.head.embed_dims={width}')
+        raise UserError(f'the head is a {type(head).__name__}; the tokenizer needs a BEiTMIMHead, vocab_size={number}')
+    in_features = (head.lm_head if isinstance(head, BEiTMIMHead) else head.pixel_head).in_features
+    if in_features != width:
+        found = f'the head takes {in_features} channels, the backbone gives {width}'
+        raise UserError(f'{found}; set model.head.embed_dims={width}')
 
 
 def _build(name: str, config: dict, kind: type) -> Any:
-    """Builds a part of the model, which has to be of a kind."""
+    """Builds a part of the model and checks its type."""
     part = MODELS.build(config)
     if not isinstance(part, kind):
-        raise UserError(f'{name} is a {type(part).__name__}; expected a {kind.__name__} of beit_mm')
+        raise UserError(f'{name} is a {type(part).__name__}; expected a beit_mm {kind.__name__}')
     return part
 
 
@@ -195,7 +194,7 @@ def _drop_tokenizer(model: nn.Module, state_dict: dict, prefix: str, local_metad
 
 
 def _rename_mmpretrain(model: nn.Module, state_dict: dict, prefix: str, *_: object) -> None:
-    """Gives the weights of mmpretrain's pretraining our names, and leaves those of a tokenizer out."""
+    """Gives the weights of mmpretrain's pretraining our names, and drops the weights of its tokenizer."""
     weights = {name.removeprefix(prefix): state_dict[name] for name in state_dict if name.startswith(prefix)}
     if detect_format(weights) == 'mmpretrain':
         for name in weights:
@@ -205,7 +204,7 @@ def _rename_mmpretrain(model: nn.Module, state_dict: dict, prefix: str, *_: obje
 
 
 def _expect_no_tokenizer(model: nn.Module, incompatible_keys: Any) -> None:
-    """Takes the tokenizer's keys off the missing ones, at any depth: the model may be inside a wrapper."""
+    """Removes the tokenizer's keys from the missing keys, at any depth, because the model may be in a wrapper."""
     missing = incompatible_keys.missing_keys
     missing[:] = [key for key in missing if f'.{TOKENIZER_PREFIX}' not in f'.{key}']
 
@@ -219,7 +218,7 @@ class BEiTMIMHead(BaseModule):
         vocab_size: number of visual tokens.
 
     Source: paper section 2.3; microsoft/unilm `beit/modeling_pretrain.py` (`lm_head`) and
-    `beit/engine_for_pretraining.py` (loss and accuracy over all masked patches of the batch, not image by image).
+    `beit/engine_for_pretraining.py` (loss and accuracy over all masked patches of a batch, not image by image).
     """
 
     def __init__(self, embed_dims: int, vocab_size: int = 8192, init_cfg: dict | None = None):
@@ -233,30 +232,30 @@ class BEiTMIMHead(BaseModule):
         return self.lm_head(hidden)  # ..., vocab_size
 
     def loss(self, hidden: Tensor, targets: Tensor, positions: Tensor | None) -> dict[str, Tensor] | Tensor:
-        """Mean cross entropy and share predicted right, `mim_acc`; 0 where no patch counts.
+        """Mean cross entropy `loss` and accuracy `mim_acc`; both are 0 if no patch counts.
 
         Args:
             hidden: (B, K, embed_dims).
             targets: int64 (B, K) visual tokens.
             positions: int64 (B, K) of the patches, -1 = padding, which does not count; None: all count.
 
-        Called by mmpretrain's BEiT it takes the class token before the patches (B, 1+h*w, embed_dims), one-hot targets
-        (B, vocab_size, h, w) and the mask (B, h, w), and returns only the loss.
+        mmpretrain's BEiT passes hidden states with the class token first, (B, 1+h*w, embed_dims), one-hot targets
+        (B, vocab_size, h, w) and the mask (B, h, w); then only the loss is returned.
         """
         if targets.dim() == 4:
-            counted = positions.flatten(1).bool().long() - 1  # the mask's patches: 0 = counts, -1 = does not
+            counted = positions.flatten(1).bool().long() - 1  # 0 where the mask is set, else -1
             return self.loss(hidden[:, 1:], targets.argmax(dim=1).flatten(1), counted)['loss']
         losses, correct = self._compare(hidden, targets)
         return dict(loss=_mean(losses, positions), mim_acc=_mean(correct, positions))
 
     def predict(self, hidden: Tensor, targets: Tensor, positions: Tensor | None) -> dict[str, Tensor]:
-        """Sums (B,) over each image of the loss, the right predictions and the patches that count."""
+        """Sums (B,) over each image: loss, correct predictions, and patches that count."""
         losses, correct = self._compare(hidden, targets)
         counts = torch.ones_like(correct) if positions is None else (positions >= 0).float()
         return dict(loss=(losses * counts).sum(1), correct=(correct * counts).sum(1), count=counts.sum(1))
 
     def _compare(self, hidden: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-        """Loss and correctness (B, K) of every prediction, those at padding included."""
+        """Loss and correctness (B, K) of each prediction, also at padding."""
         logits = self(hidden)  # B, K, vocab_size
         targets = targets.clamp(min=0)
         losses = F.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction='none').view_as(targets)
@@ -272,7 +271,7 @@ class PixelRegressionHead(BaseModule):
     Args:
         embed_dims: width of the hidden states.
         patch_size: side of a patch in pixels.
-        in_channels: of the images: 3 for RGB, or any number of bands.
+        in_channels: channels of the images: 3 for RGB, or any number of bands.
 
     Source: paper section 3.3 (no code was released).
     """
@@ -292,7 +291,7 @@ class PixelRegressionHead(BaseModule):
         return dict(loss=_mean(self._errors(hidden, targets), positions))
 
     def predict(self, hidden: Tensor, targets: Tensor, positions: Tensor | None) -> dict[str, Tensor]:
-        """Sums (B,) over each image of the squared error and of the patches that count."""
+        """Sums (B,) over each image: squared error, and patches that count."""
         errors = self._errors(hidden, targets)
         counts = torch.ones_like(errors) if positions is None else (positions >= 0).float()
         return dict(loss=(errors * counts).sum(1), count=counts.sum(1))
@@ -302,7 +301,7 @@ class PixelRegressionHead(BaseModule):
 
 
 def _mean(values: Tensor, positions: Tensor | None) -> Tensor:
-    """Mean of values (B, K) over the positions that are no padding."""
+    """Mean of values (B, K) over the positions that are not padding."""
     if positions is None:
         return values.mean()
     counts = positions >= 0
@@ -314,20 +313,20 @@ class TwoViewDataPreprocessor(BaseDataPreprocessor):
     """Moves a batch of two views to the device and scales each view for its network.
 
     Args:
-        mean, std: of the first view, a number for each channel, 0-255; RGB, or the bands of LoadBands.
-        tokenizer_scale: if the pipeline makes no second view (`second_size=None`), the first one is resized to this
-            fraction for the tokenizer, on the device, bicubic and antialiased. None: it is not.
+        mean, std: a number for each channel of the first view, RGB or bands, 0-255.
+        tokenizer_scale: if the pipeline makes no second view (`second_size=None`), the device resizes the first view to
+            this fraction for the tokenizer, bicubic and antialiased. None: the tokenizer gets no view.
 
     Source: microsoft/unilm `beit/datasets.py`; `beit2/PRETRAINING.md` for `tokenizer_scale=1`.
     """
 
     def __init__(self, mean: Sequence[float], std: Sequence[float], tokenizer_scale: float | None = None):
-        super().__init__(non_blocking=True)  # pinned memory is copied while the host goes on
+        super().__init__(non_blocking=True)  # the host does not wait while pinned memory is copied
         if tokenizer_scale is not None and not 0 < tokenizer_scale <= 1:
-            raise UserError(f'tokenizer_scale is {tokenizer_scale}; expected a fraction, above 0 and at most 1')
+            raise UserError(f'tokenizer_scale is {tokenizer_scale}; expected a fraction above 0, at most 1')
         self.tokenizer_scale = tokenizer_scale
         if len(mean) != len(std):
-            raise UserError(f'mean has {len(mean)} channels, std {len(std)}; expected as many means as stds')
+            raise UserError(f'mean has {len(mean)} numbers, std {len(std)}; expected one of each for each channel')
         self.register_buffer('mean', torch.tensor(mean).view(-1, 1, 1), persistent=False)
         self.register_buffer('std', torch.tensor(std).view(-1, 1, 1), persistent=False)
 
@@ -335,17 +334,16 @@ class TwoViewDataPreprocessor(BaseDataPreprocessor):
         """Prepares one batch.
 
         Args:
-            data: `inputs` holds images (B, H, W, C), uint8 or float, 0-255, and, where the pipeline makes them,
-                tokenizer_images (B, h, w, C), mask bool (B, gh, gw), its positions int64 (B, K) and jitter float
-                (B, 7).
+            data: `inputs` holds images (B, H, W, C), uint8 or float, 0-255, and, if the pipeline makes them,
+                tokenizer_images (B, h, w, C), mask bool (B, gh, gw), positions int64 (B, K) and jitter float (B, 7).
 
         Returns:
             dict(inputs=dict(images=float (B, C, H, W) normalised, tokenizer_images=float (B, C, h, w) in [0, 1],
             mask, positions=int64 (B, K))); absent inputs are None.
         """
         inputs = dict(data['inputs'])
-        if 'mask' in inputs and 'positions' not in inputs:  # masks without num_slots, as of variant 'paper'
-            # On the CPU, where counting the masked patches does not wait for the device.
+        if 'mask' in inputs and 'positions' not in inputs:  # masks without num_slots, e.g. of variant 'paper'
+            # Counted on the CPU, so that nothing waits for the device.
             masks = inputs['mask'].flatten(1).numpy()
             num_slots = max(int(masks.sum(axis=1).max()), 1)
             inputs['positions'] = torch.from_numpy(np.stack([masked_positions(mask, num_slots) for mask in masks]))
@@ -366,15 +364,15 @@ class TwoViewDataPreprocessor(BaseDataPreprocessor):
 
     @staticmethod
     def channels_first(images: Tensor, jitter: Tensor | None = None) -> Tensor:
-        """(B, H, W, C) to float (B, C, H, W) in 0-255, jittered where the pipeline left that to the device."""
+        """(B, H, W, C) to float (B, C, H, W), 0-255; applies `jitter` if the pipeline has left that to the device."""
         images = images.permute(0, 3, 1, 2).float()
         return images if jitter is None else jitter_images(images, jitter)
 
     def tokenizer_size(self, height: int, width: int) -> tuple[int, int]:
-        """Size in pixels of the tokenizer's view that is made from a first view of `height` x `width` pixels."""
+        """Size of the tokenizer's view that is made from a first view of `height` x `width` pixels."""
         scale = self.tokenizer_scale or 1
         return round(scale * height), round(scale * width)
 
     def denormalize(self, images: Tensor) -> Tensor:
-        """First-view images back to [0, 1], for drawing."""
+        """Returns images of the first view to [0, 1], for drawing."""
         return ((images * self.std + self.mean) / 255).clamp(0, 1)

@@ -1,6 +1,6 @@
-"""BEiT v2: a second loss reaches the image only through the class token, which must therefore summarise it.
+"""BEiT v2: a second loss depends on the image mainly through the class token, which must therefore summarise it.
 
-Its tokenizer is VQKDTokenizer, which sees the backbone's own view (`tokenizer_scale=1`). Shapes: B images, N = 1 + h*w
+Its tokenizer is VQKDTokenizer, on the view of the backbone (`tokenizer_scale=1`). Shapes: B images, N = 1 + h*w
 tokens with the class token first, K patches to predict, C channels.
 """
 
@@ -20,15 +20,15 @@ from beit_mm.registry import MODELS
 class BEiTV2Pretrainer(BEiTPretrainer):
     """Masked image modeling with patch aggregation.
 
-    A few additional blocks take the class token of the last block and the patches of an early one, and predict the same
-    visual tokens through the same head. What the early patches do not know they can learn from the class token only.
-    The additional blocks are dropped after pretraining. As in the released code their linear layers begin with torch's
-    uniform weights and biases, and the output matrices are divided by sqrt(2 * depth).
+    A few additional blocks take the class token of the last block and the patches of an early block, and predict the
+    same visual tokens through the same head. Beyond the early patches, they learn of the image only by the class token.
+    The additional blocks are dropped after pretraining. As in the released code, their linear layers start with torch's
+    uniform weights and biases, and their output matrices are divided by sqrt(2 * depth).
 
     Args:
-        early_layers: number of blocks after which the patches are taken (released: 9 of 12 base, 21 of 24 large).
+        early_layers: number of blocks before the patches are taken (released: 9 of 12 base, 21 of 24 large).
         aggregation_layers: number of additional blocks.
-        **options: as of BEiTPretrainer.
+        **options: as BEiTPretrainer.
 
     Source: BEiT v2 (arXiv 2208.06366) section 2.3; microsoft/unilm `beit2/modeling_pretrain.py`,
     `VisionTransformerForMaskedImageModelingCLS` with a shared head.
@@ -39,8 +39,9 @@ class BEiTV2Pretrainer(BEiTPretrainer):
         self.early_layers = early_layers
         blocks = self.backbone.blocks
         if not 0 < early_layers <= len(blocks) - aggregation_layers < len(blocks):
-            raise UserError(f'{early_layers} early, {aggregation_layers} more layers do not fit {len(blocks)} blocks')
-        # Each has the size and the stochastic depth of the backbone's block at its place, but weights of its own.
+            found = f'early_layers is {early_layers}, aggregation_layers {aggregation_layers}'
+            raise UserError(f'{found}; expected a sum of at most {len(blocks)}, both from 1')
+        # Each copies the size and stochastic depth of the backbone's block at the same depth, but has its own weights.
         self.patch_aggregation = copy.deepcopy(blocks[early_layers : early_layers + aggregation_layers])
         for depth, block in enumerate(self.patch_aggregation, start=early_layers + 1):
             for module in block.modules():
@@ -60,11 +61,11 @@ class BEiTV2Pretrainer(BEiTPretrainer):
         return results
 
     def _both_hidden(self, inputs: dict, positions: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Hidden states (B, K, C) of the patches to predict, of the last block and of the additional ones."""
+        """Hidden states (B, K, C) of the patches to predict, from the last block and from the additional blocks."""
         backbone = self.backbone
         queries = with_class = None
         if positions is not None:
-            queries = positions + 1  # after the class token; padding (-1) becomes the class token
+            queries = positions + 1  # the class token is first, so padding (-1) becomes the class token
             with_class = torch.cat([torch.zeros_like(queries[:, :1]), queries], dim=1)  # B, 1+K
         x, grid, bias = backbone.embed(inputs['images'], inputs['mask'])
         early = backbone.run_blocks(backbone.blocks[: self.early_layers], x, grid, bias)  # B, N, C

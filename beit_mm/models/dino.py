@@ -1,6 +1,6 @@
-"""DINO, and BEiT + DINO: a student that learns from the mean of its own past (paper, appendix on multi-task training).
+"""DINO, and BEiT + DINO: a student learns from its own moving average (paper, appendix on multi-task training).
 
-Shapes: B images, V crops of each that the student sees, L of them local, P prototypes, C channels.
+Shapes: B images, V crops of each image for the student, L of them local, P prototypes, C channels.
 """
 
 import torch
@@ -17,33 +17,34 @@ from beit_mm.models.tokenizers.base import without_autocast
 from beit_mm.models.vit import INIT_STD, BEiTBackbone
 from beit_mm.registry import MODELS
 
-CLASS_TOKEN = -1  # its place among the positions of BEiTBackbone
+CLASS_TOKEN = -1  # its number among the positions of BEiTBackbone
 CROPS = ('second_images', 'local_images')
-# DINOLoss of facebookresearch/dino `main_dino.py`, whose command has an option for neither.
+# Fixed in DINOLoss of facebookresearch/dino `main_dino.py` too.
 STUDENT_TEMPERATURE = 0.1  # divides the student's logits
-CENTER_MOMENTUM = 0.9  # of the moving average of the teacher's outputs
+CENTER_MOMENTUM = 0.9  # for the moving average of the teacher's outputs
 
 
 @MODELS.register_module()
 class DINOPretrainer(BEiTPretrainer):
     """Self-distillation between crops of an image, alone or together with masked image modeling.
 
-    A student sees all crops, a teacher the two global ones. The student's output for a crop is trained to match the
-    teacher's for another crop of the same image. The teacher is a moving average of the student, without gradient,
-    drop path or mask. Its outputs are centred and sharpened against collapse. DINOHook in `custom_hooks` schedules the
-    teacher's momentum and temperature and the frozen start of the last layer.
+    The student sees all crops, the teacher only the two global crops. The student's output for a crop learns to match
+    the teacher's output for another crop of the same image. The teacher is a moving average of the student, without
+    gradient, drop path or mask. Its outputs are centred and sharpened to prevent collapse. DINOHook in `custom_hooks`
+    schedules the teacher's momentum and temperature, and freezes the last layer at the start.
 
     With a `head`, the same backbone learns BEiT's task too: loss = loss_mim + dino_weight * DINO's loss. The first
-    global crop is masked, and the tokenizer sees the same crop. The paper gives neither the weight nor who sees what.
+    global crop is masked, and the tokenizer sees the same crop; the paper states neither the weight nor the crops.
     The teacher's weights have the prefix 'teacher.backbone.'.
 
     Args:
-        backbone: config of a BEiTBackbone with out_type 'raw'; it gets a mask token where there is a head.
+        backbone: config of a BEiTBackbone with out_type 'raw'; it gets a mask token if there is a head.
         dino_head: config of a DINOHead.
-        head, target_generator, init_cfg: as BEiTPretrainer; no head for DINO alone.
+        head, target_generator, init_cfg: as BEiTPretrainer; None for DINO alone.
         data_preprocessor: config of a MultiCropDataPreprocessor.
         dino_weight: factor of DINO's loss.
-        dino_on_masked: take the student's class token of the first global crop from the masked pass, not an added one.
+        dino_on_masked: take the student's class token of the first global crop from the masked pass instead of a
+            second, unmasked pass.
 
     Source: paper, appendix "Multi-Task Pre-Training with DINO"; arXiv 2104.14294; facebookresearch/dino `main_dino.py`.
     """
@@ -62,14 +63,14 @@ class DINOPretrainer(BEiTPretrainer):
         init_cfg: dict | None = None,
     ):
         if head is None and (dino_on_masked or target_generator is not None):
-            raise UserError('dino_on_masked and target_generator belong to masked image modeling, which needs a head')
+            raise UserError('dino_on_masked and target_generator need masked image modeling: set head')
         backbone = dict(backbone, masked_input=head is not None)
         super().__init__(backbone, head, target_generator, data_preprocessor, init_cfg=init_cfg)
         self.dino_weight, self.dino_on_masked = dino_weight, dino_on_masked
         self.teacher_temperature: float | Tensor | None = None
         self.dino_head = MODELS.build(dino_head)
         if (width := self.dino_head.mlp[0].in_features) != self.backbone.embed_dims:
-            raise UserError(f'dino_head.embed_dims is {width}, that of the backbone {self.backbone.embed_dims}')
+            raise UserError(f'dino_head.embed_dims is {width}; expected {self.backbone.embed_dims}, as in the backbone')
         teacher = dict(backbone, drop_path_rate=0.0, masked_input=False, init_cfg=None)
         self.teacher = nn.ModuleDict(dict(backbone=MODELS.build(teacher), dino_head=MODELS.build(dino_head)))
         self.teacher.requires_grad_(False)
@@ -82,17 +83,17 @@ class DINOPretrainer(BEiTPretrainer):
 
     @torch.no_grad()
     def update_teacher(self, momentum: float, taken: Tensor | None = None) -> None:
-        """Moves the teacher to momentum * teacher + (1 - momentum) * student, unless `taken`, bool (), is False."""
+        """Sets the teacher to momentum * teacher + (1 - momentum) * student, unless `taken`, bool (), is False."""
         step = 1 - momentum if taken is None else (1 - momentum) * taken
         for name, weight in self.teacher.named_parameters():
             weight.lerp_(self.get_parameter(name), step)
 
     def loss(self, inputs: dict) -> dict[str, Tensor]:
-        """loss_dino, with its weight, and what `entropies` returns; with a head, loss_mim and mim_acc too."""
+        """loss_dino, which includes its weight, and the `entropies`; with a head also loss_mim and mim_acc."""
         if inputs['second_images'] is None:
             raise UserError('the images have no second global crop; add MultiCrop to the pipeline')
         if self.teacher_temperature is None:
-            raise UserError("DINO's schedules are not set; add dict(type='beit_mm.DINOHook') to custom_hooks")
+            raise UserError("the teacher has no temperature; add dict(type='beit_mm.DINOHook') to custom_hooks")
         first, second = inputs['images'], inputs['second_images']  # B, 3, H, W
         unmasked = [first, second]
         tokens: list[Tensor] = []  # class tokens of the student
@@ -115,12 +116,12 @@ class DINOPretrainer(BEiTPretrainer):
 
     def predict(self, inputs: dict) -> list[dict]:
         if self.head is None:
-            raise UserError('DINO alone predicts nothing to be evaluated; set val_dataloader, val_cfg, ... to None')
+            raise UserError('DINO alone has nothing to evaluate; set val_dataloader, val_cfg and val_evaluator to None')
         return super().predict(inputs)
 
     @torch.no_grad()
     def _teach(self, images: Tensor) -> Tensor:
-        """The teacher's centred and sharpened distributions (2B, P) for the global crops (2B, 3, H, W)."""
+        """Centred and sharpened distributions (2B, P) of the teacher for the global crops (2B, 3, H, W)."""
         outputs = self.teacher['dino_head'](class_tokens(self.teacher['backbone'], images))  # 2B, P
         targets = ((outputs - self.center) / self.teacher_temperature).softmax(dim=-1)
         if self.training:
@@ -131,7 +132,7 @@ class DINOPretrainer(BEiTPretrainer):
 
 
 def class_tokens(backbone: BEiTBackbone, images: Tensor) -> Tensor:
-    """Final hidden states (B, C) of the class tokens; the last block computes nothing else."""
+    """Final hidden states (B, C) of the class tokens; the last block computes only these."""
     positions = torch.full((len(images), 1), CLASS_TOKEN, device=images.device)
     return backbone(images, positions=positions)[0][:, 0]
 
@@ -139,7 +140,7 @@ def class_tokens(backbone: BEiTBackbone, images: Tensor) -> Tensor:
 def dino_loss(student: Tensor, targets: Tensor) -> Tensor:
     """Mean cross entropy between the teacher's distributions (2, B, P) and the student's logits (V, B, P).
 
-    The teacher's two global crops are the student's first two; a crop is not compared with itself.
+    The first two crops of the student are the teacher's two; a crop is not compared with itself.
     """
     with without_autocast(student):
         log_probs = (student.float() / STUDENT_TEMPERATURE).log_softmax(dim=-1)
@@ -149,10 +150,10 @@ def dino_loss(student: Tensor, targets: Tensor) -> Tensor:
 
 
 def entropies(targets: Tensor) -> dict[str, Tensor]:
-    """Entropies in nats of the teacher's distributions (2, B, P) that reveal collapse.
+    """Entropies in nats of the teacher's distributions (2, B, P), which reveal collapse.
 
-    The entropy of their mean is larger than their mean entropy as long as different images get different answers. Where
-    the two meet, all images get the same answer: one prototype (both near 0), or all alike (both near ln P).
+    While different images get different distributions, the entropy of the mean exceeds the mean of the entropies. If
+    they are equal, all images get the same distribution: one prototype (both near 0) or a uniform one (both near ln P).
     """
     targets = targets.flatten(0, 1)
     entropy, mean_entropy = (torch.special.entr(p).sum(dim=-1).mean() for p in (targets, targets.mean(dim=0)))
@@ -161,13 +162,13 @@ def entropies(targets: Tensor) -> dict[str, Tensor]:
 
 @MODELS.register_module()
 class DINOHead(BaseModule):
-    """Projects class tokens onto prototypes: an MLP of three layers, unit length, and a linear layer of unit rows.
+    """Projects class tokens onto prototypes: an MLP of three layers, normalisation, a linear layer with unit rows.
 
-    The last layer computes in float32: the temperatures would multiply what lower precision rounds off.
+    The last layer computes in float32, because the temperatures would multiply the rounding errors of other types.
 
     Args:
         embed_dims: width of the class tokens.
-        num_prototypes: outputs.
+        num_prototypes: number of outputs.
         hidden_dims, bottleneck_dims: widths of the MLP's two hidden layers and of its output.
 
     Source: facebookresearch/dino `vision_transformer.py`, DINOHead.
@@ -205,7 +206,7 @@ class DINOHead(BaseModule):
 
 @MODELS.register_module()
 class MultiCropDataPreprocessor(TwoViewDataPreprocessor):
-    """TwoViewDataPreprocessor for the crops of MultiCrop too; the same Args."""
+    """TwoViewDataPreprocessor that also takes the crops of MultiCrop; the same Args."""
 
     def forward(self, data: dict, training: bool = False) -> dict:
         """Adds second_images (B, H, W, 3) as (B, 3, H, W), and local_images (B, L, h, w, 3) as (L*B, 3, h, w)."""
@@ -213,7 +214,7 @@ class MultiCropDataPreprocessor(TwoViewDataPreprocessor):
         crops = self.cast_data({name: inputs.pop(name) for name in CROPS if name in inputs})
         prepared = super().forward(dict(inputs=inputs), training)['inputs']
         if 'local_images' in crops:
-            # The first local crops of all images come first: L*B, h, w, 3.
+            # L*B, h, w, 3: first the first crop of each image, then the second, ...
             crops['local_images'] = crops['local_images'].transpose(0, 1).flatten(0, 1)
         for name in CROPS:
             prepared[name] = (self.channels_first(crops[name]) - self.mean) / self.std if name in crops else None

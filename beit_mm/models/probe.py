@@ -1,4 +1,4 @@
-"""Classifiers beside mmpretrain's own: the linear probe, and the preprocessor that erases as the recipe does."""
+"""The linear probe, and a data preprocessor for classification with random erasing."""
 
 from collections.abc import Sequence
 
@@ -20,15 +20,15 @@ class LinearProbe(BaseModel):
     """A frozen backbone and one linear classifier for each block, all trained in one run on the same images.
 
     The classifiers share nothing, so the sum of their losses trains each as if it were alone. BEiT's last blocks serve
-    its own task; the best features lie in the middle (paper appendix: 9th block of base, 14th of large, from 1).
+    its own task; the best features are in the middle (paper appendix: 9th block of base, 14th of large, from 1).
 
     Args:
         backbone: config of a BEiTBackbone; `init_cfg=dict(type='Pretrained', checkpoint=..., prefix='backbone.')`
-            loads what is probed. `out_type`, `out_indices` and `drop_path_rate` are set here.
+            loads the weights to probe. `out_type`, `out_indices` and `drop_path_rate` are set here.
         num_classes: classes of the dataset.
         layers: blocks to probe, 0-based, negative from the end; None for all.
-        feature: 'mean' of the patch tokens (paper, C numbers) or 'cls_mean', the class token before it (released code,
-            2 C numbers); both of the block's own output, without a norm.
+        feature: 'mean' of the patch tokens (paper, C numbers), or 'cls_mean', the class token followed by this mean
+            (released code, 2 C numbers); both from the output of the block, without a norm.
         data_preprocessor: config of mmpretrain's ClsDataPreprocessor.
 
     Source: paper appendix "linear probes"; microsoft/unilm `beit/run_linear_eval.py`.
@@ -49,7 +49,7 @@ class LinearProbe(BaseModel):
         if layers is None:
             layers = range(sizes_of(backbone.get('arch', 'base'))['num_layers'])
         self.backbone = MODELS.build(dict(backbone, out_type='raw', out_indices=layers, drop_path_rate=0.0))
-        self.backbone.norm = None  # it would be applied to the last block's output
+        self.backbone.norm = None  # otherwise it would normalise the last block's output
         self.backbone.requires_grad_(False).eval()
         self.layers = self.backbone.out_indices
         dims = self.backbone.embed_dims * (1 if feature == 'mean' else 2)
@@ -59,9 +59,9 @@ class LinearProbe(BaseModel):
             nn.init.zeros_(head.bias)
 
     def forward(self, inputs: Tensor, data_samples: list[DataSample] | None = None, mode: str = 'tensor') -> object:
-        """mmengine's entry, for normalised images (B, C, H, W): loss, see `predict`, or logits (B, num_classes)."""
+        """mmengine's entry point for normalised images (B, C, H, W); 'tensor' gives logits (B, num_classes) a block."""
         features = self.features(inputs)
-        with torch.autocast(inputs.device.type, enabled=False):  # in float32, as the released code
+        with torch.autocast(inputs.device.type, enabled=False):  # float32, as in the released code
             logits = [head(feature.float()) for head, feature in zip(self.heads.values(), features, strict=True)]
         if mode == 'loss':
             labels = torch.cat([sample.gt_label for sample in data_samples]).to(inputs.device)
@@ -72,16 +72,16 @@ class LinearProbe(BaseModel):
 
     @torch.no_grad()
     def features(self, images: Tensor) -> list[Tensor]:
-        """Features (B, C) or (B, 2 C) of each probed block, without gradients."""
+        """Features (B, C) or (B, 2 C) of each probed block."""
         tokens = self.backbone(images)  # B, N, C of each block
         if self.feature == 'mean':
             return [x[:, 1:].mean(dim=1) for x in tokens]
         return [torch.cat([x[:, 0], x[:, 1:].mean(dim=1)], dim=1) for x in tokens]
 
     def predict(self, logits: list[Tensor], data_samples: list[DataSample] | None) -> list[DataSample]:
-        """The data samples with `layer_labels`, a dict layer -> most likely class.
+        """Adds `layer_labels` to the data samples, a dict layer -> most likely class.
 
-        A single probed layer also gives `pred_score` (num_classes,) and `pred_label`, like any other classifier.
+        If only one layer is probed, `pred_score` (num_classes,) and `pred_label` are set too, as by any classifier.
         """
         labels = torch.stack([scores.argmax(dim=1) for scores in logits], dim=1).tolist()
         data_samples = data_samples or [DataSample() for _ in labels]
@@ -102,18 +102,18 @@ class LinearProbe(BaseModel):
 class ClassificationDataPreprocessor(ClsDataPreprocessor):
     """mmpretrain's ClsDataPreprocessor, the same Args, with random erasing between normalisation and mixup or cutmix.
 
-    In training the box that `beit_mm.RandomErasing` drew (`erase_box` of a sample: top, left, height, width) is filled
-    with normal noise of deviation 1 for each pixel and channel, from the generator of the images' device.
+    In training it fills the box of `beit_mm.RandomErasing` (`erase_box` of a sample: top, left, height, width) with
+    standard normal noise, drawn for each pixel and channel by the generator of the images' device.
 
     Source: timm `data/loader.py`, which erases on the device too.
     """
 
     def __init__(self, *args, **kwargs) -> None:
         super().__init__(*args, **kwargs)
-        self._non_blocking = True  # pinned memory is copied while the host goes on; mmpretrain's has no argument for it
+        self._non_blocking = True  # the host does not wait while pinned memory is copied; mmpretrain has no argument
 
     def forward(self, data: dict, training: bool = False) -> dict:
-        data = super().forward(data, training=False)  # normalises and makes one-hot labels, but does not mix yet
+        data = super().forward(data, training=False)  # normalises, makes one-hot labels, does not mix yet
         inputs, samples = data['inputs'], data['data_samples']
         if not training or samples is None:
             return data

@@ -1,7 +1,7 @@
 """The vision Transformer of BEiT (paper sections 2.1 and 2.2): patch embedding, attention, blocks, BEiTBackbone.
 
-Shapes: B images, N = 1 + h*w tokens with the class token first, C channels, d channels of one head, K tokens picked by
-index, P >= N columns of a bias (see bias_from_table).
+Shapes: B images, N = 1 + h*w tokens with the class token first, C channels, d channels of a head, K selected tokens,
+P >= N columns of a bias (see bias_from_table).
 """
 
 import logging
@@ -26,20 +26,20 @@ from beit_mm.registry import MODELS
 
 INIT_STD = 0.02
 NORM_EPS = 1e-6
-# Where a layer keeps its hooks: torch 2.6 to 2.13 has no public way to see them.
+# The attributes where a layer keeps its hooks: torch 2.6 to 2.13 has no public way to list them.
 HOOKS = ('_forward_pre_hooks', '_forward_hooks', '_backward_pre_hooks', '_backward_hooks')
 
 
 def truncated_normal_(tensor: Tensor, bound: float = INIT_STD) -> None:
     """Normal with sigma 0.02, by default cut at one sigma. Source: microsoft/unilm `beit/modeling_pretrain.py`."""
-    # Its fine-tuning code and mmpretrain cut at an absolute +-2, which is no cut.
+    # Its fine-tuning code and mmpretrain cut at an absolute +-2, which is 100 sigma.
     nn.init.trunc_normal_(tensor, std=INIT_STD, a=-bound, b=bound)
 
 
 def is_plain(layer: nn.Module) -> bool:
-    """Whether a product with the layer's weight may stand for a call of the layer.
+    """Whether a product with the layer's weight may replace a call of the layer.
 
-    LoRA, quantisation, pruning, weight norm and hooks act only where the layer is called.
+    LoRA, quantisation, pruning, weight norm and hooks take effect only in a call.
     """
     is_hooked = any(getattr(layer, name, True) for name in HOOKS)
     return type(layer) in (nn.Linear, nn.Conv2d) and type(layer.weight) is nn.Parameter and not is_hooked
@@ -54,17 +54,17 @@ class PatchEmbed(nn.Module):
         self.proj = nn.Conv2d(in_channels, embed_dims, patch_size, patch_size)
 
     def forward(self, images: Tensor) -> tuple[Tensor, Grid]:
-        """Images (B, 3, H, W), padded with zeros to full patches, to tokens (B, h*w, C) and their grid (h, w)."""
+        """Images (B, 3, H, W), padded with zeros to whole patches, to tokens (B, h*w, C) and their grid (h, w)."""
         bottom, right = (-side % self.patch_size for side in images.shape[2:])
         if bottom or right:
             images = F.pad(images, (0, right, 0, bottom))
-        if images.is_cuda and is_plain(self.proj):  # cuDNN's kernels for three channels are several times as slow
+        if images.is_cuda and is_plain(self.proj):  # cuDNN takes several times as long for three channels
             return self.as_product(images)
         x = self.proj(images)  # B, C, h, w
         return x.flatten(2).transpose(1, 2), (x.shape[2], x.shape[3])
 
     def as_product(self, images: Tensor) -> tuple[Tensor, Grid]:
-        """The same, of images of full patches, as a product of matrices."""
+        """The same as a matrix product, for images of whole patches."""
         side = self.patch_size
         patches = images.unfold(2, side, side).unfold(3, side, side)  # B, 3, h, w, side, side
         patches = patches.permute(0, 2, 3, 1, 4, 5).flatten(3)  # B, h, w, 3 * side**2
@@ -73,7 +73,7 @@ class PatchEmbed(nn.Module):
 
 
 class SharedRelativePositionBias(nn.Module):
-    """A bias table that all blocks share; starts at zero. Source: microsoft/unilm `beit/modeling_pretrain.py`."""
+    """Bias table that all blocks share; starts at zero. Source: microsoft/unilm `beit/modeling_pretrain.py`."""
 
     def __init__(self, grid: Grid, num_heads: int):
         super().__init__()
@@ -85,9 +85,9 @@ class SharedRelativePositionBias(nn.Module):
 
 
 class Attention(nn.Module):
-    """Self-attention over class token and patches; bias for query and value, none for key.
+    """Self-attention over class token and patches; query and value have a bias, the key has none.
 
-    With a `table_grid`, a patch grid (h, w), the layer has a relative position bias table of its own.
+    With a `table_grid`, a patch grid (h, w), the layer has its own relative position bias table.
     Source: microsoft/unilm `beit/modeling_finetune.py`.
     """
 
@@ -111,23 +111,23 @@ class Attention(nn.Module):
         Args:
             x: (B, N, C) normalised tokens, class token first.
             grid: patch grid (h, w), N = 1 + h*w.
-            shared_bias: (1, heads, N, P) bias that all blocks share, of the type that they compute in.
-            queries: int64 (B, K) indices of the tokens whose output is wanted; None for all.
+            shared_bias: (1, heads, N, P) bias that all blocks share, in the type of their computation.
+            queries: int64 (B, K) indices of the tokens to compute; None for all.
 
         Returns:
-            (B, K, C), K = N without queries.
+            (B, K, C), where K = N without queries.
         """
         q, k, v = self._qkv(x, queries)  # B, heads, K, d; B, heads, N, d twice
         bias = self._bias(grid, shared_bias, queries, q.dtype)  # 1 or B, heads, K, N
         if x.device.type == 'cpu' and (q.dtype is torch.bfloat16 or bias is not None and bias.requires_grad):
-            # A CPU's fused kernel is slow in bfloat16, backward five times as slow, and gives no gradient of the bias.
+            # The fused kernel of CPUs is slow in bfloat16 (five times in the backward pass), without a bias gradient.
             x = _attention_scores(q, k, bias).softmax(dim=-1) @ v
         else:
             x = F.scaled_dot_product_attention(q, k, v, attn_mask=bias)
         return self.proj(x.transpose(1, 2).flatten(2))  # B, K, C
 
     def attention_scores(self, x: Tensor, grid: Grid, shared_bias: Tensor | None, queries: Tensor | None) -> Tensor:
-        """What goes into the softmax, (B, heads, K, N); Args as of forward."""
+        """Input of the softmax, (B, heads, K, N); Args as forward."""
         q, k, _ = self._qkv(x, queries)
         return _attention_scores(q, k, self._bias(grid, shared_bias, queries, q.dtype))
 
@@ -140,7 +140,7 @@ class Attention(nn.Module):
             q = q if queries is None else take_tokens(q, queries)
         elif queries is None:
             q, k, v = F.linear(x, self.qkv.weight, bias).chunk(3, dim=-1)
-        else:  # queries at the wanted tokens only
+        else:  # queries only at the selected tokens
             sizes = [x.shape[-1], 2 * x.shape[-1]]
             (q_weight, kv_weight), (q_bias, kv_bias) = self.qkv.weight.split(sizes), bias.split(sizes)
             q = F.linear(take_tokens(x, queries), q_weight, q_bias)
@@ -148,7 +148,7 @@ class Attention(nn.Module):
         return tuple(t.unflatten(-1, (self.num_heads, -1)).transpose(1, 2) for t in (q, k, v))
 
     def _bias(self, grid: Grid, bias: Tensor | None, queries: Tensor | None, dtype: torch.dtype) -> Tensor | None:
-        """Bias (1 or B, heads, K, N) of the queries' rows, from the layer's own table or the shared `bias`."""
+        """Bias (1 or B, heads, K, N) for the queries, from the layer's own table or the shared `bias`."""
         if self.relative_position_bias_table is not None and self.table_grid is not None:
             bias = bias_from_table(self.relative_position_bias_table, self.table_grid, grid, dtype)
         if bias is None:
@@ -164,7 +164,7 @@ def _attention_scores(q: Tensor, k: Tensor, bias: Tensor | None) -> Tensor:
 
 
 class MLP(nn.Module):
-    """Two linear layers with an exact GELU between them, no dropout."""
+    """Two linear layers with an exact GELU between them, without dropout."""
 
     def __init__(self, dims: int, hidden_dims: int):
         super().__init__()
@@ -177,7 +177,7 @@ class MLP(nn.Module):
 
 
 class DropPath(StochasticDepth):
-    """Sets a sample's branch to zero with probability p, and divides the others by 1 - p."""
+    """Sets the branch of a sample to zero with probability p, and divides the other branches by 1 - p."""
 
     def __init__(self, p: float):
         super().__init__(p, mode='row')
@@ -185,7 +185,7 @@ class DropPath(StochasticDepth):
     def forward(self, branch: Tensor) -> Tensor:
         if not self.training or self.p == 0:
             return branch
-        # The factor is a float32: torchvision's is of the branch's type, where 1 / 0.9 is 1.109 (bfloat16).
+        # A factor in float32: torchvision's has the type of the branch, and in bfloat16 1 / 0.9 becomes 1.109.
         ones = torch.ones(branch.shape[0], 1, 1, device=branch.device)
         return (branch * super().forward(ones)).to(branch.dtype)
 
@@ -193,8 +193,8 @@ class DropPath(StochasticDepth):
 class Block(nn.Module):
     """x + DropPath(gamma_1 * Attention(norm(x))), then the same with the MLP and gamma_2.
 
-    `drop_path` is the probability that a sample skips a branch, `gamma` the start value of both gammas (None: no
-    gammas). Source: microsoft/unilm `beit/modeling_finetune.py`.
+    `drop_path` is the probability that a sample skips a branch, `gamma` the initial value of both gammas (None: no
+    LayerScale). Source: microsoft/unilm `beit/modeling_finetune.py`.
     """
 
     def __init__(
@@ -224,30 +224,30 @@ class Block(nn.Module):
 class BEiTBackbone(BaseModule):
     """Vision Transformer of the paper (the defaults) and of the released checkpoints.
 
-    The paper's model has an absolute position embedding, the released ones a relative position bias and LayerScale
-    ("BEiT+" in our configs). Weights of any BEiT can be loaded, by name of the file or as a state dict, and are
-    resampled to fit; `load_report` says what became of each tensor. The last block's output, where it is returned, is
-    normalised: 'raw' and 'cls_token' have `norm`, 'avg_featmap' has `fc_norm` after the mean, 'featmap' has neither.
+    The paper's model has an absolute position embedding; the released models have a relative position bias and
+    LayerScale ("BEiT+" in our configs). Weights of any BEiT can be loaded, from a file or a state dict, and are resized
+    to fit; `load_report` lists what happened to each tensor. The output of the last block is normalised: by `norm` for
+    'raw' and 'cls_token', by `fc_norm` after the mean for 'avg_featmap', not at all for 'featmap'.
 
     Args:
         arch: 'tiny', 'small', 'base', 'large', or a dict of `embed_dims`, `num_layers`, `num_heads` and optionally
             `feedforward_channels` (default 4 * embed_dims).
-        img_size: image side in pixels, or (height, width); at other sizes the position parameters are resampled.
+        img_size: image side in pixels, or (height, width); for other sizes the position parameters are resized.
         patch_size: side of a patch in pixels.
         in_channels: channels of the image.
         out_indices: blocks whose output is returned, in this order; 0-based, negative from the end.
-        out_type: 'raw' (B, 1+h*w, C), 'cls_token' (B, C), 'avg_featmap', the mean of the patches (B, C), or 'featmap'
+        out_type: 'raw' (B, 1+h*w, C), 'cls_token' (B, C), 'avg_featmap' (B, C), the mean of the patches, or 'featmap'
             (B, C, h, w).
-        masked_input: have a mask token, for pretraining.
-        abs_pos_embed: have an absolute position embedding.
+        masked_input: add a mask token, for pretraining.
+        abs_pos_embed: add an absolute position embedding.
         rel_pos_bias: None, 'shared' by all blocks (pretraining) or 'per_layer' (fine-tuning).
-        layer_scale_init: start value of LayerScale (released: 0.1 base, 1e-5 large); None or 0 for none.
-        drop_path_rate: stochastic depth of the last block; rises linearly from 0 at the first.
-        frozen_stages: -1 trains everything, 0 freezes the embeddings, n the first n blocks too.
+        layer_scale_init: initial value of LayerScale (released: 0.1 base, 1e-5 large); None or 0 for no LayerScale.
+        drop_path_rate: drop path rate of the last block; rises linearly from 0 in the first block.
+        frozen_stages: -1 freezes nothing, 0 the embeddings, n the first n blocks too.
         with_cp: recompute each block in the backward pass to save memory.
-        interpolate_mode: how the position embedding is resampled, 'bicubic' or 'bilinear'.
-        init_cfg: mmengine's, for example dict(type='Pretrained', checkpoint=..., prefix='backbone.').
-        pretrained: such a checkpoint, as mmseg's segmentors hand on their own `pretrained`.
+        interpolate_mode: how the position embedding is resized, 'bicubic' or 'bilinear'.
+        init_cfg: as in mmengine, for example dict(type='Pretrained', checkpoint=..., prefix='backbone.').
+        pretrained: path of a checkpoint; mmseg's segmentors pass their own `pretrained` here.
 
     Source: paper section 2.2 and appendix A; microsoft/unilm `beit/modeling_{pretrain,finetune}.py`.
     """
@@ -308,7 +308,7 @@ class BEiTBackbone(BaseModule):
         self.init_transformer()
         if frozen_stages >= 0:
             frozen = [self.cls_token, self.mask_token, self.pos_embed, *self.patch_embed.parameters()]
-            if frozen_stages and self.rel_pos_bias is not None:  # with it alone trained, torch 2.11 fails on GPUs
+            if frozen_stages and self.rel_pos_bias is not None:  # torch 2.11 fails on GPUs if only this is trained
                 frozen += self.rel_pos_bias.parameters()
             for parameter in [*frozen, *self.blocks[:frozen_stages].parameters()]:
                 if parameter is not None:
@@ -316,10 +316,10 @@ class BEiTBackbone(BaseModule):
         self.register_load_state_dict_pre_hook(_fit_on_load)
 
     def init_transformer(self, bound: float = INIT_STD) -> None:
-        """Linear layers, patch embedding and tokens start small, output layers smaller (paper section 2.5).
+        """Draws small weights for linear layers, patch embedding and tokens (paper section 2.5).
 
-        The last matrices of attention and MLP of block l (from 1) are divided by sqrt(2 l), so that the residual stream
-        does not grow with depth.
+        The output matrices of attention and MLP in block l (from 1) are divided by sqrt(2 l), so that the residual
+        stream does not grow with depth.
         """
         for module in self.modules():
             if isinstance(module, nn.Linear | nn.Conv2d):
@@ -336,16 +336,16 @@ class BEiTBackbone(BaseModule):
     def forward(
         self, images: Tensor, mask: Tensor | None = None, positions: Tensor | None = None
     ) -> tuple[Tensor, ...]:
-        """One tensor for each of `out_indices`, shaped as `out_type` says.
+        """Returns a tensor for each of `out_indices`, with the shape of `out_type`.
 
         Args:
             images: (B, 3, H, W) normalised.
             mask: bool (B, h, w), True (or 1) = replaced by the mask token; needs `masked_input=True`.
-            positions: int64 (B, K) patches, -1 = padding. The last block then computes these only and gives (B, K, C),
-                the class token's at padding. Needs out_type 'raw' and the last block as the only output.
+            positions: int64 (B, K) patches, -1 = padding. Then the last block computes only these, (B, K, C), with the
+                class token at padding. Needs out_type 'raw' and the last block as the only output.
         """
         if mask is not None and self.mask_token is None:
-            raise UserError('a mask was given to a BEiTBackbone without a mask token; build it with masked_input=True')
+            raise UserError('BEiTBackbone got a mask but has no mask token; set masked_input=True')
         if positions is not None and (self.out_type != 'raw' or self.out_indices != [self.num_layers - 1]):
             raise UserError("positions need out_type='raw' and the last block as the only output")
         x, grid, shared_bias = self.embed(images, mask)  # B, N, C
@@ -353,7 +353,7 @@ class BEiTBackbone(BaseModule):
         done = 0  # blocks that have run
         for index in sorted(set(self.out_indices)):
             last = index == self.num_layers - 1
-            # The class token stands before the patches, so padding (-1) turns into the class token.
+            # The class token is first, so padding (-1) becomes the class token.
             queries = positions + 1 if last and positions is not None else None
             x = self.run_blocks(self.blocks[done : index + 1], x, grid, shared_bias, queries)  # B, N or K, C
             outputs[index] = self._format(x, grid, last)
@@ -361,16 +361,16 @@ class BEiTBackbone(BaseModule):
         return tuple(outputs[index] for index in self.out_indices)
 
     def embed(self, images: Tensor, mask: Tensor | None) -> tuple[Tensor, Grid, Tensor | None]:
-        """H_0 of the paper: the class token, then the embedded patches, masked ones replaced, all with positions.
+        """H_0 of the paper: class token and embedded or masked patches, with their positions.
 
-        Returns tokens (B, N, C), the patch grid (h, w), and the bias (1, heads, N, P) that all blocks share or None.
+        Returns tokens (B, N, C), the patch grid (h, w), and the bias (1, heads, N, P) that all blocks share, or None.
         """
         x, grid = self.patch_embed(images)  # B, h*w, C
-        compute_dtype = x.dtype  # autocast's, where it is on; positions below are of the parameters' type
+        compute_dtype = x.dtype  # autocast's, if it is on; adding pos_embed below gives the parameters' type
         if mask is not None:
-            mask = mask.flatten(1).unsqueeze(-1).bool()  # mmpretrain's masks are of integers
+            mask = mask.flatten(1).unsqueeze(-1).bool()  # mmpretrain makes masks of integers
             x = torch.where(mask, self.mask_token.to(x.dtype), x)  # B, h*w, C
-        # x.shape[0], not len(x), which would fix the batch of an exported graph.
+        # x.shape[0] and not len(x), which would make the batch size a constant of an exported graph.
         x = torch.cat([self.cls_token.expand(x.shape[0], -1, -1).to(x.dtype), x], dim=1)  # B, N, C
         if self.pos_embed is not None:
             x = x + resize_position_embedding(self.pos_embed, self.grid, grid, self.interpolate_mode)
@@ -379,13 +379,13 @@ class BEiTBackbone(BaseModule):
     def run_blocks(
         self, blocks: nn.ModuleList, x: Tensor, grid: Grid, shared_bias: Tensor | None, queries: Tensor | None = None
     ) -> Tensor:
-        """Takes what `embed` returns; gives tokens (B, N, C), or (B, K, C) at `queries`, int64 (B, K)."""
+        """Runs blocks on what `embed` returns; gives tokens (B, N, C), or (B, K, C) at `queries`, int64 (B, K)."""
         for index, block in enumerate(blocks, start=1):
-            wanted = queries if index == len(blocks) else None
+            block_queries = queries if index == len(blocks) else None
             if self.with_cp and self.training:
-                x = checkpoint(block, x, grid, shared_bias, wanted, use_reentrant=False)
+                x = checkpoint(block, x, grid, shared_bias, block_queries, use_reentrant=False)
             else:
-                x = block(x, grid, shared_bias, wanted)
+                x = block(x, grid, shared_bias, block_queries)
         return x
 
     def _format(self, x: Tensor, grid: Grid, last: bool) -> Tensor:
@@ -403,12 +403,12 @@ class BEiTBackbone(BaseModule):
     def attention_maps(
         self, images: Tensor, layer: int = -1, queries: Tensor | None = None, softmax: bool = True
     ) -> tuple[Tensor, Grid]:
-        """What the tokens of one block attend to: (B, heads, K, N), class token first, and the patch grid (h, w).
+        """Attention of one block, (B, heads, K, N), class token first, and the patch grid (h, w).
 
         Args:
             images: (B, 3, H, W) normalised.
             layer: block, 0-based, negative from the end.
-            queries: int64 (B, K) tokens whose attention is wanted, 0 is the class token; None for all (K = N).
+            queries: int64 (B, K) tokens that attend, 0 is the class token; None for all (K = N).
             softmax: False for the scores before the softmax: q @ k / sqrt(d) plus the relative position bias.
         """
         (layer,) = block_indices(layer, self.num_layers)
@@ -420,7 +420,7 @@ class BEiTBackbone(BaseModule):
 
     @classmethod
     def from_checkpoint(cls, checkpoint: CheckpointInput) -> 'BEiTBackbone':
-        """The backbone of a checkpoint of any format, built as its weights are, in evaluation mode."""
+        """Builds the backbone of a checkpoint of any format, in evaluation mode."""
         checkpoint = Checkpoint.open(checkpoint)
         with as_checkpoint_error(checkpoint.path):
             (backbone := cls(**checkpoint.backbone_arguments())).load_state_dict(checkpoint.state_dict)
@@ -428,14 +428,14 @@ class BEiTBackbone(BaseModule):
 
     def init_weights(self) -> None:
         if isinstance(self.init_cfg, dict) and self.init_cfg.get('prefix') in ('backbone', 'backbone.'):
-            self.init_cfg.pop('prefix')  # if mmengine cut it off, what the file says of its images would be lost
+            self.init_cfg.pop('prefix')  # mmengine would drop the file's record of its images with it
         super().init_weights()
 
     def get_layer_depth(self, param_name: str, prefix: str = '') -> tuple[int, int]:
-        """A parameter's layer, for layer-wise learning rates, and the number of layers, num_layers + 2.
+        """The layer of a parameter, for layer decay, and the number of layers, num_layers + 2.
 
-        The layer is 0 for the embeddings, i + 1 for block i, num_layers + 1 for all else, also outside of the backbone,
-        whose names in the model begin with `prefix`.
+        The layer is 0 for the embeddings, i + 1 for block i, and num_layers + 1 for all else, inside and outside the
+        backbone. `prefix` begins the names of the backbone's parameters in the model.
         """
         name = param_name.removeprefix(prefix) if param_name.startswith(prefix) else ''
         part, _, rest = name.partition('.')
@@ -445,23 +445,23 @@ class BEiTBackbone(BaseModule):
     def train(self, mode: bool = True) -> 'BEiTBackbone':
         super().train(mode)
         for block in self.blocks[: max(self.frozen_stages, 0)]:
-            block.eval()  # frozen: without stochastic depth
+            block.eval()  # frozen blocks have no drop path
         return self
 
 
 def _fit_on_load(
     backbone: BEiTBackbone, state_dict: dict[str, Tensor], prefix: str, local_metadata: dict, *rest: Any
 ) -> None:
-    """Load hook: converts and resizes any BEiT's weights before torch copies them."""
+    """Load hook: converts and resizes the weights of any BEiT before torch copies them."""
     _strict, _missing_keys, unexpected_keys, _error_msgs = rest
     origin, own = local_metadata.get(ORIGIN), backbone.state_dict()
     given = [name.removeprefix(prefix) for name in state_dict if name.startswith(prefix)]
     if own.keys() >= {*given} and not all(map(is_part, given)):
-        return  # layers of the backbone are wrapped, as by LoRA: the state dict is its own, of all layers or of some
+        return  # layers are wrapped, for example by LoRA, and the state dict is the backbone's own, whole or in part
     weights = {name: state_dict.pop(prefix + name) for name in given}
     if not weights:
         hint = f' The file, {origin["path"]}, holds {origin["names"]}.' if origin else ''
-        raise CheckpointError(f'No weights of a BEiT: no tensor is named {prefix}*.{hint} Nothing was loaded.')
+        raise CheckpointError(f'No BEiT weights: no tensor is named {prefix}*.{hint} Nothing was loaded.')
     built = backbone.grid, backbone.num_heads, backbone.interpolate_mode
     with as_checkpoint_error(origin['path'] if origin else 'the state dict'):
         fitted, report = fit_weights(weights, own, *built, origin)
@@ -469,12 +469,12 @@ def _fit_on_load(
     state_dict.update((prefix + name, tensor) for name, tensor in fitted.items())
     unexpected = drop_task_parts(report.unexpected_keys)
     unexpected_keys += [prefix + name for name in unexpected]
-    surprising = unexpected or drop_task_parts(report.missing_keys)
-    log(str(report), logging.WARNING if surprising else logging.INFO)
+    incomplete = unexpected or drop_task_parts(report.missing_keys)
+    log(str(report), logging.WARNING if incomplete else logging.INFO)
 
 
 def sizes_of(arch: str | dict) -> dict:
-    """Width, depth and heads of an architecture, a name or a dict."""
+    """Width, depth and number of heads of an architecture, given by name or as a dict."""
     if isinstance(arch, str):
         check_choice('arch', arch, ARCHITECTURES)
         return ARCHITECTURES[arch]
@@ -482,19 +482,19 @@ def sizes_of(arch: str | dict) -> dict:
         expected = f'{", ".join(ARCHITECTURES)}, or a dict of {", ".join(ARCHITECTURES["base"])}'
         raise UserError(f'arch is {arch!r:.200}; expected {expected}')
     if arch['embed_dims'] % arch['num_heads']:
-        raise UserError(f'embed_dims {arch["embed_dims"]} is no multiple of num_heads {arch["num_heads"]}')
+        raise UserError(f'embed_dims is {arch["embed_dims"]}; expected a multiple of num_heads {arch["num_heads"]}')
     return arch
 
 
 def patch_grid(img_size: int | tuple[int, int], patch_size: int) -> Grid:
     height, width = (img_size, img_size) if isinstance(img_size, int) else img_size
     if min(height, width) < patch_size:
-        raise UserError(f'img_size {height} x {width} is smaller than a patch of {patch_size} pixels')
-    return -(-height // patch_size), -(-width // patch_size)  # rounded up, as the input is padded
+        raise UserError(f'img_size is {height} x {width}; expected at least patch_size, {patch_size} pixels')
+    return -(-height // patch_size), -(-width // patch_size)  # rounded up, because the input is padded
 
 
 def block_indices(indices: int | Sequence[int], depth: int) -> list[int]:
     indices = [indices] if isinstance(indices, int) else list(indices)
     if bad := [i for i in indices if not -depth <= i < depth]:
-        raise UserError(f'block {bad[0]} does not exist in a model of {depth} blocks')
+        raise UserError(f'there is no block {bad[0]}; expected {-depth} to {depth - 1}')
     return [i % depth for i in indices]

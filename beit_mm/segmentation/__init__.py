@@ -1,4 +1,4 @@
-"""Semantic segmentation with MMSegmentation, which only functions of apis import beside it."""
+"""Semantic segmentation with MMSegmentation. Outside this folder only functions in apis import mmseg."""
 
 from .heads import EfficientSETRUPHead, EfficientUPerHead, FCNHead, SETRUPHead, SyncBN
 from .segmentor import BandsDataPreprocessor, MultiScaleTTA, MultiScaleViews, SlidingSegmentor

@@ -1,7 +1,7 @@
-"""mmseg's decode heads with the same parameters and results, and a SyncBN for CPUs too.
+"""mmseg's decode heads with the same parameters and results, and a SyncBN that also works on CPUs.
 
-The efficient ones need less arithmetic and memory. Bilinear resizing and a convolution are both linear, so their order
-may be changed: mixing channels before the resizing, at the lower resolution, is cheaper.
+The efficient heads need less arithmetic and memory. Bilinear resizing and a convolution are linear, so they can change
+places: it is cheaper to mix channels before the resizing, at the lower resolution.
 """
 
 from functools import lru_cache
@@ -21,12 +21,12 @@ from .segmentor import bilinear_matrix
 
 
 class CountsOnDevice(BaseDecodeHead):
-    """mmseg's losses and accuracy, without a wait for the device; a base class before a decode head of mmseg.
+    """Mixin before a decode head of mmseg: the same losses and accuracy, without a wait for the device.
 
-    mmseg's accuracy selects pixels by a mask, and the host waits for their number, twice a head and step. Here all
+    mmseg's accuracy selects pixels by a mask, and the host waits for their number twice in each head and step. Here all
     pixels are compared, and a mask decides which of them count.
 
-    Losses and samplers are mmseg's. Some wait: CrossEntropyLoss with `class_weight`, `avg_non_ignore=True` or
+    Losses and samplers are mmseg's. Some of them wait: CrossEntropyLoss with `class_weight`, `avg_non_ignore=True` or
     `use_sigmoid=True`, and OHEMPixelSampler.
     """
 
@@ -38,8 +38,8 @@ class CountsOnDevice(BaseDecodeHead):
             batch_data_samples: B samples; `gt_sem_seg.data` of each is int64 (1, H, W).
 
         Returns:
-            the losses of `loss_decode` by name, where losses of the same name are added, and `acc_seg`, float32 (1,):
-            the percentage of right pixels among the pixels that count; 100 if all are ignored.
+            the losses of `loss_decode` by name (losses with the same name are added), and `acc_seg`, float32 (1,): the
+            percentage of correct pixels among the pixels that count; 100 if all are ignored.
         """
         label = torch.stack([sample.gt_sem_seg.data for sample in batch_data_samples])  # B, 1, H, W
         logits = F.interpolate(seg_logits, label.shape[2:], mode='bilinear', align_corners=self.align_corners)
@@ -49,21 +49,21 @@ class CountsOnDevice(BaseDecodeHead):
         for loss in self.loss_decode if isinstance(self.loss_decode, nn.ModuleList) else [self.loss_decode]:
             value = loss(logits, label, weight=weight, ignore_index=self.ignore_index)
             losses[loss.loss_name] = losses.get(loss.loss_name, 0) + value
-        right = logits.argmax(dim=1) == label  # B, H, W
-        valid = torch.ones_like(right) if self.ignore_index is None else label != self.ignore_index
-        eps = torch.finfo(torch.float32).eps  # as mmseg's, against 0 / 0
-        accuracy = 100 * ((right & valid).sum() + eps) / (valid.sum() + eps)
+        correct = logits.argmax(dim=1) == label  # B, H, W
+        valid = torch.ones_like(correct) if self.ignore_index is None else label != self.ignore_index
+        eps = torch.finfo(torch.float32).eps  # prevents 0 / 0, as in mmseg
+        accuracy = 100 * ((correct & valid).sum() + eps) / (valid.sum() + eps)
         return dict(losses, acc_seg=accuracy.reshape(1))
 
 
 @MODELS.register_module()
 class FCNHead(CountsOnDevice, decode_heads.FCNHead):
-    """mmseg's FCNHead; its losses are CountsOnDevice's. Args: as mmseg's."""
+    """mmseg's FCNHead with the losses of CountsOnDevice. Args: as in mmseg."""
 
 
 @MODELS.register_module()
 class SETRUPHead(CountsOnDevice, decode_heads.SETRUPHead):
-    """mmseg's SETRUPHead; its losses are CountsOnDevice's. Args: as mmseg's."""
+    """mmseg's SETRUPHead with the losses of CountsOnDevice. Args: as in mmseg."""
 
 
 @MODELS.register_module()
@@ -71,10 +71,10 @@ class EfficientUPerHead(CountsOnDevice, decode_heads.UPerHead):
     """UPerHead whose inference never concatenates all levels at the finest resolution.
 
     The 3 x 3 convolution over that concatenation is more than half of the arithmetic of a base model with this head
-    (1087 of 1924 GFLOP for 640 x 640 pixels). Here each coarse level meets the nine positions of the kernel at its own
-    resolution, and the results are resized and shifted: a third of the arithmetic.
+    (1087 of 1924 GFLOP for 640 x 640 pixels). Here each coarse level is multiplied by the nine positions of the kernel
+    at its own resolution, and the results are resized and shifted, which needs a third of the arithmetic.
 
-    Args: as UPerHead; state dicts are the same. Training is mmseg's own, with CountsOnDevice's losses.
+    Args: as UPerHead; state dicts are the same. Training is mmseg's, with the losses of CountsOnDevice.
     """
 
     def forward(self, inputs: list[Tensor]) -> Tensor:
@@ -94,9 +94,9 @@ class EfficientUPerHead(CountsOnDevice, decode_heads.UPerHead):
         return levels[::-1]
 
     def _fuse(self, levels: list[Tensor]) -> Tensor:
-        """`fpn_bottleneck` of all levels at the finest resolution, (B, channels, h, w)."""
+        """Result of `fpn_bottleneck` for all levels at the finest resolution, (B, channels, h, w)."""
         bottleneck = self.fpn_bottleneck
-        weights = bottleneck.conv.weight.split(self.channels, dim=1)  # of each level: out, in, 3, 3
+        weights = bottleneck.conv.weight.split(self.channels, dim=1)  # for each level: out, in, 3, 3
         height, width = levels[0].shape[2:]
         fused = F.conv2d(levels[0], weights[0], bottleneck.conv.bias, padding=1)  # B, out, h, w
         dtype = fused.dtype
@@ -120,7 +120,7 @@ class EfficientUPerHead(CountsOnDevice, decode_heads.UPerHead):
 def resize_and_shift(source: int, target: int, align_corners: bool, device: torch.device, dtype: torch.dtype) -> Tensor:
     """Matrices (3, target, source) along one axis: resize, then read the pixel before, at and after each position.
 
-    Outside of the resized axis are zeros, as in the padding of a convolution.
+    Outside the resized axis are zeros, as in the padding of a convolution.
     """
     matrix = F.pad(bilinear_matrix(source, target, align_corners), (0, 0, 1, 1))  # target + 2, source
     return matrix.unfold(0, target, 1).transpose(1, 2).to(device, dtype).contiguous()
@@ -130,11 +130,11 @@ def resize_and_shift(source: int, target: int, align_corners: bool, device: torc
 class EfficientSETRUPHead(SETRUPHead):
     """SETRUPHead that classifies before the last resizing instead of after it, in training too.
 
-    Its logits have the resolution before the last resizing; mmseg resizes them bilinearly to the image or the label.
-    Where the last resizing comes to the image's size, as in training and in SlidingSegmentor, that is the same as
-    SETRUPHead; elsewhere that one resizes twice.
+    Its logits have the resolution before the last resizing; mmseg resizes them bilinearly to the image or the label
+    map. If the last resizing gives the image size, as in training and in SlidingSegmentor, the result is that of
+    SETRUPHead; otherwise SETRUPHead resizes twice.
 
-    Args: as SETRUPHead; state dicts are the same. Source: SETR's own VisionTransformerUpHead has this order.
+    Args: as SETRUPHead; state dicts are the same. Source: the order of SETR's own VisionTransformerUpHead.
     """
 
     def forward(self, inputs: list[Tensor]) -> Tensor:
@@ -142,19 +142,19 @@ class EfficientSETRUPHead(SETRUPHead):
         x = self.norm(x.flatten(2).transpose(1, 2)).transpose(1, 2).unflatten(2, x.shape[2:])
         *stages, last = self.up_convs
         for stage in stages:
-            x = stage(x)  # each twice as large
+            x = stage(x)  # doubles h and w
         return self.cls_seg(last[0](x))  # B, num_classes, h, w
 
 
 @MODELS.register_module()
 class SyncBN(nn.SyncBatchNorm):
-    """torch's SyncBatchNorm; on a machine without accelerator what is built is a BatchNorm2d.
+    """torch's SyncBatchNorm; on a machine without an accelerator a BatchNorm2d is built instead.
 
-    Written `norm_cfg=dict(type='beit_mm.SyncBN')`, one config trains on many GPUs, on one, and on a CPU, where each
-    process has the statistics of its own batches, and process 0's are saved. With several processes torch's own refuses
-    a CPU, and DistributedDataParallel refuses any instance of it there. Args and checkpoints are as torch's.
+    With `norm_cfg=dict(type='beit_mm.SyncBN')` the same config trains on many GPUs, on one, and on a CPU. On a CPU each
+    process uses the statistics of its own batches, and those of process 0 are saved. torch's own layer raises there
+    with several processes, and so does DistributedDataParallel around it. Args and checkpoints are torch's.
     """
 
     def __new__(cls, *args, **kwargs) -> nn.Module:
-        # Python does not call __init__ for a module of another class.
+        # Python does not call __init__ on an instance of another class.
         return nn.BatchNorm2d(*args, **kwargs) if get_device() == 'cpu' else super().__new__(cls)

@@ -1,15 +1,15 @@
 """Segmentation of images of any size: sliding windows, at one scale or at several with flip.
 
-Resizing and averaging are linear, and windows stand in rows and columns. So the logits that one window adds to those of
-its image are two small matrix products, for each class c:
+Resizing and averaging are linear, and windows form rows and columns. So for each class c two small matrix products give
+what one window adds to the logits of its image:
 
     logits_image[c] += row_matrix @ logits_window[c] @ column_matrix.T
 
-`logits_window` is (C, h, w) as the network gives it, `logits_image` (C, H, W) of the size that is wanted. `row_matrix`,
-(H, h), does three things in one: it upsamples h rows of logits to the window's pixels, divides each pixel by the number
-of windows that cover it, and resizes from the image that the network saw to H rows. `column_matrix`, (W, w), does so
-for columns, and mirrors them back where the image was flipped. Logits as large as the window or as the scaled image are
-never made.
+`logits_window` is (C, h, w), the network's output, `logits_image` (C, H, W), the result. `row_matrix`, (H, h), does
+three things at once: it upsamples h rows of logits to the pixels of the window, divides each pixel by the number of
+windows that cover it, and resizes from the image that the network saw to H rows. `column_matrix`, (W, w), does the same
+for columns, and mirrors them back if the image was flipped. Logits as large as the window or the scaled image are never
+made.
 """
 
 import math
@@ -37,17 +37,17 @@ from beit_mm.models.vit import BEiTBackbone
 from beit_mm.precision import usable_dtype
 from beit_mm.registry import MODELS, TRANSFORMS
 
-MAX_LOGITS = 2**27  # of an image at its own size, 0.5 GB; of more only labels are made (150 classes: above 0.9 MP)
-RATIOS = (0.5, 0.75, 1.0, 1.25, 1.5, 1.75)  # of the released protocol
+MAX_LOGITS = 2**27  # numbers, 0.5 GB: for larger images (150 classes: above 0.9 MP) only labels are made
+RATIOS = (0.5, 0.75, 1.0, 1.25, 1.5, 1.75)  # as in the released code
 FLIPS = (False, True)
 
 
 class View(NamedTuple):
-    """An image as the network sees it, and the logits that are wanted of it."""
+    """An image as the network sees it, and the size of its logits."""
 
     image: Tensor  # 3, h, w normalised
     size: tuple[int, int]  # H, W of the logits
-    flip: bool = False  # run the mirror image, and mirror its logits back
+    flip: bool = False  # segment the mirror image, and mirror its logits back
 
 
 @MODELS.register_module()
@@ -62,7 +62,8 @@ class BandsDataPreprocessor(SegDataPreProcessor):
     def __init__(self, mean: Sequence[float], std: Sequence[float], **kwargs) -> None:
         super().__init__(**kwargs)
         if len(mean) != len(std):
-            raise UserError(f'data_preprocessor.mean has {len(mean)} numbers, std {len(std)}; expected one a band each')
+            found = f'data_preprocessor.mean has {len(mean)} numbers, std {len(std)}'
+            raise UserError(f'{found}; expected one of each for each band')
         for name, values in dict(mean=mean, std=std).items():
             self.register_buffer(name, torch.tensor(values, dtype=torch.float32).view(-1, 1, 1), persistent=False)
 
@@ -74,17 +75,17 @@ class BandsDataPreprocessor(SegDataPreProcessor):
 
 @MODELS.register_module()
 class SlidingSegmentor(EncoderDecoder):
-    """mmseg's EncoderDecoder; training is its own, inference takes images of any size in little memory.
+    """mmseg's EncoderDecoder with another inference, which takes images of any size in little memory.
 
-    The windows of all images of a batch go through the network together. A window whose sides are no multiple of a
-    patch, or of the coarsest cell of a pyramid, is padded with zeros, and the logits of the padding are cut off. A
-    `data_preprocessor` with neither one nor three means is a BandsDataPreprocessor.
+    The windows of all images of a batch go through the network together. Windows are padded with zeros to whole patches
+    (with a pyramid, to whole cells of its coarsest level), and the logits of the padding are removed. A
+    `data_preprocessor` with neither one nor three means becomes a BandsDataPreprocessor.
 
     Args: as EncoderDecoder. `test_cfg` has, beside mmseg's mode='slide',
-        crop_size, stride: of the windows in pixels (height, width); a window larger than the image is the image.
-        precision: 'bfloat16' (the default), 'float16' or 'float32' of the network at inference; logits are summed in
-            float32 in any case. What is used without fast bfloat16: see AutocastOptimWrapper.
-        windows_per_batch: windows that go through the network together; 8 unless given, 1 on a CPU.
+        crop_size, stride: of the windows in pixels (height, width); a smaller image is one window.
+        precision: 'bfloat16' (the default), 'float16' or 'float32' for the network at inference; logits are always
+            summed in float32. For devices without fast bfloat16 see AutocastOptimWrapper.
+        windows_per_batch: windows that go through the network together; default 8, 1 on a CPU.
     """
 
     def __init__(self, *args, data_preprocessor: dict | None = None, **kwargs):
@@ -95,7 +96,7 @@ class SlidingSegmentor(EncoderDecoder):
         self.takes_rgb = not (data_preprocessor or {}).get('bgr_to_rgb', False)
 
     def test_step(self, data: dict) -> list[SegDataSample]:
-        # Given an array, mmseg's `inference_model` replaces LoadImage by a loader for BGR that sets img_path=None.
+        # For an array, mmseg's `inference_model` replaces LoadImage with a loader of BGR that sets img_path=None.
         if self.takes_rgb:
             images = [
                 image.flip(0) if sample.get('img_path', '') is None else image  # 3, h, w
@@ -106,31 +107,31 @@ class SlidingSegmentor(EncoderDecoder):
 
     def inference(self, inputs: Tensor, batch_img_metas: list[dict] | None = None) -> Tensor:
         logits = list(self.slide([View(image, tuple(inputs.shape[2:])) for image in inputs]))
-        return logits[0].unsqueeze(0) if len(logits) == 1 else torch.stack(logits)  # one image is not copied
+        return logits[0].unsqueeze(0) if len(logits) == 1 else torch.stack(logits)  # a single image is not copied
 
     def slide(self, views: Sequence[View]) -> Iterator[Tensor]:
-        """Logits of each view in turn, float32 (C, H, W), by the windows of `test_cfg`; see the function `slide`."""
+        """Yields the logits of each view, float32 (C, H, W), with the windows of `test_cfg`; see function `slide`."""
         cfg = self.test_cfg
-        # On a CPU a batch gains nothing and costs memory.
-        at_once = cfg.get('windows_per_batch', 1 if views[0].image.device.type == 'cpu' else 8)
-        return slide(self.logits, views, cfg['crop_size'], cfg['stride'], at_once, self.align_corners, self.divisor)
+        # On a CPU larger batches gain nothing and cost memory.
+        batch = cfg.get('windows_per_batch', 1 if views[0].image.device.type == 'cpu' else 8)
+        return slide(self.logits, views, cfg['crop_size'], cfg['stride'], batch, self.align_corners, self.divisor)
 
     def logits(self, images: Tensor) -> Tensor:
-        """Logits (B, C, h', w') of images (B, 3, h, w) in `test_cfg`'s precision, at the decode head's resolution."""
+        """Logits (B, C, h', w') of images (B, 3, h, w), in the precision of `test_cfg`, not resized."""
         device, precision = images.device.type, self.test_cfg.get('precision')
         used = usable_dtype(precision or 'bfloat16', device)
-        if precision and used != precision:  # mmengine's log says the same but once
-            warn(f'Segmenting on {device} in {used}; test_cfg.precision={precision} is not fast there.')
+        if precision and used != precision:  # mmengine logs a repeated line only once
+            warn(f'Segmenting on {device} in {used}, because test_cfg.precision={precision} is slow there.')
         dtype = getattr(torch, used)
         with torch.autocast(device, dtype, enabled=dtype is not torch.float32):
             return self.decode_head(self.extract_feat(images))
 
     def postprocess_result(self, seg_logits: Tensor, data_samples: list[SegDataSample] | None = None) -> list:
-        """mmseg's; but of images whose logits would take gigabytes at their own size only labels, in strips of rows."""
+        """As in mmseg, except for very large images: they get only labels, computed in strips of rows."""
         samples = data_samples or []
         sizes = {sample.ori_shape for sample in samples}
         classes = seg_logits.shape[1]
-        changed = any(  # mirrored or padded images are left to mmseg
+        changed = any(  # mmseg handles mirrored and padded images
             sample.get('flip') or any(sample.get('img_padding_size', sample.get('padding_size', ())))
             for sample in samples
         )
@@ -148,31 +149,31 @@ class SlidingSegmentor(EncoderDecoder):
 
     @property
     def divisor(self) -> int:
-        """Pixels along a side of the coarsest cell, of which both sides of a window are made a multiple."""
+        """Side of the coarsest cell in pixels; windows are padded to multiples of it."""
         patch_size = self.backbone.patch_size if isinstance(self.backbone, BEiTBackbone) else 1
         pyramid = self.with_neck and isinstance(self.neck, Feature2Pyramid)
         return max(patch_size, round(patch_size / min(self.neck.rescales))) if pyramid else patch_size
 
 
 def check_test_cfg(cfg: dict) -> None:
-    """Raises UserError where a segmentor's test_cfg cannot be met."""
+    """Raises UserError for a test_cfg that cannot be used."""
     if (mode := cfg.get('mode', 'slide')) != 'slide':
-        raise UserError(f"test_cfg.mode is {mode!r}; expected 'slide': a large window is the whole image")
+        raise UserError(f"test_cfg.mode is {mode!r}; expected 'slide': for whole images set a large crop_size")
     if missing := {'crop_size', 'stride'} - set(cfg):
         raise UserError(f'test_cfg needs {" and ".join(sorted(missing))}, in pixels (height, width)')
     check_choice('test_cfg.precision', cfg.get('precision', 'bfloat16'), DTYPES)
     if (windows := cfg.get('windows_per_batch', 1)) < 1:
-        raise UserError(f'test_cfg.windows_per_batch is {windows}; it must be at least 1')
+        raise UserError(f'test_cfg.windows_per_batch is {windows}; expected at least 1')
     if any(stride > crop or stride < 1 for stride, crop in zip(cfg['stride'], cfg['crop_size'], strict=True)):
         stride, window = tuple(cfg['stride']), tuple(cfg['crop_size'])
-        raise UserError(f'test_cfg.stride {stride} leaves gaps; expected from 1 to the window, {window}')
+        raise UserError(f'test_cfg.stride is {stride}; expected from 1 to crop_size {window}, without gaps')
 
 
 # Sliding windows
 
 
 class _Window(NamedTuple):
-    """A crop of a view: the intervals of all windows along each axis, and the index of this one's."""
+    """A crop of a view, with the intervals of all windows along each axis and the indices of this window."""
 
     image: Tensor  # 3, h, w
     view: View
@@ -191,15 +192,15 @@ def slide(
     align_corners: bool = False,
     divisor: int = 1,
 ) -> Iterator[Tensor]:
-    """Logits of each view, float32 (C, H, W): for each pixel the mean over the windows that cover it, resized.
+    """Yields the logits of each view, float32 (C, H, W): at each pixel the mean of the windows that cover it, resized.
 
     Args:
         network: images (B, 3, h, w) -> logits (B, C, h', w') of any resolution.
-        views: of any sizes; one that is smaller than a window is a window of its own size.
-        crop_size, stride: (height, width) of a window, and from one window to the next, in pixels.
-        windows_per_batch: windows of one size that go through the network together, of all views.
-        align_corners: as the head resizes its logits.
-        divisor: windows are padded with zeros at the bottom and on the right until it divides both sides.
+        views: views of any sizes; a view smaller than a window is a window of its own size.
+        crop_size, stride: size of a window, and the distance to the next window, (height, width) in pixels.
+        windows_per_batch: windows of one size, from all views, that go through the network together.
+        align_corners: as in the decode head.
+        divisor: windows are padded with zeros at the bottom and on the right to multiples of it.
 
     Source: mmseg `EncoderDecoder.slide_inference` and `postprocess_result`.
     """
@@ -223,13 +224,13 @@ def slide(
 
 
 def window_intervals(length: int, crop: int, stride: int) -> tuple[tuple[int, int], ...]:
-    """(start, stop) of the windows along an axis: every `stride` pixels, the last one moved back to end with it."""
+    """(start, stop) of the windows along an axis, one each `stride` pixels; the last is moved back to fit."""
     count = max(length - crop + stride - 1, 0) // stride + 1
     stops = (min(index * stride + crop, length) for index in range(count))
     return tuple((max(stop - crop, 0), stop) for stop in stops)
 
 
-@lru_cache(maxsize=128)  # windows of one row or column, and images of one size, share a matrix of up to 0.4 MB
+@lru_cache(maxsize=128)  # up to 0.4 MB each; windows of a row or column, and images of one size, share a matrix
 def window_matrix(
     intervals: tuple[tuple[int, int], ...],
     index: int,
@@ -240,10 +241,10 @@ def window_matrix(
     align_corners: bool,
     device: torch.device,
 ) -> tuple[slice, Tensor]:
-    """What window `index` adds to `size` wanted pixels along one axis.
+    """What window `index` adds to the `size` pixels of the result along one axis.
 
-    Returns the wanted pixels that the window reaches, and the matrix float32 (these pixels, `resolution` of the logits,
-    which cover `padding` pixels too).
+    Returns the pixels that the window reaches, and a float32 matrix (these pixels, `resolution`); the `resolution`
+    logits of a window also cover `padding` pixels after it.
     """
     start, stop = intervals[index]
     length = intervals[-1][1]
@@ -268,7 +269,7 @@ def bilinear_matrix(
     else:
         position = (position + 0.5) * (source / target) - 0.5
     pixels = torch.arange(start, source if stop is None else stop)
-    # a pixel weighs 1 at its own position, 0 at its neighbours', and the edges go on outside
+    # the weight of a pixel is 1 at its own position and 0 at its neighbours; edges are repeated outside
     return (1 - (position.clamp(0, source - 1)[:, None] - pixels).abs()).clamp(min=0)
 
 
@@ -281,7 +282,7 @@ def _windows(view: View, crop_size: tuple[int, int], stride: tuple[int, int]) ->
 
 
 def _batches(windows: Iterator[_Window], size: int) -> Iterator[list[_Window]]:
-    """Consecutive windows of one shape, at most `size` together."""
+    """Groups consecutive windows of the same shape, at most `size` in a batch."""
     for _, same_shape in groupby(windows, key=lambda window: window.image.shape):
         while batch := list(islice(same_shape, size)):
             yield batch
@@ -292,19 +293,18 @@ def _batches(windows: Iterator[_Window], size: int) -> Iterator[list[_Window]]:
 
 @TRANSFORMS.register_module()
 class MultiScaleViews:
-    """Packs an image at several sizes; the annotation keeps the image's own.
+    """Packs an image at several sizes; its label map keeps the original size.
 
-    The short side is `ratio * short_side`, at least `crop_size`; the long side follows. Ratios that give the same size
-    make one view that counts as often.
+    The short side is `ratio * short_side`, at least `crop_size`; the aspect ratio is kept. If several ratios give the
+    same size, they share one view, whose weight is their number.
 
     Args:
-        short_side: of ratio 1, in pixels.
+        short_side: short side in pixels at ratio 1.
         crop_size: (height, width) of the window in pixels.
         ratios: sizes relative to `short_side`.
 
     Returns:
-        dict(inputs=[uint8 (3, h, w) of each view], data_samples=SegDataSample); its `view_weights` say how many ratios
-        each view stands for.
+        dict(inputs=[uint8 (3, h, w) for each view], data_samples=SegDataSample with `view_weights`).
 
     Source: microsoft/unilm `beit/semantic_segmentation/mmcv_custom/resize_transform.py`, SETR_Resize.
     """
@@ -312,8 +312,8 @@ class MultiScaleViews:
     def __init__(self, short_side: int, crop_size: tuple[int, int], ratios: Sequence[float] = RATIOS):
         if min(short_side, *crop_size, *ratios, len(ratios)) <= 0:
             settings = f'short_side {short_side}, crop_size {tuple(crop_size)} and ratios {tuple(ratios)}'
-            raise UserError(f'{settings}: all must be positive, and there must be a ratio')
-        # An image may be wide or high: the window's longer side is safe for both.
+            raise UserError(f'{settings}; expected positive numbers and at least one ratio')
+        # The longer side of the window is safe for wide and for high images.
         self.short_sides = Counter(max(int(short_side * ratio), *crop_size) for ratio in ratios)
         self.pack = PackSegInputs()
 
@@ -334,8 +334,8 @@ class MultiScaleViews:
 class MultiScaleTTA(BaseTTAModel):
     """Mean of the class probabilities over the views of MultiScaleViews and their mirror images.
 
-    The windows of all views of all images go through the network in common batches. A view's logits are resized to the
-    image before the softmax.
+    The windows of all views of all images share batches. The logits of a view are resized to the image before the
+    softmax.
 
     Args:
         module: the segmentor, a SlidingSegmentor or its config.
@@ -345,14 +345,14 @@ class MultiScaleTTA(BaseTTAModel):
 
     def __init__(self, module: dict | nn.Module):
         if isinstance(module, MultiScaleTTA) or (isinstance(module, dict) and 'module' in module):
-            raise UserError('this config tests at all scales already; leave --tta out (in Python multi_scale=True)')
+            raise UserError('this config already tests at all scales; leave out --tta (in Python multi_scale=True)')
         super().__init__(module)
         if not isinstance(self.module, SlidingSegmentor):
-            raise UserError(f'multi-scale inference needs a beit_mm.SlidingSegmentor, got {type(self.module).__name__}')
+            raise UserError(f'the model is a {type(self.module).__name__}; --tta needs a beit_mm.SlidingSegmentor')
 
     def train(self, mode: bool = True) -> 'MultiScaleTTA':
         if mode:  # mmengine's training loops call this before the first step
-            raise UserError('this config is for testing only: model.type is MultiScaleTTA')
+            raise UserError('model.type is MultiScaleTTA, which is only for testing; train the segmentor inside it')
         return super().train(mode)
 
     def test_step(self, data: dict) -> list[SegDataSample]:
@@ -365,7 +365,7 @@ class MultiScaleTTA(BaseTTAModel):
                 views += [View(image, tuple(sample.ori_shape[:2]), flip) for flip in FLIPS]
         weights = [sample.view_weights for sample in samples]
         for sample, mean in zip(samples, self.probabilities(views, weights), strict=True):
-            if len(mean) == 1:  # two classes told apart by one logit
+            if len(mean) == 1:  # one logit for two classes
                 label = (mean > self.module.decode_head.threshold).long()
             else:
                 label = mean.argmax(dim=0, keepdim=True)
@@ -373,9 +373,9 @@ class MultiScaleTTA(BaseTTAModel):
         return samples
 
     def probabilities(self, views: Sequence[View], weights: Sequence[Sequence[int]]) -> Iterator[Tensor]:
-        """Class probabilities (C, H, W) of each image; `weights` say how often each of its sizes counts.
+        """Yields the class probabilities (C, H, W) of each image; `weights` has a weight for each size of each image.
 
-        The views are those of all images, each twice, the second time flipped.
+        `views` holds all sizes of all images, each first as it is, then flipped.
         """
         logits = self.module.slide(views)
         for weights_of_image in weights:

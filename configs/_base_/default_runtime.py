@@ -1,4 +1,4 @@
-"""What every run has: logs, checkpoints, progress, checks at the start."""
+"""Settings of all runs: logs, checkpoints, progress, checks at the start."""
 default_scope = 'mmpretrain'
 
 default_hooks = dict(

@@ -1,4 +1,4 @@
-"""Ablation "- masking + recover 100% of visual tokens": nothing is hidden.
+"""Ablation "- masking + recover 100% of visual tokens": no patch is masked.
 
 Result:  81.67 ImageNet-1K top-1 at 224 pixels, by beit/finetune_in1k_100e.py (paper, ablation table)
          36.73 ADE20K mIoU, single scale, by beit/setr_pup_512_ade20k_160k.py (paper, ablation table)
@@ -17,7 +17,7 @@ Steps:   300 epochs x 625 = 187,500 updates, 6,250 of them warm-up
 Data:    ImageNet-1K, 1,281,167 images
 Cost:    165 GFLOP an image forward and backward; 141 GPU hours of an A100 at 40 %
 
-Differs: from the baseline in the mask: there is none, and the backbone has no mask token
+Differs: from the baseline in having no mask and no mask token
 """
 _base_ = [
     '../_base_/models/mim_base.py',

@@ -13,7 +13,7 @@ Steps:   300 epochs x 625 = 187,500 updates, 6,250 of them warm-up
 Data:    ImageNet-1K, 1,281,167 images
 Cost:    116 GFLOP an image forward and backward; 99 GPU hours of an A100 at 40 %
 
-Differs: from the baseline in the tokenizer, which must be trained first; the paper's own was not released. See
+Differs: from the baseline in the tokenizer, which must be trained first, because the paper's own was not released. See
          ../dvae/discrete_vae_8k_in1k.py
 """
 _base_ = [

@@ -17,7 +17,7 @@ Steps:   300 epochs x 625 = 187,500 updates, 6,250 of them warm-up
 Data:    ImageNet-1K, 1,281,167 images
 Cost:    152 GFLOP an image forward and backward; 130 GPU hours of an A100 at 40 %
 
-Differs: from the baseline in the mask alone; always exactly 75 patches
+Differs: from the baseline only in the mask, which always has exactly 75 patches
 """
 _base_ = [
     '../_base_/models/mim_base.py',

@@ -1,4 +1,4 @@
-"""ViT-Base trained on ImageNet-1K from random weights, 300 epochs, as DeiT: what pretraining is compared with.
+"""ViT-Base trained on ImageNet-1K from random weights, 300 epochs, as DeiT: the baseline for pretraining.
 
 Result:  81.8 ImageNet-1K top-1 at 224 pixels (paper, classification table, quoted from the DeiT paper)
 Model:   ViT-Base, absolute position embedding, 86,558,440 parameters; 224 x 224 pixels
@@ -9,13 +9,14 @@ Steps:   300 epochs x 1,251 = 375,300 updates, 6,255 of them warm-up
 Data:    ImageNet-1K, 1,281,167 images
 Cost:    105 GFLOP an image forward and backward; 90 GPU hours of an A100 at 40 %
 
-Differs: the paper quotes DeiT's result and has no settings of its own for this row. From DeiT's code: lr 1e-3 (5e-4 for
-         512 images), 5 epochs of warm-up, to 1e-5, weight decay 0.05, stochastic depth 0.1, and the augmentation of
-         beit/finetune_in1k_100e.py, which has it from there. Inferred: the mean of the patch tokens is classified as in
-         our fine-tuning (DeiT: the class token), warm-up starts at 0 (DeiT: 1e-6), initialisation as in our
-         pretraining, and the evaluated weights are the last, not their moving average. bfloat16 and the partners of
-         mixup and cutmix as in beit/finetune_in1k_100e.py, where DeiT has float16 and the batch in reverse.
-Options: tensorboard --logdir work_dirs draws it against beit/finetune_in1k_100e.py
+Differs: the paper quotes the result of DeiT and has no settings for this row. From DeiT's code: lr 1e-3 (5e-4 for 512
+         images), 5 epochs of warm-up, a final lr of 1e-5, weight decay 0.05, stochastic depth 0.1, and the augmentation
+         of beit/finetune_in1k_100e.py, which also comes from DeiT. Inferred: the mean of the patch tokens is
+         classified, as in our fine-tuning (DeiT: the class token), the warm-up starts at 0 (DeiT: 1e-6), the
+         initialisation is that of our pretraining, and the last weights are evaluated instead of their moving average.
+         bfloat16 and the partners of mixup and cutmix are as in beit/finetune_in1k_100e.py (DeiT: float16, and the
+         batch in reverse).
+Options: tensorboard --logdir work_dirs compares it with beit/finetune_in1k_100e.py
 """
 _base_ = [
     '../_base_/models/finetune_base.py',

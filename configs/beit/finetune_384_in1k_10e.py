@@ -11,12 +11,11 @@ Steps:   10 epochs x 2,502 = 25,020 updates, 12,510 of them warm-up
 Data:    ImageNet-1K, 1,281,167 images
 Cost:    333 GFLOP an image forward and backward; 9.5 GPU hours of an A100 at 40 %
 
-Differs: the paper says no more than "10 more epochs" and "the standard higher-resolution setting of DeiT". From DeiT's
-         command: lr 5e-6 that stays (its min-lr is the same), weight decay 1e-8, batch 512, and its defaults: 5 epochs
-         of warm-up from 1e-6, the augmentation of the 224 run, bicubic position embedding. Not verified for BEiT; that
-         the rate is the same for all layers is DeiT's way too. Evaluated on the whole height or width (crop ratio 1) as
-         the released BEiT, where DeiT crops 0.875. bfloat16 and the partners of mixup and cutmix as in
-         finetune_in1k_100e.py.
+Differs: the paper says only "10 more epochs" and "the standard higher-resolution setting of DeiT". From DeiT's command
+         come a constant lr of 5e-6, weight decay 1e-8 and batch 512; from its defaults 5 epochs of warm-up from 1e-6,
+         the augmentation of the 224 run, the bicubic position embedding and the same rate for all layers. None of this
+         is verified for BEiT. Evaluation uses the whole height or width (crop ratio 1), as in the released BEiT; DeiT
+         crops 0.875. bfloat16 and the partners of mixup and cutmix are as in finetune_in1k_100e.py.
 Options: On 8 GPUs: --cfg-options optim_wrapper.accumulative_counts=2
 """
 _base_ = [

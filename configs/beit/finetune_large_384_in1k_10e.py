@@ -12,8 +12,8 @@ Steps:   10 epochs x 2,502 = 25,020 updates, 12,510 of them warm-up
 Data:    ImageNet-1K, 1,281,167 images
 Cost:    1,146 GFLOP an image forward and backward; 33 GPU hours of an A100 at 40 %
 
-Differs: from finetune_384_in1k_10e.py, whose unverified settings hold here too, in the model and in having no repeated
-         augmentation, as the paper's large models
+Differs: from finetune_384_in1k_10e.py, whose unverified settings hold here too, in the model, and in having no repeated
+         augmentation, which the paper leaves out for large models
 """
 _base_ = [
     '../_base_/models/finetune_base.py',

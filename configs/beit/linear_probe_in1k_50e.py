@@ -12,12 +12,13 @@ Steps:   50 epochs x 1,251 = 62,550 updates
 Data:    ImageNet-1K, 1,281,167 images
 Cost:    26 GFLOP an image forward and backward; 3.8 GPU hours of an A100 at 40 %
 
-Differs: the released code classifies the class token beside the mean and runs 100 epochs by default. As there: the
-         block's output without a norm, rates stepped once an epoch, no warm-up, all parameters of the classifier
-         decayed by 1e-4. The backbone computes in bfloat16 instead of float16, the classifier in float32, as there.
-         Which pretraining the paper probes it does not say; that it is the 800 epochs of the main table is inferred.
-Options: All blocks in one run, accuracy layer by layer: --cfg-options model.layers=None
-         The class token beside the mean, as the released code has it: --cfg-options model.feature=cls_mean
+Differs: the released code classifies the class token and the mean together, and runs 100 epochs by default. From the
+         released code: the output of the block without a norm, a rate that changes once an epoch, no warm-up, and a
+         weight decay of 1e-4 on all parameters of the classifier, which computes in float32. The backbone computes in
+         bfloat16 (released: float16). The paper does not say which pretraining it probes; the 800 epochs of its main
+         table are inferred.
+Options: All blocks in one run, with an accuracy for each: --cfg-options model.layers=None
+         The class token and the mean, as in the released code: --cfg-options model.feature=cls_mean
 """
 _base_ = [
     '../_base_/models/linear_probe_base.py',

@@ -17,8 +17,8 @@ Steps:   300 epochs x 625 = 187,500 updates, 6,250 of them warm-up
 Data:    ImageNet-1K, 1,281,167 images
 Cost:    152 GFLOP an image forward and backward; 130 GPU hours of an A100 at 40 %
 
-Differs: from the released code's default command in the architecture, in bfloat16 instead of float16, and in colour
-         jitter after the crop, not before it; see pretrain_800e.py
+Differs: from the default command of the released code in the architecture, in bfloat16 instead of float16, and in
+         colour jitter after the crop instead of before it; see pretrain_800e.py
 Options: On 8 GPUs: --cfg-options train_dataloader.batch_size=256
 """
 _base_ = [

@@ -12,10 +12,10 @@ Steps:   800 epochs x 625 = 500,000 updates, 6,250 of them warm-up
 Data:    ImageNet-1K, 1,281,167 images
 Cost:    152 GFLOP an image forward and backward; 346 GPU hours of an A100 at 40 %
 
-Differs: from the released code's default command, which trains the BEiT+ architecture (beit_plus/pretrain_300e.py);
-         this is the plain ViT of the paper and of its released checkpoint `beit_base_patch16_224_pt1k_800ep`. bfloat16
-         instead of float16. Colors are jittered after the crop, not before it: the views are 0.65 and 0.83 of 255
-         levels away on average.
+Differs: the default command of the released code trains the BEiT+ architecture (beit_plus/pretrain_300e.py); this is
+         the plain ViT of the paper and of its released checkpoint `beit_base_patch16_224_pt1k_800ep`. bfloat16 instead
+         of float16. Colours are jittered after the crop instead of before it, which changes the two views by 0.65 and
+         0.83 of 255 levels on average.
 Options: On 8 GPUs: --cfg-options train_dataloader.batch_size=256
 """
 _base_ = [

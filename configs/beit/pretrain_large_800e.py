@@ -12,8 +12,7 @@ Data:    ImageNet-1K, 1,281,167 images
 Cost:    413 GFLOP an image forward and backward; 942 GPU hours of an A100 at 40 %
 
 Differs: from pretrain_800e.py in the model and in the gradient clip, 1.0 instead of 3.0 (paper, table of pretraining
-         hyperparameters). Color jitter after the crop and bfloat16, as there. No large checkpoint of this recipe was
-         released.
+         hyperparameters). No large checkpoint of this recipe was released.
 """
 _base_ = [
     '../_base_/models/mim_base.py',

@@ -18,13 +18,14 @@ Steps:   160,000 updates, 1,500 of them warm-up
 Data:    ADE20K, 20,210 images, 126.7 times
 Cost:    1,031 GFLOP an image forward and backward; 5.9 GPU hours of an A100 at 40 %
 
-Differs: neither the paper nor its authors published this head's code. Heads, the blocks they read and windows are those
-         of SETR's own code, with its four auxiliary heads (setr_pup_three_aux_512_ade20k_160k.py has mmseg's three),
-         but mmseg's implementation: no bias before a batch norm, and logits after the last upsampling instead of
-         before. Optimizer and schedule are the paper's; the warm-up starts at a millionth of the rate, as in the
-         released UperNet code. bfloat16, in tests too (--cfg-options model.test_cfg.precision=float32); the paper does
-         not say. Nor does it say whose supervised weights it took; these are the DeiT-B of its classification table. Of
-         both others the key biases, which the softmax takes away again, are dropped.
+Differs: neither the paper nor its authors published the code of this head. The heads, the blocks that they read and the
+         windows are those of SETR's own code, with its four auxiliary heads (setr_pup_three_aux_512_ade20k_160k.py has
+         mmseg's three). The implementation is mmseg's: no bias before a batch norm, and logits after the last
+         upsampling instead of before. Optimizer and schedule are the paper's; the warm-up starts at a millionth of the
+         rate, as in the released UperNet code. The precision is bfloat16, in tests too (--cfg-options
+         model.test_cfg.precision=float32); the paper does not state it. Nor does it say which supervised weights it
+         used; here they are the DeiT-B of its classification table. The key biases of DeiT and DINO are dropped,
+         because the softmax cancels them.
 """
 _base_ = [
     '../_base_/models/setr_pup_base.py',

@@ -13,8 +13,8 @@ Steps:   160,000 updates, 1,500 of them warm-up
 Data:    ADE20K, 20,210 images, 126.7 times
 Cost:    1,360 GFLOP an image forward and backward; 7.8 GPU hours of an A100 at 40 %
 
-Differs: from setr_pup_512_ade20k_160k.py, which has SETR's own four heads, in the auxiliary heads. They are on the
-         outputs of blocks 5, 8 and 10, without one on the last, and their logits come at the size of the image.
+Differs: from setr_pup_512_ade20k_160k.py, which has the four auxiliary heads of SETR's own code, in the auxiliary
+         heads: they read blocks 5, 8 and 10, not the last one, and their logits have the size of the image.
 """
 _base_ = [
     '../_base_/models/setr_pup_base.py',

@@ -11,10 +11,10 @@ Steps:   160,000 updates, 1,500 of them warm-up
 Data:    ADE20K, 20,210 images, 126.7 times
 Cost:    3,641 GFLOP an image forward and backward; 21 GPU hours of an A100 at 40 %
 
-Differs: the paper names no settings for this table: size, rate, layer decay and schedule are those of the released
-         config for weights without intermediate fine-tuning (upernet_beit_base_12_512_slide_160k_ade20k_pt.py). From
-         the released code in sparing class token and position embedding from weight decay, where it means to, and in
-         bfloat16 instead of float16, in tests too (--cfg-options model.test_cfg.precision=float32).
+Differs: the paper gives no settings for this table: size, rate, layer decay and schedule are from the released config
+         for weights without intermediate fine-tuning (upernet_beit_base_12_512_slide_160k_ade20k_pt.py). Class token
+         and position embedding have no weight decay, as the released code intends but does not do. bfloat16 instead of
+         float16, in tests too (--cfg-options model.test_cfg.precision=float32).
 Options: From the released 800-epoch weights: --cfg-options
          model.backbone.init_cfg.checkpoint=beit_base_patch16_224_pt1k_800ep.pth
 """

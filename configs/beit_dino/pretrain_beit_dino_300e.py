@@ -19,13 +19,13 @@ Steps:   300 epochs x 625 = 187,500 updates, 6,250 of them warm-up
 Data:    ImageNet-1K, 1,281,167 images
 Cost:    594 GFLOP an image forward and backward; 507 GPU hours of an A100 at 40 %
 
-Differs: the paper says that both tasks are trained together, for 300 epochs, and no more; no code was released. Our
-         reading: loss = BEiT's + DINO's. The first global crop is BEiT's image, with its jitter, mask and second view
-         for the tokenizer, without DINO's grayscale and blur, but boxes of at least a quarter of the image, as the
-         teacher sees this crop too, unmasked. DINO's student sees it unmasked, in a pass of its own. Everything else
-         of DINO, the other crops, head, temperature and momentum, is as in pretrain_dino_400e.py, in bfloat16 and with
-         its Gaussian blur; optimizer, rate, weight decay and clipping are BEiT's (beit/pretrain_300e.py)
-Options: The masked pass gives the student's class token too, a sixth less arithmetic:
+Differs: the paper says only that both tasks are trained together for 300 epochs; no code was released. Here the loss is
+         the sum of both. The first global crop is BEiT's image, with BEiT's jitter, mask and second view for the
+         tokenizer, without DINO's grayscale and blur. Its boxes cover at least a quarter of the image, because the
+         teacher sees this crop too, unmasked. DINO's student also sees it unmasked, in a separate pass. The rest of
+         DINO (other crops, head, temperature and momentum) is as in pretrain_dino_400e.py, with its bfloat16 and
+         Gaussian blur. Optimizer, rate, weight decay and clipping are BEiT's (beit/pretrain_300e.py)
+Options: The student's class token from the masked pass, with a sixth less arithmetic:
              --cfg-options model.dino_on_masked=True
          Another weight of DINO's loss: --cfg-options model.dino_weight=0.5
 Trains:  115,162,880 of the parameters; the others are the teacher's

@@ -1,4 +1,4 @@
-"""DINO with ViT-Base, 400 epochs on ImageNet-1K: what the paper compares BEiT with.
+"""DINO with ViT-Base, 400 epochs on ImageNet-1K: a baseline of the paper.
 
 Result:  82.8 ImageNet-1K top-1 at 224 pixels, by beit/finetune_in1k_100e.py (paper, classification table)
          44.08 ADE20K mIoU, single scale, by beit/setr_pup_512_ade20k_160k.py (paper, table of BEiT and DINO together)
@@ -17,12 +17,12 @@ Steps:   400 epochs x 1,251 = 500,400 updates, 12,510 of them warm-up
 Data:    ImageNet-1K, 1,281,167 images
 Cost:    442 GFLOP an image forward and backward; 504 GPU hours of an A100 at 40 %
 
-Differs: from the original (facebookresearch/dino, the arguments of its released ViT-B/16) in clipping (there each
-         tensor at a norm of 0.3, here all together at 3), in weight decay (there of class token and position embedding
-         too, as only biases and other vectors are exempt), in bfloat16 (the head's last layer in float32), in BEiT's
-         initialisation, in attention without a bias for the keys (which changes no attention), in an exact Gaussian
-         blur, and in the position embedding of local crops, resampled to 6 x 6 patches by size, not by the scale factor
-         6.1 / 14. The paper's row starts from the original's file, dino_vitbase16_pretrain.pth
+Differs: from the original (facebookresearch/dino, the arguments of its released ViT-B/16) in clipping all gradients
+         together at 3 (original: each tensor at 0.3); in weight decay, which class token and position embedding do not
+         have (original: biases and other vectors do not have it); in bfloat16 (the last layer of the head in float32);
+         in BEiT's initialisation; in attention without a bias for the keys, which changes no attention; in an exact
+         Gaussian blur; and in the position embedding of local crops, resized to 6 x 6 patches by size instead of by the
+         scale factor 6.1 / 14. The row in the paper starts from the original's file, dino_vitbase16_pretrain.pth
 Options: float32, as the original: --cfg-options optim_wrapper.dtype=float32
 Trains:  108,862,464 of the parameters; the others are the teacher's
 """

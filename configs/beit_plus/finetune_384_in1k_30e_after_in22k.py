@@ -16,8 +16,8 @@ Steps:   30 epochs x 2,502 = 75,060 updates, 12,510 of them warm-up
 Data:    ImageNet-1K, 1,281,167 images
 Cost:    333 GFLOP an image forward and backward; 28 GPU hours of an A100 at 40 %
 
-Differs: from finetune_in1k_30e_after_in22k.py in the image size alone: the model of the intermediate fine-tuning at 224
-         goes to 384 directly, its bias tables resampled. Evaluated on the whole height or width (crop ratio 1).
+Differs: from finetune_in1k_30e_after_in22k.py only in the image size: the model of the intermediate fine-tuning at 224
+         is fine-tuned at 384 directly, with resized bias tables. Evaluated on the whole height or width (crop ratio 1).
 """
 _base_ = [
     '../_base_/models/finetune_base.py',

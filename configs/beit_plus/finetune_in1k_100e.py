@@ -15,9 +15,8 @@ Steps:   100 epochs x 1,251 = 125,100 updates, 25,020 of them warm-up
 Data:    ImageNet-1K, 1,281,167 images
 Cost:    105 GFLOP an image forward and backward; 30 GPU hours of an A100 at 40 %
 
-Differs: from the released command in bfloat16 instead of float16, and in the partners of mixup and cutmix, which are
-         drawn (there: the batch in reverse). No repeated augmentation, as there; mean and std 0.5, as there and in this
-         pretraining.
+Differs: from the released command in bfloat16 instead of float16, and in random partners for mixup and cutmix
+         (released: the batch in reverse).
 """
 _base_ = [
     '../_base_/models/finetune_base.py',

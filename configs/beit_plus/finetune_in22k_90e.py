@@ -15,8 +15,9 @@ Steps:   90 epochs x 3,466 = 311,940 updates, 17,330 of them warm-up
 Data:    ImageNet-22K, 14,197,122 images
 Cost:    105 GFLOP an image forward and backward; 300 GPU hours of an A100 at 40 %
 
-Differs: from the released command in having no gradient clip: that names 3.0, but ignores it under deepspeed. bfloat16
-         instead of float16. No accuracy while training, as there: ImageNet-22K has no validation images.
+Differs: from the released command in having no gradient clip: the command names 3.0, but its code ignores that under
+         deepspeed. bfloat16 instead of float16. No accuracy during training, because ImageNet-22K has no validation
+         images.
 Options: On 8 GPUs: --cfg-options optim_wrapper.accumulative_counts=2
 """
 _base_ = [

@@ -16,9 +16,9 @@ Steps:   30 epochs x 2,502 = 75,060 updates, 12,510 of them warm-up
 Data:    ImageNet-1K, 1,281,167 images
 Cost:    1,146 GFLOP an image forward and backward; 98 GPU hours of an A100 at 40 %
 
-Differs: from the released command in bfloat16 instead of float16. From finetune_large_in1k_30e_after_in22k.py in the
-         image size alone: the model of the intermediate fine-tuning at 224 goes to 384 directly, its bias tables
-         resampled.
+Differs: from the released command in bfloat16 instead of float16. From finetune_large_in1k_30e_after_in22k.py only in
+         the image size: the model of the intermediate fine-tuning at 224 is fine-tuned at 384 directly, with resized
+         bias tables.
 Options: Less memory: --cfg-options model.backbone.with_cp=True
 """
 _base_ = [

@@ -15,7 +15,7 @@ Steps:   30 epochs x 2,502 = 75,060 updates, 12,510 of them warm-up
 Data:    ImageNet-1K, 1,281,167 images
 Cost:    369 GFLOP an image forward and backward; 32 GPU hours of an A100 at 40 %
 
-Differs: from finetune_in1k_30e_after_in22k.py in the model, in layer decay and stochastic depth
+Differs: from finetune_in1k_30e_after_in22k.py in the model, layer decay and stochastic depth
 """
 _base_ = [
     '../_base_/models/finetune_base.py',

@@ -14,8 +14,8 @@ Steps:   50 epochs x 1,251 = 62,550 updates, 6,255 of them warm-up
 Data:    ImageNet-1K, 1,281,167 images
 Cost:    369 GFLOP an image forward and backward; 53 GPU hours of an A100 at 40 %
 
-Differs: from the released command in bfloat16 instead of float16, and in the partners of mixup and cutmix, which are
-         drawn (there: the batch in reverse). lr 1e-3 and stochastic depth 0.2 are the released command's; the paper's
+Differs: from the released command in bfloat16 instead of float16, and in random partners for mixup and cutmix
+         (released: the batch in reverse). lr 1e-3 and stochastic depth 0.2 are from the released command; the paper's
          table has 2e-3 to 5e-3 and 0.1 (beit/finetune_large_in1k_50e.py).
 """
 _base_ = [

@@ -18,8 +18,8 @@ Steps:   90 epochs x 6,932 = 623,880 updates, 34,660 of them warm-up
 Data:    ImageNet-22K, 14,197,122 images
 Cost:    369 GFLOP an image forward and backward; 1,051 GPU hours of an A100 at 40 %
 
-Differs: from finetune_in22k_90e.py in the model, in layer decay, batch and lr. The clip of 1.0 that the released
-         command names is ignored there, and left out here.
+Differs: from finetune_in22k_90e.py in the model, layer decay, batch and lr. The released command names a clip of 1.0,
+         but its code ignores that, so there is none here.
 """
 _base_ = [
     '../_base_/models/finetune_base.py',

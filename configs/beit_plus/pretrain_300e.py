@@ -17,9 +17,9 @@ Steps:   300 epochs x 625 = 187,500 updates, 6,250 of them warm-up
 Data:    ImageNet-1K, 1,281,167 images
 Cost:    152 GFLOP an image forward and backward; 130 GPU hours of an A100 at 40 %
 
-Differs: from the paper's main model (beit/) in the architecture; this is what the released code trains by default. The
-         released code's README runs 800 epochs of it. From that code in bfloat16 instead of float16, and in colour
-         jitter after the crop, not before it.
+Differs: from the paper's main model (beit/) in the architecture; the released code trains this one by default, and its
+         README trains it for 800 epochs. From the released code in bfloat16 instead of float16, and in colour jitter
+         after the crop instead of before it.
 Options: On 8 GPUs: --cfg-options train_dataloader.batch_size=256
 """
 _base_ = [

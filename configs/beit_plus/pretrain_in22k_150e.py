@@ -11,9 +11,9 @@ Steps:   150 epochs x 6,932 = 1,039,800 updates, 10,000 of them warm-up
 Data:    ImageNet-22K, 14,197,122 images
 Cost:    152 GFLOP an image forward and backward; 719 GPU hours of an A100 at 40 %
 
-Differs: from the released command in bfloat16 instead of float16, and in colour jitter after the crop, not before it.
-         Images are normalised with mean and std 0.5 there, so here too. With another batch the schedule below, in
-         steps, must change.
+Differs: from the released command in bfloat16 instead of float16, and in colour jitter after the crop instead of before
+         it. Images are normalised with mean and std 0.5, as in the released command. With another batch, change the
+         schedule below, which counts steps.
 """
 _base_ = [
     '../_base_/models/mim_base.py',

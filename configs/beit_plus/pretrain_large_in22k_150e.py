@@ -11,8 +11,8 @@ Steps:   150 epochs x 6,932 = 1,039,800 updates, 10,000 of them warm-up
 Data:    ImageNet-22K, 14,197,122 images
 Cost:    413 GFLOP an image forward and backward; 1,958 GPU hours of an A100 at 40 %
 
-Differs: from pretrain_in22k_150e.py in the model, LayerScale from 1e-5, and the gradient clip of 1.0 that the paper
-         gives for large models; jitter and precision as there
+Differs: from pretrain_in22k_150e.py in the model, in LayerScale from 1e-5, and in the gradient clip of 1.0, which the
+         paper gives for large models
 """
 _base_ = [
     '../_base_/models/mim_base.py',

@@ -13,9 +13,9 @@ Steps:   160,000 updates, 1,500 of them warm-up
 Data:    ADE20K, 20,210 images, 126.7 times
 Cost:    3,641 GFLOP an image forward and backward; 21 GPU hours of an A100 at 40 %
 
-Differs: from the released upernet_beit_base_12_512_slide_160k_ade20k_pt.py in weight decay, which leaves the class
-         token alone, and in bfloat16 instead of float16. Tests run in bfloat16, there in float32 (--cfg-options
-         model.test_cfg.precision=float32). Its sibling for weights after intermediate fine-tuning, `_pt2ft`, is
+Differs: from the released upernet_beit_base_12_512_slide_160k_ade20k_pt.py in having no weight decay on the class
+         token, and in bfloat16 instead of float16. Tests run in bfloat16 (released: float32; --cfg-options
+         model.test_cfg.precision=float32). For weights after intermediate fine-tuning, `_pt2ft`, use
          upernet_512_ade20k_160k_after_in22k.py.
 """
 _base_ = [

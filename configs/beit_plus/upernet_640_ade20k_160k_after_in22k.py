@@ -19,10 +19,10 @@ Steps:   160,000 updates, 1,500 of them warm-up
 Data:    ADE20K, 20,210 images, 126.7 times
 Cost:    5,790 GFLOP an image forward and backward; 33 GPU hours of an A100 at 40 %
 
-Differs: from the released upernet_beit_base_12_640_slide_160k_ade20k_pt2ft.py in weight decay, which leaves the class
-         token alone, and in bfloat16 instead of float16. Tests run in bfloat16; the released figures are of float32
-         (--cfg-options model.test_cfg.precision=float32). As there, images are normalised with ImageNet's statistics,
-         though the weights come from images normalised with 0.5 (the log warns).
+Differs: from the released upernet_beit_base_12_640_slide_160k_ade20k_pt2ft.py in having no weight decay on the class
+         token, and in bfloat16 instead of float16. Tests run in bfloat16; the released results are of float32
+         (--cfg-options model.test_cfg.precision=float32). As in the released config, images are normalised with
+         ImageNet's statistics, although the weights come from images normalised with 0.5 (the log warns).
 """
 _base_ = [
     '../_base_/models/upernet_base.py',

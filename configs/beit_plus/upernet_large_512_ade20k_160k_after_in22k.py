@@ -14,8 +14,8 @@ Steps:   160,000 updates, 1,500 of them warm-up
 Data:    ADE20K, 20,210 images, 126.7 times
 Cost:    7,493 GFLOP an image forward and backward; 43 GPU hours of an A100 at 40 %
 
-Differs: from the released upernet_beit_large_24_512_slide_160k_ade20k_pt2ft.py as
-         upernet_640_ade20k_160k_after_in22k.py from its own. Nobody published a result at this size.
+Differs: from the released upernet_beit_large_24_512_slide_160k_ade20k_pt2ft.py in the same points as
+         upernet_640_ade20k_160k_after_in22k.py from its released config. No result at this size was published.
 """
 _base_ = [
     '../_base_/models/upernet_base.py',

@@ -19,11 +19,11 @@ Steps:   160,000 updates, as max_iters counts 320,000 batches, 1,500 of them war
 Data:    ADE20K, 20,210 images, 126.7 times
 Cost:    11,978 GFLOP an image forward and backward; 68 GPU hours of an A100 at 40 %
 
-Differs: from the released upernet_beit_large_24_640_slide_160k_ade20k_pt2ft.py as
-         upernet_640_ade20k_160k_after_in22k.py from its own, and in bfloat16 tests (--cfg-options
-         model.test_cfg.precision=float32). Steps, warm-up and schedule count batches, as there: 320,000, and the rate
-         falls to the last of them (mmseg's config ends it at half). A single process needs batches of two: batch norm
-         has nothing to compare in a map of one pixel.
+Differs: from the released upernet_beit_large_24_640_slide_160k_ade20k_pt2ft.py in the same points as
+         upernet_640_ade20k_160k_after_in22k.py from its released config. Steps, warm-up and schedule count batches, as
+         in the released config: there are 320,000, and the rate falls until the last (mmseg's config ends the schedule
+         at half). A single process needs batches of two, because batch norm needs more than one value in a map of one
+         pixel.
 Options: With room for two images a GPU: --cfg-options train_dataloader.batch_size=2 optim_wrapper.accumulative_counts=1
          train_cfg.max_iters=160000 param_scheduler.0.end=1501 param_scheduler.1.end=160001
 """

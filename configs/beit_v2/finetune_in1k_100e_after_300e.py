@@ -14,7 +14,7 @@ Steps:   100 epochs x 1,251 = 125,100 updates, 25,020 of them warm-up
 Data:    ImageNet-1K, 1,281,167 images
 Cost:    105 GFLOP an image forward and backward; 30 GPU hours of an A100 at 40 %
 
-Differs: from finetune_in1k_100e.py in layer decay and stochastic depth, as the released command
+Differs: from finetune_in1k_100e.py in layer decay and stochastic depth, as in the released command
 """
 _base_ = [
     '../_base_/models/finetune_base.py',

@@ -19,8 +19,8 @@ Steps:   30 epochs x 1,251 = 37,530 updates, 25,020 of them warm-up
 Data:    ImageNet-1K, 1,281,167 images
 Cost:    105 GFLOP an image forward and backward; 9.0 GPU hours of an A100 at 40 %
 
-Differs: from the released command in bfloat16 instead of float16. The norm after the mean comes with the weights; the
-         head of 21841 classes does not. No mixup, no cutmix, as there.
+Differs: from the released command in bfloat16 instead of float16. The norm after the mean is loaded with the weights;
+         the head for 21841 classes is not.
 """
 _base_ = [
     '../_base_/models/finetune_base.py',

@@ -12,8 +12,8 @@ Steps:   90 epochs x 3,466 = 311,940 updates, 69,320 of them warm-up
 Data:    ImageNet-22K, 14,197,122 images
 Cost:    105 GFLOP an image forward and backward; 300 GPU hours of an A100 at 40 %
 
-Differs: from the released command in bfloat16 instead of float16. No accuracy while training, as there: ImageNet-22K
-         has no validation images.
+Differs: from the released command in bfloat16 instead of float16. No accuracy during training, because ImageNet-22K has
+         no validation images.
 Options: On 16 GPUs: --cfg-options optim_wrapper.accumulative_counts=2
 """
 _base_ = [

@@ -17,7 +17,7 @@ Steps:   20 epochs x 1,251 = 25,020 updates, 6,255 of them warm-up
 Data:    ImageNet-1K, 1,281,167 images
 Cost:    369 GFLOP an image forward and backward; 21 GPU hours of an A100 at 40 %
 
-Differs: from finetune_in1k_30e_after_in22k.py in the model, rate, layer decay, stochastic depth and length, as the
+Differs: from finetune_in1k_30e_after_in22k.py in the model, rate, layer decay, stochastic depth and length, as in the
          released command
 """
 _base_ = [

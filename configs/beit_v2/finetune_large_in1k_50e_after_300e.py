@@ -13,7 +13,7 @@ Steps:   50 epochs x 1,251 = 62,550 updates, 6,255 of them warm-up
 Data:    ImageNet-1K, 1,281,167 images
 Cost:    369 GFLOP an image forward and backward; 53 GPU hours of an A100 at 40 %
 
-Differs: from finetune_large_in1k_50e.py in the rate, as the released command
+Differs: from finetune_large_in1k_50e.py in the rate, as in the released command
 """
 _base_ = [
     '../_base_/models/finetune_base.py',

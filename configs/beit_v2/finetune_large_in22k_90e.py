@@ -12,7 +12,7 @@ Steps:   90 epochs x 3,466 = 311,940 updates, 69,320 of them warm-up
 Data:    ImageNet-22K, 14,197,122 images
 Cost:    369 GFLOP an image forward and backward; 1,051 GPU hours of an A100 at 40 %
 
-Differs: from finetune_in22k_90e.py in the model and in stochastic depth, as the released command
+Differs: from finetune_in22k_90e.py in the model and stochastic depth, as in the released command
 Options: On 16 GPUs: --cfg-options optim_wrapper.accumulative_counts=2
 """
 _base_ = [

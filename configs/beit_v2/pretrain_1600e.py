@@ -12,9 +12,8 @@ Data:    ImageNet-1K, 1,281,167 images
 Cost:    155 GFLOP an image forward and backward; 706 GPU hours of an A100 at 40 %
 
 Tokens:  VQ-KD's, 8192, of the released vqkd_encoder_base_decoder_3x768x12_clip, which is downloaded on first use
-Differs: from the released command in bfloat16 instead of float16 (the tokenizer's encoder has float16, its search of
-         the codebook float32), and in colour jitter after the crop, not before it. Both networks see the same pixels,
-         as there.
+Differs: from the released command in bfloat16 instead of float16 (the tokenizer's encoder in float16, its search of the
+         codebook in float32), and in colour jitter after the crop instead of before it.
 Options: On 8 GPUs: --cfg-options train_dataloader.batch_size=256
 """
 _base_ = [

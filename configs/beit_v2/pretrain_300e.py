@@ -12,8 +12,8 @@ Data:    ImageNet-1K, 1,281,167 images
 Cost:    155 GFLOP an image forward and backward; 132 GPU hours of an A100 at 40 %
 
 Tokens:  VQ-KD's, 8192, of the released vqkd_encoder_base_decoder_3x768x12_clip, which is downloaded on first use
-Differs: from pretrain_1600e.py in length, in the second beta of 0.98 and in having no stochastic depth, as the released
-         command; from that as pretrain_1600e.py
+Differs: from pretrain_1600e.py in length, in a second beta of 0.98 and in having no stochastic depth, as in the
+         released command; from the released command in the same points as pretrain_1600e.py
 Options: On 8 GPUs: --cfg-options train_dataloader.batch_size=256
 """
 _base_ = [

@@ -13,8 +13,8 @@ Data:    ImageNet-1K, 1,281,167 images
 Cost:    427 GFLOP an image forward and backward; 365 GPU hours of an A100 at 40 %
 
 Tokens:  VQ-KD's, 8192, of the released vqkd_encoder_base_decoder_3x768x12_clip, which is downloaded on first use
-Differs: from pretrain_300e.py in the model, LayerScale from 1e-5, and patches taken after block 21 of 24;
-         from the released command as pretrain_1600e.py
+Differs: from pretrain_300e.py in the model, in LayerScale from 1e-5, and in patches taken after block 21 of 24; from
+         the released command in the same points as pretrain_1600e.py
 Options: As released, on 64 GPUs: --cfg-options train_dataloader.batch_size=32
 """
 _base_ = [

@@ -14,7 +14,7 @@ Steps:   160,000 updates, 1,500 of them warm-up
 Data:    ADE20K, 20,210 images, 126.7 times
 Cost:    3,641 GFLOP an image forward and backward; 21 GPU hours of an A100 at 40 %
 
-Differs: from upernet_512_ade20k_160k.py in layer decay, as the released ..._160k_21ktoade20k.py
+Differs: from upernet_512_ade20k_160k.py in layer decay, as in the released ..._160k_21ktoade20k.py
 """
 _base_ = [
     '../_base_/models/upernet_base.py',

@@ -13,7 +13,7 @@ Steps:   160,000 updates, 1,500 of them warm-up
 Data:    ADE20K, 20,210 images, 126.7 times
 Cost:    7,493 GFLOP an image forward and backward; 43 GPU hours of an A100 at 40 %
 
-Differs: from upernet_512_ade20k_160k.py in the model, rate and layer decay, as the released
+Differs: from upernet_512_ade20k_160k.py in the model, rate and layer decay, as in the released
          upernet_beit_large_24_512_slide_160k_ade20k.py
 """
 _base_ = [

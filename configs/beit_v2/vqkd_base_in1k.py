@@ -10,11 +10,11 @@ Data:    ImageNet-1K, 1,281,167 images
 
 Needs:   pip install transformers, and its CLIP from the network, or model.teacher.name=FOLDER
 Then:    name the checkpoint in model.target_generator.checkpoint of a pretraining of this folder
-Differs: from the released command in bfloat16 (theirs: float16), in float32 arithmetic between encoder and decoder, in
-         one k-means over all processes (theirs: each has its own), and in a pixel decoder of 64 channels for pictures,
-         from which no gradient comes to the tokens
+Differs: from the released command in bfloat16 (released: float16), in float32 arithmetic between encoder and decoder,
+         in one k-means over all processes (released: each process has its own), and in a pixel decoder of 64 channels
+         for pictures, which sends no gradient to the tokens
 Options: The other released decoder: --cfg-options model.decoder_layers=1
-         Codes that are hardly used begin anew: --cfg-options model.restart_below=0.1
+         Restart codes that are hardly used: --cfg-options model.restart_below=0.1
 """
 _base_ = ['../_base_/datasets/mim_in1k.py', '../_base_/default_runtime.py']
 

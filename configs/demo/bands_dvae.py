@@ -5,8 +5,8 @@ Command: python tools/demo/draw_bands.py
 Data:    data/bands/train and data/bands/val, .tif or .npy files to any depth. Other images: docs/data.md
 Batch:   1 process x 16 images, lr 3e-3
 Expect:  docs/data.md
-Differs: from dvae.py in reading six bands, in half as large tokens and half as many, in 24-pixel images, rate, length
-         and type, and in its pictures, which show bands 4 to 6
+Differs: from dvae.py in reading six bands, in 512 tokens of 4 x 4 pixels, in 24-pixel images, rate, length and type,
+         and in its pictures, which show bands 4 to 6
 """
 _base_ = ['../_base_/datasets/demo_bands.py', '../_base_/default_runtime.py']
 

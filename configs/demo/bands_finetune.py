@@ -2,16 +2,15 @@
 
 After:   configs/demo/bands_pretrain.py
 Command: python tools/train.py configs/demo/bands_finetune.py
-         From random weights, for comparison (with one rate for all layers, as none has learned anything):
+         From random weights, for comparison (with one rate for all layers, because none is pretrained):
          python tools/train.py configs/demo/bands_finetune.py --work-dir work_dirs/bands_scratch \
              --cfg-options model.backbone.init_cfg=None optim_wrapper.paramwise_cfg.layer_decay_rate=1.0
 Data:    data/bands/{train,val}/<class>/*.tif; of the former those in data/bands/meta/few_labels.txt. All of them:
          --cfg-options train_dataloader.dataset.ann_file=''
 Batch:   1 process x 32 images, lr 2e-3
 Expect:  docs/data.md
-Differs: from finetune_folder.py in reading six bands, so that OpenCV resizes instead of Pillow;
-         in size (48 pixels, 4 blocks, width 96), in crops of at least 60 % of an image, batch and
-         length
+Differs: from finetune_folder.py in reading six bands, so that OpenCV resizes instead of Pillow; in size (48 pixels, 4
+         blocks, width 96), in crops of at least 60 % of an image, and in batch and length
 """
 _base_ = [
     '../_base_/models/finetune_base.py',

@@ -7,7 +7,7 @@ Batch:   1 process x 32 images, lr 2e-3
 Steps:   2,000, 40 times through 1,600 images
 Expect:  docs/data.md
 Differs: from pretrain.py in reading six bands, without colour jitter; in size (4 blocks, width 96, 14 of 36 patches
-         masked; tokens of 4 x 4 pixels), batch, length, and in its pictures, which show bands 4 to 6
+         masked; tokens of 4 x 4 pixels), batch and length, and in its pictures, which show bands 4 to 6
 """
 _base_ = [
     '../_base_/models/demo_mim.py',

@@ -5,10 +5,10 @@ Data:    data/caltech101/train/<class>/*.jpg; class folders are not looked at
 Batch:   1 process x 32 images, lr 5e-4
 Steps:   400, 3 times through 4,084 images, 8 minutes on a free core
 Expect:  loss_dino 6.77, 6.51, 6.55 at steps 50, 200, 400; teacher_entropy 6.40, 6.11, 6.28, below teacher_mean_entropy
-         by 0.39, 0.54, 0.48: no collapse. In so short a run the teacher, which moves 0.4 % of the way to the student a
-         step, hardly leaves its start
-Differs: from caltech101_beit_dino.py in the tasks, rate and length, and in the weight decay, which rises as DINO's
-         does; the first global crop is augmented as DINO's too. There is no validation.
+         by 0.39, 0.54, 0.48: no collapse. In this short run the teacher hardly changes, because it moves only 0.4 % of
+         the way to the student in each step
+Differs: from caltech101_beit_dino.py in the tasks, rate and length, in the weight decay, which rises as in DINO, and in
+         DINO's augmentation of the first global crop. There is no validation.
 """
 _base_ = [
     '../_base_/models/demo_mim.py',

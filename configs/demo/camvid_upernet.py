@@ -1,6 +1,6 @@
 """CamVid's 11 classes with UperNet and the packaged BEiT: 128-pixel crops, two CPU cores.
 
-After:   the packaged weights, or a pretraining of your own: --cfg-options model.backbone.init_cfg.checkpoint=FILE
+After:   the packaged weights, or your own pretraining: --cfg-options model.backbone.init_cfg.checkpoint=FILE
 Command: python tools/train.py configs/demo/camvid_upernet.py
          From random weights, for comparison:
          python tools/train.py configs/demo/camvid_upernet.py --work-dir work_dirs/camvid_upernet_scratch \
@@ -10,8 +10,8 @@ Command: python tools/train.py configs/demo/camvid_upernet.py
 Data:    data/camvid/{images,annotations}/{training,validation} and data/camvid/classes.txt, 11 lines after its header;
          in the annotations 0 is unlabelled and 1 the first class
 Batch:   1 process x 8 images, lr 2e-3
-Differs: from segment_upernet.py in the data, as a pattern for folders and classes of your own, and in length: 600
-         steps, 13 times through the 367 frames
+Differs: from segment_upernet.py in the data, as an example for your own folders and classes, and in length: 600 steps,
+         13 times through the 367 frames
 """
 _base_ = [
     '../_base_/models/upernet_base.py',

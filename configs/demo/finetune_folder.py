@@ -1,6 +1,6 @@
 """A small BEiT fine-tuned on images with one folder a class, in minutes on two CPU cores.
 
-After:   the packaged weights; of a pretraining of your own: --cfg-options model.backbone.init_cfg.checkpoint=FILE
+After:   the packaged weights, or your own pretraining: --cfg-options model.backbone.init_cfg.checkpoint=FILE
 Command: python tools/train.py configs/demo/finetune_folder.py
          The packaged classifier:
          python tools/train.py configs/demo/finetune_folder.py --work-dir work_dirs/caltech101_finetune --cfg-options \
@@ -15,8 +15,8 @@ Data:    data/demo/train/<class>/*.jpg and data/demo/val/<class>/*.jpg of 10 cla
          Fewer images: train_dataloader.dataset.ann_file=list.txt (one path a line, relative to data/demo/train)
 Batch:   1 process x 64 images, lr 4e-3
 Differs: from ../beit/finetune_in1k_100e.py in size (96-pixel images in 8 x 8 patches), in crops of at least 30 % of an
-         image, in rate and layer decay, and in lighter augmentation, with which a short run learns more: no
-         RandAugment, Mixup, CutMix or repeated augmentation
+         image, in rate and layer decay, and in lighter augmentation, because a short run learns more without
+         RandAugment, Mixup, CutMix and repeated augmentation
 """
 _base_ = [
     '../_base_/models/finetune_base.py',

@@ -1,6 +1,6 @@
 """Linear probes of a small pretrained BEiT on images with one folder a class: all blocks in one run.
 
-After:   the packaged weights, or a pretraining of your own: --cfg-options model.backbone.init_cfg.checkpoint=FILE
+After:   the packaged weights, or your own pretraining: --cfg-options model.backbone.init_cfg.checkpoint=FILE
 Command: python tools/train.py configs/demo/linear_probe_folder.py
          Random features, for comparison:
          python tools/train.py configs/demo/linear_probe_folder.py --work-dir work_dirs/linear_probe_folder_random \

@@ -1,17 +1,17 @@
 """A small BEiT under SETR-PUP on a folder of images and label maps, in minutes on two CPU cores.
 
-After:   the packaged weights, or a pretraining of your own: --cfg-options model.backbone.init_cfg.checkpoint=FILE
+After:   the packaged weights, or your own pretraining: --cfg-options model.backbone.init_cfg.checkpoint=FILE
 Command: python tools/train.py configs/demo/segment_setr_pup.py
          From random weights, for comparison:
          python tools/train.py configs/demo/segment_setr_pup.py --work-dir work_dirs/segment_setr_pup_scratch \
              --cfg-options model.backbone.init_cfg=None optim_wrapper.paramwise_cfg.layer_decay_rate=1.0
 Data:    data/demo/{train,val} and data/demo/annotations/{train,val}, in which 0 is unlabelled and 1 the first class,
-         and data/demo/meta/segmentation_classes.txt, 13 names. Other folders and classes:
-         camvid_setr_pup.py is a pattern
+         and data/demo/meta/segmentation_classes.txt, 13 names. For other folders and classes see
+         camvid_setr_pup.py
 Batch:   1 process x 8 images, lr 2e-3
 Differs: from ../beit/setr_pup_512_ade20k_160k.py in size (128-pixel crops of images of 160 in 8 x 8 patches, heads of
-         64 channels; three upsamplings, where patches of 16 pixels take four), in resizing by 0.75 to 1.5, in rate,
-         warm-up and layer decay, and in no distortion of colours, with which a short run learns less
+         64 channels; three upsamplings, where patches of 16 pixels need four), in resizing by 0.75 to 1.5, in rate,
+         warm-up and layer decay, and in having no colour distortion, because a short run learns more without it
 """
 _base_ = [
     '../_base_/models/setr_pup_base.py',

@@ -1,15 +1,16 @@
 """A small BEiT under UperNet on a folder of images and label maps, in minutes on two CPU cores.
 
-After:   the packaged weights, or a pretraining of your own: --cfg-options model.backbone.init_cfg.checkpoint=FILE
+After:   the packaged weights, or your own pretraining: --cfg-options model.backbone.init_cfg.checkpoint=FILE
 Command: python tools/train.py configs/demo/segment_upernet.py
          From random weights, for comparison:
          python tools/train.py configs/demo/segment_upernet.py --work-dir work_dirs/segment_upernet_scratch \
              --cfg-options model.backbone.init_cfg=None optim_wrapper.paramwise_cfg.layer_decay_rate=1.0
 Data:    as segment_setr_pup.py; other folders and classes: camvid_upernet.py is a pattern
 Batch:   1 process x 8 images, lr 2e-3
-Differs: from ../beit/upernet_512_ade20k_160k.py in size (128-pixel crops of images of 160 in 8 x 8 patches, heads of
-         64 channels; a pyramid of x2, 1, /2 and /4, as patches of 16 pixels take x4 to /2), in resizing by 0.75 to
-         1.5, in rate, warm-up and layer decay, and in no distortion of colours, with which a short run learns less
+Differs: from ../beit/upernet_512_ade20k_160k.py in size (128-pixel crops of images of 160 in 8 x 8 patches, heads of 64
+         channels; a pyramid of x2, 1, /2 and /4, where patches of 16 pixels need x4 to /2), in resizing by 0.75 to 1.5,
+         in rate, warm-up and layer decay, and in having no colour distortion, because a short run learns more without
+         it
 """
 _base_ = [
     '../_base_/models/upernet_base.py',

@@ -1,4 +1,4 @@
-"""BEiT v2's kind of tokenizer at demo size: 512 visual tokens of 8 x 8 pixels from the packaged BEiT's features.
+"""BEiT v2's tokenizer at demo size: 512 visual tokens of 8 x 8 pixels from the packaged BEiT's features.
 
 Command: python tools/train.py configs/demo/vqkd.py
 Data:    as dvae.py
@@ -6,8 +6,8 @@ Batch:   1 process x 32 images, lr 1e-3
 Steps:   1,000, ten minutes of one CPU core with bfloat16
 Expect:  on 1,020 held-out images of Caltech-101, seeds 0 to 2: codes_used 512, perplexity 424, 419, 415,
          feature_distance 0.031, 0.032, 0.032 (data_root=data/caltech101, 24 November 2026)
-Differs: from ../beit_v2/vqkd_base_in1k.py in size, teacher, schedule and learning rate, and in codes that begin anew
-         where fewer than one patch in ten steps stands for them; weights start as a pretraining's
+Differs: from ../beit_v2/vqkd_base_in1k.py in size, teacher, schedule and learning rate, and in restarting codes that
+         stand for fewer than one patch in ten steps; weights start as in a pretraining
 """
 _base_ = ['../_base_/datasets/demo_images.py', '../_base_/default_runtime.py']
 

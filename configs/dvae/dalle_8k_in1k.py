@@ -9,8 +9,8 @@ Batch:   16 GPUs x 32 = 512 images, lr 1e-4
 Steps:   3,000,000 updates
 Data:    ImageNet-1K, 1,281,167 images, 1198.9 times
 
-Differs: from DALL-E in the images (theirs were 250 million of the web), in the crop (a random box of at least 40 % of
-         the image, antialiased bicubic) and in float32 (theirs: mixed precision)
+Differs: from DALL-E in the images (DALL-E: 250 million from the web), in the crop (a random box of at least 40 % of the
+         image, antialiased bicubic) and in float32 (DALL-E: mixed precision)
 Anneal:  temperature 1 to 1/16 over the first 150,000 steps, KL weight 0 to 6.6 over the first 5,000,
          lr to 1.25e-6 over the first 1,200,000 (DALL-E paper, appendix A)
 Options: DALL-E's own weights: python tools/test.py configs/dvae/dalle_8k_in1k.py --cfg-options

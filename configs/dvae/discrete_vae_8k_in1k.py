@@ -9,10 +9,10 @@ Batch:   8 GPUs x 64 = 512 images, lr 1e-3
 Steps:   50,000 updates, 1,000 of them warm-up
 Data:    ImageNet-1K, 1,281,167 images, 20.0 times
 
-Differs: the paper says no more than "based on DALLE-pytorch, 8K, ImageNet-1K without labels". The network is the class
-         in the authors' code (microsoft/unilm `beit/modeling_discrete_vae.py`); no weights and no training of it were
+Differs: the paper says only "based on DALLE-pytorch, 8K, ImageNet-1K without labels". The network is the class in the
+         authors' code (microsoft/unilm `beit/modeling_discrete_vae.py`). Neither its weights nor its training were
          released, so batch, length and schedules are ours. DALLE-pytorch trains with batch 8, no KL and a learning rate
-         that is gone after 50,000 steps, with which most of a vocabulary is never used
+         that has vanished after 50,000 steps, and most of its vocabulary is never used
 Anneal:  temperature 1 to 1/16 over the run, KL weight 0 to 0.5 over its first quarter
 Options: DALLE-pytorch's network, two residual blocks at the bottleneck, 16.67 M parameters, a fifth of the arithmetic:
          --cfg-options model.bottleneck_blocks=2

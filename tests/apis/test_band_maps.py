@@ -86,7 +86,7 @@ def test_a_band_that_is_marked_as_transparency_is_named_and_read_as_one(tmp_path
     image = str(next(folder.glob('images/*/*.tif')))
     said = []
     monkeypatch.setattr(reading, 'warn', said.append)
-    monkeypatch.setattr(reading, 'TOLD', [])
+    monkeypatch.setattr(reading, 'WARNED', [])
     assert find_label_maps(folder).bands is None
     reading.LoadImage()(dict(img_path=image))
     (line,) = said
@@ -97,8 +97,8 @@ def test_a_band_that_is_marked_as_transparency_is_named_and_read_as_one(tmp_path
         plan = training.plan_training(found, training.Record('finetune', device='cpu'))
         assert plan.backbone['in_channels'] == number and plan.preprocessing['mean'] == found.bands['mean']
     values = np.asarray(reading.read_bands(image))
-    for shown, rest in ((values, 'opaque'), (np.dstack([values, values[..., 0]]), 'of 5 bands 3')):
-        monkeypatch.setattr(reading, 'TOLD', [])
+    for shown, rest in ((values, 'opaque'), (np.dstack([values, values[..., 0]]), '3 of its 5 bands')):
+        monkeypatch.setattr(reading, 'WARNED', [])
         said.clear()
         shown = shown.copy()
         shown[..., 3] = 255

@@ -234,7 +234,7 @@ def test_gray_maps_hold_numbers_or_grays_whatever_their_channels(folder, tmp_pat
 def test_a_config_says_which_colours_no_class_has(folder, tmp_path, monkeypatch):
     said = []
     monkeypatch.setattr(segmentation_folder, 'warn', said.append)
-    monkeypatch.setattr(segmentation_folder, 'TOLD', set())
+    monkeypatch.setattr(segmentation_folder, 'WARNED', set())
     store(folder, MODES['RGB'])
     classes(folder, 'red 200 0 0', 'green 0 200 0')
     prefix = dict(img_path='images/training', seg_map_path='annotations/training')

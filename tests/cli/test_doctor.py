@@ -25,7 +25,7 @@ OPENMMLAB = BASE | dict.fromkeys((*doctor.OPENMMLAB, 'openmim'), '2.1.0')
         (ONEDL | dict(mmcv='2.1.0'), (3, 11), True, 'mmcv beside onedl-*', 'uninstall -y mmcv &&'),
         (ONEDL | dict(scipy=None, beit_mm=None), (3, 11), True, 'missing: scipy', '.[onedl]'),
         (ONEDL | dict(beit_mm=None), (3, 11), True, 'beit_mm is not installed', '--no-deps -e .'),
-        (OPENMMLAB | dict(mmcv='2.2.0+cpu'), (3, 11), True, 'refused by mmseg', 'mmcv==2.1.0'),
+        (OPENMMLAB | dict(mmcv='2.2.0+cpu'), (3, 11), True, 'mmcv 2.2.0', 'mmcv==2.1.0'),
         (OPENMMLAB | dict(setuptools='82.0.1'), (3, 11), True, 'found 82.0.1', '"setuptools>=64,<82"'),
         (OPENMMLAB, (3, 11), False, 'mmcv 2.1.0 has no compiled ops', 'MMCV_WITH_OPS=1'),
         (ONEDL, (3, 9), True, 'Python 3.9 is too old', 'run_tests.sh'),

@@ -153,7 +153,7 @@ def test_too_few_gpus_or_cores_print_the_line_that_fits(start, gpus, cores, word
     'line, variables, code, said',
     [
         ('dist_train.sh c.py', {}, 2, 'Usage: '),
-        ('dist_train.sh c.py 0', {}, 2, "not '0'"),
+        ('dist_train.sh c.py 0', {}, 2, "GPUS is '0'"),
         ('slurm_train.sh p j c.py', dict(PYTHON='/bin/false'), 1, 'cannot import torch'),
         ('slurm_train.sh p j c.py', dict(PATH='/usr/bin:/bin'), 1, 'without Slurm use dist_*.sh'),
     ],

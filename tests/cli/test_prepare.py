@@ -60,7 +60,7 @@ def test_imagenet_goes_on_where_it_was(downloads):
     for path in ('train/n00000003/mine.JPEG', 'train/.n00000001.part/n00000001_0.JPEG', 'val.part/x', '.val.part/x'):
         (target / path).parent.mkdir(parents=True)
         (target / path).write_text('mine')
-    refused('train holds 7 images, expected 1,281,167', 'prepare_imagenet', downloads, target)
+    refused('train holds 7 images; expected 1,281,167', 'prepare_imagenet', downloads, target)
     train = {f'{name}/{name}_{i}.JPEG': f'{name} {i}'.encode() * 300 for name in SYNSETS[1:] for i in range(3)}
     assert tree(target / 'train') == train | {'n00000003/mine.JPEG': b'mine'}
     classes = dict(enumerate(('n00000002', 'n00000003', 'n00000001', 'n00000002'), start=1))
@@ -73,7 +73,7 @@ def test_damage_is_one_line(downloads, kind):
     path = downloads / imagenet.ARCHIVE_META[kind][0]
     path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
     words = 'prepare_imagenet', downloads, downloads / 'out'
-    refused(f'{path}: ', *words)
+    refused(str(path), *words)
     path.unlink()
     refused(f'no {path.name} in', *words)
 
@@ -86,7 +86,7 @@ def test_imagenet22k(tmp_path, form):
             archive.extractall(source, filter='data')
     else:
         source.write_bytes(classes_tar('w:gz', 'winter21_whole/'))
-    few = 'holds 3 classes, expected 21,841 (fall 2011) or 19,167 (winter 2021); if it is meant, train with '
+    few = 'holds 3 classes; expected 21,841 (fall 2011) or 19,167 (winter 2021); if 3 is right, train with '
     refused(few + '--cfg-options model.data_pre', 'prepare_imagenet', source, tmp_path / 'out')
     assert len(tree(tmp_path / 'out')) == 9 and (tmp_path / 'out/n00000002/n00000002_2.JPEG').exists()
 
@@ -96,8 +96,8 @@ def test_imagenet22k(tmp_path, form):
     [
         (tar({'n00000001.tar': tar({'../../evil.JPEG': b''})}), 'outside the destination'),
         (tar({'n00000001.tar': tar({'': LINK})}), 'outside the destination'),
-        (tar({'../n00000001.tar/../../x': b''}), "holds 'x', expected n########.tar"),
-        (tar({}), 'holds no archive of a class'),
+        (tar({'../n00000001.tar/../../x': b''}), "holds 'x'; expected n########.tar"),
+        (tar({}), 'holds no archives; expected n########.tar'),
     ],
 )
 def test_nothing_is_written_outside_of_the_target(tmp_path, content, message):
@@ -118,7 +118,7 @@ def test_cifar100(tmp_path, monkeypatch):
     pickles = {name: pickle.dumps(part) for name, part in parts.items()}
     path = tmp_path / 'cifar-100-python.tar.gz'
     path.write_bytes(tar({f'cifar-100-python/{name}': content for name, content in pickles.items()}, 'w:gz'))
-    refused('another file (MD5 eb9058c3', 'prepare_cifar100', path, tmp_path / 'cifar100')
+    refused('expected MD5 eb9058c3', 'prepare_cifar100', path, tmp_path / 'cifar100')
     train, test, meta, whole = (hashlib.md5(each).hexdigest() for each in (*pickles.values(), path.read_bytes()))
     known = dict(tgz_md5=whole, train_list=[['train', train]], test_list=[['test', test]])
     for name, value in dict(known, meta=dict(CIFAR100.meta, md5=meta)).items():

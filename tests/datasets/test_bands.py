@@ -68,7 +68,7 @@ def test_npy_files(tmp_path, count):
 def test_files_that_are_not_as_the_config_says_are_named(tmp_path):
     for settings, shape, dtype, message in (
         ({}, (4, 3, 6), 'uint16', 'type uint16; expected uint8'),
-        (dict(bands=[6]), (4, 3, 6), 'uint8', '6 bands, counted from 0'),
+        (dict(bands=[6]), (4, 3, 6), 'uint8', r'bands=\[6\].* below 6'),
         ({}, (6, 3, 40), 'uint8', '40 bands; expected 1 to 16'),  # rows taken for bands
     ):
         np.save(tmp_path / 'a.npy', np.zeros(shape, dtype))
@@ -99,7 +99,7 @@ def test_views_keep_bands_and_type_and_what_changes_colours_is_refused():
         inputs = PackViews()(crop(dict(img=values_of('float32'))))['inputs']
         assert inputs['images'].shape == (32, 32, 6) and inputs['tokenizer_images'].shape == (16, 16, 6)
         assert {str(inputs[key].dtype) for key in ('images', 'tokenizer_images')} == {'torch.float32'}
-    with pytest.raises(ValueError, match='RGB images, not .*leave it out'):
+    with pytest.raises(ValueError, match='RGB.*leave it out'):
         TwoViewColorJitter()(dict(img=values_of('float32', 3)))
 
 

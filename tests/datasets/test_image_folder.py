@@ -2,6 +2,7 @@
 
 import os
 import pickle
+import re
 from functools import partial
 from pathlib import Path
 
@@ -72,7 +73,7 @@ def test_a_folder_is_searched_at_any_depth_in_sorted_order_and_heic_counted(fold
     colours = [name for name, _ in WHOLE]
     expected = ['b.PNG', *colours[:3], 'c 1/my image.jpg', 'deep/er/a.webp', *colours[3:]]
     assert found(unlabeled(folder)) == [(name, None) for name in expected]
-    assert said == [f'{folder}/: 2 HEIC images are left out; to have them read, pip install pillow-heif']
+    assert len(said) == 1 and re.search(f'^{folder}/: 2 HEIC .* pip install pillow-heif$', said[0])
     assert not len(image_folder.list_images(str(folder), image_folder.BAND_EXTENSIONS)) and len(said) == 1
 
 
@@ -150,7 +151,7 @@ LIST = dict(ann_file='list.txt')
     [
         ('ImageFolder', LIST, 'red/0.png 2\nred/1.png 3', "line 2: 'red/1.png' has label 3; .* expected 0 to 2"),
         ('ImageFolder', LIST, 'red/0.png 0', "has label 0, which is class 'blue'; expected 2"),
-        ('ImageFolder', LIST, '0.png', 'has no label and lies in no class folder'),
+        ('ImageFolder', LIST, '0.png', "'0.png' has no label .*; add"),
         ('ImageFolder', dict(data_prefix='red'), '', "no class folders in '.*red"),
         ('ImageFolder', dict(classes=['pink']), '', "no folder '.*/pink'"),
         ('UnlabeledImages', dict(data_prefix='empty'), '', 'no images in .*/empty/?.* .jpg .jpeg .* .png .*.tiff'),

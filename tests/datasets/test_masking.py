@@ -59,6 +59,6 @@ def test_positions_list_the_masked_patches_in_slots_whose_number_never_changes(t
 def test_a_mask_without_a_limit_has_no_slots_and_one_beyond_its_limit_is_refused():
     results = RandomMask((5, 8), 15).transform(dict(IMAGE))
     results['mask'][:] = True  # a transform of a user's
-    with pytest.raises(ValueError, match='40 patches are masked, the mask transform said at most 15'):
+    with pytest.raises(ValueError, match='40 patches .* 15; .*num_slots'):
         PackViews()(dict(results))
     assert 'positions' not in PackViews()(BlockwiseMask((14, 14), 78.4, variant='paper').transform(results))['inputs']

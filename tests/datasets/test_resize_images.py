@@ -77,4 +77,4 @@ def test_what_cannot_be_read_is_listed_and_the_rest_is_done(source, capsys):
     target = source.parent / 'target'
     refused('1 of 7 images cannot be read', TOOL, source, target, '--short-side', 48, '--workers', 0)
     assert capsys.readouterr().out.splitlines()[-1].startswith(f'{source}/cat/broken.png:') and len(tree(target)) == 6
-    refused('lies in it; expected a folder elsewhere', TOOL, source, source / 'cat/smaller', '--short-side', 48)
+    refused('inside it; choose a folder elsewhere', TOOL, source, source / 'cat/smaller', '--short-side', 48)

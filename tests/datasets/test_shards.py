@@ -142,7 +142,7 @@ CHANGES = [lambda content: content[:900], lambda content: content[:1800], gzip.c
 
 @pytest.mark.parametrize('change', [*CHANGES, tarfile.SYMTYPE, tarfile.LNKTYPE, b'S'])
 def test_an_archive_without_plain_whole_images_is_refused(tmp_path, change):
-    members, message = {'a.png': b'1' * 500, 'b.png': b'2' * 500}, 'web.tar is no whole tar archive ('
+    members, message = {'a.png': b'1' * 500, 'b.png': b'2' * 500}, 'web.tar is not a complete tar archive ('
     if isinstance(change, bytes):
         make_tar(tmp_path / 'web/web.tar', {'a/b.png': b''}, change)
         message = 'is a link, a sparse file or a device'
@@ -156,10 +156,10 @@ def test_an_archive_without_plain_whole_images_is_refused(tmp_path, change):
 def test_missing_and_cut_archives_stop_a_run_before_it_begins(root):
     path = root / 'shards/shard-000001.tar'
     path.write_bytes(path.read_bytes()[:-10])
-    with pytest.raises(ValueError, match='^.*shard-000001.tar is cut, or another archive than .*; copy it.*$'):
+    with pytest.raises(ValueError, match='^.*shard-000001.tar is truncated .*; copy it.*$'):
         build(root / 'shards')
     path.unlink()
-    with pytest.raises(FileNotFoundError, match='no archive .*shard-000001.tar'):
+    with pytest.raises(FileNotFoundError, match='shard-000001.tar.*missing; copy'):
         build(root / 'shards', 'UnlabeledImages')
 
 
@@ -191,7 +191,7 @@ def test_an_index_that_cannot_be_read_is_named_and_executes_nothing(root, damage
         np.savez(path, **dict(arrays, length=np.array([Trap()] * 18, object)))
     else:
         path.write_bytes(dict(cut=content[:300], pickle=pickle.dumps(Trap()))[damage])
-    with pytest.raises(ValueError, match='^.* is no index of shards .*; make it again: .* --index-only .*$'):
+    with pytest.raises(ValueError, match='^.* is not an index .*: .* --index-only .*$'):
         build(root / 'shards')
     assert not (root / 'ran').exists()
     run_tool('datasets/make_shards.py', '--index-only', root / 'shards')
@@ -211,8 +211,8 @@ def test_an_interrupted_writer_goes_on(root):
 def test_a_writer_leaves_what_is_not_its_own(root):
     (root / 'data/train/red/1.png').unlink()
     before = tree(root)
-    refused('shard-000000.tar holds other images than', 'make_shards', root / 'data/val/red', root / 'shards')
-    refused('lies in it; expected a folder elsewhere', 'make_shards', root / 'data', root / 'data/train')
+    refused('shard-000000.tar does not hold the images of', 'make_shards', root / 'data/val/red', root / 'shards')
+    refused('inside it; choose a folder elsewhere', 'make_shards', root / 'data', root / 'data/train')
     (root / 'data/train/red/1.png').symlink_to('nowhere')
     refused('red/1.png: cannot be read as an image (No such file', 'make_shards', root / 'data/train', root / 'new')
     assert tree(root) == before

@@ -46,8 +46,8 @@ MASK = partial(BlockwiseMask, grid=(14, 14), num_masked=75)
         (MASK, dict(num_masked=197), 'num_masked is 197'),
         (MASK, dict(num_masked=74.5), "74.5; only variant='paper'"),
         (MASK, dict(num_masked=196, min_block=190), '190'),  # round(sqrt(190)) = 14
-        (MASK, dict(grid=(1, 14), num_masked=5), '1x14'),  # no block is lower than one row
-        (LoadBands, dict(bands=[0, 1], low=[0], high=[1]), 'as many in each'),
+        (MASK, dict(grid=(1, 14), num_masked=5), r'\(1, 14\)'),  # no block is lower than one row
+        (LoadBands, dict(bands=[0, 1], low=[0], high=[1]), r'bands=\[0, 1\], low=\[0\].* 1 to 16'),
         (LoadBands, dict(low=[0, 5], high=[1, 5]), 'low < high'),
     ],
 )

@@ -197,7 +197,7 @@ def test_preprocessor_normalises_all_crops():
 
 def test_wrong_combinations_are_refused():
     wide = dict(narrow_dino_model()['dino_head'], embed_dims=40)
-    with pytest.raises(ValueError, match='dino_head.embed_dims is 40, that of the backbone 32'):
+    with pytest.raises(ValueError, match='dino_head.embed_dims is 40; .* 32'):
         MODELS.build(narrow_dino_model(dino_head=wide))
     model = make_model()
     with pytest.raises(ValueError, match='add MultiCrop to the pipeline'):

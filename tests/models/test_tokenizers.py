@@ -49,7 +49,7 @@ def test_every_tokenizer_keeps_the_contract(kind, channels, settings):
         assert torch.equal(tokenizer.encode(images), tokens)
         assert torch.equal(tokenizer.encode_at(images, positions), picked)
         assert torch.equal(tokenizer.decode(tokens), decoded)
-    with pytest.raises(ValueError, match=r'n \* 8 pixels, got 20 x 24'):
+    with pytest.raises(ValueError, match='20 x 24 .* 8'):
         tokenizer.encode(images[:, :, :20, :24])
 
 
@@ -131,7 +131,7 @@ def test_weights_from_files(tmp_path):
     with pytest.raises(CheckpointError, match='SHA-256'):
         DALLETokenizer(encoder, sha256='0' * 64, **SMALL_DALLE)
     for files, message in (
-        (dict(checkpoint=encoder), "one of DALL-E's two networks; name .* in decoder_checkpoint"),
+        (dict(checkpoint=encoder), "one of DALL-E's two networks; .*decoder_checkpoint"),
         (dict(checkpoint=encoder, decoder_checkpoint=encoder), 'does not hold the weights of this DALLEDecoder'),
     ):
         with pytest.raises(ValueError, match=message):

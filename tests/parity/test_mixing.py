@@ -159,7 +159,7 @@ REFUSED = [
     (narrow_model(backbone=dict(type='BEiTViT', **SIZES)), 'backbone is a BEiTViT; .*BEiTBackbone'),
     (narrow_model(**V2) | dict(backbone=THEIRS['backbone']), 'backbone is a BEiTPretrainViT; .*BEiTBackbone'),
     (narrow_model(target_generator=THEIRS['target_generator']), 'target_generator is a DALLEEncoder; .*Tokenizer'),
-    *((model | dict(head=THEIRS['head']), 'the head is a BEiTV1Head; 32 visual tokens take') for model in PRETRAINERS),
+    *((model | dict(head=THEIRS['head']), 'the head is a BEiTV1Head; .*vocab_size=32') for model in PRETRAINERS),
 ]
 
 
@@ -171,7 +171,7 @@ def test_parts_that_do_not_fit_ours_are_one_sentence(model, message):
 
 def test_data_of_another_kind_is_one_sentence(batch):
     for model in PRETRAINERS:
-        with pytest.raises(ValueError, match='the inputs are a list; expected PackViews'):
+        with pytest.raises(ValueError, match='the inputs are a list; .*PackViews'):
             MODELS.build(copy.deepcopy(model))(batch['inputs'], mode='loss')
 
 

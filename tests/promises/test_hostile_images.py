@@ -102,7 +102,7 @@ JPEG = dict(photometric='rgb', compression='jpeg')  # which has a size of its ow
         (pickle.dumps(Program()), 'neither .tif nor .npy'),
         (npy((10, 10, 10**12)), 'cannot be read'),
         (npy((2, 2, 3, 1)), r'expected \(height, width, bands\)'),
-        (tif_without_pixels(), 'none of its blocks of pixels is stored'),
+        (tif_without_pixels(), 'stores no pixels'),
         (written(tifffile.imwrite, np.zeros((64, 64, 3), np.uint8), **JPEG), 'compression 7, .*expected none, LZW'),
     ],
 )
@@ -131,7 +131,7 @@ def test_the_limits_count_pixels_and_the_float32_that_is_made(tmp_path, name, dt
         values = np.ones((16, 16, number), dtype)
         np.save(path, values) if name == 'a.npy' else tifffile.imwrite(path, values, **BANDS)
         if number > bands:
-            refused(path, 'more than 16 .*for each of 300 pixels', **settings)
+            refused(path, 'at most 16 .*max_pixels=300', **settings)
     assert load_bands(str(path), **settings)['img'].nbytes <= 16 * 300
     if dtype == 'uint8':
         refused(path, '16 x 16 pixels', max_pixels=16 * 16 - 1)
@@ -144,7 +144,7 @@ def test_an_image_that_is_hardly_more_than_a_line_is_refused(tmp_path):
         np.save(tmp_path / 'line.npy', np.zeros((height, width, 6), np.uint8))
         for name, read in (('line.png', load_image), ('line.npy', load_bands)):
             if height == 51:
-                refused(tmp_path / name, 'pixels; expected a long side of at most 50 short', read)
+                refused(tmp_path / name, 'pixels; expected .* 50 ', read)
             else:
                 assert read(str(tmp_path / name))['img_shape'] == (height, width)
 

@@ -1,12 +1,12 @@
-"""What the frozen features of a checkpoint are worth, in one table: k-NN and linear, on labelled images and on patches.
+"""Evaluates the frozen features of a checkpoint in one table: k-NN and linear, on labelled images or on patches.
 
     python tools/analysis/evaluate_features.py knn CKPT data/caltech101/train data/caltech101/val --random
     python tools/analysis/evaluate_features.py linear CKPT data/caltech101/train data/caltech101/val --random
     python tools/analysis/evaluate_features.py dense-knn CKPT data/camvid --size 160 --random
     python tools/analysis/evaluate_features.py dense-linear CKPT data/camvid --size 160 --random
 
-knn, linear: top-1 in %; TRAIN and VAL are folders of class folders. dense-knn, dense-linear: mIoU in % of pixels; ROOT
-holds images/{training,validation} and annotations/{training,validation}, as ADE20K. docs/features.md has the protocol.
+knn, linear: top-1 in %; TRAIN and VAL are folders of class folders. dense-knn, dense-linear: mIoU in %; ROOT holds
+images/{training,validation} and annotations/{training,validation}, as ADE20K. docs/features.md has the protocol.
 """
 
 import argparse
@@ -18,7 +18,7 @@ from beit_mm.apis.commands import add_levels
 from beit_mm.terminal import Parser, quiet, run
 
 KNN, IMAGES, DENSE = ('knn', 'dense-knn'), ('knn', 'linear'), ('dense-knn', 'dense-linear')
-METHODS = dict(k=KNN, kind=IMAGES, classes=DENSE, keep_zero_label=DENSE, max_patches=DENSE)  # that an option is for
+METHODS = dict(k=KNN, kind=IMAGES, classes=DENSE, keep_zero_label=DENSE, max_patches=DENSE)  # that use an option
 
 
 def main() -> None:
@@ -30,28 +30,28 @@ def main() -> None:
     parser.add_argument('--layer', type=int, help='block, 0-based, negative from the end (default: at two thirds)')
     parser.add_argument('--size', type=int, help="side, or short side, in pixels (default: the checkpoint's)")
     parser.add_argument(
-        '--kind', choices=['mean', 'class_token'], default='mean', help='of an image (default: mean of patches)'
+        '--kind', choices=['mean', 'class_token'], default='mean', help='feature of an image (default: mean of patches)'
     )
-    parser.add_argument('--classes', default='classes.txt', help='dense: file of their names, below ROOT or not')
+    parser.add_argument('--classes', default='classes.txt', help='dense: file of class names, in ROOT or elsewhere')
     parser.add_argument('--keep-zero-label', action='store_true', help='dense: 0 is a class (default: unlabelled)')
-    parser.add_argument('--max-patches', type=int, default=50_000, help='dense: to learn from (default: 50000)')
-    parser.add_argument('--random', action='store_true', help='also the same architecture with random weights')
-    parser.add_argument('--seed', type=int, default=0, help='of random weights and of the choice of patches')
+    parser.add_argument('--max-patches', type=int, default=50_000, help='dense: patches to learn from (default: 50000)')
+    parser.add_argument('--random', action='store_true', help='also evaluate random weights of the same architecture')
+    parser.add_argument('--seed', type=int, default=0, help='for random weights and for the choice of patches')
     parser.add_argument('--workers', type=int, default=0, help='processes that read images (default: none)')
-    parser.add_argument('--device', help='such as cpu or cuda:1 (default: what there is)')
-    parser.add_argument('--json', type=Path, metavar='FILE', help='also write all figures')
+    parser.add_argument('--device', help='such as cpu or cuda:1 (default: a GPU if there is one)')
+    parser.add_argument('--json', type=Path, metavar='FILE', help='also write all numbers into this file')
     add_levels(parser)
     args = parser.parse_args()
     for name, methods in METHODS.items():
         if args.method not in methods and getattr(args, name) != parser.get_default(name):
             option = '--' + name.replace('_', '-')
-            parser.error(f'{option} has no effect on {args.method}; it is for {" and ".join(methods)}')
+            parser.error(f'{option} has no effect on {args.method}; use it with {" or ".join(methods)}')
     dense = args.method.startswith('dense-')
     if args.seed and not (dense or args.random):
-        parser.error('--seed is that of --random; give it too')
+        parser.error('--seed has no effect here; add --random')
     args.k = (30 if dense else 20) if args.k is None else args.k
     if len(args.folders) != 2 - dense or min(args.k, args.size or 1) < 1:
-        parser.error('expected TRAIN and VAL, of dense methods ROOT alone; --k and --size from 1')
+        parser.error('expected TRAIN and VAL, for dense methods only ROOT; --k and --size from 1')
     with quiet():
         from beit_mm.features.extractor import FeatureExtractor
 
@@ -68,7 +68,7 @@ def main() -> None:
 
 
 def evaluate(model: Any, dense: bool, args: argparse.Namespace) -> dict[str, Any]:
-    """The figures of one set of weights."""
+    """Evaluates one set of weights."""
     from beit_mm.features.evaluation import evaluate_images, evaluate_patches
 
     options: dict[str, Any] = {name: getattr(args, name) for name in ('layer', 'k', 'workers')}
@@ -85,14 +85,14 @@ def evaluate(model: Any, dense: bool, args: argparse.Namespace) -> dict[str, Any
 
 
 def print_table(report: dict[str, dict]) -> None:
-    """One row for each set of weights."""
+    """Prints a row for each set of weights."""
     first, width = next(iter(report.values())), max(map(len, report))
-    figure, title = ('miou', 'mIoU') if 'miou' in first else ('top1', 'top-1')
+    metric, title = ('miou', 'mIoU') if 'miou' in first else ('top1', 'top-1')
     train, val = first['images']
-    print(f'{title} in % on {val:,} images, learned from {train:,}, by block {first["layer"]}')
+    print(f'{title} in % on {val:,} images, learned from {train:,}, features of block {first["layer"]}')
     for name, row in report.items():
         chosen = f'   penalty {row["penalty"]:g}' if 'penalty' in row else f'   k {row["k"]}'
-        print(f'{name:{width}}{row[figure]:9.1f}{chosen}')
+        print(f'{name:{width}}{row[metric]:9.1f}{chosen}')
 
 
 if __name__ == '__main__':

@@ -3,10 +3,11 @@
     python tools/datasets/make_shards.py data/imagenet22k_256/train data/imagenet22k_shards --shard-size 1GB
     python tools/datasets/make_shards.py --index-only data/webdataset
 
-A config then names the folder of the shards as its data_root. They are shard-000000.tar, shard-000001.tar, ... in
-webdataset's layout, with the folder's own names, and shards.npz, the index. Interrupted, the same command goes on after
-the last whole shard. With --index-only the folder holds uncompressed tar archives already, written by whomever: their
-images get an index, with the class that a .cls file beside an image numbers, or else that of its folder in the archive.
+To train on them, set data_root of a config to the folder of the shards. It holds shard-000000.tar, shard-000001.tar,
+... in webdataset's layout, with the names of the images in the first folder, and the index, shards.npz. After an
+interruption the same command continues behind the last complete shard. With --index-only the folder already holds
+uncompressed tar archives from any program, and gets an index. The class of an image is the number in the .cls file
+beside it, or if there are no such files, its folder in the archive.
 """
 
 import argparse
@@ -29,7 +30,7 @@ MAX_CLASS = 32  # bytes of a .cls file
 
 
 class TarMember(tarfile.TarInfo):
-    """A member of an archive. tarfile takes a damaged header for the end of the archive; here it is an error."""
+    """A member of an archive. A damaged header is an error; in tarfile it can mean the end of the archive."""
 
     @classmethod
     def fromtarfile(cls, archive: tarfile.TarFile) -> 'TarMember':
@@ -40,15 +41,15 @@ class TarMember(tarfile.TarInfo):
 
 
 class IndexWriter:
-    """Collects what is in the archives of a folder, some dozen bytes an image, and writes their index."""
+    """Collects the contents of the archives in a folder, some dozen bytes for an image, and writes their index."""
 
     def __init__(self) -> None:
         self.shards, self.names, self.sizes = bytearray(), bytearray(), array('q')
         self.columns = {name: array('q') for name in ('offset', 'length', 'label', 'shard', 'folder')}
-        self.number_of: dict[str, int] = {}  # of each class folder, in the order in which they come
+        self.number_of: dict[str, int] = {}  # class folder -> number, in order of appearance
 
     def add(self, archive: Path, images: Iterable[tuple[str, int, int, int]]) -> None:
-        """Takes the images of the next archive of the folder, which `scan` finds."""
+        """Adds the next archive of the folder, with the images that `scan` has found."""
         for name, *numbers in images:
             self.names += os.fsencode(name) + b'\0'
             folder, slash, _ = name.partition('/')
@@ -59,11 +60,11 @@ class IndexWriter:
         self.sizes.append(archive.stat().st_size)
 
     def write(self, folder: Path) -> None:
-        """Writes the index, which `image_folder.read_shards` reads, and prints how many images and classes there are.
+        """Writes the index, which `image_folder.read_shards` reads, and prints the numbers of images and classes.
 
-        It is an .npz file of plain arrays, texts as names in the file system's bytes, each ended by a NUL: `shards` and
-        their `sizes` in bytes; of each image `names`, `shard`, `offset`, `length` and `label`, -1 for none; `classes`,
-        none where .cls files number them. Where no image has a .cls file its class is the first folder of its name.
+        The index is an .npz file of plain arrays: `shards` and their `sizes` in bytes; for each image `names`, `shard`,
+        `offset`, `length` and `label`, -1 for none; `classes`, empty if .cls files hold class numbers. Names are bytes
+        of the file system, each followed by a NUL. Without .cls files the class is the first folder of the name.
         """
         import numpy as np
 
@@ -75,7 +76,7 @@ class IndexWriter:
         if not (arrays['label'] >= 0).any():
             classes = sorted(self.number_of)
             rank_of = {name: rank for rank, name in enumerate(classes)}
-            arrays['label'] = np.array([*(rank_of[name] for name in self.number_of), -1])[folders]  # the last: in none
+            arrays['label'] = np.array([*(rank_of[name] for name in self.number_of), -1])[folders]  # last: no folder
         arrays |= {name: arrays[name].astype(np.int32) for name in ('label', 'shard')}
         texts = dict(shards=self.shards, names=self.names, classes=b''.join(os.fsencode(x) + b'\0' for x in classes))
         with atomic_file(folder / INDEX) as file:
@@ -85,28 +86,28 @@ class IndexWriter:
 
 
 def size_of(text: str) -> int:
-    """Bytes of a size such as 500MB or 1GB."""
+    """Parses a size such as 500MB or 1GB into bytes."""
     if not (match := re.fullmatch(r'0*([1-9]\d*)(KB|MB|GB)', text)):
-        raise argparse.ArgumentTypeError(f'{text!r}; expected a number with KB, MB or GB, such as 1GB')
+        raise argparse.ArgumentTypeError(f'{text!r}; expected a whole number with KB, MB or GB, such as 1GB')
     return int(match[1]) * UNITS[match[2]]
 
 
 def scan(path: Path) -> list[tuple[str, int, int, int]]:
-    """Name, first byte, bytes, and number in a .cls file or -1 of each image of an archive, by its headers alone."""
+    """Reads the headers of an archive: for each image its name, first byte, bytes, and .cls number or -1."""
     from beit_mm.datasets.image_folder import EXTENSIONS
     from beit_mm.files import quoted
 
-    images, numbers, size, place = [], {}, path.stat().st_size, 0
+    images, numbers, size, position = [], {}, path.stat().st_size, 0
     try:
         with tarfile.open(path, 'r:', tarinfo=TarMember) as archive:
             for member in archive:
-                archive.members = []  # it would keep all headers
-                # a size below 0 would lead in a circle
-                if member.size < 0 or not place < member.offset_data <= size - member.size:
+                archive.members = []  # otherwise it keeps all headers
+                # a negative size would lead to an endless loop
+                if member.size < 0 or not position < member.offset_data <= size - member.size:
                     raise tarfile.ReadError('unexpected end of data')
-                place, name = member.offset_data, member.name.removeprefix('./')
+                position, name = member.offset_data, member.name.removeprefix('./')
                 if member.isdir() or any(part.startswith('.') and part != '..' for part in name.split('/')):
-                    continue  # hidden names are left out of folders too
+                    continue  # hidden names are skipped, as in folders
                 if not member.isfile() or member.issparse():
                     plain = 'expected plain files, as tar --dereference --hard-dereference writes them'
                     raise UserError(f'{path}: {quoted(name)} is a link, a sparse file or a device; {plain}')
@@ -118,12 +119,12 @@ def scan(path: Path) -> list[tuple[str, int, int, int]]:
                 elif name.lower().endswith(EXTENSIONS):
                     images.append((name, member.offset_data, member.size))
     except tarfile.TarError as error:
-        raise UserError(f'{path} is no whole tar archive ({error}); copy it again, or unpack it') from error
+        raise UserError(f'{path} is not a complete tar archive ({error}); copy it again, or unpack it') from error
     return [(*image, numbers.get(key_of(image[0]), -1)) for image in images]
 
 
 def key_of(name: str) -> str:
-    """What the files of one sample have in common in webdataset's layout: all before the first dot of their name."""
+    """The part of a name that all files of a sample share in webdataset's layout: what precedes its first dot."""
     folder, slash, file = name.rpartition('/')
     return folder + slash + file.split('.')[0]
 
@@ -131,7 +132,7 @@ def key_of(name: str) -> str:
 def write_shard(file: BinaryIO, folder: Path, names: Iterator[str], size: int) -> None:
     """Writes the next images into an archive until it has `size` bytes.
 
-    Equal images give equal archives: owner, mode and time are none of the files'.
+    Equal images give equal archives, because owner, mode and time of the files are not stored.
     """
     from beit_mm.datasets.reading import MAX_PIXELS, open_file, unreadable
 
@@ -143,22 +144,22 @@ def write_shard(file: BinaryIO, folder: Path, names: Iterator[str], size: int) -
             info = tarfile.TarInfo(name)
             info.size = len(content)
             archive.addfile(info, io.BytesIO(content))
-            archive.members = []  # it would keep all headers
+            archive.members = []  # otherwise it keeps all headers
 
 
 def images_of(folder: Path, target: Path) -> Sequence[str]:
-    """Paths of the images of a folder, relative to it, from which something is written into another one."""
+    """Lists the images of a folder, with paths relative to it; refuses a target inside the folder."""
     from beit_mm.datasets.image_folder import list_images
 
     if folder.resolve() in (target.resolve(), *target.resolve().parents):
-        raise UserError(f'{target} is {folder} or lies in it; expected a folder elsewhere')
+        raise UserError(f'{target} is {folder} or inside it; choose a folder elsewhere')
     if not (folder.is_dir() and (paths := list_images(str(folder)))):
         raise FileNotFoundError(f'no images in {folder}; expected a folder of images')
     return paths
 
 
 def write_shards(folder: Path, target: Path, size: int) -> None:
-    """Writes shards and index; whole shards of an earlier run are kept."""
+    """Writes shards and index; complete shards of an earlier run are kept."""
     from beit_mm.datasets.image_folder import INDEX
     from beit_mm.files import atomic_file, remove_leftovers
 
@@ -167,10 +168,10 @@ def write_shards(folder: Path, target: Path, size: int) -> None:
         members = scan(path)
         expected = paths[done : done + len(members)]
         if path.name != SHARD.format(len(index.sizes)) or [name for name, *_ in members] != list(expected):
-            raise UserError(f'{path} holds other images than {folder}; expected an empty folder to write to')
+            raise UserError(f'{path} does not hold the images of {folder}; choose an empty folder to write to')
         index.add(path, members)
         done += len(members)
-    (target / INDEX).unlink(missing_ok=True)  # until all is there again
+    (target / INDEX).unlink(missing_ok=True)  # until all shards are complete
     remove_leftovers(target)
     names = with_bar((paths[row] for row in range(done, len(paths))), len(paths) - done)
     while done < len(paths):
@@ -194,10 +195,10 @@ def index_shards(folder: Path) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument('folder', type=Path, help='of images, to any depth; with --index-only of tar archives')
+    parser.add_argument('folder', type=Path, help='folder of images, to any depth; with --index-only of tar archives')
     parser.add_argument('target', type=Path, nargs='?', help='folder to write to')
-    parser.add_argument('--shard-size', type=size_of, default='1GB', help='of an archive (default: %(default)s)')
-    parser.add_argument('--index-only', action='store_true', help='write the index of archives that are there')
+    parser.add_argument('--shard-size', type=size_of, default='1GB', help='size of an archive (default: %(default)s)')
+    parser.add_argument('--index-only', action='store_true', help='only write the index of existing archives')
     args = parser.parse_args()
     if args.index_only == bool(args.target):
         parser.error('expected FOLDER TARGET, or --index-only FOLDER')

@@ -1,11 +1,11 @@
-"""Copies a folder of images at a smaller size, so that reading them keeps up with a GPU.
+"""Copies a folder of images at a smaller size, so that they can be read fast enough for a GPU.
 
     python tools/datasets/resize_images.py data/imagenet22k/train data/imagenet22k_256/train --short-side 256
 
-Folders and names stay, so that lists of files still fit. What is larger becomes a JPEG of the short side named,
-upright, in RGB; a.png stays a.png, with a JPEG in it (images are told by their content, not by their ending). Images
-that are no larger are copied byte for byte. Interrupted, the same command goes on where it was. Images that cannot be
-read are left out and listed at the end, and the exit code is 1.
+Folders and names stay the same, so lists of files still work. Larger images become upright RGB JPEGs with the given
+short side. The extension stays too: a.png can hold a JPEG, because images are recognised by their content. Other images
+are copied byte for byte. After an interruption the same command continues. Images that cannot be read are skipped and
+listed at the end, and the exit code is 1.
 """
 
 import argparse
@@ -21,19 +21,19 @@ from make_shards import images_of
 from beit_mm.errors import UserError
 from beit_mm.terminal import run, with_bar
 
-MAX_SIDE = 65_500  # pixels of a JPEG
+MAX_SIDE = 65_500  # pixels, the limit of JPEG
 
 
 def copy(path: str, args: argparse.Namespace) -> str:
-    """Copies an image that is not there; '', or why it cannot be read."""
+    """Copies an image unless the copy exists; returns '' or the reason why it cannot be read."""
     from beit_mm.datasets.reading import UnreadableImageError
 
     target = args.target / path
     try:
-        if not target.is_file() or not target.stat().st_size:  # empty: after a power cut
+        if not target.is_file() or not target.stat().st_size:  # a power cut can leave an empty file
             content = resized(str(args.source / path), args.short_side, args.quality)
             target.parent.mkdir(parents=True, exist_ok=True)
-            # hidden: no dataset takes it for an image; the next run writes over what a killed one has left
+            # hidden, so that it is not listed as an image; the next run overwrites what a killed run has left
             part = target.with_name(f'.{hashlib.md5(os.fsencode(target.name)).hexdigest()}.part')
             part.write_bytes(content)
             part.replace(target)
@@ -43,7 +43,7 @@ def copy(path: str, args: argparse.Namespace) -> str:
 
 
 def resized(path: str, short_side: int, quality: int) -> bytes:
-    """The file of an image at the size wanted: a JPEG, or its own bytes if it is no larger."""
+    """Content of the resized file: a JPEG, or the original bytes if the image is not larger."""
     from PIL import Image
 
     from beit_mm.datasets.reading import MAX_PIXELS, open_file, read_image, unreadable
@@ -62,30 +62,30 @@ def resized(path: str, short_side: int, quality: int) -> bytes:
 
 
 def ignore_interrupts(_: int) -> None:
-    """A Ctrl-C is for the main process, which ends its workers."""
+    """Leaves Ctrl-C to the main process, which ends its workers."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument('source', type=Path, help='folder of images, to any depth')
-    parser.add_argument('target', type=Path, help='folder to make; for another size take another one')
-    parser.add_argument('--short-side', type=int, required=True, help='pixels, for example 256')
-    parser.add_argument('--quality', type=int, default=90, help='of JPEG, 1 to 95 (default: %(default)s)')
-    parser.add_argument('--workers', type=int, default=os.cpu_count(), help='processes (default: one a core)')
+    parser.add_argument('target', type=Path, help='folder to make, a different one for each size')
+    parser.add_argument('--short-side', type=int, required=True, help='short side in pixels, for example 256')
+    parser.add_argument('--quality', type=int, default=90, help='JPEG quality, 1 to 95 (default: %(default)s)')
+    parser.add_argument('--workers', type=int, default=os.cpu_count(), help='processes (default: one for each core)')
     args = parser.parse_args()
     if args.short_side < 1 or not 1 <= args.quality <= 95 or args.workers < 0:
         parser.error('expected --short-side above 0, --quality 1 to 95, --workers 0 (this process) or more')
     from torch.utils.data import DataLoader
 
     paths, options = images_of(args.source, args.target), dict(batch_size=None, worker_init_fn=ignore_interrupts)
-    # its workers do the work, as the collation of each image by itself
+    # the workers copy the images in collate_fn, one image in each batch
     loader = DataLoader(paths, num_workers=args.workers, collate_fn=partial(copy, args=args), **options)
-    broken = [reason for reason in with_bar(loader, len(paths)) if reason]
-    print(f'{args.target}: {len(paths) - len(broken):,} images')
-    if broken:
-        print(*broken, sep='\n')
-        raise UserError(f'{len(broken):,} of {len(paths):,} images cannot be read, listed above; the others are done')
+    unreadable = [reason for reason in with_bar(loader, len(paths)) if reason]
+    print(f'{args.target}: {len(paths) - len(unreadable):,} images')
+    if unreadable:
+        print(*unreadable, sep='\n')
+        raise UserError(f'{len(unreadable):,} of {len(paths):,} images cannot be read, see above; the others are done')
 
 
 if __name__ == '__main__':

@@ -3,9 +3,9 @@
     python tools/datasets/sample_labels.py data/caltech101/train 20 data/caltech101/labels.txt --seed 0
     python tools/train.py configs/demo/finetune_folder.py --cfg-options train_dataloader.dataset.ann_file=labels.txt
 
-One path a line, relative to the folder. Of each class, in the order of its name, the first images after
-random.Random(seed), one generator for all classes, has shuffled the sorted ones; of 5 and of 20 a class with the same
-seed the shorter list is part of the longer one. A class with fewer images gives all that it has.
+The list has a path a line, relative to the folder. A generator, random.Random(seed), shuffles the sorted images of each
+class, class by class in the order of the names, and the first images are taken. So with the same seed a list of 5
+images a class is part of a list of 20. A class with fewer images gives all its images.
 """
 
 import argparse
@@ -18,7 +18,7 @@ from beit_mm.terminal import run
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument('folder', help='with one folder a class')
+    parser.add_argument('folder', help='folder with one folder for each class')
     parser.add_argument('per_class', type=int, help='images of each class')
     parser.add_argument('target', type=Path, help='list to write')
     parser.add_argument('--seed', type=int, default=0)
@@ -30,7 +30,7 @@ def main() -> None:
     from beit_mm.files import quoted
 
     if Path(args.folder, INDEX).exists():
-        raise UserError(f'{args.folder} holds shards; name the folder of images that they were made of')
+        raise UserError(f'{args.folder} holds shards; name the folder of images that they were made from')
     dataset = ImageFolder(args.folder, pipeline=[])
     generator, chosen = random.Random(args.seed), []
     for name in dataset.metainfo['classes']:

@@ -1,4 +1,4 @@
-"""Pictures and report of the demo, from what the runs in its folder left."""
+"""Writes the report of the demo from the results of its runs."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -12,11 +12,11 @@ from beit_mm.engine.metrics import entropy
 from beit_mm.errors import UserError
 from beit_mm.pictures import read_scalars
 
-LEARNED = 0.9  # of the loss of guessing: a training that ends above it has not left chance
+MAX_LOSS_SHARE = 0.9  # of the loss of guessing: a training that ends above it has not left chance
 LIMITS = (
-    'What these figures do not show: how trainings vary, since there is one of each with one seed, and the +- are '
-    'standard errors of the held-out images alone; and what more time gives, since the models have 1.2 million '
-    "parameters and learned for minutes, the paper's 86 million for days."
+    'These numbers do not show how much trainings vary: each ran once, with one seed, and the +- are standard errors '
+    'over the held-out images only. They do not show what more time gives either: the models have 1.2 million '
+    "parameters and learned for minutes, the paper's have 86 million and learned for days."
 )
 
 
@@ -32,10 +32,10 @@ def metrics_of(record: Record) -> Metrics:
 
 
 def compare(out: Path, starts: Mapping[str, str]) -> tuple[str, list[tuple[str, str, str]]]:
-    """What to say of the classifiers in the folders of `starts`, the last from random weights; and a table.
+    """Compares the classifiers in the folders of `starts`, the last from random weights: a sentence and a table.
 
-    Nothing is compared with a training from random weights in which nothing was learned: the mean of the last fifth of
-    its losses counts.
+    The training from random weights is compared only if it has learned: the mean of the last fifth of its losses must
+    be clearly below the loss of guessing.
     """
     records = {name: record_of(out / folder) for folder, name in starts.items()}
     (first, *_, control), (*_, folder) = records, starts
@@ -50,51 +50,51 @@ def compare(out: Path, starts: Mapping[str, str]) -> tuple[str, list[tuple[str, 
     rows = [('classifier', 'minutes', 'classified right, % +- one standard error')]
     rows += [(name, minutes.get(name, ''), f'{share.value:.1f} +- {share.error:.1f}') for name, share in found.items()]
 
-    peers = [control] * (last < LEARNED * guessed) + ['thumbnails']
-    said = []
+    peers = [control] * (last < MAX_LOSS_SHARE * guessed) + ['thumbnails']
+    clauses = []
     for name in [*records][:-1]:
         gains = {peer: found[name] - found[peer] for peer in peers}
-        said.append(f'the classifier that began with {name} is {verdict(gains)}')
+        clauses.append(f'the classifier that began with {name} is {verdict(gains)}')
     if control not in peers:
-        text = 'the training from random weights has not left chance, so that nothing is compared with it: its loss '
-        said.append(f'{text}ended at {last:.2f} nats, guessing gives {guessed:.2f}')
-    return f'With {len(labels)} labelled images {"; ".join(said)}.', rows
+        text = 'the training from random weights has not left chance, so nothing is compared with it: its loss '
+        clauses.append(f'{text}ended at {last:.2f} nats, guessing gives {guessed:.2f}')
+    return f'With {len(labels)} labelled images {"; ".join(clauses)}.', rows
 
 
 def write(out: Path, images: Images, starts: Mapping[str, str], drawn: bool) -> list[object]:
     """Writes report.html and report.md into the folder of the demo; returns what to print."""
     pretrained = record_of(out / 'pretrain')
-    said = [pretrained.verdict]
+    sentences = [pretrained.verdict]
     number = pretrained.stages['pretrain']['steps']
     steps = f'The pretraining had {number:,} steps here; a faster machine makes more in its minutes.'
     drawing = 'The images are drawn by a program: what is reached on them says little of photos. ' if drawn else ''
     parts: list = []
     if starts:
         sentence, table = compare(out, starts)
-        said.append(sentence)
+        sentences.append(sentence)
         parts += [
             table,
-            'All classifiers learned from the same labels. Random weights got a rate of their own, no layer decay, '
-            'and as much time as the pretraining of this demo and its fine-tuning together; the packaged weights have '
-            'learned for an hour from 4,084 photos before. Thumbnails are 8 x 8 pixels under ridge regression.',
+            'All classifiers learned from the same labels. Random weights got their own learning rate, no layer decay, '
+            'and as much time as the pretraining of this demo and its fine-tuning together. The packaged weights had '
+            'learned for an hour from 4,084 images. Thumbnails are 8 x 8 pixels, classified by ridge regression.',
         ]
     parts += [
         [('pretraining, on held-out images', 'value +- one standard error'), *rows_of(metrics_of(pretrained))],
         Picture('pretrain/reconstruction.png', 'Predicted of the masked patches; last, the best: the right tokens'),
         Picture('pretrain/loss.png', 'Loss of the pretraining'),
-        Picture('pretrain/neighbours.png', 'Left held-out images, beside each what the pretraining finds most alike'),
+        Picture('pretrain/neighbours.png', 'Held-out images on the left, beside each those with the nearest features'),
     ]
     if drawn:
         segmentor = record_of(out / 'segmentor')
-        said.append(segmentor.verdict)
+        sentences.append(segmentor.verdict)
         parts += [
             [('segmentation, on held-out images', 'value +- one standard error'), *rows_of(metrics_of(segmentor))],
             Picture('segmentor/overlays.png', 'Held-out images of the highest, the median and the lowest mIoU'),
         ]
-    marked = 'What the marked patch attends to in the packaged weights: dark least, white most, each tile by itself'
+    marked = 'Attention of the marked patch in the packaged weights: dark least, white most, each tile on its own scale'
     parts += [
-        Picture('packaged_reconstruct.png', 'What the packaged weights predict of masked patches'),
+        Picture('packaged_reconstruct.png', 'Predictions of the packaged weights for masked patches'),
         Picture('packaged_attention.png', f'{marked}; the outlines hold 60 %'),
     ]
-    path = write_report(out, 'Demo of beit_mm', [' '.join(said), f'{images}. {steps}', drawing + LIMITS, *parts])
-    return [*said, f'Report: {path.with_suffix(".html")} and {path}']
+    path = write_report(out, 'Demo of beit_mm', [' '.join(sentences), f'{images}. {steps}', drawing + LIMITS, *parts])
+    return [*sentences, f'Report: {path.with_suffix(".html")} and {path}']

@@ -1,13 +1,13 @@
-"""Draws a data set of six-band images for the configs demo/bands_*.py: .tif files of 16 bits, as satellites' are.
+"""Draws a dataset of six-band images for the configs demo/bands_*.py: .tif files of 16 bits, like satellite images.
 
     python tools/demo/draw_bands.py               # 1,600 images to train on and 400 held out, in data/bands
 
-Bands 1 to 3 are what a camera sees, 4 to 6 infrared. Eight classes: one of four shapes, brighter than the ground around
-it in band 4 and darker in bands 5 and 6, or the other way round. In bands 1 to 3 a shape of another kind, drawn by
-chance, lies elsewhere: they tell nothing of the class. Brightness and contrast of each band differ from image to image.
+Bands 1 to 3 are visible light, 4 to 6 infrared. There are eight classes: four shapes, each either brighter than the
+ground in band 4 and darker in bands 5 and 6, or the other way round. Bands 1 to 3 show a random shape at another place,
+which says nothing about the class. Brightness and contrast of each band vary between images.
 
-It makes train/<class>/*.tif and val/<class>/*.tif, half of which store band after band, and meta/few_labels.txt, a list
-of 30 training images of each class. The same arguments give the same images.
+The results are train/<class>/*.tif and val/<class>/*.tif, half of which store one band after the other, and
+meta/few_labels.txt, a list of 30 training images of each class. The same arguments give the same images.
 """
 
 import argparse
@@ -21,9 +21,9 @@ from beit_mm.terminal import run
 
 SHAPES = ('cross', 'disc', 'ring', 'square')
 CLASSES = tuple(f'{shape}_{sign}' for shape in SHAPES for sign in ('bright', 'dark'))  # in band 4
-DARKEST = (800, 600, 400, 1500, 1000, 500)  # values in the files, band by band
+DARKEST = (800, 600, 400, 1500, 1000, 500)  # value of black in the file, for each band
 SPANS = (1500, 1800, 2200, 4000, 3500, 3000)
-SIGNATURE = (1, -0.8, -0.6)  # of a bright shape in bands 4 to 6
+SIGNATURE = (1, -0.8, -0.6)  # contrast of a bright shape in bands 4 to 6
 CONTRAST = 0.3
 NUM_LABELLED = 30  # of each class
 
@@ -31,12 +31,12 @@ NUM_LABELLED = 30  # of each class
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument('folder', nargs='?', type=Path, default=Path('data/bands'), help='default: %(default)s')
-    parser.add_argument('--num-train', type=int, default=1600, help='default: %(default)s')
-    parser.add_argument('--num-val', type=int, default=400, help='default: %(default)s')
+    parser.add_argument('--num-train', type=int, default=1600, help='training images (default: %(default)s)')
+    parser.add_argument('--num-val', type=int, default=400, help='held-out images (default: %(default)s)')
     parser.add_argument('--size', type=int, default=64, help='side in pixels (default: %(default)s)')
     args = parser.parse_args()
     if args.folder.exists():
-        raise UserError(f'{args.folder} is there already; delete it, or choose another folder')
+        raise UserError(f'{args.folder} already exists; delete it, or choose another folder')
     draw_bands(args.folder, args.num_train, args.num_val, args.size)
     print(f'{args.num_train:,} images to train on and {args.num_val:,} held out: {args.folder}')
 
@@ -48,7 +48,7 @@ def draw_bands(folder: Path, num_train: int, num_val: int, size: int) -> None:
     except ImportError as error:
         raise UserError(f"{error}: pip install 'beit_mm[bands]'") from error
     partial = folder.with_name(f'{folder.name}.partial')
-    shutil.rmtree(partial, ignore_errors=True)  # of a call that was killed
+    shutil.rmtree(partial, ignore_errors=True)  # left by a killed run
     labelled = []
     for split, number in (('train', num_train), ('val', num_val)):
         for name in CLASSES:
@@ -80,7 +80,7 @@ def paint(label: int, size: int, rng: np.random.Generator) -> np.ndarray:
     image[..., :3] += rng.choice([-1, 1]) * CONTRAST * rng.uniform(0.6, 1, 3) * decoy
     image += rng.normal(0, 0.015, image.shape)
     values = np.array(DARKEST) + image.clip(0, 1.5) * np.array(SPANS)
-    values[rng.random((size, size)) < 0.0005] = 65535  # single pixels that are saturated
+    values[rng.random((size, size)) < 0.0005] = 65535  # single saturated pixels
     return values.astype(np.uint16)
 
 
@@ -95,13 +95,13 @@ def ground(size: int, rng: np.random.Generator) -> np.ndarray:
 
 
 def outline(shape: str, size: int, rng: np.random.Generator) -> np.ndarray:
-    """A shape of random size and place: 1 inside and 0 outside, (size, size), with soft edges."""
+    """A shape of random size at a random place: 1 inside and 0 outside, (size, size), with soft edges."""
     radius = size * rng.uniform(0.14, 0.22)
     y, x = (np.mgrid[:size, :size].T - rng.uniform(radius, size - radius, 2)).T
-    far = np.hypot(x, y)
-    distance = dict(  # beyond the edge, in pixels
-        disc=far - radius,
-        ring=abs(far - 0.75 * radius) - 0.25 * radius,
+    from_center = np.hypot(x, y)
+    distance = dict(  # from the edge, in pixels, positive outside
+        disc=from_center - radius,
+        ring=abs(from_center - 0.75 * radius) - 0.25 * radius,
         square=np.maximum(abs(x), abs(y)) - 0.85 * radius,
         cross=np.maximum(np.minimum(abs(x), abs(y)) - 0.28 * radius, np.maximum(abs(x), abs(y)) - radius),
     )[shape]

@@ -1,9 +1,8 @@
-"""Ten kinds of objects for the demo images, each a formula for outline, relief and colours.
+"""Ten kinds of objects for the demo images, each given by formulas for outline, relief and colours.
 
-An object is painted on coordinates u (right) and v (down) that run a little past -1 and 1, and is
-returned as (inside, normal, color): `inside` (H, W) is positive within the outline and falls about
-as fast as the distance to it; `normal` (3, H, W) points right, down and towards the viewer; `color`
-(H, W, 3) lies in 0 to 1. Random numbers vary shape, colours and pattern.
+An object is painted on coordinates u (right) and v (down), which reach a little beyond -1 and 1. A painter returns
+(inside, normal, color): `inside` (H, W) is about the distance to the outline, positive inside it; `normal` (3, H, W)
+points right, down and towards the viewer; `color` (H, W, 3) is 0 to 1. Random numbers vary shape, colours and pattern.
 """
 
 import colorsys
@@ -16,7 +15,7 @@ Painter = Callable[[np.ndarray, np.ndarray, np.random.Generator], Surface]
 
 
 def fractal_noise(height: int, width: int, slope: float, rng: np.random.Generator) -> np.ndarray:
-    """Noise with amplitude 1 / frequency**slope, mean 0, deviation 1; 1 to 1.5 looks natural."""
+    """Noise with amplitude 1 / frequency**slope, mean 0 and deviation 1; a slope of 1 to 1.5 looks natural."""
     frequency = np.hypot(np.fft.fftfreq(height)[:, None], np.fft.rfftfreq(width)[None])
     frequency[0, 0] = 1
     white = rng.standard_normal((height, width // 2 + 1, 2)).astype(np.float32)
@@ -30,7 +29,7 @@ def hsv(hue: float, saturation: float, value: float) -> np.ndarray:
 
 
 def mix(weight: np.ndarray, low: np.ndarray, high: np.ndarray) -> np.ndarray:
-    """Colours (H, W, 3) between two colours by a weight (H, W), 0 to 1."""
+    """Blends two colours by a weight (H, W), 0 to 1: (H, W, 3)."""
     weight = np.clip(weight, 0, 1)[..., None]
     return low + weight * (high - low)
 
@@ -43,7 +42,7 @@ def relief(height: np.ndarray, strength: float) -> np.ndarray:
 
 
 def ball(u: np.ndarray, v: np.ndarray, rng: np.random.Generator) -> Surface:
-    """Two-coloured panels that meet at a pole turned anywhere."""
+    """Panels of two colours that meet at a pole in a random direction."""
     radius = np.hypot(u, v)
     normal = np.stack([u, v, np.sqrt(np.clip(1 - radius**2, 0, 1))])
     axes, _ = np.linalg.qr(rng.standard_normal((3, 3)))
@@ -75,7 +74,7 @@ def box(u: np.ndarray, v: np.ndarray, rng: np.random.Generator) -> Surface:
         shade[here] = (0.75 + 0.25 * (face > 0.07) - 0.4 * planks * (face > 0.07))[here]
     grain = 0.12 * fractal_noise(*u.shape, 1, rng)
     color = (shade + grain)[..., None] * hsv(rng.uniform(0.05, 0.12), 0.55, 0.8)
-    return inside + 0.03, normal, color  # 0.03: no gaps where faces meet
+    return inside + 0.03, normal, color  # 0.03 closes the gaps between faces
 
 
 def can(u: np.ndarray, v: np.ndarray, rng: np.random.Generator) -> Surface:

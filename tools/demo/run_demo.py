@@ -1,12 +1,12 @@
-"""What a BEiT learns from images, in at most 8 minutes on two CPU cores: pictures, figures and a report.
+"""Shows what a BEiT learns from images, in at most 8 minutes on two CPU cores: pictures, numbers and a report.
 
-    tools/run_demo.sh                 pictures that it draws itself, with classes and label maps
+    tools/run_demo.sh                 images that it draws itself, with classes and label maps
     tools/run_demo.sh --data DIR      your own images: any folder; with one folder a class, classifiers are trained too
-    tools/run_demo.sh --full          everything from nothing, the tokenizer too: at most 20 minutes
+    tools/run_demo.sh --full          everything from random weights, the tokenizer too: at most 20 minutes
 
-It shows the packaged weights, pretrains from random weights on the packaged tokenizer, fine-tunes with few labels
-beginning with that pretraining, with the packaged weights and with random ones, and of its own pictures it trains a
-segmentor. Each command is printed as you would type it. Stopped, the same command resumes. A GPU stays unused.
+It shows the packaged weights and pretrains from random weights on the packaged tokenizer. Then it fine-tunes with few
+labels, from this pretraining, from the packaged weights and from random weights. On its own images it also trains a
+segmentor. Each command is printed as you would type it. After an interruption the same command resumes. GPUs stay idle.
 """
 
 import argparse
@@ -24,15 +24,15 @@ from beit_mm import __main__ as verbs
 from beit_mm import terminal
 
 ROOT = Path(__file__).resolve().parents[2]
-# Of the trainings, in minutes, since a demo has to end in time on any machine. A fine-tuning from random weights takes
-# as long as pretraining and fine-tuning together.
+# Minutes and not steps, so that the demo ends in time on any machine. Fine-tuning from random weights gets as much time
+# as pretraining and fine-tuning together.
 Lengths = namedtuple('Lengths', 'pretraining finetuning segmentor')
 SHORT, FULL = Lengths(1.75, 0.6, 1.25), Lengths(7, 0.7, 1.25)
 DRAWN, DRAWING = Path('data/demo'), ROOT / 'tools/demo/draw_images.py'
-PER_CLASS = 20  # labels, or more where the classes are few: `finetune` asks for 100 images
-MAX_HELD_OUT = 600  # images: standard errors of 2 %
+PER_CLASS = 20  # labels; with few classes more, because `finetune` needs 100 images
+MAX_HELD_OUT = 600  # images, which give standard errors of 2 %
 NUM_PICTURES = 6
-STARTS = dict(  # of the fine-tunings: folder -> what it begins with
+STARTS = dict(  # folder of each fine-tuning -> the weights it starts from
     finetune_pretrained='the pretraining of this demo',
     finetune_packaged='the packaged weights',
     finetune_random='random weights',
@@ -42,13 +42,13 @@ STARTS = dict(  # of the fine-tunings: folder -> what it begins with
 def main(lengths: Lengths | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument('--data', type=Path, metavar='DIR', help='folder of images, searched to any depth')
-    parser.add_argument('--full', action='store_true', help='from nothing, the tokenizer too')
-    help = 'folder of the results (default: work_dirs/demo, with --full work_dirs/demo_full)'
+    parser.add_argument('--full', action='store_true', help='from random weights, the tokenizer too')
+    help = 'folder for the results (default: work_dirs/demo, with --full work_dirs/demo_full)'
     parser.add_argument('--out', type=Path, help=help)
-    parser.add_argument('--check', action='store_true', help='check the arguments and do nothing')
+    parser.add_argument('--check', action='store_true', help='only check the arguments')
     args = parser.parse_args()
     if args.data and not args.data.is_dir():
-        sys.exit(f'error: no folder {args.data}')
+        sys.exit(f'error: no folder {args.data}; expected a folder of images')
     if not args.check:
         os.environ['CUDA_VISIBLE_DEVICES'] = ''
         out = args.out or Path('work_dirs/demo_full' if args.full else 'work_dirs/demo')
@@ -57,7 +57,7 @@ def main(lengths: Lengths | None = None) -> None:
 
 
 class Demo:
-    """The demo's parts, each left out when it is done."""
+    """The parts of the demo; finished parts are skipped."""
 
     def __init__(self, data: Path | None, out: Path, full: bool, lengths: Lengths) -> None:
         self.data, self.out, self.full, self.lengths, self.drawn = data or DRAWN, out, full, lengths, data is None
@@ -66,16 +66,16 @@ class Demo:
 
     @cached_property
     def images(self):
-        """As the verbs find them and hold some out; of drawn ones once they are there."""
+        """The images as the verbs find and split them; drawn images must exist before the first access."""
         return self.split.find_images(self.data)
 
     def run(self) -> None:
-        parts = {'what the packaged weights make of images': self.show_packaged}
+        parts = {'what the packaged weights see in images': self.show_packaged}
         if self.drawn:
             parts['drawing images'] = partial(execute, 'python', DRAWING, makes=DRAWN / 'meta')
         parts['pretraining from random weights'] = self.pretrain
         for folder, start in self.starts.items():
-            parts[f'a classifier with few labels that begins with {start}'] = partial(self.finetune, folder)
+            parts[f'a classifier with few labels that starts from {start}'] = partial(self.finetune, folder)
         if self.drawn:
             parts['a segmentor'] = self.segment
         parts['the report'] = self.report
@@ -84,11 +84,11 @@ class Demo:
             try:
                 part()
             except (KeyboardInterrupt, SystemExit):
-                print('The same demo command resumes from here.', flush=True)
+                print('Run the same demo command again to resume here.', flush=True)
                 raise
 
     def show_packaged(self) -> None:
-        held_out = {} if self.drawn else self.images.held_out.names  # none: photos that come with the package
+        held_out = {} if self.drawn else self.images.held_out.names  # none: the verbs show images of the package
         shown = [self.images.held_out.root / name for name in self.split.evenly(held_out, NUM_PICTURES)]
         for verb, images in (('reconstruct', shown), ('attention', shown[:1])):
             picture = self.out / f'packaged_{verb}.png'
@@ -100,20 +100,22 @@ class Demo:
         execute('beit-mm', 'pretrain', self.data, *words)
 
     def finetune(self, folder: str) -> None:
-        """Fine-tunes on links to a few images of each class, beside links to held-out ones."""
+        """Fine-tunes on links to a few images of each class, and validates on links to held-out images."""
         train, held_out, labelled = self.images.train, self.images.held_out, self.out / 'few_labels'
         counts, number = Counter(train.names.values()), PER_CLASS
         while sum(min(number, count) for count in counts.values()) < self.split.MIN_IMAGES:
             number += 1
-        few = [self.split.evenly((path for path, of in train.names.items() if of == name), number) for name in counts]
-        link(sum(few, []), train.root, labelled / 'train')
+        few: list[str] = []
+        for name in counts:
+            few += self.split.evenly([path for path, label in train.names.items() if label == name], number)
+        link(few, train.root, labelled / 'train')
         link(self.split.evenly(held_out.names, MAX_HELD_OUT), held_out.root, labelled / 'val')
         init = dict(zip(STARTS, (self.out / 'pretrain', 'demo', 'none'), strict=True))[folder]
         minutes = round(self.lengths.finetuning + self.lengths.pretraining * (init == 'none'), 2)
         execute('beit-mm', 'finetune', labelled, '--init', init, '--out', self.out / folder, '--minutes', minutes)
 
     def segment(self) -> None:
-        """Fine-tunes on links to the drawn images and their label maps."""
+        """Trains a segmentor on links to the drawn images and their label maps."""
         labelled, splits = self.out / 'label_maps', ('train', 'val')
         link(splits, DRAWN, labelled / 'images')
         link(splits, DRAWN / 'annotations', labelled / 'annotations')
@@ -129,7 +131,7 @@ class Demo:
 
 
 def link(names: Iterable[str | Path], root: Path, folder: Path) -> None:
-    """Makes links in a folder to files and folders in another one."""
+    """Fills a folder with links to files and folders below `root`."""
     shutil.rmtree(folder, ignore_errors=True)
     for name in names:
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
@@ -137,9 +139,9 @@ def link(names: Iterable[str | Path], root: Path, folder: Path) -> None:
 
 
 def execute(*words: object, makes: Path | None = None) -> None:
-    """Prints a command and runs it, unless what it makes is there; a verb in this process, which has imported all."""
+    """Prints and runs a command unless its result exists; verbs run in this process, where all is imported already."""
     if makes is not None and makes.exists():
-        terminal.say(f'{makes} is there')
+        terminal.say(f'{makes} already exists')
         return
     command = [os.path.relpath(word) if ROOT in getattr(word, 'parents', ()) else str(word) for word in words]
     terminal.say(f'$ {shlex.join(command)}')

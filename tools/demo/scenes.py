@@ -1,4 +1,4 @@
-"""Paints an image-like scene: background, shaded objects with shadows, what a camera adds."""
+"""Paints a scene like a natural image: background, shaded objects with shadows, and the effects of a camera."""
 
 import numpy as np
 from objects import PAINTERS, UPRIGHT, fractal_noise, hsv, mix
@@ -8,13 +8,13 @@ OBJECTS = tuple(PAINTERS)
 STUFF = ('sky', 'ground', 'wall')
 GROUNDS = [(0.27, 0.6, 0.5), (0.1, 0.4, 0.75), (0.6, 0.05, 0.4)]  # outdoors: hue, saturation, value
 GROUNDS += [(0.22, 0.45, 0.55), (0.55, 0.06, 0.9), (0.07, 0.5, 0.45)]
-UNLABELLED = 0  # outlines, where a pixel is part object, part background
+UNLABELLED = 0  # pixels on outlines, which are part object, part background
 
 
 def paint_scene(kind: int, size: int, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
-    """A scene around one main object, with up to three smaller ones of any kind; `size`: its short side in pixels.
+    """Paints a main object of `kind` and up to three smaller objects; `size` is the short side in pixels.
 
-    Image, uint8 (H, W, 3), RGB; labels, uint8 (H, W): 0 unlabelled, from 1 on OBJECTS, then STUFF.
+    Returns the image, uint8 (H, W, 3), RGB, and labels, uint8 (H, W): 0 is unlabelled, 1 the first of OBJECTS + STUFF.
     """
     long = round(size * rng.uniform(1, 1.5))
     height, width = (size, long) if rng.random() < 0.75 else (long, size)
@@ -23,7 +23,7 @@ def paint_scene(kind: int, size: int, rng: np.random.Generator) -> tuple[np.ndar
     right, near = np.cos(elevation) * np.sin(azimuth), abs(np.cos(elevation) * np.cos(azimuth)) + 0.2
     light = np.array([right, -np.sin(elevation), near])
     light /= np.linalg.norm(light)
-    extras = sorted(rng.uniform(0.07, 0.17, rng.integers(0, 4)))  # small is far: painted first
+    extras = sorted(rng.uniform(0.07, 0.17, rng.integers(0, 4)))  # far, small objects are painted first
     for radius, which in [(r, rng.integers(len(OBJECTS))) for r in extras] + [(rng.uniform(0.24, 0.42), kind)]:
         radius *= size
         nearness = radius / (0.42 * size)
@@ -34,7 +34,7 @@ def paint_scene(kind: int, size: int, rng: np.random.Generator) -> tuple[np.ndar
 
 
 def paint_background(height: int, width: int, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray, float]:
-    """Sky or wall above a horizon, ground below, textured; pixels, labels, height of the horizon."""
+    """Paints sky or wall above a horizon and ground below; returns pixels, labels and the row of the horizon."""
     horizon = height * rng.uniform(0.3, 0.65)
     y, x = np.mgrid[:height, :width].astype(np.float32)
     outdoors = rng.random() < 0.65
@@ -65,9 +65,9 @@ def paint_background(height: int, width: int, rng: np.random.Generator) -> tuple
 
 
 def ground(x: np.ndarray, y: np.ndarray, horizon: float, outdoors: bool, rng: np.random.Generator) -> np.ndarray:
-    """A textured plane that runs away to the horizon."""
+    """Paints a textured plane that extends to the horizon."""
     height, width = x.shape
-    depth = height / (np.maximum(y - horizon, 0) + 0.06 * height)  # 1 at the camera to 17 far off
+    depth = height / (np.maximum(y - horizon, 0) + 0.06 * height)  # from 1 at the camera to 17 at the horizon
     across, along = (x / width - 0.5) * depth, depth + rng.random()
     texture = fractal_noise(128, 128, rng.uniform(0.6, 1.1), rng)
     grain = map_coordinates(texture, [along * 60 % 128, across * 60 % 128], order=1, mode='wrap')
@@ -84,11 +84,11 @@ def ground(x: np.ndarray, y: np.ndarray, horizon: float, outdoors: bool, rng: np
 
 
 def add_object(image, labels, kind: int, center: tuple[float, float], radius: float, light, rng) -> None:
-    """Paint one object and its shadow into image and labels."""
+    """Paints an object and its shadow into image and labels."""
     top, left = (max(0, int(c - 1.3 * radius)) for c in center)
     bottom, right = (min(side, int(c + 1.3 * radius)) for c, side in zip(center, labels.shape, strict=True))
     y, x = np.mgrid[top:bottom, left:right].astype(np.float32)
-    if min(x.shape) < 4:  # out of the picture but for a sliver
+    if min(x.shape) < 4:  # nearly all of it is outside the image
         return
     u, v = (x - center[1]) / radius, (y - center[0]) / radius
     name = OBJECTS[kind]
@@ -114,7 +114,7 @@ def add_object(image, labels, kind: int, center: tuple[float, float], radius: fl
 
 
 def camera(image: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """Focus, colour temperature, exposure, vignette and sensor noise; float (H, W, 3) to uint8."""
+    """Applies focus, colour temperature, exposure, vignette and sensor noise; float (H, W, 3) to uint8."""
     height, width, _ = image.shape
     image = gaussian_filter(np.clip(image, 0, 1), (*[rng.choice([0.3, 0.5, 0.8])] * 2, 0))
     warmth = rng.normal(0, 0.06)

@@ -1,10 +1,10 @@
-"""Draws training samples of a config as the model gets them.
+"""Draws training samples of a config as the model sees them.
 
     python tools/visualization/browse_dataset.py configs/demo/pretrain.py --out samples.png
 
-A row for each sample. Of a pretraining: the first view, the same with its masked patches gray, the tokenizer's view,
-its visual tokens (decoded where the tokenizer can, else a colour for each word), DINO's crops. Of a fine-tuning the
-images, and label maps as colours. Crops, jitter and masks are those of the first epoch of a run with that seed.
+Each sample is a row. For pretraining it shows the first view, the same with gray masked patches, the tokenizer's view,
+its visual tokens (decoded if the tokenizer can, otherwise as colours), and DINO's crops. For fine-tuning it shows the
+image, and the label map in colours. Crops, jitter and masks are those of the first epoch of a run with this seed.
 """
 
 from __future__ import annotations
@@ -29,20 +29,20 @@ MASK_SHADE = 0.5  # gray in place of masked patches
 
 def main() -> None:
     parser = argument_parser(__doc__, config_only=True)
-    parser.add_argument('--number', type=int, default=8, help='of samples (default: 8)')
-    parser.add_argument('--seed', type=int, help="of the run (default: the config's)")
-    parser.add_argument('--no-tokens', action='store_true', help="do without the tokenizer's weights")
-    parser.add_argument('--channels', type=int, nargs=3, default=(0, 1, 2), help='of images with many bands')
+    parser.add_argument('--number', type=int, default=8, help='number of samples (default: 8)')
+    parser.add_argument('--seed', type=int, help="seed of the run (default: the config's)")
+    parser.add_argument('--no-tokens', action='store_true', help='leave out tokens, which need weights')
+    parser.add_argument('--channels', type=int, nargs=3, default=(0, 1, 2), help='bands to show as red, green and blue')
     parser.add_argument('--out', type=Path, default=Path('work_dirs/samples.png'), help='default: %(default)s')
     args = parser.parse_args()
     if args.number < 1:
-        parser.error('expected a --number from 1')
+        parser.error(f'--number is {args.number}; expected at least 1')
     with quiet():
         from mmengine.registry import init_default_scope
 
         cfg = load_config(args)
         if not cfg.get('train_dataloader'):
-            raise UserError('the config has no train_dataloader; expected the config of a training')
+            raise UserError('the config has no train_dataloader; expected a config for training')
         init_default_scope(cfg.default_scope)
         seed = cfg.get('randomness', {}).get('seed') or 0 if args.seed is None else args.seed
         with without_output():
@@ -55,7 +55,7 @@ def main() -> None:
 def draw_samples(
     cfg: Config, number: int, seed: int, tokens: bool = True, channels: Sequence[int] = (0, 1, 2)
 ) -> Figure:
-    """A sheet of training samples of a config whose `default_scope` is set, spread evenly over the dataset."""
+    """Draws a sheet of training samples, spread evenly over the dataset; the config's `default_scope` must be set."""
     import torch
     from mmengine.dataset import default_collate
 
@@ -74,14 +74,14 @@ def draw_samples(
     columns = dict(image=torch.stack([sample['inputs'] for sample in samples]) / 255)
     if 'gt_sem_seg' in samples[0]['data_samples']:
         colours = dataset.metainfo['palette']
-        palette = torch.tensor([*colours, *[[255] * 3] * (256 - len(colours))]) / 255  # what is ignored is white
+        palette = torch.tensor([*colours, *[[255] * 3] * (256 - len(colours))]) / 255  # ignored pixels are white
         maps = torch.stack([sample['data_samples'].gt_sem_seg.data[0] for sample in samples])  # B, H, W
         columns['labels'] = palette[maps.long()].permute(0, 3, 1, 2)
     return sheet_of_columns(columns, channels)
 
 
 def view_columns(cfg: Config, batch: dict, tokens: bool) -> dict[str, Tensor]:
-    """Title -> float (B, C, H, W) in [0, 1] of a pretraining's batch."""
+    """Columns of a batch for pretraining: title -> float (B, C, H, W) in [0, 1]."""
     import torch
     import torch.nn.functional as F
 
@@ -113,7 +113,7 @@ def view_columns(cfg: Config, batch: dict, tokens: bool) -> dict[str, Tensor]:
 
 
 def token_column(tokenizer: Tokenizer, images: Tensor) -> dict[str, Tensor]:
-    """Title -> the visual tokens of images (B, C, H, W): decoded, or each word of the vocabulary in a colour."""
+    """Column of the visual tokens of images (B, C, H, W): decoded, or a colour for each token of the vocabulary."""
     import torch
 
     from beit_mm.datasets.segmentation_folder import distinct_colours

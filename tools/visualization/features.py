@@ -1,11 +1,11 @@
-"""Pictures of a checkpoint's features: principal components of patches, nearest neighbours of images.
+"""Draws the features of a checkpoint: principal components of patches, and nearest neighbours of images.
 
     python tools/visualization/features.py CKPT image.jpg other.jpg --out work_dirs/features
     python tools/visualization/features.py CKPT image.jpg --among data/caltech101/val --out work_dirs/features
 
-pca.png shows each image, whole, beside the first three principal components of its patches as red, green and blue,
-jointly for all of them; neighbours.png (--among) the middle of each image and of the five of a folder whose features
-are nearest, with the cosine.
+pca.png shows each image, uncropped, beside the first three principal components of its patches as red, green and blue,
+computed over all images together. neighbours.png (--among) shows the centre of each image beside the five images of a
+folder with the nearest features, and their cosines.
 """
 
 from __future__ import annotations
@@ -22,24 +22,24 @@ if TYPE_CHECKING:
     import numpy as np
     from torch import Tensor
 
-SPREAD = 0.01  # share of the patches beyond either end of the colours
+SPREAD = 0.01  # share of the patches that are clipped at either end of the colours
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument('checkpoint', help='path or URL of any BEiT')
     parser.add_argument('images', nargs='+', help='files or folders')
-    parser.add_argument('--among', metavar='FOLDER', help='whose images may be neighbours')
+    parser.add_argument('--among', metavar='FOLDER', help='folder whose images may be neighbours')
     parser.add_argument('--layer', type=int, help='block, 0-based, negative from the end (default: at two thirds)')
-    side = "of images in pca.png (default: the checkpoint's size)"
+    side = "short side of images in pca.png (default: the checkpoint's size)"
     parser.add_argument('--short-side', type=int, metavar='PIXELS', help=side)
-    parser.add_argument('--kind', choices=['mean', 'class_token'], help='with --among: of an image (default: mean)')
-    parser.add_argument('--device', help='such as cpu or cuda:1 (default: what there is)')
-    parser.add_argument('--out', type=Path, default=Path('work_dirs/features'), help='folder')
+    parser.add_argument('--kind', choices=['mean', 'class_token'], help='feature for --among (default: mean)')
+    parser.add_argument('--device', help='such as cpu or cuda:1 (default: a GPU if there is one)')
+    parser.add_argument('--out', type=Path, default=Path('work_dirs/features'), help='folder for the pictures')
     add_levels(parser)
     args = parser.parse_args()
     if args.kind and not args.among:
-        parser.error('--kind is of the images that --among FOLDER compares; give it too')
+        parser.error('--kind has no effect here; add --among FOLDER')
     with quiet():
         from beit_mm.apis.reports import draw_neighbours
         from beit_mm.features.extractor import FeatureExtractor, embed, iterate_images
@@ -68,15 +68,16 @@ def main() -> None:
 
 
 def pca_colours(maps: Sequence[np.ndarray]) -> list[Tensor]:
-    """The first three principal components of patches (h, w, C) of images as red, green and blue (3, h, w) in [0, 1].
+    """Turns patches (h, w, C) of images into three principal components as red, green and blue (3, h, w) in [0, 1].
 
-    Jointly for all, the outermost hundredths cut off. A component's sign makes its larger values the rarer ones.
+    The components are those of all images together, and the outermost hundredths are clipped. The sign of a component
+    is chosen so that large values are rarer than small values.
     """
     import torch
 
     flat = torch.cat([torch.from_numpy(values).flatten(0, 1).double() for values in maps])
     centred = flat - flat.mean(dim=0)
-    _, directions = torch.linalg.eigh(centred.T @ centred)  # rising order
+    _, directions = torch.linalg.eigh(centred.T @ centred)  # in rising order
     parts = centred @ directions.flip(1)[:, :3]
     parts *= torch.where(parts.pow(3).sum(dim=0) < 0, -1, 1)
     low, high = parts.quantile(torch.tensor([SPREAD, 1 - SPREAD]).double(), dim=0)

@@ -1,4 +1,4 @@
-"""Visual tokenizers: images to the tokens that pretraining predicts."""
+"""Visual tokenizers: from images to the visual tokens that pretraining predicts."""
 
 from .base import Tokenizer
 from .dalle import DALLETokenizer

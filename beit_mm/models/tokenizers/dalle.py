@@ -1,7 +1,7 @@
-"""DALL-E's tokenizer, the paper's: 8192 visual tokens (paper section 2.1.2). First the tokenizer, then its networks.
+"""DALL-E's tokenizer with 8192 visual tokens, which the paper uses (section 2.1.2): the tokenizer, then its networks.
 
-Encoder and decoder halve (double) the resolution three times between four groups of residual blocks, so a token stands
-for 8 x 8 pixels. At the true size they have 53,786,240 and 43,829,766 parameters, with the names of OpenAI's files.
+Between four groups of residual blocks, the encoder halves the resolution three times, and the decoder doubles it. So a
+token covers 8 x 8 pixels. At full size they have 53,786,240 and 43,829,766 parameters, named as in OpenAI's files.
 """
 
 import math
@@ -23,22 +23,22 @@ ENCODER_ADVICE = (
     'for a smoke run set model.target_generator.random_weights=True.'
 )
 DECODER_ADVICE = f'Get {DECODER_URL} and name the file in target_generator.decoder_checkpoint, or leave that key out.'
-GROUP_WIDTHS = (1, 2, 4, 8)  # of the hidden size, from the image to the tokens
+GROUP_WIDTHS = (1, 2, 4, 8)  # multiples of `hidden`, from the image to the tokens
 BLOCKS_PER_GROUP = 2
-STRIDE = 8  # pixels per token: three poolings between the four groups
-MIN_CHANNELS = 32  # that a convolution on a GPU multiplies at once, however few there are
+STRIDE = 8  # pixels of a token along a side: three poolings between four groups
+MIN_CHANNELS = 32  # a convolution on a GPU multiplies at least this many channels at once
 
 
 @MODELS.register_module()
 class DALLETokenizer(base.CodebookTokenizer):
-    """The encoder of DALL-E's dVAE as the source of visual tokens, and its decoder for pictures.
+    """The encoder of DALL-E's discrete VAE, which gives visual tokens, and its decoder for pictures.
 
     Args:
         checkpoint: encoder weights, a path or a URL: a state dict (.pth, .safetensors, ...) or OpenAI's encoder.pkl.
-        decoder_checkpoint: decoder weights, e.g. OpenAI's decoder.pkl; None: there is no `decode`.
-        precision: of all convolutions but the encoder's output and the decoder's input, which are fp32. 'fp16', which
-            is fp32 on a CPU, as in the original; 'bf16'; 'fp32'. It changes some tokens: fp16 0.2 %, bf16 2 %.
-        random_weights: no files, seeded random weights for both networks: for smoke runs only.
+        decoder_checkpoint: decoder weights, e.g. OpenAI's decoder.pkl; None: no `decode`.
+        precision: 'fp16' (fp32 on a CPU, as in the original), 'bf16' or 'fp32', for all convolutions except the
+            encoder's output and the decoder's input, which are fp32. fp16 changes 0.2 % of the tokens, bf16 2 %.
+        random_weights: use seeded random weights for both networks instead of files, only for smoke runs.
         sha256: expected hash of the encoder's file.
         hidden: width of the first group.
         vocab_size: number of visual tokens.
@@ -80,7 +80,7 @@ class DALLETokenizer(base.CodebookTokenizer):
         return base.map_pixels(images).contiguous(memory_format=torch.channels_last)
 
     def to_images(self, output: Tensor) -> Tensor:
-        return base.unmap_pixels(output.chunk(2, dim=1)[0].sigmoid())  # the location, without the scale
+        return base.unmap_pixels(output.chunk(2, dim=1)[0].sigmoid())  # the location; the scale is not needed
 
     def prepare(self, device: torch.device) -> None:
         for network in (self.encoder, self.decoder):
@@ -92,14 +92,14 @@ def _load(
     network: type[nn.Module], hidden: int, vocab_size: int, source: str, sha256: str | None, advice: str
 ) -> tuple[nn.Module, dict[str, str]]:
     state, file = base.read_weights(source, sha256, advice)
-    with torch.device('meta'):  # its parameters are not initialised in vain
+    with torch.device('meta'):  # skips an initialisation that the weights would overwrite
         module = network(hidden, vocab_size)
     base.load_exactly(module, state, source)
     return module, file
 
 
 class DALLEConv2d(nn.Module):
-    """Same-size convolution with parameters `w` and `b`; computes in the dtype of its weights."""
+    """Same-size convolution with parameters `w` and `b`; computes in the type of its weights."""
 
     def __init__(self, in_channels: int, out_channels: int, kernel_size: int) -> None:
         super().__init__()
@@ -111,7 +111,7 @@ class DALLEConv2d(nn.Module):
         x = x.to(self.w.dtype)
         kernel_size = self.w.shape[-1]
         if x.is_cuda and kernel_size == 1 and x.dtype is not torch.float32:
-            # It adds the bias as it goes. Float32 would be slow: torch rounds convolutions to TF32, not products.
+            # Faster, as it adds the bias too. Not in float32: torch uses TF32 for convolutions, but not for products.
             return multiply_pixels(x, self.w, self.b)
         if x.is_cuda and x.shape[1] < MIN_CHANNELS:
             return convolve_few_channels(x, self.w, self.b)
@@ -119,15 +119,15 @@ class DALLEConv2d(nn.Module):
 
 
 def multiply_pixels(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    """A 1 x 1 convolution of (B, C, H, W) as a matrix product; no copy where channels stand last in memory."""
+    """A 1 x 1 convolution of (B, C, H, W) as a matrix product; it copies nothing in channels_last memory."""
     return F.linear(x.permute(0, 2, 3, 1), weight[:, :, 0, 0], bias).permute(0, 3, 1, 2)
 
 
 def convolve_few_channels(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     """A same-size convolution of (B, C, H, W), C small, for GPUs, which multiply MIN_CHANNELS channels at once.
 
-    Each pixel gets the C * k values of its neighbours in the row as channels, padded with zeros; the kernel becomes
-    k x 1. DALL-E's first convolution, 7 x 7 over 3 channels, multiplies a seventh of what it would as it is.
+    The C * k values of a pixel's neighbours in the row become its channels, padded with zeros, and the kernel becomes
+    k x 1. This saves six sevenths of the products in DALL-E's first convolution, 7 x 7 over 3 channels.
     """
     kernel_size = weight.shape[-1]
     half = kernel_size // 2
@@ -150,7 +150,7 @@ class DALLEBlock(nn.Module):
         widths = (in_channels, quarter, quarter, quarter, out_channels)
         self.res_path = nn.Sequential()
         for i, kernel_size in enumerate(kernel_sizes, start=1):
-            # The first ReLU must leave the block's input alone: the shortcut reads it too.
+            # The first ReLU must not change the block's input, because the shortcut reads it too.
             self.res_path.add_module(f'relu_{i}', nn.ReLU(inplace=i > 1))
             self.res_path.add_module(f'conv_{i}', DALLEConv2d(widths[i - 1], widths[i], kernel_size))
 
@@ -162,7 +162,7 @@ def _groups(
     in_channels: int, widths: list[int], kernel_sizes: tuple[int, ...], between: tuple[str, nn.Module]
 ) -> OrderedDict:
     """`group_1` ... `group_n` of residual blocks, with a resampling layer between the groups."""
-    gain = 1 / (len(widths) * BLOCKS_PER_GROUP) ** 2  # keeps a deep stack's variance at 1
+    gain = 1 / (len(widths) * BLOCKS_PER_GROUP) ** 2  # keeps the variance of a deep stack at 1
     groups: OrderedDict[str, nn.Module] = OrderedDict()
     for g, width in enumerate(widths, start=1):
         group = groups[f'group_{g}'] = nn.Sequential()
@@ -175,7 +175,7 @@ def _groups(
 
 
 class DALLEEncoder(nn.Module):
-    """Images to token logits, `hidden` to 8 `hidden` wide. Source: openai/DALL-E `dall_e/encoder.py`."""
+    """Images to token logits; its widths are `hidden` to 8 * `hidden`. Source: openai/DALL-E `dall_e/encoder.py`."""
 
     def __init__(self, hidden: int = 256, vocab_size: int = 8192, in_channels: int = 3) -> None:
         super().__init__()
@@ -189,7 +189,7 @@ class DALLEEncoder(nn.Module):
         )
 
     def features(self, x: Tensor) -> Tensor:
-        """(B, in_channels, H, W) mapped pixels to (B, 8 hidden, H/8, W/8), the input of `output`."""
+        """Mapped pixels (B, in_channels, H, W) to the input of `output`, (B, 8 * hidden, H/8, W/8)."""
         for layer in self.blocks[:-1]:
             x = layer(x)
         return x
@@ -201,16 +201,16 @@ class DALLEEncoder(nn.Module):
         return self.output(self.features(x))
 
     def cast_inner(self, dtype: torch.dtype) -> None:
-        """Converts all convolutions to `dtype` but the output's, whose logits stay float32."""
+        """Converts all convolutions to `dtype`, except the last, whose logits stay float32."""
         if self.blocks.input.w.dtype != dtype:
             self.blocks[:-1].to(dtype)
 
 
 class DALLEDecoder(nn.Module):
-    """(Relaxed) one-hot tokens to the pixels' distribution. Source: openai/DALL-E `dall_e/decoder.py`.
+    """Tokens, one-hot or relaxed, to a distribution of pixels. Source: openai/DALL-E `dall_e/decoder.py`.
 
-    The input convolution is the codebook. The `out_channels` are the logit-Laplace's location of each colour, then its
-    ln scale of each.
+    The input convolution is the codebook. The `out_channels` are, for each colour, the location of the logit-Laplace
+    distribution, then for each colour its ln scale.
     """
 
     def __init__(self, hidden: int = 256, vocab_size: int = 8192, embed_dims: int = 128, out_channels: int = 6) -> None:
@@ -226,7 +226,7 @@ class DALLEDecoder(nn.Module):
         )
 
     def forward(self, z: Tensor) -> Tensor:
-        """(B, V, h, w) weights of the tokens, summing to 1 over V, to (B, out_channels, 8h, 8w)."""
+        """Weights of the tokens (B, V, h, w), which sum to 1 over V, to (B, out_channels, 8h, 8w)."""
         return self.blocks(z)
 
     def from_tokens(self, tokens: Tensor) -> Tensor:
@@ -235,6 +235,6 @@ class DALLEDecoder(nn.Module):
         return self.blocks[1:](x.permute(0, 3, 1, 2))
 
     def cast_inner(self, dtype: torch.dtype) -> None:
-        """Converts all convolutions to `dtype` but the input's."""
+        """Converts all convolutions to `dtype`, except the first."""
         if self.blocks.output.conv.w.dtype != dtype:
             self.blocks[1:].to(dtype)

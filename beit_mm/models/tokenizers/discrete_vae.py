@@ -1,8 +1,8 @@
-"""The discrete VAE: a tokenizer that this project trains, so that nobody depends on a download.
+"""The discrete VAE: a tokenizer that can be trained here, without any download.
 
-First the algorithm, which is a tokenizer once it is trained, then DALLE-pytorch's small networks. Their residual blocks
-stand behind every level, as in the released BEiT code, or only at the bottleneck, as in DALLE-pytorch, which is five
-times cheaper because no block works at the images' resolution.
+First the algorithm, which is a tokenizer when it is trained, then DALLE-pytorch's small networks. They have residual
+blocks after each level, as in the released BEiT code, or only at the bottleneck, as in DALLE-pytorch, which is five
+times cheaper because no block works at the resolution of the images.
 """
 
 import math
@@ -25,30 +25,30 @@ ADVICE = "Train it with a config of configs/dvae and name the run's checkpoint i
 class DiscreteVAE(base.TrainableTokenizer, base.CodebookTokenizer, BaseModel):
     """Discrete VAE with a Gumbel-softmax relaxation: an algorithm to train, then a tokenizer (paper section 2.1.2).
 
-    The encoder gives every position of the token grid a distribution over the vocabulary. Training decodes a relaxed
+    The encoder gives each position of the token grid a distribution over the vocabulary. Training decodes a relaxed
     sample of it and minimises, per pixel value,
 
         loss_recon   mean over pixels and channels of the reconstruction loss
         loss_kl      kl_weight * sum over positions KL(q || uniform) / (H * W * channels)
 
-    So DALL-E's kl_weight of 6.6, at 192 values a token (8 x 8 x 3), is 6.6 / 192 on the KL of one position. As a
-    tokenizer it takes the argmax.
+    So DALL-E's kl_weight of 6.6, with 192 values a token (8 x 8 x 3), is 6.6 / 192 on the KL of a position. As a
+    tokenizer the model takes the argmax.
 
     Args:
         arch: 'dalle' (DALL-E's networks) or 'conv' (DALLE-pytorch's, as in the released BEiT code).
-        hidden: width; the widest group of 'dalle' has 8 times as much.
+        hidden: width; the widest group of 'dalle' is 8 times as wide.
         vocab_size, embed_dims: number of visual tokens, and width of the codebook.
-        num_levels: halvings of the resolution; 'dalle' has 3.
-        in_channels: of the images: 3 for RGB, or any number of bands.
-        bottleneck_blocks: of 'conv': residual blocks at the bottleneck; None: one behind every level.
+        num_levels: how often the resolution is halved; 'dalle' needs 3.
+        in_channels: channels of the images: 3 for RGB, or any number of bands.
+        bottleneck_blocks: for 'conv': residual blocks at the bottleneck; None: one after each level.
         loss: 'laplace' (logit-Laplace likelihood, DALL-E) or 'mse' (on [-1, 1]).
-        straight_through: decode one-hot samples with the gradient of relaxed ones; DALL-E decodes relaxed ones.
-        temperature, temperature_steps: start and end of the Gumbel-softmax's, and the training steps between them.
+        straight_through: decode one-hot samples with the gradient of relaxed samples; DALL-E decodes relaxed samples.
+        temperature, temperature_steps: start and end of the Gumbel-softmax temperature, and training steps between.
         kl_weight: DALL-E's beta, which keeps the vocabulary in use. 6.6 suits 'laplace', 0.5 suits 'mse'.
-        kl_steps: training steps over which the weight rises from 0.
-        checkpoint: trained weights, a path or a URL: a run's checkpoint or a plain state dict.
-        decoder_checkpoint: the decoder's weights where `checkpoint` holds the encoder's alone, as DALL-E's encoder.pkl
-            and decoder.pkl do, for arch 'dalle', loss 'laplace' and embed_dims 128.
+        kl_steps: training steps in which the weight rises from 0.
+        checkpoint: trained weights, a path or a URL: a checkpoint of a run or a plain state dict.
+        decoder_checkpoint: weights of the decoder if `checkpoint` holds only the encoder, like DALL-E's decoder.pkl and
+            encoder.pkl, which need arch 'dalle', loss 'laplace' and embed_dims 128.
         sha256: expected hash of `checkpoint`.
         data_preprocessor: must give `images` in [0, 1].
 
@@ -81,8 +81,8 @@ class DiscreteVAE(base.TrainableTokenizer, base.CodebookTokenizer, BaseModel):
         check_choice('loss', loss, ('laplace', 'mse'))
         out_channels = 2 * in_channels if loss == 'laplace' else in_channels
         if arch == 'dalle' and 2**num_levels != STRIDE:
-            raise UserError(f"arch 'dalle' has 3 levels, got num_levels={num_levels}.")
-        with nullcontext() if checkpoint is None else torch.device('meta'):  # no memory before the file is seen to fit
+            raise UserError(f"num_levels is {num_levels}; arch 'dalle' needs 3")
+        with nullcontext() if checkpoint is None else torch.device('meta'):  # memory only after the shapes are checked
             if arch == 'dalle':
                 self.encoder = DALLEEncoder(hidden, vocab_size, in_channels)
                 self.decoder = DALLEDecoder(hidden, vocab_size, embed_dims, out_channels)
@@ -98,7 +98,7 @@ class DiscreteVAE(base.TrainableTokenizer, base.CodebookTokenizer, BaseModel):
         if checkpoint is not None:
             self._load(checkpoint, decoder_checkpoint, sha256)
         elif decoder_checkpoint is not None:
-            raise UserError('decoder_checkpoint holds a decoder alone; name the file of its encoder in checkpoint.')
+            raise UserError('decoder_checkpoint is set without checkpoint; set checkpoint to the file of the encoder')
 
     def to_input(self, images: Tensor) -> Tensor:
         return base.map_pixels(images) if self.loss == 'laplace' else 2 * images - 1
@@ -118,8 +118,9 @@ class DiscreteVAE(base.TrainableTokenizer, base.CodebookTokenizer, BaseModel):
             self.provenance.update({f'decoder_{key}': value for key, value in file.items()})
             return
         if state and all(name.startswith('blocks.') for name in state):
-            raise UserError(f"{checkpoint} holds one of DALL-E's two networks; name the other in decoder_checkpoint")
-        own = ('encoder.', 'decoder.', 'steps')  # a run's checkpoint may hold a preprocessor's buffers too
+            advice = 'set checkpoint to the encoder and decoder_checkpoint to the decoder'
+            raise UserError(f"{checkpoint} holds only one of DALL-E's two networks; {advice}")
+        own = ('encoder.', 'decoder.', 'steps')  # a checkpoint of a run may hold buffers of the preprocessor too
         base.load_exactly(self, {k: v for k, v in state.items() if k.startswith(own)}, checkpoint)
 
     def _losses(self, images: Tensor) -> dict[str, Tensor]:
@@ -134,7 +135,7 @@ class DiscreteVAE(base.TrainableTokenizer, base.CodebookTokenizer, BaseModel):
         else:
             loss_recon = F.mse_loss(output, target)
         log_q = logits.log_softmax(dim=1)
-        # KL(q || uniform) = sum q ln q + ln V at each position
+        # at each position KL(q || uniform) = sum q ln q + ln V
         kl = (log_q.exp() * log_q).sum(dim=1) + math.log(self.vocab_size)  # B, h, w
         beta = _cosine(0.0, self.kl_weight, self.steps / self.kl_steps)
         if self.training:
@@ -144,7 +145,7 @@ class DiscreteVAE(base.TrainableTokenizer, base.CodebookTokenizer, BaseModel):
 
     @torch.no_grad()
     def _predict(self, images: Tensor) -> dict[str, Tensor]:
-        """Of hard codes (the argmax) and of soft ones (the probabilities); `posterior_entropy` in nats a position."""
+        """Errors of hard codes (the argmax) and soft codes (the probabilities), and `posterior_entropy` in nats."""
         with base.without_autocast(images):
             posterior = self.encoder.output(self._features(images)).softmax(dim=1)  # B, V, h, w
             soft = self.to_images(self.decoder(posterior).float())  # B, C, H, W
@@ -158,9 +159,9 @@ class DiscreteVAE(base.TrainableTokenizer, base.CodebookTokenizer, BaseModel):
 
 
 def gumbel_softmax(logits: Tensor, tau: Tensor | float, hard: bool) -> Tensor:
-    """Relaxed or, with the same gradient, one-hot samples (B, V, h, w) of what the logits say.
+    """Draws samples (B, V, h, w) from the logits: relaxed, or one-hot with the gradient of relaxed samples.
 
-    As F.gumbel_softmax, whose exponential_ takes a fifth of a small model's step on a CPU.
+    Like F.gumbel_softmax, whose exponential_ takes a fifth of the step of a small model on a CPU.
     """
     exponential = -torch.rand_like(logits).clamp(min=torch.finfo(logits.dtype).tiny).log()
     soft = ((logits - exponential.log()) / tau).softmax(dim=1)
@@ -217,7 +218,7 @@ class ConvEncoder(nn.Module):
 
 
 class ConvDecoder(nn.Module):
-    """(Relaxed) one-hot tokens to pixels: the encoder mirrored behind a codebook of `width` numbers a token."""
+    """Tokens, one-hot or relaxed, to pixels: a codebook of `width` numbers a token, then the encoder mirrored."""
 
     def __init__(
         self, hidden: int, vocab_size: int, width: int, num_levels: int, bottleneck_blocks: int | None, channels: int
@@ -237,7 +238,7 @@ class ConvDecoder(nn.Module):
         self.output = nn.Conv2d(hidden, channels, 1)
 
     def forward(self, z: Tensor) -> Tensor:
-        """(B, V, h, w) weights of the tokens, summing to 1 over V, to (B, channels, H, W)."""
+        """Weights of the tokens (B, V, h, w), which sum to 1 over V, to (B, channels, H, W)."""
         x = torch.einsum('bvhw,vd->bdhw', z, self.codebook.weight)
         return self.output(self.levels(x))
 

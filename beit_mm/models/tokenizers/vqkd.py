@@ -1,7 +1,7 @@
-"""BEiT v2's tokenizer (VQ-KD): 8192 visual tokens learned from the features of CLIP or DINO, frozen.
+"""BEiT v2's tokenizer (VQ-KD), frozen: 8192 visual tokens learned from the features of CLIP or DINO.
 
-A vision Transformer encodes the image, two linear layers bring its patches to 32 numbers, and the nearest of 8192 such
-vectors, the codebook, is the token. At the true size they have 86,666,784 parameters.
+A vision Transformer encodes the image, and two linear layers reduce each patch to a vector of 32 numbers. The nearest
+of the 8192 vectors in the codebook is the token. At full size there are 86,666,784 parameters.
 """
 
 from contextlib import nullcontext
@@ -24,7 +24,7 @@ ADVICE = (
     f'Get {VQKD_URL}, or train one by configs/beit_v2/vqkd_base_in1k.py, and name the file in '
     'model.target_generator.checkpoint; for a smoke run set model.target_generator.random_weights=True.'
 )
-# Of no use for encoding: what decodes the teacher's features, and statistics of training.
+# Not needed for encoding: the decoder of the teacher's features, and statistics of the training.
 UNUSED = tuple(
     'decoder. decode_task_layer. usage started teacher_model. scaling_layer. loss quantize.cluster_size '
     'quantize.embedding.cluster_size quantize.embedding.embed_avg quantize.embedding.initted'.split()
@@ -34,16 +34,15 @@ RENAMED = {'quantize.embedding.weight': 'codebook', 'encoder.fc_norm.': 'encoder
 
 @MODELS.register_module()
 class VQKDTokenizer(base.Tokenizer):
-    """The encoder and the codebook of BEiT v2's VQ-KD as the source of visual tokens.
+    """The encoder and the codebook of BEiT v2's VQ-KD, which give visual tokens.
 
-    Tokens are 16 x 16 pixels, so the tokenizer sees the backbone's own view. VQ-KD's decoder gives features, not
-    pixels: `decode` needs a `pixel_decoder`, which the released files do not have.
+    A token covers 16 x 16 pixels, so the tokenizer sees the same view as the backbone. VQ-KD's decoder gives features
+    instead of pixels, so `decode` needs a `pixel_decoder`, which the released files do not have.
 
     Args:
-        checkpoint: a path or a URL: a released file (any of the three), mmpretrain's vqkd_encoder.pth, or a run's.
-        precision: of the encoder: 'fp16', which is fp32 on a CPU, as in the original; 'bf16'; 'fp32'. The layers after
-            it are fp32.
-        random_weights: no file, seeded random weights: for smoke runs only.
+        checkpoint: a path or a URL: one of the three released files, mmpretrain's vqkd_encoder.pth, or a checkpoint.
+        precision: of the encoder: 'fp16' (fp32 on a CPU, as in the original), 'bf16' or 'fp32'. Later layers are fp32.
+        random_weights: use seeded random weights instead of a file, only for smoke runs.
         sha256: expected hash of the file.
         arch, img_size, patch_size: of the encoder, as BEiTBackbone.
         vocab_size, code_dims: number of visual tokens, and width of the codebook.
@@ -52,7 +51,7 @@ class VQKDTokenizer(base.Tokenizer):
     Source: microsoft/unilm `beit2/modeling_vqkd.py`, `beit2/norm_ema_quantizer.py`.
     """
 
-    trains = False  # then its weights are drawn by the run's seed
+    trains = False  # True in VQKD, whose random weights follow the seed of the run
 
     def __init__(
         self,
@@ -82,17 +81,17 @@ class VQKDTokenizer(base.Tokenizer):
             self.pixel_decoder = None
             if pixel_decoder is not None:
                 if patch_size & (patch_size - 1):
-                    raise UserError(f'a pixel decoder doubles sides: patch_size is {patch_size}; expected 8, 16 or 32')
+                    raise UserError(f'patch_size is {patch_size}; a pixel decoder needs a power of 2, such as 16')
                 sizes = dict(num_levels=patch_size.bit_length() - 1, channels=3, **pixel_decoder)
                 self.pixel_decoder = ConvDecoder(vocab_size=vocab_size, **sizes)
         self.can_decode = self.pixel_decoder is not None
         if not random_weights:
-            self.to_empty(device='cpu')  # never initialised in vain
+            self.to_empty(device='cpu')  # skips an initialisation that the weights would overwrite
             state, file = base.read_weights(checkpoint, sha256, ADVICE)
             unused = UNUSED if self.can_decode else (*UNUSED, 'pixel_decoder.')
             base.load_exactly(self, _own_weights(state, checkpoint, unused), checkpoint)
             self.provenance.update(file)
-        self.encoder._load_state_dict_pre_hooks.clear()  # they want weights of any file; a pretraining's has none of it
+        self.encoder._load_state_dict_pre_hooks.clear()  # it raises without weights, and a pretraining's file has none
         self.requires_grad_(False)
 
     @torch.no_grad()
@@ -101,35 +100,35 @@ class VQKDTokenizer(base.Tokenizer):
         dtype = base.dtype_on(self.precision, images.device)
         with torch.autocast(images.device.type, dtype, enabled=dtype is not torch.float32):
             hidden = self.encoder(2 * images.float() - 1)[0][:, 1:]  # B, h*w, C
-        return self.nearest(self.vectors(hidden)).unflatten(1, grid)
+        return self.nearest_codes(self.vectors(hidden)).unflatten(1, grid)
 
     def vectors(self, hidden: Tensor) -> Tensor:
-        """Unit vectors (B, h*w, D), whose nearest codes are the tokens, of patches (B, h*w, C) by the encoder."""
+        """Turns the encoder's patches (B, h*w, C) into unit vectors (B, h*w, D); their nearest codes are the tokens."""
         with base.without_autocast(hidden):
             return F.normalize(self.encode_task_layer(hidden.float()), dim=-1)
 
-    def nearest(self, vectors: Tensor) -> Tensor:
-        """Vectors (..., D) to the places int64 (...) of the nearest codes."""
+    def nearest_codes(self, vectors: Tensor) -> Tensor:
+        """Index, int64 (...), of the code that is nearest to each unit vector (..., D)."""
         with base.without_autocast(vectors):
-            # |x - c|^2 is 1 + |c|^2 - 2 x.c. Released codes have unit length.
+            # |x - c|^2 is 1 + |c|^2 - 2 x.c, and not all codes need have unit length.
             scores = vectors @ self.codebook.T - self.codebook.square().sum(dim=-1) / 2  # ..., V
         return scores.argmax(dim=-1)
 
     @torch.no_grad()
     def decode(self, tokens: Tensor) -> Tensor:
         if self.pixel_decoder is None:
-            return super().decode(tokens)  # says so
-        draw = self.pixel_decoder if tokens.is_floating_point() else self.pixel_decoder.from_tokens
+            return super().decode(tokens)  # raises
+        to_pixels = self.pixel_decoder if tokens.is_floating_point() else self.pixel_decoder.from_tokens
         with base.without_autocast(tokens):
-            return (0.5 * draw(tokens) + 0.5).clamp(0, 1)
+            return (0.5 * to_pixels(tokens) + 0.5).clamp(0, 1)
 
     def forward(self, images: Tensor) -> Tensor:
-        """What mmpretrain's BEiT v2 expects of VQKD: of RGB images (B, 3, H, W) in [-1, 1] tokens int64 (B, h*w)."""
+        """Entry point for mmpretrain's BEiT v2: RGB images (B, 3, H, W) in [-1, 1] to tokens, int64 (B, h*w)."""
         return self.encode((images + 1) / 2).flatten(1)
 
 
 def _own_weights(weights: Weights, source: str, unused: tuple[str, ...]) -> Weights:
-    """The tokenizer's weights; those of the encoder may have the released names or mmpretrain's."""
+    """Selects and renames the tokenizer's weights, which may have the released names or mmpretrain's."""
     own = {name: tensor for name, tensor in weights.items() if not name.startswith(unused)}
     prefixes = ', '.join(part.strip('.') for part in unused if any(name.startswith(part) for name in weights)) or 'none'
     log(f'VQ-KD from {source}: {len(own)} tensors used, {len(weights) - len(own)} not needed ({prefixes})')

@@ -1,6 +1,6 @@
-"""Training of BEiT v2's tokenizer, VQ-KD: visual tokens from which a decoder tells a teacher's features of the patches.
+"""Training of BEiT v2's tokenizer, VQ-KD: from its visual tokens a decoder predicts a teacher's patch features.
 
-Shapes: B images, h x w patches, C the encoder's width, D numbers of a code, V visual tokens, T the teacher's features.
+Shapes: B images, h x w patches, C channels of the encoder, D numbers of a code, V visual tokens, T teacher features.
 """
 
 from abc import ABC, abstractmethod
@@ -28,27 +28,27 @@ KMEANS_STEPS = 10
 class VQKD(base.TrainableTokenizer, VQKDTokenizer, BaseModel):
     """VQ-KD: an algorithm to train, whose checkpoints VQKDTokenizer reads (BEiT v2, arXiv 2208.06366, section 2.2).
 
-    The decoder is given the code that is nearest to a patch's vector, with a straight-through gradient. It minimises
+    The decoder gets the code that is nearest to the vector of a patch, with a straight-through gradient. The losses:
 
         loss_feature   1 - cosine of the decoder's and the teacher's features, mean over patches
-        loss_commit    mean squared difference of vector and code, numbers of unit vectors
-        loss_pixels    of the pixel decoder, mean squared error on [-1, 1]; no gradient comes from it to the tokens
+        loss_commit    mean squared difference between vector and code, both of unit length
+        loss_pixels    mean squared error of the pixel decoder on [-1, 1], without a gradient to the tokens
 
-    A code is the unit-length moving average of its nearest vectors, of all processes and batches (accumulated too).
+    A code is the moving average, at unit length, of the vectors nearest to it in all batches of all processes.
 
     Args:
-        teacher: config of a Teacher, BEiTTeacher or CLIPTeacher; built by `init_weights`, or by the first loss.
-        teacher_dims: features that it has of a patch (CLIP ViT-B/16: 512, the BEiTs: their width).
-        decoder_layers: blocks of the decoder, of the encoder's width (released: 3 or 1).
-        decay: of the moving average.
-        kmeans_init: begin with 10 steps of k-means on the first batch, of all processes; otherwise codes begin random.
-        restart_below: a code that fewer patches of all processes were nearest to, on the moving average of a batch,
-            becomes a vector of the batch, and `codes_restarted` of the log counts it. None: none, as released.
-        init_bound: of the normal numbers with sigma 0.02 that weights start with; 2: none is cut, as released; 0.02: as
-            a pretraining's. Output layers are divided by sqrt(2 l) as there; patch embeddings start as torch's.
+        teacher: config of a Teacher, BEiTTeacher or CLIPTeacher; `init_weights` or the first loss builds it.
+        teacher_dims: features of a patch in the teacher (CLIP ViT-B/16: 512; BEiT: its width).
+        decoder_layers: blocks of the decoder, which is as wide as the encoder (released: 3 or 1).
+        decay: factor of the moving average.
+        kmeans_init: start with 10 steps of k-means on the first batch of all processes; otherwise with random codes.
+        restart_below: if fewer patches than this, averaged over batches of all processes, are nearest to a code, a
+            vector of the batch replaces it; the log counts these as `codes_restarted`. None: never, as released.
+        init_bound: bound of the normal initial weights with sigma 0.02: 2 cuts none, as released; 0.02 as in BEiT's
+            pretraining. Output layers are divided by sqrt(2 l) as there; patch embeddings start as torch's.
         data_preprocessor: must give `images` in [0, 1].
-        arch, img_size, patch_size, vocab_size, code_dims, precision, pixel_decoder: as of VQKDTokenizer; `precision`
-            is that of tests.
+        arch, img_size, patch_size, vocab_size, code_dims, precision, pixel_decoder: as VQKDTokenizer; `precision`
+            holds only for testing.
 
     Source: microsoft/unilm `beit2/modeling_vqkd.py`, `beit2/norm_ema_quantizer.py`.
     """
@@ -76,11 +76,11 @@ class VQKD(base.TrainableTokenizer, VQKDTokenizer, BaseModel):
         self.decoder = BEiTBackbone(
             dict(sizes_of(self.arch), num_layers=decoder_layers), self.encoder.grid, 1, code_dims
         )
-        self.decoder._load_state_dict_pre_hooks.clear()  # as of the encoder
+        self.decoder._load_state_dict_pre_hooks.clear()  # as in the encoder
         dims = self.encoder.embed_dims
         self.decode_task_layer = nn.Sequential(nn.Linear(dims, dims), nn.Tanh(), nn.Linear(dims, teacher_dims))
         for network in (self.encoder, self.decoder):
-            if init_bound != INIT_STD:  # by which they are built
+            if init_bound != INIT_STD:  # the default, which is already done
                 network.init_transformer(init_bound)
             network.patch_embed.proj.reset_parameters()
         for layer in (*self.encode_task_layer, *self.decode_task_layer):
@@ -91,21 +91,21 @@ class VQKD(base.TrainableTokenizer, VQKDTokenizer, BaseModel):
         self.codebook.requires_grad_(False)
         self.register_buffer('usage', torch.ones(self.vocab_size))  # patches nearest to each code, moving average
         self.register_buffer('started', torch.tensor(not kmeans_init))
-        self.has_started = False  # what the host knows of it
+        self.has_started = False  # copy of `started`, so that the host does not wait for the device
         self.register_load_state_dict_pre_hook(_rename_released)
 
     def init_weights(self) -> None:
         super().init_weights()
-        _ = self.teacher  # if its file is missing, this is said before the first step
+        _ = self.teacher  # a missing file is an error before the first step
 
     def _losses(self, images: Tensor) -> dict[str, Tensor]:
         grid = self.grid_size(*images.shape[-2:])
         vectors = self.vectors(self.encoder(2 * images - 1)[0][:, 1:])  # B, h*w, D
         flat = vectors.detach().flatten(0, 1)  # B*h*w, D
-        self.has_started = self.has_started or bool(self.started)  # a first step that is skipped undoes k-means
+        self.has_started = self.has_started or bool(self.started)  # stays False if the first step is undone
         if not self.has_started:
-            self._start(flat)
-        tokens = self.nearest(vectors.detach())  # B, h*w
+            self._start_codes(flat)
+        tokens = self.nearest_codes(vectors.detach())  # B, h*w
         codes = F.embedding(tokens, self.codebook)  # B, h*w, D, a copy
         predicted = self._predict_features(vectors + (codes - vectors).detach(), grid)  # B, h*w, T
         results = dict(
@@ -113,28 +113,28 @@ class VQKD(base.TrainableTokenizer, VQKDTokenizer, BaseModel):
             loss_commit=F.mse_loss(vectors, codes),
         )
         if self.pixel_decoder is not None:
-            drawn = self.pixel_decoder.from_tokens(tokens.unflatten(1, grid)).float()
-            results['loss_pixels'] = F.mse_loss(drawn, 2 * images - 1)
+            pixels = self.pixel_decoder.from_tokens(tokens.unflatten(1, grid)).float()
+            results['loss_pixels'] = F.mse_loss(pixels, 2 * images - 1)
         if self.training:
-            results |= self._learn(flat, tokens.flatten())
+            results |= self._update_codes(flat, tokens.flatten())
         return results | base.usage_of(tokens.flatten(), self.vocab_size)
 
     def _predict_features(self, codes: Tensor, grid: tuple[int, int]) -> Tensor:
-        """The teacher's features (B, h*w, T) by the decoder, of codes (B, h*w, D)."""
+        """Predicts the teacher's features (B, h*w, T) from codes (B, h*w, D)."""
         hidden = self.decoder(codes.transpose(1, 2).unflatten(2, grid))[0][:, 1:]  # B, h*w, C
         return self.decode_task_layer(hidden).float()
 
     @cached_property
     def teacher(self) -> 'tuple[Teacher]':
-        """In a tuple it is no part of the model: neither trained nor in checkpoints."""
-        with torch.random.fork_rng(devices=[]):  # a resumed run builds it in another step
+        """The teacher, in a tuple so that it is not a submodule: neither trained nor in checkpoints."""
+        with torch.random.fork_rng(devices=[]):  # a resumed run builds it at another step
             return (MODELS.build(self.teacher_config).to(self.codebook.device),)
 
     def _target(self, images: Tensor, grid: tuple[int, int]) -> Tensor:
         features = self.teacher[0](images, grid)
         if features.shape[1:] != (expected := (grid[0] * grid[1], self.teacher_dims)):
-            found = f'{[*features.shape[1:]]} patches and features'
-            raise UserError(f'{self.teacher_config["type"]} gives {found}; expected {[*expected]}: set teacher_dims')
+            found = f'gives (patches, features) {(*features.shape[1:],)}, expected {expected}'
+            raise UserError(f'{self.teacher_config["type"]} {found}; set teacher_dims')
         return features.float()
 
     @torch.no_grad()
@@ -149,52 +149,52 @@ class VQKD(base.TrainableTokenizer, VQKDTokenizer, BaseModel):
         return values
 
     @torch.no_grad()
-    def _start(self, vectors: Tensor) -> None:
-        """k-means by cosines on vectors (N, D) of all processes."""
+    def _start_codes(self, vectors: Tensor) -> None:
+        """Sets the codes by k-means, with cosines, on the vectors (N, D) of all processes."""
         vectors = torch.cat(all_gather(vectors))
         vectors = vectors[vectors.isfinite().all(dim=1)]
         if not len(vectors):
             return
-        codes = self._draw(vectors)
+        codes = self._sample(vectors)
         with base.without_autocast(vectors):
             for _ in range(KMEANS_STEPS):
-                counts, sums = self._gather((vectors @ codes.T).argmax(dim=1), vectors)
+                counts, sums = self._sum_by_token((vectors @ codes.T).argmax(dim=1), vectors)
                 codes = torch.where(counts > 0, F.normalize(sums, dim=-1), codes)
-        broadcast(codes)  # a GPU adds in any order
+        broadcast(codes)  # they can differ, because a GPU adds in any order
         self.codebook.copy_(codes)
         self.started.fill_(True)
 
-    def _draw(self, vectors: Tensor) -> Tensor:
-        """As many of the vectors (N, D) as there are codes, all different if there are enough; process 0's."""
+    def _sample(self, vectors: Tensor) -> Tensor:
+        """Draws a vector of process 0 for each code, from (N, D); without repeats if N is large enough."""
         chosen = torch.randperm(max(len(vectors), self.vocab_size), device=vectors.device) % len(vectors)
-        broadcast(drawn := vectors[chosen[: self.vocab_size]])
-        return drawn
+        broadcast(sample := vectors[chosen[: self.vocab_size]])
+        return sample
 
     @torch.no_grad()
-    def _learn(self, vectors: Tensor, tokens: Tensor) -> dict[str, Tensor]:
-        """Moves each code towards the mean of its vectors (N, D), by their tokens (N,)."""
-        counts, sums = self._gather(tokens, vectors, everywhere=True)
+    def _update_codes(self, vectors: Tensor, tokens: Tensor) -> dict[str, Tensor]:
+        """Moves each code towards the mean of its vectors, (N, D) with tokens (N,)."""
+        counts, sums = self._sum_by_token(tokens, vectors, all_processes=True)
         means = torch.where(counts > 0, F.normalize(sums, dim=-1), self.codebook)
         self.codebook.copy_(F.normalize(self.codebook.lerp(means, 1 - self.decay), dim=-1))
         self.usage.lerp_(counts[:, 0], 1 - self.decay)
         if self.restart_below is None:
             return {}
         dead = self.usage < self.restart_below  # V
-        self.codebook.copy_(torch.where(dead[:, None], self._draw(vectors), self.codebook))
+        self.codebook.copy_(torch.where(dead[:, None], self._sample(vectors), self.codebook))
         self.usage.masked_fill_(dead, 1.0)
         return dict(codes_restarted=dead.float().sum())
 
-    def _gather(self, tokens: Tensor, vectors: Tensor, everywhere: bool = False) -> tuple[Tensor, Tensor]:
-        """Numbers (V, 1) and sums (V, D) of the vectors (N, D) that have each token, of this process or of all."""
-        found = torch.zeros(self.vocab_size, 1 + vectors.shape[1], device=vectors.device)
-        found.index_add_(0, tokens, F.pad(vectors, (1, 0), value=1.0))
-        if everywhere:
-            all_reduce(found)
-        return found[:, :1], found[:, 1:]
+    def _sum_by_token(self, tokens: Tensor, vectors: Tensor, all_processes: bool = False) -> tuple[Tensor, Tensor]:
+        """Counts (V, 1) and sums (V, D), for each token, of the vectors (N, D) that have it."""
+        sums = torch.zeros(self.vocab_size, 1 + vectors.shape[1], device=vectors.device)
+        sums.index_add_(0, tokens, F.pad(vectors, (1, 0), value=1.0))
+        if all_processes:
+            all_reduce(sums)
+        return sums[:, :1], sums[:, 1:]
 
 
 def _rename_released(model: VQKD, state_dict: dict[str, Tensor], prefix: str, *_: object) -> None:
-    """Load hook: a released file, so that it can be tested and trained further."""
+    """Load hook: renames a released file, so that it can be tested and trained further."""
     for name in [name for name in state_dict if name.startswith(prefix)]:
         own = name
         for theirs, ours in (RENAMED | {'decoder.fc_norm.': 'decoder.norm.'}).items():
@@ -205,12 +205,12 @@ def _rename_released(model: VQKD, state_dict: dict[str, Tensor], prefix: str, *_
 
 
 class Teacher(nn.Module, ABC):
-    """A frozen network, in evaluation mode, whose features of patches are learned.
+    """A frozen network, in evaluation mode, whose features of the patches are the targets.
 
     Args:
-        network: what has the weights.
-        patch_size: pixels of a patch's side.
-        mean, std: of its images, a number for each channel, 0-255.
+        network: the network.
+        patch_size: side of a patch in pixels.
+        mean, std: a number for each channel of its images, 0-255.
     """
 
     def __init__(self, network: nn.Module, patch_size: int, mean: Sequence[float], std: Sequence[float]) -> None:
@@ -222,7 +222,7 @@ class Teacher(nn.Module, ABC):
 
     @torch.no_grad()
     def forward(self, images: Tensor, grid: Grid) -> Tensor:
-        """Features (B, h*w, T) of images (B, 3, H, W) in [0, 1], resized where the patches have another size."""
+        """Features (B, h*w, T) of images (B, 3, H, W) in [0, 1], which are resized to give the patch `grid`."""
         size = [side * self.patch_size for side in grid]
         if size != [*images.shape[2:]]:
             images = F.interpolate(images, size, mode='bicubic', antialias=True).clamp(0, 1)
@@ -238,9 +238,9 @@ class BEiTTeacher(Teacher):
     """A BEiT or plain ViT of any format: ours, DINO's, DeiT's, timm's, transformers'.
 
     Args:
-        checkpoint: a file, the folder of a run or a name, as of `Checkpoint.open`.
-        layer: block, 0-based, negative from the end; of the last one the norm follows, where there is one.
-        mean, std: of its images, each channel, pixels 0-255; None: see `checkpoint.normalisation_of`.
+        checkpoint: a file, the folder of a run or a name, as `Checkpoint.open` takes.
+        layer: block, 0-based, negative from the end; the last block is followed by the norm, if there is one.
+        mean, std: a number for each channel of its images, 0-255; None: see `checkpoint.normalisation_of`.
     """
 
     def __init__(self, checkpoint: CheckpointInput, layer: int = -1, mean: Levels = None, std: Levels = None) -> None:
@@ -259,11 +259,11 @@ class BEiTTeacher(Teacher):
 
 @MODELS.register_module()
 class CLIPTeacher(Teacher):
-    """The vision part of a CLIP of transformers, each patch projected to where images and texts meet.
+    """The image encoder of a CLIP from transformers; each patch is projected to the common space of images and texts.
 
     Args:
-        name: of the model, such as 'openai/clip-vit-base-patch16', which BEiT v2 has, or a folder; its weights are
-            safetensors.
+        name: name of the model, such as 'openai/clip-vit-base-patch16', BEiT v2's teacher, or a folder; the weights
+            must be safetensors.
 
     Source: microsoft/unilm `beit2/modeling_vqkd.py`, `get_regress_target`.
     """

@@ -1,7 +1,7 @@
 """ADE20K's 150 classes at 512 pixels: data/ade20k/{images,annotations}/{training,validation}.
 
-They are those of the official archive, ADEChallengeData2016.zip, unpacked. Classes of your own, in the same layout,
-are a config of a few lines on top of any that has this base:
+Unpack the official archive, ADEChallengeData2016.zip. For your own classes in the same layout, write a config of a few
+lines on top of any config with this base:
 
     _base_ = 'configs/beit/upernet_512_ade20k_160k.py'
     data = dict(data_root='data/mine', classes=['sky', 'road'], reduce_zero_label=False)  # True: 0 marks unlabelled
@@ -11,8 +11,8 @@ are a config of a few lines on top of any that has this base:
     model = dict(decode_head=dict(num_classes=2), auxiliary_head=dict(num_classes=2))
     # of SETR-PUP: auxiliary_head=[dict(head, num_classes=2) for head in _base_.model.auxiliary_head]
 
-Without `seg_map_path` in `data_prefix` images need no annotations; test_evaluator.format_only=True
-test_evaluator.output_dir=DIR then writes predictions alone, in ADE20K's numbering for its server.
+Without `seg_map_path` in `data_prefix` images need no label maps. Then test_evaluator.format_only=True
+test_evaluator.output_dir=DIR only writes predictions, numbered as ADE20K's server expects.
 """
 train_pipeline = [
     dict(type='beit_mm.LoadImage'),

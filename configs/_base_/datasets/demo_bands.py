@@ -1,5 +1,4 @@
-"""Images with six bands in data/bands/train and data/bands/val. The leaf sets the pipelines, the batch and what a
-sample is."""
+"""Images with six bands in data/bands/train and data/bands/val. The leaf sets pipelines, batch and dataset type."""
 data_root = 'data/bands'
 
 # The values that become 0 and 255, and mean and standard deviation on that scale for the six bands:

@@ -1,4 +1,4 @@
-"""Images with a folder a class in data/demo/train and data/demo/val, at 96 pixels, lightly augmented."""
+"""Images in a folder for each class, in data/demo/train and data/demo/val, at 96 pixels, lightly augmented."""
 data_root = 'data/demo'
 
 train_pipeline = [

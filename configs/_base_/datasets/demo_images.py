@@ -1,4 +1,4 @@
-"""Images without labels in data/demo/train and data/demo/val. The leaf sets the pipelines and the batch."""
+"""Images without labels in data/demo/train and data/demo/val. The leaf sets pipelines and batch."""
 data_root = 'data/demo'
 
 train_dataloader = dict(

@@ -1,7 +1,7 @@
-"""ImageNet-1K at 224 pixels with labels, the folders in sorted order, 128 images a GPU.
+"""ImageNet-1K at 224 pixels with labels, in the sorted order of the folders, 128 images a GPU.
 
 data/imagenet/train/<class>/*.JPEG and data/imagenet/val/<class>/*.JPEG. Rotations and shifts are filled with ImageNet's
-mean colour; BEiT+, which knows another mean, sets another fill.
+mean colour; BEiT+ sets another colour, because its mean differs.
 """
 train_pipeline = [
     dict(type='beit_mm.LoadImage'),

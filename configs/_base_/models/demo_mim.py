@@ -1,4 +1,4 @@
-"""A small BEiT for images of 96 pixels in 8 x 8 patches, which predicts the packaged tokenizer's 1,024 tokens."""
+"""A small BEiT for images of 96 pixels in 8 x 8 patches that predicts the 1,024 tokens of the packaged tokenizer."""
 model = dict(
     type='beit_mm.BEiTPretrainer',
     data_preprocessor=dict(

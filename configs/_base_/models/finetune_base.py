@@ -1,4 +1,4 @@
-"""The paper's classifier: ViT-Base, the mean of the patch tokens, a norm that starts fresh, one linear layer."""
+"""The paper's classifier: ViT-Base, the mean of the patch tokens, a new norm, one linear layer."""
 model = dict(
     type='ImageClassifier',
     data_preprocessor=dict(

@@ -1,8 +1,8 @@
 """Fine-tuning: AdamW at 4e-3 for 1024 images a step, decayed by 0.65 a layer, 20 + 80 epochs, bfloat16, no clipping.
 
-Moving average of the weights, which is then what is evaluated (released code: --model_ema):
+To keep and evaluate a moving average of the weights (released code: --model_ema):
 --cfg-options default_hooks.ema.type=EMAHook default_hooks.ema.momentum=0.0001
-With accumulation its `interval` is accumulative_counts, because mmengine counts batches.
+With accumulation set its `interval` to accumulative_counts, because mmengine counts batches.
 """
 _base_ = '../default_runtime.py'
 

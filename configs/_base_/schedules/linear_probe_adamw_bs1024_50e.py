@@ -1,4 +1,4 @@
-"""Linear probes: AdamW at 4e-3 for 1024 images a step, half a cosine over 50 epochs by whole epochs, bfloat16."""
+"""Linear probes: AdamW at 4e-3 for 1024 images a step, half a cosine over 50 epochs, stepped by epoch, bfloat16."""
 _base_ = '../default_runtime.py'
 
 optim_wrapper = dict(

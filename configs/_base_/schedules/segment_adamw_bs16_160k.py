@@ -1,6 +1,6 @@
 """Fine-tuning on ADE20K: AdamW for 16 images a step, layer decay 0.65, 160,000 steps, bfloat16, no clipping.
 
-All is counted in steps, and types without a prefix are mmseg's.
+Lengths are in steps. Types without a prefix are mmseg's.
 """
 _base_ = '../default_runtime.py'
 
