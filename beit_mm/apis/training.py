@@ -29,11 +29,12 @@ from beit_mm.checkpoint.checkpoint import Checkpoint, given_levels
 from beit_mm.checkpoint.find import DEMO, path_of_checkpoint
 from beit_mm.checkpoint.read import write_checkpoint
 from beit_mm.engine.checkpoints import RUN_FILE
-from beit_mm.engine.interruption import shield_workers
-from beit_mm.engine.steps import ProgressHook, TerminalRunner, waits_for_images
+from beit_mm.engine.logs import ProgressHook, TerminalRunner, waits_for_images
+from beit_mm.engine.signals import shield_workers
 from beit_mm.errors import UserError
 from beit_mm.files import atomic_file
 from beit_mm.models.tokenizers.discrete_vae import DiscreteVAE
+from beit_mm.pictures import read_scalars
 from beit_mm.terminal import quiet, say, typed, without_output
 
 RECORD, REPORT = 'plan.json', 'report.md'
@@ -373,12 +374,13 @@ class Run:
             write_config(path, title, *self.settings(images, stage, runner.iter))  # the steps that it took
             # a call that was killed has recorded no time
             self.record['seconds'] = max(self.record['seconds'], planned['begun'] + clock.earlier)
-        scalars = runner.message_hub.log_scalars
-        numbers = {name: float(scalars[f'val/{name}'].current()) for name in reports.ROWS if f'val/{name}' in scalars}
+        training, validations = read_scalars(self.folder / stage)  # of all calls: this one may have made no step
+        rows, measured = [*training.values()], [*validations.values()]
+        numbers = {name: float(measured[-1][name]) for name in reports.ROWS if name in measured[-1]}
         if self.plan.keeps_head:  # IterLoop has validated before the first step
-            numbers['mim_loss_start'] = float(scalars['val/mim_loss'].data[0][0])
-        numbers['images_per_second'] = float(scalars['train/images_per_second'].mean())
-        numbers['waiting'] = float(scalars['train/data_time'].mean() / scalars['train/time'].mean())
+            numbers['mim_loss_start'] = float(measured[0]['mim_loss'])
+        numbers['images_per_second'] = sum(row['images_per_second'] for row in rows) / len(rows)
+        numbers['waiting'] = sum(row['data_time'] for row in rows) / sum(row['time'] for row in rows)
         self.record['stages'][stage].update(numbers)
         self.write_record()
         runner.visualizer.close()

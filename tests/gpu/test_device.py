@@ -19,8 +19,9 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.parallel import DistributedDataParallel
 
 from beit_mm.datasets.masking import masked_positions
+from beit_mm.engine.logs import RuntimeInfoHook
 from beit_mm.engine.optim import AutocastOptimWrapper
-from beit_mm.engine.steps import CompileHook, RuntimeInfoHook
+from beit_mm.engine.steps import CompileHook
 from beit_mm.models.tokenizers import DALLETokenizer
 from beit_mm.models.vit import BEiTBackbone
 from beit_mm.registry import MODELS
