@@ -16,6 +16,8 @@ from mmengine.config import Config
 from mmengine.hooks import EMAHook, Hook
 from PIL import Image
 
+from beit_mm import engine
+from beit_mm.engine import CompileHook, CompressGradientsHook, DenseKNNHook, DINOHook, KNNHook
 from beit_mm.engine.checkpoints import CheckpointMetaHook
 from beit_mm.engine.checks import check_same_zero, state_effective_batch
 from beit_mm.engine.logs import ProgressHook, ThroughputHook
@@ -42,6 +44,16 @@ def test_a_run_trains_validates_and_leaves_its_pictures(pretrain_config, monkeyp
     again = runner.val_loop.run()
     for name in ('mim_loss', 'mim_acc', 'token_entropy', 'position_entropy'):
         assert second[name] == pytest.approx(again[name], rel=1e-6), name
+
+
+def test_hooks_are_called_in_the_order_that_the_package_draws(pretrain_config):
+    runner = make_runner(pretrain_config)
+    others = [EMAHook(), KNNHook({}, {}), DenseKNNHook({}, {}), DINOHook(), CompileHook(), CompressGradientsHook()]
+    for hook in (*others, ProgressHook('run')):
+        runner.register_hook(hook)
+    built = [[hook.priority, type(hook).__name__] for hook in runner.hooks]
+    rows = [line.split()[:2] for line in engine.__doc__.splitlines() if line.startswith('    ')]
+    assert rows == [row for row in built if row[1] != 'ReconstructionHook']  # of pictures.py, above the engine
 
 
 def test_a_line_of_the_log_has_the_losses_up_to_its_step(pretrain_config, monkeypatch):

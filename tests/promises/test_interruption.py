@@ -15,6 +15,7 @@ from helpers import make_runner, run_ranks
 from mmengine.config import Config
 from mmengine.hooks import Hook
 from promises.test_resume import differences
+from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
 from beit_mm.pictures import read_scalars
 
@@ -250,6 +251,19 @@ def test_workers_end_with_a_training_and_with_a_test(pretrain_config):
         runner.register_hook(counts)
         run()
         assert max(counts.found) > len(others) and set(multiprocessing.active_children()) <= others
+
+
+def test_where_torch_names_the_end_of_workers_otherwise_they_live_on_and_the_run_ends(pretrain_config, monkeypatch):
+    pretrain_config.train_dataloader.update(num_workers=1, persistent_workers=True)
+    pretrain_config.train_cfg.max_epochs = 1
+    shut_down = _MultiProcessingDataLoaderIter._shutdown_workers
+    monkeypatch.setattr(_MultiProcessingDataLoaderIter, '__del__', shut_down)
+    monkeypatch.delattr(_MultiProcessingDataLoaderIter, '_shutdown_workers')
+    others = set(multiprocessing.active_children())
+    runner = make_runner(pretrain_config)
+    runner.train()
+    assert runner.iter == 3 and len(set(multiprocessing.active_children()) - others) == 1
+    shut_down(runner.train_dataloader._iterator)
 
 
 def test_two_processes_stop_at_the_same_step_and_soon(config, tmp_path):
