@@ -25,7 +25,7 @@ Every registered type is found as `type='beit_mm.NAME'` in any config. Where wha
                     checks, dino, interruption, metrics, optim, resuming, steps
     features/       Features of images, and what a classifier of them alone reaches: evaluation, extractor
     models/         Backbone, tokenizers, heads and algorithms, registered in mmengine's MODELS under `beit_mm`: base,
-                    beit, beit_v2, dalle, dino, discrete_vae, interop, probe, vit, vqkd, vqkd_training
+                    beit, beit_v2, dalle, dino, discrete_vae, probe, provenance, vit, vqkd, vqkd_training
     segmentation/   Semantic segmentation with MMSegmentation, which only functions of apis import beside it: heads,
                     segmentor
 """

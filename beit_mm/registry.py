@@ -17,7 +17,7 @@ class _Registry(root.Registry):
 
     def get(self, key: str) -> Any:
         self.import_from_location()
-        if key.rpartition('.')[2] not in self._module_dict and find_spec('mmseg'):
+        if key.rpartition('.')[2] not in self.module_dict and find_spec('mmseg'):
             with redirect_stdout(None):  # mmseg prints
                 import_module('beit_mm.segmentation')
         return super().get(key)

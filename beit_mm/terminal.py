@@ -27,7 +27,7 @@ NOISE = re.compile(  # warnings of mmengine about itself, and of tensors that ou
     r'"(?:FileClient|HardDiskBackend)"|The prefix is not set|Failed to search registry|do not match exactly'
 )
 WORKER = re.compile(r'Caught \S+ in DataLoader worker process[\s\S]*\n\S+: (?=.*$)')
-UNKNOWN_TYPE = re.compile(r"[\"']?(\S+) is not in the .+? registry")  # of mmengine's registries
+UNKNOWN_TYPE = re.compile(r"[\"']?(\S+) is not in the .+? registry")  # what mmengine's registries say
 LOST = re.compile('gloo.*(by peer|Broken pipe)')  # the process at the other end is gone
 SECONDS_TO_BE_ENDED = 3.0
 PORT_IN_USE = 'port {} of this machine is in use; choose another: PORT=...'
@@ -163,7 +163,7 @@ def message_for_user(error: BaseException) -> str | None:
 
 def mistake(error: BaseException) -> str | None:
     if isinstance(error, KeyError) and (missing := UNKNOWN_TYPE.match(str(error))):
-        return unknown_type(missing[1])
+        return f'no registry has the type {missing[1]!r}'
     if isinstance(error, TypeError) and re.search('unexpected keyword argument|takes no arguments', str(error)):
         frames = [frame.f_code.co_name for frame, _ in traceback.walk_tb(error.__traceback__)]
         while frames and frames[-1] == '__init__':  # which hand the arguments on
@@ -176,19 +176,3 @@ def mistake(error: BaseException) -> str | None:
     if LOST.search(str(error)):
         return f'another process has ended, or cannot be reached any more ({error})'
     return str(error) if isinstance(error, UserError) else None
-
-
-def unknown_type(name: str) -> str:
-    from importlib.util import find_spec
-
-    from mmengine.registry import Registry
-
-    from beit_mm import registry
-
-    ours = [child for child in vars(registry).values() if isinstance(child, Registry)]
-    full = {f'beit_mm.{own}' for child in ours for own in (child.import_from_location(), *child.module_dict)[1:]}
-    near = get_close_matches(f'beit_mm.{name.rpartition(".")[2]}', full, n=1, cutoff=0.8)
-    message = f'no registry has the type {name!r}' + (f'; did you mean {near[0]!r}?' if near else '')
-    if find_spec('mmseg') is None:
-        message += ' What belongs to segmentation needs mmsegmentation, which is not installed.'
-    return message

@@ -1,4 +1,4 @@
-"""`train` and `test`: what a config describes is trained, or a checkpoint tested, with OpenMMLab's arguments.
+"""`train` and `test`: train a config, or test a checkpoint of it, with OpenMMLab's arguments.
 
 Only the standard library is imported before the arguments are parsed, so that `--help` and a misspelt option answer at
 once.
@@ -34,7 +34,7 @@ VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
 
 def train(arguments: Sequence[str] | None = None) -> None:
-    """Trains what a config describes; arguments are words of the command line, None takes those of this process."""
+    """Trains a config; `arguments` are words of the command line, by default those of this process."""
     args = train_parser().parse_args(arguments)
     with contextlib.nullcontext() if args.verbose else quiet():
         import mmengine.runner  # noqa: F401  (registers Runner, which the registry does not look for)
@@ -122,19 +122,21 @@ def progress_hook(name: str) -> ProgressHook:
     return ProgressHook(name, SECONDS if sys.stdout.isatty() else 60.0)
 
 
-def shorten(cfg: Config, steps: int) -> None:
-    """Changes a config to a run of so many steps (of mmengine's, before accumulation) in which all has its share.
+def scale_to_steps(cfg: Config, steps: int) -> None:
+    """Makes a config a run of `steps` steps (batches, before accumulation) and scales what is counted along the run.
 
-    Warm-ups and other schedules end where they would have ended, as a part of the run; those that count steps in a run
-    of epochs, as a part of the longest. A warm-up has at least two steps, since mmengine's does not end in one. What
-    hooks count in epochs is rounded; in a run that is counted in epochs its share is not known, and taken for none.
-    A schedule that would begin with the run's end stays, so that options find it under its number.
+    A schedule keeps its share of the run; one that counts steps in a run of epochs keeps its share of the longest
+    such schedule. A warm-up has at least two steps, because mmengine's does not end in one. What hooks count in epochs
+    is rounded; in a run of epochs its share is unknown and becomes 0. A schedule that would begin at the end of the run
+    stays in the list, so that options find the others under their numbers.
     """
     unit = 'max_epochs' if 'max_epochs' in cfg.train_cfg else 'max_iters'
     length = cfg.train_cfg[unit]
 
-    def moved(place: int, of: int = length) -> int:  # mmengine's PolyLR is given an end one step behind the run's
-        return steps + place - of if place >= of else place and min(steps, max(2, place * steps // of))
+    def scaled(place: int, of: int = length) -> int:
+        if place >= of:  # mmengine's PolyLR has its end one step behind the end of the run
+            return steps + place - of
+        return place and min(steps, max(2, place * steps // of))
 
     given = cfg.get('param_scheduler') or []
     given = [given] if isinstance(given, dict) else given
@@ -143,19 +145,19 @@ def shorten(cfg: Config, steps: int) -> None:
         raise UserError(f'--steps: a {others[0].type} does not count as the run does, by {unit}; write a config')
     of = max(scheduler.end for scheduler in others) if others else length
     for scheduler in given:
-        begin, end = moved(scheduler.get('begin', 0), of), moved(scheduler.get('end', of), of)
+        begin, end = scaled(scheduler.get('begin', 0), of), scaled(scheduler.get('end', of), of)
         end = max(end, begin + 1)
         scheduler.update(begin=begin, end=end, by_epoch=False)
         scheduler.pop('convert_to_iter_based', None)
         if 'T_max' in scheduler:
             scheduler.T_max = end - begin
         if 'milestones' in scheduler:
-            scheduler.milestones = [moved(place, of) for place in scheduler.milestones]
+            scheduler.milestones = [scaled(place, of) for place in scheduler.milestones]
     cfg.param_scheduler = given
     for part in (cfg.model, *cfg.get('custom_hooks', [])):
         for key in ('temperature_steps', 'kl_steps'):  # DiscreteVAE
             if key in part:
-                part[key] = moved(part[key])
+                part[key] = scaled(part[key])
         for key in ('warmup_epochs', 'freeze_last_layer'):  # DINOHook
             if key in part:
                 part[key] = round(part[key] * steps / length) if unit == 'max_iters' else 0
@@ -208,8 +210,8 @@ def test_parser() -> argparse.ArgumentParser:
             %(prog)s dvae/dalle_8k_in1k --cfg-options \
                 model.checkpoint=encoder.pkl model.decoder_checkpoint=decoder.pkl
 
-        --out writes the metrics as one JSON object. Of a classifier it also holds `classes`, their names, and
-        `predictions`: for each image its path, label and name of the most likely class, and scores,
+        --out writes the metrics as one JSON object. For a classifier it also holds `classes`, the
+        names, and `predictions`: for each image its path, label and name of the most likely class, and scores,
         [label, probability] of the five best.
         """
     )
@@ -224,7 +226,7 @@ def test_parser() -> argparse.ArgumentParser:
 
 
 def add_levels(parser: argparse.ArgumentParser) -> None:
-    """Adds --mean and --std, for a checkpoint that does not say them or was trained with others."""
+    """Adds --mean and --std, for a checkpoint that does not name them or was trained with others."""
     what = 'of the images: three numbers, or one for all channels, of pixels 0-255 (default: as the checkpoint says)'
     for option, words in (('--mean', 'mean'), ('--std', 'standard deviation')):
         parser.add_argument(option, type=numbers, metavar='R,G,B', help=f'{words} {what}')
@@ -244,7 +246,7 @@ def test_config(args: argparse.Namespace) -> Config:
     """The config that the arguments of `test` ask for."""
     cfg = load_config(args)
     if cfg.get('test_dataloader') is None:
-        raise UserError(f'{args.config} has no test_dataloader: what it trains has nothing to be tested on by itself')
+        raise UserError(f'{args.config} has no test_dataloader: there is nothing to test this model on')
     if not args.checkpoint and not cfg.model.get('checkpoint'):
         raise UserError('no CHECKPOINT given; name it behind the config')
     cfg.default_hooks = cfg.get('default_hooks', {})
@@ -257,18 +259,18 @@ def test_config(args: argparse.Namespace) -> Config:
     if args.tta:
         if 'tta_pipeline' in cfg and any('test_dataloader.dataset.pipeline' in pair for pair in args.cfg_options):
             raise UserError('--tta takes tta_pipeline in place of test_dataloader.dataset.pipeline; set that one')
-        augment(cfg)
+        enable_tta(cfg)
     if args.show_dir:
-        draw(cfg, args.show_dir)
+        enable_drawing(cfg, args.show_dir)
     cfg.default_hooks.pop('ema', None)  # the checkpoint's weights are the averaged ones already
     return cfg
 
 
-def augment(cfg: Config) -> None:
-    """Changes a config to test-time augmentation, as mmpretrain's test.py does."""
+def enable_tta(cfg: Config) -> None:
+    """Switches test-time augmentation on, as mmpretrain's test.py does."""
     dataset = cfg.test_dataloader.dataset
     if 'module' in cfg.model:
-        raise UserError(f'--tta: the model is a {cfg.model.type} already, which tests with augmentation; leave it out')
+        raise UserError(f'--tta: the model is already a {cfg.model.type}, which augments; leave --tta out')
     if 'tta_model' not in cfg:
         *transforms, pack = dataset.pipeline
         if pack.type != 'PackInputs':
@@ -282,10 +284,10 @@ def augment(cfg: Config) -> None:
     dataset.pipeline = cfg.tta_pipeline
 
 
-def draw(cfg: Config, folder: str) -> None:
-    """Changes a config so that the libraries' own hooks draw each prediction into a folder."""
+def enable_drawing(cfg: Config, folder: str) -> None:
+    """Lets the hooks of mmpretrain and mmseg draw each prediction into a folder."""
     if cfg.test_dataloader.dataset.pipeline[0].type.endswith('LoadBands'):
-        raise UserError('--show-dir draws on RGB images, and these have other bands; leave it out')
+        raise UserError('--show-dir draws on RGB images, and these have other bands; leave --show-dir out')
     if cfg.default_scope == 'mmseg':
         cfg.default_hooks.visualization = dict(type='SegVisualizationHook', draw=True, interval=1)
         backends = [dict(type='LocalVisBackend')]
@@ -298,11 +300,11 @@ def draw(cfg: Config, folder: str) -> None:
         raise UserError('--show-dir draws what classifiers and segmentors predict of single images; leave --tta out')
 
 
-# Options of command lines that take a config, and the config that they make
+# Options of commands that take a config
 
 
 def argument_parser(description: str, config_only: bool = False) -> argparse.ArgumentParser:
-    """Parser of the arguments that OpenMMLab's train.py and test.py have in common, or of those that make a config."""
+    """Parser of what OpenMMLab's train.py and test.py have in common; `config_only`: of CONFIG and --cfg-options."""
     parser = Parser(description=inspect.cleandoc(description), formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument('config', help='path of a config file, or the end of one below configs/')
     override = 'override entries of the config, for example train_dataloader.batch_size=64 data_root=images'
@@ -321,7 +323,7 @@ def argument_parser(description: str, config_only: bool = False) -> argparse.Arg
 
 
 def load_config(args: argparse.Namespace, steps: int | None = None) -> Config:
-    """The config, shortened to `steps`, with the overrides of the command line. Starts a gloo group without a GPU."""
+    """The config with `steps` and the options of the command line; starts a gloo group where there is no GPU."""
     import torch
     from mmengine.config import Config
 
@@ -335,7 +337,7 @@ def load_config(args: argparse.Namespace, steps: int | None = None) -> Config:
         for pair in args.cfg_options:
             if pair.startswith(('train_cfg.max_iters=', 'train_cfg.max_epochs=')):
                 raise UserError(f'--steps {steps} and {pair} both say how long the run is; leave one of them out')
-        shorten(cfg, steps)
+        scale_to_steps(cfg, steps)
     merge_options(cfg, args.cfg_options)
     cfg.launcher = args.launcher
     if 'find_unused_parameters' in cfg and cfg.get('model_wrapper_cfg'):  # beside which mmengine does not read it
@@ -349,16 +351,13 @@ def load_config(args: argparse.Namespace, steps: int | None = None) -> Config:
 
 
 def merge_options(cfg: Config, pairs: Iterable[str]) -> None:
-    """Overrides entries of a config. `data_root` becomes that of all datasets, but where one is given its own.
+    """Overrides entries of a config by KEY=VALUE pairs.
 
-    Where datasets have different roots (`data/imagenet/train`, `data/imagenet/val`) it replaces their common part.
-
-    Args:
-        cfg: is changed.
-        pairs: KEY=VALUE of `--cfg-options`.
+    `data_root` is set for all datasets; where these have different roots (`data/imagenet/train`, `data/imagenet/val`)
+    it replaces their common part. A dataset whose own `data_root` is among the pairs keeps that one.
 
     Raises:
-        UserError: a pair without `=`, a key that nothing reads, a value that begins as a list of dicts and is no JSON.
+        UserError: for a pair without `=`, a key that nothing reads, or a list of dicts that is not JSON.
     """
     options = {}
     for pair in pairs:
@@ -400,31 +399,32 @@ def check_kept(cfg: Config, pairs: Iterable[str]) -> None:
 
 
 def parse_value(key: str, value: str) -> Any:
-    """The value of an option, as mmengine's DictAction reads it, but for what that has no form for.
+    """The value of an option as mmengine's DictAction reads it, with three exceptions.
 
-    A `data_root`, the path of an existing file or folder, and a value with spaces and no comma are taken as they are:
-    DictAction would drop their spaces and split them at their commas. A list of dicts, such as a pipeline, is JSON.
+    DictAction drops spaces and splits at commas. So a `data_root`, an existing path and plain text with spaces are
+    taken as they are. A list of dicts, such as a pipeline, is read as JSON.
     """
     from mmengine.config import ConfigDict, DictAction
 
-    is_folder = key.endswith('data_root') and ',' in value
+    is_root = key.endswith('data_root') and ',' in value
     is_path = set(', /') & set(value) and os.path.exists(value)  # a number may be the name of a folder, too
-    if is_folder or is_path or (' ' in value and not set('[({\',"') & set(value)):
+    is_text = ' ' in value and not set('[({\',"') & set(value)
+    if is_root or is_path or is_text:
         return value
     if value.startswith('[{'):
         try:
             return ConfigDict(value=json.loads(value)).value
         except json.JSONDecodeError as error:
-            raise UserError(f'--cfg-options: {key} begins as a list of dicts and is no JSON ({error})') from error
+            raise UserError(f'--cfg-options: {key} is a list of dicts but not JSON ({error})') from error
     read = argparse.Namespace()
     DictAction([], dest='values')(None, read, [f'{key}={value}'])
     return read.values[key]
 
 
 def check_key(cfg: Config, key: str) -> None:
-    """Refuses a key that would be a new entry of the config, which nothing reads, and names the nearest.
+    """Refuses a key that nothing reads, because it would be a new entry of the config, and names the nearest one.
 
-    Keys beside a `type` are arguments of its class; a class with `**kwargs` refuses others itself.
+    Keys beside a `type` are arguments of its class. A class with `**kwargs` refuses unknown ones itself.
     """
     from mmengine.runner import Runner
     from torch.utils.data import DataLoader
@@ -463,7 +463,7 @@ def check_key(cfg: Config, key: str) -> None:
 
 
 def arguments_of(kind: Any, scope: str) -> tuple[set[str], bool]:
-    """Arguments of a class or function, or of what any registry has under a name, and whether it may take others."""
+    """Arguments of a class, or of all classes that registries have under a name; and whether it takes any others."""
     found = [kind]
     if isinstance(kind, str):
         from mmengine import registry

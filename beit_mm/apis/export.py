@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from beit_mm.apis.inferencers import ClassificationInferencer, ConfigInput, SegmentationInferencer
 from beit_mm.checkpoint.checkpoint import Checkpoint, CheckpointInput
 from beit_mm.errors import UserError
-from beit_mm.models.interop import preprocessing_of_model
+from beit_mm.models.provenance import preprocessing_of_model
 from beit_mm.models.vit import Attention, BEiTBackbone, SharedRelativePositionBias
 from beit_mm.positions import NUM_CLS_ROWS, Grid, offset_spline, resize_position_embedding
 from beit_mm.registry import TRANSFORMS

@@ -28,7 +28,7 @@ from beit_mm.engine.metrics import TOP, describe
 from beit_mm.errors import UserError
 from beit_mm.features.extractor import Device, ImageInput, ImageReader, usual_preparation
 from beit_mm.models import LinearProbe
-from beit_mm.models.interop import preprocessing_of_model
+from beit_mm.models.provenance import preprocessing_of_model
 from beit_mm.precision import inference_autocast
 from beit_mm.registry import MODELS, TRANSFORMS
 

@@ -134,8 +134,9 @@ def describe_segmentation(
         table.append([name, *('-' if math.isnan(iou) else f'{iou:.1f}' for iou in ious), f'{pixels:,.0f}'])
     following = f'beit-mm segment {weights} new_images/ --out maps; beit-mm export {weights} model.onnx'
     if any(outcome(*gain) != BETTER for gain in gains.values()):
-        following = 'give it more label maps and minutes; or without training: beit-mm segment demo new_images/ '
-        following += '--labelled LABEL_MAPS --out maps'
+        following = 'give it more label maps and minutes'
+        if images.bands is None:
+            following += '; or without training: beit-mm segment demo new_images/ --labelled LABEL_MAPS --out maps'
     unseen = [images.classes[label] for label in images.unseen]
     colours = 'colours' if images.bands is None else 'colours, which bands 1 to 3 give'
     told: list[Paragraph] = [

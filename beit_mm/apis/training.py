@@ -185,7 +185,7 @@ class Run:
                 raise UserError(f'{self.folder} holds other files; expected a new or empty folder for the run')
             return
         try:
-            known = json.loads(path.read_text())
+            known = dict(bands=None) | json.loads(path.read_text())  # which earlier runs do not name
             differing = [key for key in ('verb', 'images') if known[key] != self.record[key]]
             options = ['init', 'tokenizer_option', 'length', 'batch', 'seed']
             options += ['reduce_zero_label', 'balance', 'bands', 'levels']

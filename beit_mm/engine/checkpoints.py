@@ -27,7 +27,7 @@ from beit_mm.engine.resuming import batch_units, check_position, follow_config
 from beit_mm.engine.steps import unwrap
 from beit_mm.errors import UserError, check_choice, log, warn
 from beit_mm.files import atomic_file, inert, remove_leftovers
-from beit_mm.models.interop import backbone_of, preprocessing_of_model, tokenizer_provenance
+from beit_mm.models.provenance import backbone_of, preprocessing_of_model, tokenizer_provenance
 from beit_mm.registry import HOOKS
 
 PLAIN_TYPES = (str, int, float, bool, type(None))

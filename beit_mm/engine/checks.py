@@ -26,7 +26,7 @@ from beit_mm.engine.optim import AutocastOptimWrapper, check_state
 from beit_mm.engine.steps import unwrap
 from beit_mm.errors import UserError, log, warn
 from beit_mm.models.beit import BEiTPretrainer, PixelRegressionHead, TwoViewDataPreprocessor
-from beit_mm.models.interop import backbone_of, preprocessing_of_model, tokenizer_provenance
+from beit_mm.models.provenance import backbone_of, preprocessing_of_model, tokenizer_provenance
 from beit_mm.models.tokenizers.base import CodebookTokenizer
 from beit_mm.models.vit import BEiTBackbone
 from beit_mm.registry import HOOKS

@@ -16,7 +16,7 @@ from beit_mm.engine.steps import unwrap
 from beit_mm.errors import UserError
 from beit_mm.features.evaluation import check_same_classes, evaluate_images, evaluate_patches, patch_dataset
 from beit_mm.features.extractor import FeatureExtractor
-from beit_mm.models.interop import backbone_of, preprocessing_of_model
+from beit_mm.models.provenance import backbone_of, preprocessing_of_model
 from beit_mm.registry import HOOKS, METRICS
 
 TOP = 5  # classes of a prediction that are kept

@@ -18,10 +18,10 @@ import torch.nn.functional as F
 from mmengine.model import BaseDataPreprocessor, BaseModel, BaseModule
 from torch import Tensor
 
+from beit_mm.checkpoint.names import convert_state_dict, detect_format
 from beit_mm.datasets.masking import masked_positions
 from beit_mm.datasets.transforms import jitter_images
 from beit_mm.errors import UserError, check_choice
-from beit_mm.models.interop import as_pretraining_backbone, as_tokenizer, rename_mmpretrain_weights
 from beit_mm.models.tokenizers.base import Tokenizer
 from beit_mm.models.vit import BEiTBackbone, truncated_normal_
 from beit_mm.positions import take_tokens
@@ -38,10 +38,10 @@ class BEiTPretrainer(BaseModel):
     backbone's last block and the tokenizer's output layer run only at the patches to predict: less work.
 
     Args:
-        backbone: config of a BEiTBackbone with out_type 'raw', or of mmpretrain's BEiTPretrainViT.
+        backbone: config of a BEiTBackbone with out_type 'raw'.
         head: config of a BEiTMIMHead or PixelRegressionHead; None in a subclass that learns something else.
-        target_generator: mmpretrain's name for the tokenizer; config of a Tokenizer (see `beit_mm.models.tokenizers`),
-            or of mmpretrain's DALL-E or VQKD; None for pixels.
+        target_generator: mmpretrain's name for the tokenizer; config of a Tokenizer (see `beit_mm.models.tokenizers`);
+            None for pixels.
         data_preprocessor: config of a TwoViewDataPreprocessor.
         recover: 'masked' predicts the masked patches only, 'all' every patch.
 
@@ -60,15 +60,16 @@ class BEiTPretrainer(BaseModel):
         super().__init__(data_preprocessor, init_cfg)
         check_choice('recover', recover, ('masked', 'all'))
         self.recover = recover
-        self.backbone = as_pretraining_backbone(MODELS.build(backbone))
+        self.backbone = _build('backbone', backbone, BEiTBackbone)
         self.head = None if head is None else MODELS.build(head)
         self.target_generator: Tokenizer | None = None
         if target_generator is not None:
-            self.target_generator = as_tokenizer(MODELS.build(target_generator)).requires_grad_(False).eval()
+            tokenizer = _build('target_generator', target_generator, Tokenizer)
+            self.target_generator = tokenizer.requires_grad_(False).eval()
         if self.head is not None:
             _check_head(self.head, self.target_generator, self.backbone.embed_dims)
         self.register_state_dict_post_hook(_drop_tokenizer)
-        self.register_load_state_dict_pre_hook(rename_mmpretrain_weights)
+        self.register_load_state_dict_pre_hook(_rename_mmpretrain)
         self.register_load_state_dict_post_hook(_expect_no_tokenizer)
 
     def forward(self, inputs: dict, data_samples: None = None, mode: str = 'tensor') -> object:
@@ -108,11 +109,10 @@ class BEiTPretrainer(BaseModel):
         return self.target_generator.encode_at(inputs['tokenizer_images'], positions)
 
     def _hidden(self, inputs: dict, positions: Tensor | None) -> Tensor:
-        """Hidden states (B, K, C) of the patches to predict; our backbone's last block computes no others."""
-        if isinstance(self.backbone, BEiTBackbone) and positions is not None:
+        """Hidden states (B, K, C) of the patches to predict; the backbone's last block computes no others."""
+        if positions is not None:
             return self.backbone(inputs['images'], inputs['mask'], positions)[0]
-        hidden = self.backbone(inputs['images'], inputs['mask'])[0][:, 1:]  # B, h*w, C; the class token stands first
-        return hidden if positions is None else take_tokens(hidden, positions.clamp(min=0))
+        return self.backbone(inputs['images'], inputs['mask'])[0][:, 1:]  # B, h*w, C; the class token stands first
 
     @torch.no_grad()
     def predict(self, inputs: dict) -> list[dict]:
@@ -181,9 +181,27 @@ def _check_head(head: nn.Module, tokenizer: Tokenizer | None, width: int) -> Non
         raise UserError(f'{given}; set model.head.embed_dims={width}')
 
 
+def _build(name: str, config: dict, kind: type) -> Any:
+    """Builds a part of the model, which has to be of a kind."""
+    part = MODELS.build(config)
+    if not isinstance(part, kind):
+        raise UserError(f'{name} is a {type(part).__name__}; expected a {kind.__name__} of beit_mm')
+    return part
+
+
 def _drop_tokenizer(model: nn.Module, state_dict: dict, prefix: str, local_metadata: dict) -> None:
     for key in [k for k in state_dict if k.startswith(prefix + TOKENIZER_PREFIX)]:
         del state_dict[key]
+
+
+def _rename_mmpretrain(model: nn.Module, state_dict: dict, prefix: str, *_: object) -> None:
+    """Gives the weights of mmpretrain's pretraining our names, and leaves those of a tokenizer out."""
+    weights = {name.removeprefix(prefix): state_dict[name] for name in state_dict if name.startswith(prefix)}
+    if detect_format(weights) == 'mmpretrain':
+        for name in weights:
+            del state_dict[prefix + name]
+        renamed = convert_state_dict(weights, 'mmpretrain').state_dict
+        state_dict.update((prefix + name, tensor) for name, tensor in renamed.items())
 
 
 def _expect_no_tokenizer(model: nn.Module, incompatible_keys: Any) -> None:

@@ -13,7 +13,6 @@ from torch import Tensor
 
 from beit_mm.errors import UserError
 from beit_mm.models.beit import BEiTPretrainer
-from beit_mm.models.interop import expect_own_backbone
 from beit_mm.registry import MODELS
 
 
@@ -36,7 +35,6 @@ class BEiTV2Pretrainer(BEiTPretrainer):
     """
 
     def __init__(self, *, early_layers: int = 9, aggregation_layers: int = 2, **options):
-        expect_own_backbone(options['backbone'], 'BEiTV2Pretrainer')
         super().__init__(**options)
         self.early_layers = early_layers
         blocks = self.backbone.blocks

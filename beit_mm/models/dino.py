@@ -13,7 +13,6 @@ from torch.nn.utils.parametrizations import weight_norm
 
 from beit_mm.errors import UserError
 from beit_mm.models.beit import BEiTPretrainer, TwoViewDataPreprocessor
-from beit_mm.models.interop import expect_own_backbone
 from beit_mm.models.tokenizers.base import without_autocast
 from beit_mm.models.vit import INIT_STD, BEiTBackbone
 from beit_mm.registry import MODELS
@@ -64,7 +63,6 @@ class DINOPretrainer(BEiTPretrainer):
     ):
         if head is None and (dino_on_masked or target_generator is not None):
             raise UserError('dino_on_masked and target_generator belong to masked image modeling, which needs a head')
-        expect_own_backbone(backbone, 'DINOPretrainer')
         backbone = dict(backbone, masked_input=head is not None)
         super().__init__(backbone, head, target_generator, data_preprocessor, init_cfg=init_cfg)
         self.dino_weight, self.dino_on_masked = dino_weight, dino_on_masked

@@ -11,7 +11,6 @@ from mmpretrain.structures import DataSample
 from torch import Tensor
 
 from beit_mm.errors import check_choice
-from beit_mm.models.interop import expect_own_backbone
 from beit_mm.models.vit import sizes_of
 from beit_mm.registry import MODELS
 
@@ -47,7 +46,6 @@ class LinearProbe(BaseModel):
         super().__init__(data_preprocessor, init_cfg)
         check_choice('feature', feature, ('mean', 'cls_mean'))
         self.feature, self.num_classes = feature, num_classes
-        expect_own_backbone(backbone, 'LinearProbe')
         if layers is None:
             layers = range(sizes_of(backbone.get('arch', 'base'))['num_layers'])
         self.backbone = MODELS.build(dict(backbone, out_type='raw', out_indices=layers, drop_path_rate=0.0))

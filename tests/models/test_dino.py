@@ -17,7 +17,7 @@ from beit_mm.checkpoint.checkpoint import drop_task_parts
 from beit_mm.checkpoint.names import convert_state_dict
 from beit_mm.engine.optim import parameter_groups
 from beit_mm.models.dino import DINOHead, MultiCropDataPreprocessor, dino_loss, entropies
-from beit_mm.models.interop import tokenizer_provenance
+from beit_mm.models.provenance import tokenizer_provenance
 from beit_mm.registry import MODELS
 
 ALONE = dict(head=None, target_generator=None)

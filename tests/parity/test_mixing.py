@@ -1,7 +1,6 @@
-"""Each row of docs/mixing.md: our parts in mmpretrain's and mmseg's algorithms and inferencers, and theirs in ours."""
+"""Each row of docs/mixing.md: our parts in models and inferencers of mmpretrain and mmseg, and their masks in ours."""
 
 import copy
-import hashlib
 import itertools
 from contextlib import nullcontext
 from pathlib import Path
@@ -9,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from helpers import ROOT, make_runner, narrow_dino_model, narrow_model, positions_of
+from helpers import ROOT, make_runner, narrow_dino_model, narrow_model
 from label_maps import make_label_maps
 from labelled import CLASSES, classifier_config, make_images
 from mmengine.config import Config, ConfigDict
@@ -48,8 +47,6 @@ THEIRS = dict(
     head=dict(type='BEiTV1Head', embed_dims=DIMS, num_embed=VOCAB, loss=dict(type='CrossEntropyLoss')),
     target_generator=dict(type='DALL-E', n_hid=8, vocab_size=VOCAB),
 )
-VQKD_ENCODER = dict(arch=ARCH, img_size=32, patch_size=8, out_type='featmap', final_norm=False)
-VQKD = dict(type='VQKD', encoder_config=VQKD_ENCODER, num_embed=VOCAB, embed_dims=4, quantize_kmeans_init=False)
 TWO_VIEWS = dict(type='RandomResizedCropAndInterpolationWithTwoPic', size=32, second_size=32)
 THEIR_MASK = dict(type='BEiTMaskGenerator', input_size=(4, 4), num_masking_patches=6, min_num_patches=2)
 OUR_MASK = dict(type='beit_mm.BlockwiseMask', grid=(4, 4), num_masked=6, min_block=2)
@@ -121,21 +118,6 @@ def test_our_parts_in_mmpretrains_beit_have_its_loss(ours, batch, reference):
     assert model.backbone.mask_token.grad.abs().sum() > 0
 
 
-@pytest.mark.parametrize('ours', ['backbone', 'target_generator'])
-def test_mmpretrains_parts_in_our_pretrainer_have_that_loss(ours, batch, reference):
-    weights, path, expected = reference
-    model = MODELS.build(narrow_model(**mixed((ours, 'head'), path)))
-    load(model, weights)
-    images, mapped = batch['inputs']
-    mask = torch.stack([sample.mask.bool() for sample in batch['data_samples']])
-    inputs = dict(images=images, tokenizer_images=(mapped - 0.1) / 0.8, mask=mask, positions=positions_of(mask))
-    losses = model(inputs, mode='loss')
-    losses['loss'].backward()
-    assert float(losses['loss']) == pytest.approx(expected, rel=1e-5)
-    assert not [name for name in model.state_dict() if name.startswith('target_generator')]
-    assert not any(model.load_state_dict(model.state_dict()))  # nothing is missing, nothing is left
-
-
 V2 = dict(type='beit_mm.BEiTV2Pretrainer', early_layers=1, aggregation_layers=1)
 PRETRAINERS = [narrow_model(), narrow_model(**V2), narrow_dino_model()]
 THEIR_MASKS = [THEIR_MASK, dict(type='SimMIMMaskGenerator', input_size=32, mask_patch_size=8, model_patch_size=8)]
@@ -162,25 +144,6 @@ def test_every_tokenizer_of_ours_is_a_target_generator(batch):
     assert torch.equal(tokenizer(map_pixels(images)).argmax(dim=1), tokenizer.encode(images))
 
 
-@pytest.mark.parametrize('generator', [THEIRS['target_generator'], VQKD], ids=['DALL-E', 'VQKD'])
-def test_mmpretrains_tokenizers_have_their_weights_when_built(generator, tmp_path):
-    """A runner that tests does not call `init_weights`, one that trains does."""
-    path = tmp_path / 'tokenizer.pth'
-    source = randomise(MODELS.build(copy.deepcopy(generator)))
-    torch.save(source.state_dict(), path)
-    init_cfg, expected = dict(type='Pretrained', checkpoint=str(path)), dict(source.named_parameters())
-    model = MODELS.build(narrow_model(target_generator=dict(generator, init_cfg=init_cfg), head=OURS['head']))
-    tokenizer = model.target_generator
-    for prepare in (lambda: None, model.init_weights):
-        prepare()
-        torch.testing.assert_close(dict(tokenizer.generator.named_parameters()), expected, rtol=0, atol=0)
-    assert tokenizer.provenance['sha256'] == hashlib.sha256(path.read_bytes()).hexdigest()
-    assert (tokenizer.vocab_size, tokenizer.stride) == (VOCAB, 8)
-    images = torch.rand(2, 3, 32, 32)
-    given = source(2 * images - 1) if generator is VQKD else source(map_pixels(images)).argmax(dim=1)
-    assert torch.equal(tokenizer.encode(images).flatten(), given.flatten())
-
-
 def test_our_backbone_in_mmpretrains_simmim():
     backbone = dict(OURS['backbone'], out_type='featmap')
     neck = dict(type='SimMIMLinearDecoder', in_channels=DIMS, encoder_stride=8)
@@ -192,12 +155,10 @@ def test_our_backbone_in_mmpretrains_simmim():
     assert loss.isfinite() and model.backbone.mask_token.grad.abs().sum() > 0
 
 
-THEIR_VIT = dict(backbone=dict(type='BEiTViT', **SIZES))
 REFUSED = [
-    (narrow_model(**THEIR_VIT), 'the backbone is a BEiTViT; expected a BEiTBackbone or BEiTPretrainViT'),
-    (narrow_model(**V2) | dict(backbone=THEIRS['backbone']), 'BEiTV2Pretrainer takes a beit_mm.BEiTBackbone'),
-    (narrow_dino_model(**THEIR_VIT), 'DINOPretrainer takes a beit_mm.BEiTBackbone'),
-    (dict(type='beit_mm.LinearProbe', num_classes=2, **THEIR_VIT), 'LinearProbe takes a beit_mm.BEiTBackbone'),
+    (narrow_model(backbone=dict(type='BEiTViT', **SIZES)), 'backbone is a BEiTViT; .*BEiTBackbone'),
+    (narrow_model(**V2) | dict(backbone=THEIRS['backbone']), 'backbone is a BEiTPretrainViT; .*BEiTBackbone'),
+    (narrow_model(target_generator=THEIRS['target_generator']), 'target_generator is a DALLEEncoder; .*Tokenizer'),
     *((model | dict(head=THEIRS['head']), 'the head is a BEiTV1Head; 32 visual tokens take') for model in PRETRAINERS),
 ]
 

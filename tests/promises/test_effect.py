@@ -1,0 +1,289 @@
+"""Each option of each verb and tool, and each key that the docs name, changes what it should and nothing else.
+
+What costs little is looked at here, as the config, the plan or the model that follows; of the rest a row names the test
+that looks, or the record of the day on which it was tried by hand. An option without a row fails.
+"""
+
+import argparse
+import ast
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from helpers import ROOT, header_of, list_configs, load_config, model_on_meta, with_options
+from label_maps import make_label_maps
+from labelled import make_images
+from mmengine.config import Config
+
+import beit_mm
+from beit_mm import __main__ as command
+from beit_mm.apis import commands, split, training
+from beit_mm.engine.resuming import settings_by_name
+from beit_mm.registry import HOOKS, TRANSFORMS
+
+RECORD = 'docs/records/2026-11-26-audit-of-effect.md'
+PRETRAINING, CLASSIFIER, SEGMENTOR = 'beit/pretrain_800e', 'beit/finetune_in1k_100e', 'demo/camvid_upernet'
+
+
+def differing(before: dict, after: dict) -> set[str]:
+    return {name for name in {**before, **after} if before.get(name) != after.get(name)}
+
+
+def check_changed(names: set[str], expected: str) -> None:
+    """Each name lies below an expected one, and each of these has changed."""
+    below = {one: {name for name in names if f'{name}.'.startswith(f'{one}.')} for one in expected.split()}
+    assert all(below.values()) and names == set().union(*below.values()), (names, expected)
+
+
+# --- train and test: what changes in the config
+
+CONFIGS = [
+    ('train', PRETRAINING, '--work-dir a', 'work_dir'),
+    ('train', 'docs/examples/mmpretrain_folder.py', '--amp', 'optim_wrapper.type optim_wrapper.dtype'),
+    ('train', PRETRAINING, '--amp', ''),  # it has mixed precision
+    ('train', PRETRAINING, '--cfg-options randomness.seed=3', 'randomness.seed'),
+    ('train', PRETRAINING, '--launcher slurm', 'launcher'),
+    ('train', PRETRAINING, '--resume', 'resume'),
+    ('train', PRETRAINING, '--resume a.pth', 'resume load_from'),
+    ('train', PRETRAINING, '--no-validate', 'val_cfg val_dataloader val_evaluator'),
+    ('train', PRETRAINING, '--auto-scale-lr', 'auto_scale_lr.enable'),
+    ('train', PRETRAINING, '--compile', 'custom_hooks.8'),
+    ('test', CLASSIFIER, '--work-dir a', 'work_dir'),
+    ('test', CLASSIFIER, '--amp', 'test_cfg.fp16'),
+    ('test', CLASSIFIER, '--cfg-options model.head.topk=1', 'model.head.topk'),
+    ('test', CLASSIFIER, '--launcher slurm', 'launcher'),
+    ('test', CLASSIFIER, '--tta', 'model tta_model tta_pipeline test_dataloader.dataset.pipeline'),
+    ('test', CLASSIFIER, '--show-dir a', 'default_hooks.visualization visualizer'),
+    ('test', SEGMENTOR, '--show-dir a', 'default_hooks.visualization visualizer'),
+]
+
+
+@pytest.mark.parametrize(('verb', 'config', 'words', 'expected'), CONFIGS)
+def test_an_option_of_train_and_test(verb, config, words, expected):
+    def settings(*words: str) -> dict[str, str]:
+        given = [config, *(['x.pth'] if verb == 'test' else []), *words]
+        args = getattr(commands, f'{verb}_parser')().parse_args(given)
+        return settings_by_name(getattr(commands, f'{verb}_config')(args).to_dict())
+
+    check_changed(differing(settings(), settings(*words.split())), expected)
+
+
+# --- pretrain and finetune: what changes in the plan and in the config that follows
+
+LOADERS = ['train_dataloader', 'val_dataloader', 'test_dataloader']
+WORKERS = ' '.join(f'config.{loader}.num_workers' for loader in LOADERS) + ' workers'
+BATCH = ' '.join(f'config.{loader}.batch_size' for loader in LOADERS) + ' batch config.optim_wrapper.optimizer.lr'
+BATCH += ' config.train_cfg.val_interval config.auto_scale_lr.base_batch_size'
+NEW = 'config.model.head.init_cfg config.model.target_generator config.optim_wrapper.optimizer.lr'
+NEW += ' config.train_cfg.val_begin stages.tokenizer tokenizer'
+BACKBONE = 'init config.model.backbone config.optim_wrapper'
+PLANS = [
+    *((verb, '--seed 3', 'seed config.randomness.seed') for verb in ('pretrain', 'finetune')),
+    *((verb, '--workers 3', WORKERS) for verb in ('pretrain', 'finetune')),
+    *((verb, '--batch 8', BATCH) for verb in ('pretrain', 'finetune')),
+    *((verb, '--minutes 3', 'length') for verb in ('pretrain', 'finetune')),
+    *((verb, '--mean 9', 'levels.mean config.model.data_preprocessor.mean') for verb in ('pretrain', 'finetune')),
+    *((verb, '--std 9', 'levels.std config.model.data_preprocessor.std') for verb in ('pretrain', 'finetune')),
+    ('pretrain', '--init none', f'{NEW} {BACKBONE}'),
+    ('pretrain', '--tokenizer new', f'{NEW} tokenizer_option'),
+    ('pretrain', '--steps 50', 'length'),
+    ('finetune', '--init none', BACKBONE),
+    ('finetune', '--epochs 2', 'length'),
+    ('finetune', '--balance', 'balance config.train_dataloader.dataset'),
+    ('finetune maps', '--reduce-zero-label', 'reduce_zero_label'),  # as classes.txt shows already
+    ('finetune maps', '--keep-zero-label', 'an error'),
+]
+
+
+@pytest.fixture(scope='module')
+def folders(tmp_path_factory) -> dict[str, Path]:
+    root = tmp_path_factory.mktemp('effect')
+    return {'': make_images(root / 'images', 12) / 'train', 'maps': make_label_maps(root / 'maps', number=12)}
+
+
+@pytest.mark.parametrize(('verb', 'words', 'expected'), PLANS)
+def test_an_option_of_pretrain_and_finetune(verb, words, expected, folders, tmp_path, monkeypatch):
+    verb, _, kind = verb.partition(' ')
+    find = split.find_label_maps if kind else lambda folder, _: split.find_images(folder)
+
+    def facts(run: training.Run) -> dict[str, str]:
+        images = find(run.record['images'], run.record['reduce_zero_label'])
+        run.make_plan(images)
+        for stage in run.record['stages'].values():
+            stage['steps'] = 100
+        config = run.settings(images, run.verb, 100)[1]
+        found = dict({key: value for key, value in run.record.items() if key != 'seconds'}, config=config)
+        found = json.loads(json.dumps(found, default=str).replace(str(run.folder), 'OUT'))
+        return {name: value for name, value in settings_by_name(found).items() if value != 'None'}
+
+    runs: list[training.Run] = []
+    monkeypatch.setattr(split, 'MIN_IMAGES', 10)
+    monkeypatch.setattr(training.Run, 'run', lambda run: runs.append(run))
+    for number, given in enumerate(([], words.split())):
+        command.main([verb, str(folders[kind]), '--out', str(tmp_path / str(number)), *given])
+    if expected == 'an error':
+        with pytest.raises(ValueError, match='classes.txt names 3 classes'):
+            facts(runs[1])
+    else:
+        check_changed(differing(*map(facts, runs)), expected)
+
+
+# --- the other verbs: what the function of the verb is called with; the tests below look at what it does with it
+
+IMAGES = ('classify', 'segment', 'reconstruct', 'attention', 'embed')
+CALLS = [
+    *((f'{verb} a.pth x.jpg', '--mean 9', 'mean') for verb in (*IMAGES, 'export')),
+    *((f'{verb} a.pth x.jpg', '--std 9', 'std') for verb in (*IMAGES, 'export')),
+    *((f'{verb} a.pth x.jpg', '--out o', 'out') for verb in IMAGES),
+    ('classify a.pth', '--labelled a', 'labelled'),
+    ('segment a.pth', '--labelled a', 'labelled'),
+    ('segment a.pth', '--max-pixels 9', 'max_pixels'),
+    ('attention a.pth', '--short-side 9', 'short_side'),
+    ('segment a.pth', '--short-side 9', 'short_side'),
+    ('segment a.pth', '--reduce-zero-label', 'reduce_zero_label'),
+    ('segment a.pth', '--keep-zero-label', 'reduce_zero_label'),
+    ('segment a.pth', '--multi-scale', 'multi_scale'),
+    ('attention a.pth', '--points 1,2', 'points'),
+    ('attention a.pth', '--layer 2', 'layer'),
+    ('export a.pth o.onnx', '--config a', 'config'),
+    ('export a.pth o.onnx', '--float16', 'float16'),
+]
+
+
+@pytest.mark.parametrize(('start', 'words', 'expected'), CALLS)
+def test_an_option_of_another_verb(start, words, expected, monkeypatch):
+    verb, calls = start.split()[0], []
+    monkeypatch.setattr(beit_mm, verb, lambda **arguments: calls.append(arguments))
+    monkeypatch.setattr(command, 'show', lambda *_: None)
+    for given in ([], words.split()):
+        command.main([*start.split(), *given])
+    assert differing(*calls) == {expected}
+
+
+# --- keys of --cfg-options: what changes in what is built of the config
+
+MASK = 'train_dataloader.dataset.pipeline.3'
+TRAINABLE = 'cls_token patch_embed pos_embed frozen_stages ' + ' '.join(f'blocks.{block}' for block in range(6))
+KEYS = [
+    (PRETRAINING, f'{MASK}.variant=exact', f'{MASK}.variant'),
+    (PRETRAINING, f'{MASK}.variant=paper {MASK}.num_masked=78.4', f'{MASK}.variant {MASK}.num_masked'),
+    (PRETRAINING, f'{MASK}.min_block=8', f'{MASK}.min_block'),
+    (PRETRAINING, 'train_dataloader.dataset.pipeline.1.flip_prob=0', 'train_dataloader.dataset.pipeline.1.flip_prob'),
+    (PRETRAINING, 'train_dataloader.dataset.pipeline.2.device=model', 'train_dataloader.dataset.pipeline.2.device'),
+    ('dvae/dalle_8k_in1k', 'test_dataloader.dataset.pipeline.1.size=112', 'test_dataloader.dataset.pipeline.1.size'),
+    (PRETRAINING, 'custom_hooks.3.max_rate=0.2', 'custom_hooks.3.max_rate'),
+    (PRETRAINING, 'model.backbone.with_cp=True', 'model.backbone.with_cp'),
+    (CLASSIFIER, 'model.backbone.frozen_stages=6', ' '.join(f'model.backbone.{name}' for name in TRAINABLE.split())),
+    (
+        CLASSIFIER,
+        'model.backbone.out_type=cls_token',
+        'model.backbone.out_type model.backbone.norm model.backbone.fc_norm',
+    ),
+    ('demo/finetune_folder', 'model.head.num_classes=7', 'model.head.num_classes model.head.fc'),
+    ('demo/finetune_folder', 'model.data_preprocessor.num_classes=7', 'model.data_preprocessor.num_classes'),
+    ('demo/linear_probe_folder', 'model.num_classes=7', 'model.num_classes model.heads'),
+    ('demo/linear_probe_folder', 'model.feature=cls_mean', 'model.feature model.heads'),
+    (SEGMENTOR, 'model.decode_head.loss_decode.class_weight=[1,2]', 'model.decode_head.loss_decode.class_weight'),
+    (SEGMENTOR, 'model.test_cfg.precision=float32', 'model.test_cfg'),
+    (SEGMENTOR, 'model.test_cfg.windows_per_batch=1', 'model.test_cfg'),
+    ('beit_dino/pretrain_beit_dino_300e', 'model.dino_on_masked=True', 'model.dino_on_masked'),
+    ('beit_dino/pretrain_beit_dino_300e', 'model.dino_weight=0.5', 'model.dino_weight'),
+    ('demo/vqkd', 'model.restart_below=0.5', 'model.restart_below'),
+]
+SHOWN = (bool, int, float, str, list, tuple, dict, type(None))
+
+
+def built(cfg: Config, part: str) -> dict[str, str]:
+    """Plain attributes of the model, of a transform or of a hook; shapes of parameters, and whether they learn."""
+    if part == 'model':
+        model = model_on_meta(cfg)
+        found: dict[str, Any] = dict(model.named_modules(prefix='model'))
+        parameters = model.named_parameters(prefix='model')
+    else:
+        entry, registry = cfg, HOOKS if part.startswith('custom_hooks') else TRANSFORMS
+        for name in part.split('.'):
+            entry = entry[int(name) if name.isdecimal() else name]
+        found, parameters = {part: registry.build(entry)}, iter(())
+    values = {name: f'{tuple(each.shape)} {each.requires_grad}' for name, each in parameters}
+    for name, one in found.items():
+        plain = {key: value for key, value in vars(one).items() if isinstance(value, SHOWN)}
+        values |= {f'{name}.{key}': repr(value) for key, value in plain.items() if key[0] != '_' and key != 'init_cfg'}
+    return values
+
+
+@pytest.mark.parametrize(('config', 'options', 'expected'), KEYS)
+def test_a_key_of_the_docs(config, options, expected):
+    before, after = load_config(f'{config}.py'), with_options(f'{config}.py', options.split())
+    keys = [option.partition('=')[0] for option in options.split()]
+    check_changed(differing(*(settings_by_name(cfg.to_dict()) for cfg in (before, after))), ' '.join(keys))
+    part = 'model' if keys[0].startswith('model.') else keys[0].rpartition('.')[0]
+    check_changed(differing(built(before, part), built(after, part)), expected)
+
+
+# --- what other tests look at
+
+
+def looked_at_elsewhere() -> set[str]:
+    """Options behind their verbs or tools, and keys, of effect_elsewhere.txt.
+
+    A line names the beginning of a test, which is there, or RECORD, whose tables have a row for each.
+    """
+    rows = [line for line in (ROOT / RECORD).read_text().splitlines() if line.startswith('|')]
+    known, program = set(), ''
+    for line in Path(__file__).with_name('effect_elsewhere.txt').read_text().splitlines():
+        source, _, text = line.partition(': ')
+        path, _, name = source.partition('::')
+        assert source == 'RECORD' or f'def {name}' in (ROOT / 'tests' / path).read_text(), source
+        for word in text.split():
+            if not word.startswith('--'):
+                program = word
+            option = f'{program} {word}' if word.startswith('--') else word
+            said = any(all(f'`{part}`' in row for part in option.split()) for row in rows)
+            assert said or source != 'RECORD' or word.endswith('.py') or word in ('train', 'test'), option
+            known.add(option)
+    return known
+
+
+def options_of(parser: argparse.ArgumentParser) -> list[str]:
+    """Each option by its first name."""
+    return [action.option_strings[0] for action in parser._actions if action.option_strings and action.dest != 'help']
+
+
+def test_every_option_of_every_verb_has_a_row():
+    (verbs,) = (action for action in command.parser()._actions if isinstance(action, argparse._SubParsersAction))
+    rows = {(verb, words) for verb, _, words, _ in CONFIGS} | {(verb, words) for verb, words, _ in PLANS}
+    rows |= {(start, words) for start, words, _ in CALLS}
+    known = {f'{verb.split()[0]} {words.split()[0]}' for verb, words in rows}
+    known |= looked_at_elsewhere()
+    assert {f'{verb} {option}' for verb, parser in verbs.choices.items() for option in options_of(parser)} <= known
+
+
+def test_every_option_of_every_tool_has_a_row():
+    found = set()
+    for path in (path for path in (ROOT / 'tools').rglob('*.py') if 'dev' not in path.parts):
+        calls = [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Call)]
+        added = [call.args[0] for call in calls if getattr(call.func, 'attr', '') == 'add_argument']
+        words = [word.value for word in added if isinstance(word, ast.Constant)]
+        found |= {f'{path.name} {word}' for word in words if word.startswith('--')}
+    assert found == {option for option in looked_at_elsewhere() if '.py --' in option}
+
+
+def test_every_variable_of_the_launchers_is_tested():
+    text = (ROOT / 'tools/_launch.sh').read_text()
+    variables = {*re.findall(r'\$\{([A-Z_]+):[-+]', text)} - {'PYTHONPATH'}
+    tested = (ROOT / 'tests/cli/test_launch_scripts.py').read_text()
+    assert len(variables) > 10 and not [
+        name for name in variables if f'{name}=' not in tested and f"'{name}'" not in tested
+    ]
+
+
+def test_every_key_that_the_docs_name_has_a_row():
+    pages = [ROOT / 'README.md', *(ROOT / 'docs').glob('*.md'), *(ROOT / 'configs').glob('*/README.md')]
+    texts = [*(path.read_text() for path in pages), *map(header_of, list_configs(demo=True))]
+    named = {key for text in texts for key in re.findall(r'(?<![\w.])[a-z_]+(?:\.[a-z_0-9]+)+(?==)', text)}
+    rows = {option.partition('=')[0] for _, options, _ in KEYS for option in options.split()}
+    rows |= looked_at_elsewhere()
+    assert len(named) > 40
+    assert not {key for key in named if not any(f'{key}.'.startswith(f'{row}.') for row in rows)}
