@@ -23,7 +23,7 @@ from mmengine.logging import MMLogger
 from mmengine.runner import EpochBasedTrainLoop, Runner, find_latest_checkpoint
 from torch import Tensor
 
-from beit_mm.engine.optim import STEPS_BETWEEN_LOOKS, AutocastOptimWrapper
+from beit_mm.engine.optim import STEPS_BETWEEN_FETCHES, AutocastOptimWrapper
 from beit_mm.errors import warn
 from beit_mm.registry import HOOKS
 from beit_mm.terminal import hush, printable, printable_record
@@ -63,10 +63,10 @@ class RuntimeInfoHook(EngineRuntimeInfoHook):
     def after_train_iter(self, runner: Runner, batch_idx: int, data_batch: Any = None, outputs: Any = None) -> None:
         held = {key: value.detach() if isinstance(value, Tensor) else value for key, value in (outputs or {}).items()}
         self.waiting.append(held)
-        if look_due(runner, batch_idx):
+        if fetch_due(runner, batch_idx):
             self.fetch(runner)
             if isinstance(runner.optim_wrapper, AutocastOptimWrapper):
-                runner.optim_wrapper.look()
+                runner.optim_wrapper.read_counters()
 
     def after_train(self, runner: Runner) -> None:
         self.fetch(runner)
@@ -83,7 +83,7 @@ class RuntimeInfoHook(EngineRuntimeInfoHook):
                 runner.message_hub.update_scalar(f'train/{key}', next(numbers) if isinstance(value, Tensor) else value)
 
 
-def look_due(runner: Runner, batch_idx: int) -> bool:
+def fetch_due(runner: Runner, batch_idx: int) -> bool:
     """Whether to fetch numbers from the device, or from other ranks, after this batch; the same on all ranks.
 
     True where a line of the log is due, every 50 batches, and at the end of an epoch and of the run.
@@ -91,7 +91,7 @@ def look_due(runner: Runner, batch_idx: int) -> bool:
     loggers = [hook for hook in runner.hooks if isinstance(hook, EngineLoggerHook)]
     is_logged = any(logger.every_n_inner_iters(batch_idx, logger.interval) for logger in loggers)
     is_last = batch_idx + 1 == len(runner.train_dataloader) or runner.iter + 1 == runner.max_iters
-    return is_logged or is_last or (batch_idx + 1) % STEPS_BETWEEN_LOOKS == 0
+    return is_logged or is_last or (batch_idx + 1) % STEPS_BETWEEN_FETCHES == 0
 
 
 @contextmanager

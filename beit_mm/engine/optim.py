@@ -25,7 +25,7 @@ DTYPES = ('bfloat16', 'float16', 'float32')
 KERNEL_OPTIONS = ('amsgrad', 'capturable', 'differentiable', 'foreach', 'fused', 'maximize')  # of torch's optimizers
 MAX_SKIPPED_IN_A_ROW = 25  # a float16 loss scale, 2**16 at first, has come down to 1 by then
 LAYERED = (BEiTBackbone, BEiTViT, VisionTransformer)  # backbones that give the layer of a parameter
-STEPS_BETWEEN_LOOKS = 50  # at most, at the counters on the device: the host waits for it then
+STEPS_BETWEEN_FETCHES = 50  # at most, at the counters on the device: the host waits for it then
 # What a forward pass changes in a model: statistics of batch norm, the step that DiscreteVAE's temperature follows, the
 # center of DINOPretrainer, and the codes of VQKD, a frozen parameter, with counts of their use.
 CHANGED_BY_FORWARD = set('running_mean running_var num_batches_tracked steps center codebook usage started'.split())
@@ -56,7 +56,7 @@ class AutocastOptimWrapper(OptimWrapper):
 
     A step without a finite gradient is skipped on all ranks, with all its accumulated batches: weights, moments and
     batch norm's statistics stay as they were. With a fused optimizer the decision and the counters stay on the device;
-    RuntimeInfoHook has them looked at. After 25 skipped steps in a row the run stops.
+    RuntimeInfoHook reads them where a line of the log is due. After 25 skipped steps in a row the run stops.
 
     With float16 a skipped step counts as an overflow, which halves the loss scale, if the losses of all ranks were
     finite and the scale was above 1: then the scale may have pushed the gradient out of range. Every other skipped step
@@ -76,9 +76,9 @@ class AutocastOptimWrapper(OptimWrapper):
         self.dtype = getattr(torch, used)
         self.loss_scaler = torch.amp.GradScaler(self.device_type, enabled=used == 'float16')
         self.accumulative_counts = kwargs.get('accumulative_counts', 1)
-        self.seen = SkippedSteps()  # the counters at the last look
+        self.seen = SkippedSteps()  # the counters when they were last read
         self.counters = torch.tensor(self.seen)  # float32, which counts to 16 million exactly
-        self.norms: list[Tensor] = []  # gradient norms since the last look
+        self.norms: list[Tensor] = []  # gradient norms since they were last read
         self.bad_loss: Tensor | bool = False  # whether this rank had one since the last step
         self.model: nn.Module | None = None  # of the last step
         self.buffers: list[Tensor] = []  # its tensors that the forward pass changes
@@ -118,16 +118,16 @@ class AutocastOptimWrapper(OptimWrapper):
         iteration = (self.inner_count - 1) // self.accumulative_counts * self.accumulative_counts
         first = first * ~begins + iteration * begins
         self.counters = torch.stack([(in_a_row + 1) * bad, not_finite + (bad & ~overflow), overflows + overflow, first])
-        if len(self.norms) >= 2 * STEPS_BETWEEN_LOOKS:  # in a run without our RuntimeInfoHook
-            self.look()
+        if len(self.norms) >= 2 * STEPS_BETWEEN_FETCHES:  # in a run without our RuntimeInfoHook
+            self.read_counters()
 
     @property
     def taken(self) -> Tensor:
         """Whether the last step was taken: bool (), on the device."""
         return self.counters[0] == 0
 
-    def look(self) -> SkippedSteps:
-        """Fetches the counters, the same on all ranks; logs what was skipped, and the norms since the last look.
+    def read_counters(self) -> SkippedSteps:
+        """Fetches the counters, the same on all ranks; logs what was skipped, and the norms since they were last read.
 
         Raises:
             UserError: 25 steps in a row were skipped.

@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from beit_mm.datasets import UnlabeledImages, UnreadableImageError
 from beit_mm.engine.checkpoints import in_main_process
-from beit_mm.engine.logs import look_due, written_if_possible
+from beit_mm.engine.logs import fetch_due, written_if_possible
 from beit_mm.engine.loops import validate_on
 from beit_mm.engine.signals import end_if_told, shield_workers
 from beit_mm.errors import UserError, log, warn
@@ -39,7 +39,7 @@ class UnreadableImagesHook(Hook):
     def __init__(self, max_rate: float = 0.05):
         self.max_rate = max_rate
         self.path = Path(LIST)
-        self.found: set[str] = set()  # by this process since the last look
+        self.new_paths: set[str] = set()  # met by this process since they were last listed
         self.listed: set[str] = set()
         self.held_out: set[str] = set()
 
@@ -73,10 +73,10 @@ class UnreadableImagesHook(Hook):
             replaced = inputs['unreadable']
         else:
             replaced = [sample.get('unreadable', '') for sample in data_batch['data_samples']]
-        self.found.update(readable(path) for path in replaced if path)
-        if look_due(runner, batch_idx):
-            added = self.add(runner, set().union(*all_gather_object(self.found)))
-            self.found = set()
+        self.new_paths.update(readable(path) for path in replaced if path)
+        if fetch_due(runner, batch_idx):
+            added = self.add(runner, set().union(*all_gather_object(self.new_paths)))
+            self.new_paths = set()
             for path in added:
                 warn(f'{path} cannot be read, another image replaces it.')
             if added:

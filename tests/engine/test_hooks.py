@@ -57,7 +57,7 @@ def test_hooks_are_called_in_the_order_that_the_package_draws(pretrain_config):
 
 
 def test_a_line_of_the_log_has_the_losses_up_to_its_step(pretrain_config, monkeypatch):
-    monkeypatch.setattr('beit_mm.engine.logs.STEPS_BETWEEN_LOOKS', 5)  # neither divides the other
+    monkeypatch.setattr('beit_mm.engine.logs.STEPS_BETWEEN_FETCHES', 5)  # neither divides the other
     pretrain_config.train_cfg = dict(type='beit_mm.IterLoop', max_iters=16)
     pretrain_config.val_cfg = pretrain_config.val_dataloader = pretrain_config.val_evaluator = None
     pretrain_config.default_hooks.logger.interval = 7

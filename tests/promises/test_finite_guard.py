@@ -17,7 +17,7 @@ from promises.test_resume import differences
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from beit_mm.engine.optim import MAX_SKIPPED_IN_A_ROW, STEPS_BETWEEN_LOOKS, AutocastOptimWrapper
+from beit_mm.engine.optim import MAX_SKIPPED_IN_A_ROW, STEPS_BETWEEN_FETCHES, AutocastOptimWrapper
 from beit_mm.errors import UserError
 from beit_mm.registry import HOOKS
 
@@ -57,7 +57,7 @@ def test_a_bad_step_changes_nothing_and_training_goes_on_as_without_it(optimizer
     assert not differences(before, train(model, wrapper, BAD, BAD))
     after = train(model, wrapper, GOOD, BAD, GOOD)
     assert not differences(after, train(*peer, *[GOOD] * (steps_before + 2)))
-    assert wrapper.look() == (0, 3, 0, steps_before + 3)
+    assert wrapper.read_counters() == (0, 3, 0, steps_before + 3)
 
 
 def test_a_good_step_is_the_optimizers_own():
@@ -78,23 +78,23 @@ def test_accumulation_skips_the_whole_step():
     before = train(model, wrapper, *[GOOD] * 3)
     for batches in ([BAD, GOOD, GOOD], [GOOD, BAD, GOOD], [GOOD, GOOD, BAD]):
         assert not differences(before, train(model, wrapper, *batches))
-    assert wrapper.look() == (3, 3, 0, 3)  # steps, and the first batch of the first of them
-    assert differences(before, train(model, wrapper, *[GOOD] * 3)) and wrapper.look()[:3] == (0, 3, 0)
+    assert wrapper.read_counters() == (3, 3, 0, 3)  # steps, and the first batch of the first of them
+    assert differences(before, train(model, wrapper, *[GOOD] * 3)) and wrapper.read_counters()[:3] == (0, 3, 0)
 
 
 def test_an_overflow_is_told_apart_from_a_nan_of_the_model():
     model, wrapper = make(half=True)
     before = train(model, wrapper, GOOD)
     train(model, wrapper, BAD)  # the loss is NaN: the scale is not to blame
-    assert wrapper.look()[:3] == (1, 1, 0) and wrapper.loss_scaler.get_scale() == 2**16
+    assert wrapper.read_counters()[:3] == (1, 1, 0) and wrapper.loss_scaler.get_scale() == 2**16
     wrapper.loss_scaler.update(1e38)
     after = train(model, wrapper, 100 * GOOD)  # the loss is finite, times the scale it is not
-    assert wrapper.look()[:3] == (2, 1, 1) and wrapper.loss_scaler.get_scale() == pytest.approx(5e37)
+    assert wrapper.read_counters()[:3] == (2, 1, 1) and wrapper.loss_scaler.get_scale() == pytest.approx(5e37)
     assert not differences(before, after)
     wrapper.loss_scaler.update(1.0)
     model[2].weight.register_hook(lambda gradient: gradient / 0)  # behind a finite loss; no scale pushed it there
     train(model, wrapper, GOOD)
-    assert wrapper.look()[:3] == (3, 2, 1)
+    assert wrapper.read_counters()[:3] == (3, 2, 1)
 
 
 def test_counters_and_norms_are_resumed_and_logged():
@@ -103,12 +103,12 @@ def test_counters_and_norms_are_resumed_and_logged():
     train(model, before, GOOD, BAD, BAD, GOOD, BAD)
     model, wrapper = make()
     wrapper.load_state_dict(copy.deepcopy(before.state_dict()))
-    wrapper.look()
+    wrapper.read_counters()
     assert wrapper.message_hub.get_scalar('train/skipped_steps').current() == 3
     norms = wrapper.message_hub.get_scalar('train/grad_norm').data[0][-5:]
     assert [math.isfinite(norm) for norm in norms] == [True, False, False, True, False]
     train(model, wrapper, GOOD)
-    assert wrapper.look()[:3] == (0, 3, 0)
+    assert wrapper.read_counters()[:3] == (0, 3, 0)
 
 
 def test_a_nan_on_one_rank_skips_the_step_on_both(tmp_path):
@@ -123,7 +123,7 @@ def test_a_nan_on_one_rank_skips_the_step_on_both(tmp_path):
             after = train(parallel, wrapper, *[batch] * number)
             found.append((differences(before, after), wrapper.loss_scaler.get_scale()))
             with nullcontext() if number > 1 else pytest.raises(UserError, match='not finite .* from iteration 1 on'):
-                found.append(tuple(wrapper.look()))
+                found.append(tuple(wrapper.read_counters()))
         return found
 
     unchanged, skipped = ([], 2.0**16), MAX_SKIPPED_IN_A_ROW - 1
@@ -183,7 +183,7 @@ def test_a_stop_names_the_first_bad_step_and_its_last_checkpoint_is_from_before_
 def test_a_run_without_our_hooks_stops_too():
     model, wrapper = make()
     with pytest.raises(UserError, match='not finite'):
-        train(model, wrapper, *[BAD] * 2 * STEPS_BETWEEN_LOOKS)
+        train(model, wrapper, *[BAD] * 2 * STEPS_BETWEEN_FETCHES)
 
 
 def test_a_config_of_an_earlier_version_may_name_the_hook_that_stopped_a_run():
