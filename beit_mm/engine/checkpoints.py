@@ -48,17 +48,17 @@ class CheckpointHook(Hook):
     gradients are being accumulated, a checkpoint waits for the step that uses them.
 
     With `resume=True` and no `load_from`, or after a restart by torchrun or Slurm, the run resumes from the newest
-    readable checkpoint of the folder's last run. With `resume='auto'` it does so too, and `load_from` names the weights
-    to begin with where there is none. Settings are the config's, see engine.resuming.
+    readable checkpoint of the folder's last run. With `resume='auto'` it does so too, and where there is none it begins
+    with the weights of `load_from`. Settings are the config's, see engine.resuming.
 
     Args:
         interval: epochs or iterations between two checkpoints; -1 saves none but the last.
         by_epoch: whether the interval counts epochs.
         max_keep_ckpts: how many of the numbered checkpoints to keep; -1 keeps all.
         save_last: whether the end of the training is saved too, also where another hook ends it early.
-        save_best: metrics for each of which the best checkpoint is kept; 'auto' is the first one of a validation. An
-            improvement also writes a numbered checkpoint, off the interval too, once the run has one.
-        rule: 'greater' or 'less', what is better; by default the metric's name says it.
+        save_best: metrics whose best checkpoint is kept; 'auto' is the first metric of a validation. An improvement
+            also writes a numbered checkpoint, off the interval too, once the run has one.
+        rule: 'greater' or 'less', which is better; by default the metric's name decides.
     """
 
     priority = 'VERY_LOW'  # after all other hooks, so that what they changed is saved
@@ -99,7 +99,7 @@ class CheckpointHook(Hook):
             if path is not None:
                 runner._resume, runner._load_from = True, path
                 if weights is not None:
-                    log(f'load_from={weights} is not read: the weights are those of {path}.')
+                    log(f'load_from={weights} is not read: the weights come from {path}.')
             elif searched:
                 runner._resume = False
                 begins = 'its beginning' if weights is None else f'its beginning, with the weights of {weights}'
@@ -112,7 +112,7 @@ class CheckpointHook(Hook):
             return
         check_position(meta, runner._load_from)
         if 'optimizer' not in checkpoint:
-            raise CheckpointError(f'{runner._load_from} has weights only, no run to resume; load_from begins with them')
+            raise CheckpointError(f'{runner._load_from} has only weights, not a run to resume; use load_from for it')
         if 'batch' not in meta:  # mmengine wrote the file
             return
         run_id = meta.get('run')
@@ -143,7 +143,7 @@ class CheckpointHook(Hook):
         if self.save_best and runner.val_loop is None:
             warn('save_best has no effect in a run without validation.')
         self.run_id = self.run_id or f'{runner.timestamp}_{secrets.token_hex(4)}'
-        for key, name in self.best.items():  # the next resumption has to know them too
+        for key, name in self.best.items():  # for the next time that the run is resumed
             runner.message_hub.update_info(key, str(Path(runner.work_dir, name)))
         self.sign(runner, self.run_id)
 
@@ -257,12 +257,12 @@ def is_training(runner: Runner) -> bool:
 
 
 def checkpoint_hook_of(runner: Runner) -> CheckpointHook | None:
-    """The run's CheckpointHook; None where it has another one."""
+    """The run's CheckpointHook; None where it uses another one."""
     return next((hook for hook in runner.hooks if isinstance(hook, CheckpointHook)), None)
 
 
 def in_main_process(function: Callable[[], Any]) -> Any:
-    """Calls a function in the main process; its result, or its UserError or OSError, reaches all processes."""
+    """Calls a function in the main process; all processes get its result, or its UserError or OSError."""
     answer: list[Any] = [None, None]
     if is_main_process():
         try:

@@ -208,7 +208,7 @@ class BadStepHook(Hook):
 def check_state(state_dict: dict, optimizer: torch.optim.Optimizer) -> None:
     """Raises CheckpointError unless an optimizer's state is finite and has its parameters' shapes.
 
-    Fused kernels trust the shapes. The state is sorted first, see `match_groups`.
+    Fused kernels trust the shapes. `match_groups` sorts the state first.
     """
     match_groups(state_dict, optimizer)
     tensors = {}
@@ -230,7 +230,7 @@ def check_state(state_dict: dict, optimizer: torch.optim.Optimizer) -> None:
 def match_groups(state_dict: dict, optimizer: torch.optim.Optimizer) -> None:
     """Sorts an optimizer's state into this run's groups, by the names that BEiTOptimWrapperConstructor gives them.
 
-    With layer decay each layer has groups of its own. A parameter that was frozen before starts without a state.
+    With layer decay each layer has its own groups. A parameter that was frozen before starts without a state.
     """
     saved, groups = state_dict['param_groups'], optimizer.state_dict()['param_groups']
     before, now = numbers_by_name(saved), numbers_by_name(groups)
@@ -261,9 +261,8 @@ class BEiTOptimWrapperConstructor:
         optim_wrapper_cfg: config of the wrapper with its `optimizer`.
         paramwise_cfg: `dict(layer_decay_rate=d)`, 0 < d <= 1: with d below 1 each layer learns d times as fast as the
             one above it. The layers are those of the BEiTBackbone, or of mmpretrain's BEiTViT or VisionTransformer;
-            everything outside of it learns at the full rate.
-            Schedules scale with the group; their lowest rate does only when it is given as a ratio (`eta_min_ratio`
-            of CosineAnnealingLR).
+            everything outside the backbone learns at the full rate. Schedules scale with the group; their lowest rate
+            does so only if it is a ratio (`eta_min_ratio` of CosineAnnealingLR).
 
     Source: microsoft/unilm `beit/optim_factory.py`.
     """
@@ -274,7 +273,7 @@ class BEiTOptimWrapperConstructor:
         self.layer_decay_rate = rate = paramwise_cfg.pop('layer_decay_rate', 1.0)
         if paramwise_cfg:
             keys = sorted(paramwise_cfg)
-            raise UserError(f'paramwise_cfg of BEiTOptimWrapperConstructor has {keys}; it takes layer_decay_rate only')
+            raise UserError(f'paramwise_cfg of BEiTOptimWrapperConstructor has {keys}; it takes only layer_decay_rate')
         if isinstance(rate, bool) or not isinstance(rate, (int, float)) or not 0 < rate <= 1:
             raise UserError(f'layer_decay_rate is {rate!r}; expected a number above 0, and at most 1 (no layer decay)')
 

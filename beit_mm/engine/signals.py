@@ -25,6 +25,7 @@ from beit_mm.errors import UserError, log, warn
 from beit_mm.registry import HOOKS
 from beit_mm.terminal import typed
 
+# 75, EX_TEMPFAIL, asks a scheduler to requeue the run. A closed terminal sends SIGHUP, unless `nohup` ignores it.
 EXIT_CODES = dict.fromkeys((signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP), os.EX_TEMPFAIL) | {signal.SIGINT: 130}
 SECONDS_TO_CONNECT = 60.0  # for all processes together
 
@@ -33,12 +34,10 @@ SECONDS_TO_CONNECT = 60.0  # for all processes together
 class InterruptionHook(Hook):
     """Ends a run that is told to stop so that it can be resumed; refuses two runs in one folder.
 
-    SIGTERM, SIGUSR1, SIGINT and SIGHUP (a closed terminal, unless `nohup` ignores it) let the run finish its step, with
-    all batches that it accumulates, or the batch of its validation, which the resumed run begins anew. Then it writes
-    `interrupted.pth`, which the next numbered checkpoint replaces, and ends all processes with one exit code: 130 after
-    SIGINT, else 75 (EX_TEMPFAIL: requeue me). A second SIGINT stops at once. A validation between accumulated batches,
-    and what hooks measure after one (KNNHook), is finished first. In the last step of a run without validation a signal
-    has no effect. Needs our CheckpointHook, and EpochLoop or IterLoop; elsewhere signals do what they did.
+    A signal lets the run finish its step, with all batches that it accumulates, or the batch of its validation. Then
+    the run saves `interrupted.pth`, and all processes end with one exit code; see docs/reliability.md. A validation
+    between accumulated batches, and what hooks measure after one (KNNHook), is finished first. In the last step of a
+    run without validation a signal has no effect. Needs our CheckpointHook, and EpochLoop or IterLoop.
 
     The main process locks `run.lock` in the work directory; the kernel releases it however the process ends.
     """
@@ -62,9 +61,9 @@ class InterruptionHook(Hook):
     def take_lock(self, folder: Path) -> None:
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            # A link could lead to any file. Locks of this kind belong to the process: no forked worker keeps one.
-            number = os.open(folder / 'run.lock', os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
-            lock = open(number, 'r+', errors='replace')
+            lock = (folder / 'run.lock').open(
+                'a+', errors='replace'
+            )  # locked by the process: no forked worker keeps it
             self.locks.append(lock)
             fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             lock.truncate(0)
@@ -72,6 +71,7 @@ class InterruptionHook(Hook):
             lock.write(f'process {os.getpid()} on {socket.gethostname()} since {since}')
             lock.flush()
         except BlockingIOError:
+            lock.seek(0)
             raise UserError(f'{folder} has a run already: {lock.read()}; choose another --work-dir') from None
         except OSError as error:
             warn(f'{folder} cannot be locked ({error}): make sure that no other run writes there.')
