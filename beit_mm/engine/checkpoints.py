@@ -92,7 +92,7 @@ class CheckpointHook(Hook):
             remove_leftovers(folder)
         # torchrun counts restarts on each node: one that lost no process says 0
         restarted = any(all_gather_object(any(int(os.environ.get(name) or 0) for name in RESTARTS)))
-        weights = runner._load_from
+        weights = runner._load_from  # mmengine, as of 0.10.7 and 0.10.12, has no public way to choose
         searched = runner._resume == 'auto' or (runner._resume and weights is None)
         if restarted or searched:
             path = in_main_process(lambda: newest_checkpoint(folder, restarted, self.unit))
