@@ -129,15 +129,19 @@ class CheckpointHook(Hook):
             if changes.keys() & {f'default_hooks.checkpoint.{key}' for key in ('save_best', 'rule')}:
                 for key in [key for key in info if key.startswith('best_')]:  # of another metric
                     del info[key]
-            if Path(runner._load_from).resolve().parent == Path(runner.work_dir).resolve():  # the run's own files
-                numbers = info.get('keep_ckpt_ids')
-                if isinstance(numbers, list) and all(type(number) is int for number in numbers):
-                    self.kept_numbers = numbers
-                best = {key: Path(str(path)).name for key, path in info.items() if key.startswith('best_ckpt')}
-                self.best = {key: name for key, name in best.items() if name.startswith('best_')}
+            if Path(runner._load_from).resolve().parent == Path(runner.work_dir).resolve():
+                self.take_over_files(info)
         file = Path(runner.work_dir, RUN_FILE)
         last_run = in_main_process(lambda: file.read_text(errors='replace') if file.is_file() else '')
         self.finished = last_run == f'{self.run_id} {meta["iter"]}'
+
+    def take_over_files(self, info: dict) -> None:
+        """Takes over the run's own files, to delete them in time: by plain names, whatever the checkpoint says."""
+        numbers = info.get('keep_ckpt_ids')
+        if isinstance(numbers, list) and all(type(number) is int for number in numbers):
+            self.kept_numbers = numbers
+        best = {key: Path(str(path)).name for key, path in info.items() if key.startswith('best_ckpt')}
+        self.best = {key: name for key, name in best.items() if name.startswith('best_')}
 
     def before_train(self, runner: Runner) -> None:
         if self.save_best and runner.val_loop is None:

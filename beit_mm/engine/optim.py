@@ -177,8 +177,8 @@ class AutocastOptimWrapper(OptimWrapper):
     def _step_unless(self, bad: Tensor, **kwargs) -> None:
         optimizer = self.optimizer
         fused = all(group.get('fused') for group in optimizer.param_groups)
-        # A fused SGD that skips its very first step leaves its momentum uninitialised: the host decides that one. It also
-        # decides where torch, as of 2.13, no longer has this private mark of its GradScaler.
+        # A fused SGD that skips its very first step leaves its momentum uninitialised: the host decides that one. It
+        # decides all of them where torch no longer has this private mark for its GradScaler, which 2.13 has.
         if fused and optimizer.state and getattr(optimizer, '_step_supports_amp_scaling', False):
             optimizer.found_inf, optimizer.grad_scale = bad.float(), None  # as torch's GradScaler does
             try:
