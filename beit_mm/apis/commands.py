@@ -331,6 +331,9 @@ def load_config(args: argparse.Namespace, steps: int | None = None) -> Config:
 
     if args.local_rank is not None:
         os.environ.setdefault('LOCAL_RANK', str(args.local_rank))
+    if args.launcher == 'none' and int(os.environ.get('WORLD_SIZE', '1')) > 1:
+        given = f'WORLD_SIZE={os.environ["WORLD_SIZE"]}'
+        raise UserError(f'{given}, but without a launcher each process would train alone; add --launcher pytorch')
     path = find_config(args.config)
     cfg = Config.fromfile(str(path))
     if steps:
@@ -442,7 +445,7 @@ def check_key(cfg: Config, key: str) -> None:
         if not path:
             known, takes_others = {*inspect.signature(Runner).parameters, *READ_TOO.split()}, False
         elif is_loader:  # it has no `type` to refuse others
-            known |= {*inspect.signature(DataLoader).parameters}
+            known |= {*inspect.signature(DataLoader).parameters} - {'shuffle'}  # the sampler's holds
         elif kind and name not in known:
             arguments, takes_others = arguments_of(kind, cfg.get('default_scope') or 'mmengine')
             known |= arguments

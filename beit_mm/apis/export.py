@@ -12,13 +12,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from beit_mm.apis.inferencers import ClassificationInferencer, ConfigInput, SegmentationInferencer
-from beit_mm.checkpoint.checkpoint import Checkpoint, CheckpointInput
+from beit_mm.apis.inferencers import ClassificationInferencer, SegmentationInferencer
+from beit_mm.apis.rebuild import ConfigInput
+from beit_mm.checkpoint.checkpoint import Checkpoint, CheckpointInput, Levels
 from beit_mm.errors import UserError
 from beit_mm.models.provenance import preprocessing_of_model
 from beit_mm.models.vit import Attention, BEiTBackbone, SharedRelativePositionBias
 from beit_mm.positions import NUM_CLS_ROWS, Grid, offset_spline, resize_position_embedding
-from beit_mm.registry import TRANSFORMS
 from beit_mm.terminal import quiet, say
 
 PACKAGES = ('onnx', 'onnxruntime', 'onnxscript')
@@ -28,21 +28,26 @@ MAX_FILE_BYTES = 2 * 1000**3  # protobuf ends at 2 GiB, and the graph itself nee
 
 
 def export(
-    checkpoint: CheckpointInput, out: str | Path, config: ConfigInput = None, float16: bool = False, **levels: Any
+    checkpoint: CheckpointInput,
+    out: str | Path,
+    config: ConfigInput = None,
+    float16: bool = False,
+    mean: Levels = None,
+    std: Levels = None,
 ) -> Path:
     """Writes a classifier or segmentor as one ONNX file, which tools/onnx_predict.py runs without torch.
 
     Args:
-        checkpoint, config, levels: as of ClassificationInferencer and SegmentationInferencer.
+        checkpoint, config, mean, std: as of ClassificationInferencer and SegmentationInferencer.
         out: path of the file.
         float16: weights and arithmetic in half precision.
 
     Returns:
-        The path. The metadata of `export_onnx` have also `classes`, `steps`, what the test pipeline does to an image
-        after reading it, and of a segmentor `palette`, `crop_size`, `stride` and `short_sides` of all scales.
+        The path. The metadata of `export_onnx` have also `classes` and `steps`, what the test pipeline does to an image
+        after reading it; for a segmentor also `palette`, `crop_size`, `stride` and `short_sides` of all scales.
     """
     with quiet():
-        opened = Checkpoint.open(checkpoint, **levels)
+        opened = Checkpoint.open(checkpoint, mean=mean, std=std)
         segments = opened.task == 'segmentation'
         inferencer = (SegmentationInferencer if segments else ClassificationInferencer)(opened, 'cpu', config)
         notes: dict[str, Any] = dict(classes=inferencer.classes)
@@ -51,8 +56,8 @@ def export(
             test_cfg = inferencer.model.test_cfg
             notes |= {key: list(test_cfg.get(key, ())) for key in ('crop_size', 'stride')}
             notes['palette'] = inferencer.palette
-            if inferencer.views.get('type') == 'beit_mm.MultiScaleViews':
-                notes['short_sides'] = [*TRANSFORMS.build(inferencer.views).short_sides.elements()]
+            if inferencer.built.short_sides:
+                notes['short_sides'] = inferencer.built.short_sides
         path = Path(out).expanduser()
         difference = export_onnx(inferencer.model, path, float16, notes)
         say(f'{path}: images of any height and width, logits within {difference:.1e} of the largest')
@@ -70,7 +75,7 @@ def describe_step(transform: Any) -> dict[str, Any] | None:
     usual = usual or name == 'ResizeEdge' and transform.edge == 'short'
     if not usual or (transform.backend != 'pillow' and transform.interpolation != 'bilinear'):
         expected = 'Resize with keep_ratio, ResizeEdge of the short edge, CenterCrop, by Pillow or bilinear'
-        raise UserError(f'the test pipeline has {transform}, which no ONNX file describes; expected {expected}')
+        raise UserError(f'the test pipeline has {transform}, which an ONNX file cannot describe; expected {expected}')
     return dict(type=name, scale=transform.scale, interpolation=transform.interpolation, backend=transform.backend)
 
 

@@ -1,4 +1,4 @@
-"""What one does with trained weights, each in one call: classify, segment, reconstruct, attention."""
+"""Uses trained weights, each in one call: classify, segment, reconstruct, attention."""
 
 import csv
 import io
@@ -20,8 +20,9 @@ from torch import Tensor
 from beit_mm.apis import split
 from beit_mm.apis.configs import own_config
 from beit_mm.apis.inferencers import ClassificationInferencer, SegmentationInferencer
-from beit_mm.apis.plans import NARROW_PRETRAINING, backbone_of, head_sizes, resized, tokenizer_of, views
-from beit_mm.checkpoint.checkpoint import Checkpoint, CheckpointInput
+from beit_mm.apis.plans import NARROW_PRETRAINING, resized, views
+from beit_mm.apis.rebuild import rebuild_pretrainer
+from beit_mm.checkpoint.checkpoint import Checkpoint, CheckpointInput, Levels
 from beit_mm.checkpoint.find import PHOTOS, SCENES
 from beit_mm.datasets.image_folder import quoted
 from beit_mm.datasets.reading import MAX_PIXELS, UnreadableImageError
@@ -30,7 +31,6 @@ from beit_mm.errors import UserError
 from beit_mm.features.evaluation import knn_predict, patch_classifier, patch_dataset, pixel_scores
 from beit_mm.features.extractor import FeatureExtractor, ImageInput, iterate_images
 from beit_mm.files import atomic_file
-from beit_mm.models.beit import BEiTPretrainer
 from beit_mm.pictures import attention_of_image, draw_attention, sheet_of_columns, with_legend
 from beit_mm.registry import TRANSFORMS
 from beit_mm.terminal import quiet, with_bar
@@ -46,12 +46,13 @@ def classify(
     images: Sources = PHOTOS,
     labelled: str | Path | None = None,
     out: str | Path | None = None,
-    **levels: Any,
+    mean: Levels = None,
+    std: Levels = None,
 ) -> list[dict[str, Any]]:
-    """Classifies images: with a fine-tuned classifier, or by the labelled images that a pretrained model finds alike.
+    """Classifies images: with a fine-tuned classifier, or by the most similar labelled images.
 
     Args:
-        checkpoint, levels: see `Checkpoint.open`.
+        checkpoint, mean, std: see `Checkpoint.open`.
         images: files and folders.
         labelled: folder with one folder a class, for a model without classes of its own.
         out: file for the results, .csv or .json.
@@ -63,7 +64,7 @@ def classify(
     if out is not None and Path(out).suffix not in ('.csv', '.json'):
         raise UserError(f'{str(out)!r}: expected a file ending in .csv or .json')
     with quiet():
-        checkpoint = Checkpoint.open(checkpoint, 'classifier' if labelled is None else 'pretrained', **levels)
+        checkpoint = Checkpoint.open(checkpoint, 'classifier' if labelled is None else 'pretrained', mean=mean, std=std)
         task = checkpoint.task
         if task == 'segmentation':
             raise UserError(f'{checkpoint} is a segmentor; use segment')
@@ -72,12 +73,11 @@ def classify(
         elif task == 'classification':
             classifier = ClassificationInferencer(checkpoint)
             sources = list(classifier.reader.sources(images))
-            batches = (sources[i : i + 32] for i in range(0, len(sources), 32))
-            found = (result for batch in batches for result in classifier(batch, on_error='skip'))
+            found = classifier.reader.results(sources, classifier.predict, 32, on_error='skip')
             results = list(with_bar(found, len(sources)))
         else:
             advice = 'give --labelled FOLDER with one folder a class, or fine-tune it first: python -m beit_mm finetune'
-            raise UserError(f'{checkpoint} is pretrained and knows no classes; {advice}')
+            raise UserError(f'{checkpoint} is pretrained and does not know classes; {advice}')
     if out is not None:
         write_results(Path(out).expanduser(), results)
     return results
@@ -130,15 +130,16 @@ def segment(
     reduce_zero_label: bool | None = None,
     multi_scale: bool = False,
     max_pixels: int | None = None,
-    **levels: Any,
+    mean: Levels = None,
+    std: Levels = None,
 ) -> list[dict[str, Any]]:
     """Segments images into label maps and overlays: with a segmentor, or by labelled patches that a BEiT finds alike.
 
     Args:
-        checkpoint, levels: see `Checkpoint.open`.
+        checkpoint, mean, std: see `Checkpoint.open`.
         images: files and folders.
-        out: folder; gets classes.txt, labels/<name>.png, whose pixels are places in it from 0 with the classes' colours
-            as palette (without one from 257 classes on), and overlays/<name>.png with the names of the colours.
+        out: folder; gets classes.txt, labels/<name>.png, whose pixels are indices into it from 0, with the classes'
+            colours as palette (up to 256 classes), and overlays/<name>.png with a legend.
         labelled: folder of images and label maps, see `find_label_maps`, for a model without classes of its own.
         short_side: with `labelled`, of the images that the model sees, in pixels; None: the checkpoint's.
         reduce_zero_label: whether 0 marks unlabelled pixels in `labelled`; None: as its classes.txt shows.
@@ -150,7 +151,7 @@ def segment(
     """
     with quiet():
         part, folder = 'segmentor' if labelled is None else 'pretrained', Path(out).expanduser()
-        checkpoint = Checkpoint.open(checkpoint, part, **levels)
+        checkpoint = Checkpoint.open(checkpoint, part, mean=mean, std=std)
         if labelled is not None:
             if multi_scale:
                 raise UserError('--multi-scale is for segmentors; leave it or --labelled out')
@@ -160,11 +161,11 @@ def segment(
             results, meta = segment_by_neighbours(checkpoint, images, found, short_side, limit)
             return write_maps(results, meta['classes'], meta['palette'], folder)
         if short_side is not None or reduce_zero_label is not None:
-            raise UserError('--short-side and --keep-zero-label say how --labelled FOLDER is read; give that too')
+            raise UserError('--short-side and --keep-zero-label only apply to --labelled FOLDER; give that too')
         if (task := checkpoint.task) != 'segmentation':
             model = 'a classifier' if task == 'classification' else 'pretrained'
             advice = 'give --labelled FOLDER with images/, annotations/ and classes.txt, or fine-tune it on them first'
-            raise UserError(f'{checkpoint} is {model}, no segmentor; {advice}')
+            raise UserError(f'{checkpoint} is {model}, not a segmentor; {advice}')
         segmentor = SegmentationInferencer(checkpoint, multi_scale=multi_scale, max_pixels=max_pixels)
         sources = list(segmentor.reader.sources(images))
         results = with_bar(segmentor(sources, on_error='skip', return_images=True), len(sources))
@@ -233,18 +234,22 @@ def overlay(pixels: np.ndarray, labels: np.ndarray, palette: Sequence[Sequence[i
 
 
 def reconstruct(
-    checkpoint: CheckpointInput, images: Sources = PHOTOS, out: str | Path = 'reconstruction.png', **levels: Any
+    checkpoint: CheckpointInput,
+    images: Sources = PHOTOS,
+    out: str | Path = 'reconstruction.png',
+    mean: Levels = None,
+    std: Levels = None,
 ) -> Path:
-    """Draws images, what the model sees of them, what it predicts in the masked patches, and the right tokens decoded.
+    """Draws images, masked as the model sees them, its predictions for the masked patches, and the true tokens decoded.
 
     Args:
-        checkpoint, levels: of a pretraining on visual tokens, see `Checkpoint.open`.
+        checkpoint, mean, std: of a pretraining on visual tokens, see `Checkpoint.open`.
         images: files and folders; the first 64 images, without broken ones.
         out: picture.
     """
     out = check_picture(out)
     with quiet():
-        opened = Checkpoint.open(checkpoint, **levels)
+        opened = Checkpoint.open(checkpoint, mean=mean, std=std)
         _, columns = reconstructions(opened, islice(iterate_images(images), MAX_ROWS))
         sheet_of_columns(columns).savefig(out)
     return out
@@ -254,14 +259,14 @@ def check_picture(out: str | Path) -> Path:
     """The path of a picture, checked before any work is done, in a folder that is there."""
     path = Path(out).expanduser()
     if path.suffix.lower() not in ('.png', '.jpg', '.jpeg', '.webp') or path.is_dir():
-        raise UserError(f'{str(out)!r}: expected a picture, a file ending in .png or .jpg')
+        raise UserError(f'{str(out)!r}: expected the path of a picture, ending in .png or .jpg')
     path.parent.mkdir(parents=True, exist_ok=True)
     return path
 
 
-def reconstructions(checkpoint: CheckpointInput, images: Iterable[ImageInput]) -> tuple[list[str], dict[str, Tensor]]:
+def reconstructions(checkpoint: Checkpoint, images: Iterable[ImageInput]) -> tuple[list[str], dict[str, Tensor]]:
     """The files that `reconstruct` draws, without broken ones; title -> pictures float (B, 3, H, W) in [0, 1]."""
-    model = load_pretrainer(Checkpoint.open(checkpoint))
+    model = rebuild_pretrainer(checkpoint)
     rows, columns = model.backbone.grid
     patch, stride = model.backbone.patch_size, model.target_generator.stride
     recipe, size = own_config(NARROW_PRETRAINING), (rows * patch, columns * patch)
@@ -273,7 +278,7 @@ def reconstructions(checkpoint: CheckpointInput, images: Iterable[ImageInput]) -
 
 
 def masked_samples(pipeline: Sequence[Any], paths: Iterable[ImageInput]) -> dict[str, dict]:
-    """What a pipeline makes of each file, with the same masks at every call; those that cannot be read are left out."""
+    """Applies a pipeline to each file that can be read, with the same masks at every call."""
     prepare = Compose([TRANSFORMS.build(step) for step in pipeline])
     samples: dict[str, dict] = {}
     broken: list[UnreadableImageError] = []
@@ -297,12 +302,13 @@ def attention(
     out: str | Path = 'attention.png',
     layer: int = -1,
     short_side: int | None = None,
-    **levels: Any,
+    mean: Levels = None,
+    std: Levels = None,
 ) -> Path:
-    """Draws what points of an image attend to, in every head of a layer, and for comparison with random weights.
+    """Draws what points of an image attend to, in every head of a layer, beside the same with random weights.
 
     Args:
-        checkpoint, levels: of any BEiT, see `Checkpoint.open`.
+        checkpoint, mean, std: of any BEiT, see `Checkpoint.open`.
         image: path.
         points: 'x,y' in pixels, or in shares of width and height with decimal points; several by ';' or as a list.
         out: picture; one below the other for several points.
@@ -311,7 +317,7 @@ def attention(
     """
     path = check_picture(out)
     with quiet():
-        opened = Checkpoint.open(checkpoint, **levels)
+        opened = Checkpoint.open(checkpoint, mean=mean, std=std)
         arguments = opened.backbone_arguments()
         size = short_side or max(min(as_size(arguments['img_size'])), SHORT_SIDE * arguments['patch_size'])
         extractor = FeatureExtractor(opened, size=size, whole=True)
@@ -320,18 +326,3 @@ def attention(
         control = attention_of_image(extractor.with_random_weights(), image, places, layer)
         draw_attention(found.image, found.patches, found.maps, control=control.maps).savefig(path)
     return path
-
-
-def load_pretrainer(checkpoint: Checkpoint) -> BEiTPretrainer:
-    """A pretrained model from its checkpoint alone, built as the weights' shapes say, in evaluation mode."""
-    arguments = backbone_of(checkpoint)
-    vocab_size, width = head_sizes(checkpoint)
-    levels, _ = checkpoint.normalisation
-    model = BEiTPretrainer(
-        backbone=dict(arguments, type='beit_mm.BEiTBackbone', out_type='raw', masked_input=True),
-        head=dict(type='beit_mm.BEiTMIMHead', embed_dims=width, vocab_size=vocab_size),
-        target_generator=tokenizer_of(checkpoint),
-        data_preprocessor=dict(levels, type='beit_mm.TwoViewDataPreprocessor'),
-    )
-    model.load_state_dict(checkpoint.state_dict, strict=False)
-    return model.eval()

@@ -5,7 +5,6 @@ A plan becomes ordinary configs on top of those of configs/, which tools/train.p
 
 import math
 import os
-import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -15,18 +14,16 @@ from typing import Any
 import torch
 from mmengine.config import Config
 
+from beit_mm.apis import rebuild
 from beit_mm.apis.configs import own_config
 from beit_mm.apis.split import Images, LabelMaps
-from beit_mm.apis.stored_config import RefusedError, check_part
 from beit_mm.checkpoint.checkpoint import Checkpoint, normalisation_of
-from beit_mm.checkpoint.find import DEMO, WEIGHTS_VARIABLE
+from beit_mm.checkpoint.find import DEMO
 from beit_mm.checkpoint.names import IMAGENET, released_out_indices
-from beit_mm.checkpoint.read import CheckpointError, blaming
+from beit_mm.checkpoint.read import CheckpointError
 from beit_mm.datasets.transforms import as_size
 from beit_mm.errors import UserError
-from beit_mm.models.tokenizers.dalle import DECODER_URL, GET_ENCODER, STRIDE
 from beit_mm.models.vit import sizes_of
-from beit_mm.registry import MODELS
 
 MIN_STEPS = 20
 MANY_IMAGES = 100_000  # from which on a GPU trains BEiT-Base
@@ -43,12 +40,6 @@ GIB_OF_HEADS, GIB_OF_BLOCKS = 0.58, 0.68
 HEAD_PARAMETERS = 100_000_000  # each has 16 bytes: weight, gradient and two of the optimizer
 MAX_BATCH = 512  # on a GPU: more would leave a short training few steps
 CPU_BATCH = 64, 16  # of a narrow model, as its recipes have it, and of a wide one, whose steps take seconds
-
-TOKENIZERS = ('beit_mm.DiscreteVAE', 'beit_mm.DALLETokenizer')  # that a checkpoint's config may name
-TOKENIZER = 'demo/dvae.py'  # the config of own tokenizers
-OWN_KEYS = ('type', 'arch', 'hidden', 'vocab_size', 'embed_dims', 'num_levels', 'bottleneck_blocks')
-DALLE_VOCABULARY = 8192
-FILES = ('checkpoint', 'decoder_checkpoint')  # arguments of tokenizers
 
 
 @dataclass
@@ -116,7 +107,7 @@ def plan_training(
     init = None if init == NONE else init or (DEMO if device == 'cpu' or verb == 'finetune' else None)
     checkpoint = Checkpoint.open(init, **({} if bands else levels)) if init else None
     if checkpoint:
-        backbone = backbone_of(checkpoint, channels)
+        backbone = rebuild.backbone_config(checkpoint, channels)
         if not bands:
             preprocessing, assumed = checkpoint.normalisation
         backbone.update(drop_path_rate=0.0 if device == 'cpu' and verb == 'pretrain' else 0.1)
@@ -168,125 +159,15 @@ def plan_training(
     if verb == 'pretrain':
         if tokenizer != NEW and checkpoint and 'head.lm_head.weight' in checkpoint.state_dict:  # our head's name
             with suppress(CheckpointError, FileNotFoundError):
-                known, why = tokenizer_of(checkpoint), f'that of {init}, whose head is trained further'
+                known, why = rebuild.tokenizer_config(checkpoint), f'that of {init}, whose head is trained further'
         keeps_head = known is not None and (tokenizer is None or known.get('checkpoint') == DEMO)
         if tokenizer == DEMO and not keeps_head:
-            known, why = own_tokenizer(DEMO), 'the packaged one'
-        if tokenizer is None and not known and device == 'cuda' and (known := find_dalle()):
+            known, why = rebuild.own_tokenizer(DEMO), 'the packaged one'
+        if tokenizer is None and not known and device == 'cuda' and (known := rebuild.find_dalle()):
             why = "DALL-E's, which is here"
         reasons.append(f'tokenizer  {why}')
     start = batch, workers, init, known, keeps_head, balance
     return Plan(device, base, backbone, size, preprocessing, assumed, *start, reasons)
-
-
-def backbone_of(checkpoint: Checkpoint, channels: int = 3) -> dict[str, Any]:
-    """Arguments of the backbone in a checkpoint of RGB images, or of ones with so many channels."""
-    arguments = checkpoint.backbone_arguments()
-    if (found := arguments['in_channels']) not in (3, channels):
-        expected = 'RGB' if channels == 3 else f'RGB, or {channels}'
-        raise CheckpointError(f'{checkpoint}: a model of images with {found} bands; expected {expected}')
-    arguments['img_size'] = as_size(arguments['img_size'])
-    return arguments
-
-
-def tokenizer_of(checkpoint: Checkpoint) -> dict[str, Any]:
-    """The config of the tokenizer that a checkpoint was trained with, and its files.
-
-    Of a checkpoint that does not say it, as the released ones, it is DALL-E's where the vocabulary fits, but for
-    BEiT v2. What a checkpoint says is data: types, arguments and files are checked.
-
-    Raises:
-        CheckpointError: it cannot be known, or is no tokenizer of ours.
-        FileNotFoundError: its file is gone.
-    """
-    predicted, _ = head_sizes(checkpoint)
-    with blaming(checkpoint.path):
-        stored = ((checkpoint.meta.get('config_dict') or {}).get('model') or {}).get('target_generator')
-    if stored:
-        config = stored_tokenizer(checkpoint, stored)
-        with blaming(checkpoint.path):
-            _, vocab_size = stride_and_vocab(config)
-        if vocab_size != predicted:
-            raise CheckpointError(f'{checkpoint} predicts {predicted} visual tokens, its tokenizer has {vocab_size}')
-        return config
-    message = f'{checkpoint} does not say which tokenizer its visual tokens are of'
-    if predicted != DALLE_VOCABULARY:
-        raise CheckpointError(message)
-    if any(name.startswith('patch_aggregation.') for name in checkpoint.converted.state_dict):
-        raise CheckpointError(f"{message}; the released files of BEiT v2's decode them into features, not pixels")
-    if dalle := find_dalle():
-        return dalle
-    folder = f'${WEIGHTS_VARIABLE} or {Path(torch.hub.get_dir(), "checkpoints")}'
-    advice = f'{GET_ENCODER} and {DECODER_URL}, and put both into {folder}'
-    raise CheckpointError(f"{message}; those of released files are DALL-E's. {advice}")
-
-
-def head_sizes(checkpoint: Checkpoint) -> tuple[int, int]:
-    """Visual tokens that the head in a checkpoint predicts, and its width."""
-    weight = checkpoint.converted.state_dict.get('head.lm_head.weight')
-    if weight is None or weight.dim() != 2:
-        shape = 'is missing' if weight is None else f'has the shape {tuple(weight.shape)}'
-        raise CheckpointError(f'{checkpoint} predicts no visual tokens: head.lm_head.weight {shape}')
-    return len(weight), weight.shape[1]
-
-
-def stored_tokenizer(checkpoint: Checkpoint, stored: Any) -> dict[str, Any]:
-    files = {}
-    try:
-        if isinstance(stored, Mapping):
-            files = {key: Path(str(stored[key])) for key in FILES if stored.get(key)}
-            stored = {key: value for key, value in stored.items() if key not in (*FILES, 'sha256')}
-        config = check_part(stored, TOKENIZERS, 'target_generator')
-    except RefusedError as error:
-        raise CheckpointError(
-            f'The config in {checkpoint} asks for {error}; expected {" or ".join(TOKENIZERS)}'
-        ) from None
-    beside = checkpoint.path.resolve().parent  # the run may have been moved
-    for key, path in files.items():
-        if str(path) == DEMO:
-            config[key] = DEMO
-            continue
-        places = [path, *(beside / folder / path.name for folder in ('tokenizer', '../tokenizer', '.'))]
-        # reading a file of the kernel may wait for ever
-        found = [place for place in places if place.is_file() and place.resolve().parts[1] not in ('proc', 'sys')]
-        if not found:
-            looked = ' and '.join(map(str, places))
-            raise FileNotFoundError(f'the tokenizer of {checkpoint} is gone: looked for {looked}')
-        config[key] = str(found[0])
-    if config['type'] == 'beit_mm.DiscreteVAE' and 'checkpoint' not in files:
-        raise CheckpointError(f'{checkpoint} does not name the file of its tokenizer')
-    known = checkpoint.meta.get('tokenizer')
-    if 'checkpoint' in files and isinstance(known, dict) and (digest := known.get('sha256')):
-        if not isinstance(digest, str) or not re.fullmatch('[0-9a-f]{64}', digest):
-            raise CheckpointError(f'{checkpoint} gives no SHA-256 of its tokenizer, but {ascii(digest)[:80]}')
-        config['sha256'] = digest
-    return config
-
-
-def own_tokenizer(checkpoint: str | Path) -> dict[str, Any]:
-    """The config of a tokenizer that was trained by TOKENIZER, such as 'demo'."""
-    model = own_config(TOKENIZER).model
-    return dict({key: model[key] for key in OWN_KEYS}, checkpoint=str(checkpoint))
-
-
-def find_dalle() -> dict[str, Any] | None:
-    """Arguments of the DALLETokenizer whose weights lie in $BEIT_MM_WEIGHTS or torch hub's cache; None without."""
-    folders = filter(None, (os.environ.get(WEIGHTS_VARIABLE), f'{torch.hub.get_dir()}/checkpoints'))
-    for encoder in (Path(folder, name) for folder in folders for name in ('dalle_encoder.pth', 'encoder.pkl')):
-        if encoder.is_file():
-            decoder = encoder.with_name('decoder.pkl')
-            dalle = dict(type='beit_mm.DALLETokenizer', checkpoint=str(encoder.resolve()))
-            return dict(dalle, decoder_checkpoint=str(decoder.resolve())) if decoder.is_file() else dalle
-    return None
-
-
-def stride_and_vocab(tokenizer: Mapping[str, Any]) -> tuple[int, int]:
-    """Pixels of a visual token's side, and how many different tokens there are, by a tokenizer's config."""
-    if tokenizer['type'] == 'beit_mm.DALLETokenizer':
-        return STRIDE, tokenizer.get('vocab_size', DALLE_VOCABULARY)
-    with torch.device('meta'):
-        built = MODELS.build({key: value for key, value in tokenizer.items() if key not in (*FILES, 'sha256')})
-    return built.stride, built.vocab_size
 
 
 def largest_batch(device: str, sizes: Mapping[str, int], patches: float, segments: bool) -> tuple[float, str]:
@@ -352,7 +233,7 @@ def loaders(
 
 def tokenizer_batch(batch: int) -> int:
     """Images of a step of the tokenizer, at most as many as its rate is for."""
-    return min(own_config(TOKENIZER).train_dataloader.batch_size, batch)
+    return min(own_config(rebuild.TOKENIZER).train_dataloader.batch_size, batch)
 
 
 def tokenizer_settings(base: Config, images: Images, plan: Plan, lists: Path, steps: int) -> dict[str, Any]:
@@ -367,7 +248,7 @@ def tokenizer_settings(base: Config, images: Images, plan: Plan, lists: Path, st
 
 def pretraining_settings(base: Config, images: Images, plan: Plan, lists: Path, steps: int) -> dict[str, Any]:
     assert plan.tokenizer is not None
-    stride, vocab_size = stride_and_vocab(plan.tokenizer)
+    stride, vocab_size = rebuild.stride_and_vocab(plan.tokenizer)
     pipelines = [resized(base[f'{name}_pipeline'], plan.size, **views(plan.grid, stride)) for name in ('train', 'val')]
     model = dict(
         backbone=dict(plan.backbone, _delete_=True, type=BACKBONE, masked_input=True, out_type='raw'),

@@ -24,7 +24,7 @@ from beit_mm.datasets.reading import UnreadableImageError, read_image
 from beit_mm.datasets.transforms import TwoViewCenterCrop
 from beit_mm.features import evaluation
 from beit_mm.features.evaluation import knn_predict, mean_and_error, neighbours, ridge, standardiser, thumbnail
-from beit_mm.features.extractor import FeatureExtractor, FoundPath
+from beit_mm.features.extractor import ExistingPath, FeatureExtractor
 from beit_mm.files import atomic_file, readable
 from beit_mm.pictures import SIDE, draw_runs, read_scalars, sheet, shortened
 
@@ -376,7 +376,7 @@ def compare_features(
     paths: list[list[str]] = []
     for labels in labels_of(images, size):
         read = []
-        files = [FoundPath(path) for path in labels]
+        files = [ExistingPath(path) for path in labels]
         for sample in extract.reader.results(files, compute, 32, on_error='skip', return_images=True):
             if 'error' not in sample:
                 pixels = torch.from_numpy(thumbnail(sample.pop('image')))

@@ -22,7 +22,8 @@ from mmengine.runner import Runner
 
 from beit_mm.apis import reports
 from beit_mm.apis.configs import RunConfig, own_config, run_config, write_config
-from beit_mm.apis.plans import MIN_STEPS, NEW, NONE, SETTINGS, TOKENIZER, own_tokenizer, plan_training
+from beit_mm.apis.plans import MIN_STEPS, NEW, NONE, SETTINGS, plan_training
+from beit_mm.apis.rebuild import TOKENIZER, own_tokenizer
 from beit_mm.apis.segmentation_report import describe_segmentation
 from beit_mm.apis.split import Images, LabelMaps, find_images, find_label_maps, write_lists
 from beit_mm.checkpoint.checkpoint import Checkpoint, given_levels

@@ -1,4 +1,4 @@
-"""What frozen features are worth: k-NN and a linear layer, on labelled images and on their patches.
+"""Measures frozen features: k-NN and a linear layer, on labelled images and on their patches.
 
 Nothing of the backbone is trained. Features of a backbone with random weights, and thumbnails of the images, show what
 pixels and positions alone are worth. Shapes: N images or patches to be classified, M with labels (the bank), C
@@ -47,7 +47,7 @@ def evaluate_images(
     batch_size: int = 64,
     workers: int = 0,
 ) -> dict[str, Any]:
-    """Top-1 accuracy on labelled images.
+    """Measures top-1 accuracy on labelled images.
 
     Args:
         train, val: folders of class folders; or loaders of ImageFolders whose pipelines end with PackInputs.
@@ -111,7 +111,7 @@ def evaluate_patches(
     workers: int = 0,
     **options: int,
 ) -> dict[str, Any]:
-    """Mean intersection over union of pixels that are classified by the features of the patches that they lie in.
+    """Measures the mean intersection over union of pixels, classified by the features of their patches.
 
     The scores of the classes at the patches of a validation image, (h, w, K), are brought to the size of its annotation
     bilinearly; the highest decides. As in mmseg, the mIoU is that of all pixels together.
@@ -150,7 +150,7 @@ def patch_classifier(
     max_patches: int = 50_000,
     seed: int = 0,
 ) -> tuple[Callable[[Tensor], Tensor], dict[str, Any]]:
-    """What classifies patches of an image by labelled patches of other images, see `sample_patches`.
+    """Makes a classifier of patches from labelled patches of other images, see `sample_patches`.
 
     Args:
         extractor: FeatureExtractor with `whole=True`.
@@ -189,7 +189,7 @@ def patch_classifier(
 
 
 def patch_dataset(extractor: FeatureExtractor, max_images: int | None = None, **options: Any) -> SegmentationFolder:
-    """A SegmentationFolder whose images are prepared as by an extractor with `whole=True`.
+    """A SegmentationFolder whose images an extractor with `whole=True` prepares.
 
     Args:
         max_images: evenly spread; None for all.
@@ -220,7 +220,7 @@ def labelled_patches(
 def class_shares(labels: Tensor, grid: Grid, num_classes: int) -> Tensor:
     """The share, float32 (h, w, K), that each class of a label map, uint8 (H, W), has of each patch's pixels.
 
-    Labels from `num_classes` on are no class. A pixel belongs to the patch that its centre is in.
+    Labels from `num_classes` on are ignored. A pixel belongs to the patch that holds its centre.
     """
     rows, columns = (
         (torch.arange(side) * 2 + 1) * cells // (2 * side) for side, cells in zip(labels.shape, grid, strict=True)
@@ -236,7 +236,7 @@ def class_shares(labels: Tensor, grid: Grid, num_classes: int) -> Tensor:
 def sample_patches(
     maps: Iterable[tuple[Tensor, Tensor]], num_classes: int, num_images: int, max_patches: int, seed: int = 0
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The bank: patches of which at least half has a class, drawn at random, as many of each image.
+    """Draws the bank: patches of which at least half has a class, at random, as many from each image.
 
     Args:
         maps: of `labelled_patches`, of `num_images` images.
@@ -257,7 +257,7 @@ def sample_patches(
         targets.append(F.normalize(shares[chosen], p=1, dim=1).to(patches.device))
         images.append(torch.full((len(chosen),), number, device=patches.device))
     if not sum(map(len, images)):
-        raise UserError('no patch of the training images has a class; are 0 unlabelled and classes from 1 on meant?')
+        raise UserError('no patch of the training images has a class; if 0 is unlabelled there, set reduce_zero_label')
     kept = torch.randperm(sum(map(len, images)), generator=generator)[:max_patches].sort().values
     bank, answers, numbers = (torch.cat(parts)[kept.to(parts[0].device)] for parts in (features, targets, images))
     return bank, answers, numbers
@@ -326,7 +326,7 @@ def knn_shares(features: Tensor, bank: Tensor, targets: Tensor, k: int = 30) -> 
 
 
 def standardiser(bank: Tensor) -> Callable[[Tensor], Tensor]:
-    """What gives features mean 0 and variance 1 in each channel, by those of a bank (M, C)."""
+    """A function that standardises features by mean and variance of each channel in a bank (M, C)."""
     mean = bank.mean(dim=0)
     std = bank.std(dim=0, correction=0).clamp(min=1e-6)  # a channel may be the same everywhere
     return lambda features: (features - mean) / std

@@ -1,4 +1,4 @@
-"""Images of any source, prepared as a test pipeline does, and their features from the checkpoint of any BEiT."""
+"""Reads and prepares images of any source, and computes their features with a BEiT from any checkpoint."""
 
 import copy
 import os
@@ -33,8 +33,8 @@ KINDS = ('mean', 'class_token', 'patches')
 CROP_RATIO = 0.875  # of our configs' test pipelines, which crop nothing from 384 pixels on
 
 
-class FoundPath(str):
-    """The path of an image file that was found: taken as it is, even if the file is gone by then."""
+class ExistingPath(str):
+    """The path of an image file that was found. It is not looked up again, even if the file is gone by then."""
 
 
 class ImageReader:
@@ -53,7 +53,7 @@ class ImageReader:
     def load(self, source: ImageInput) -> dict:
         """An image as the pipeline's first transform loads it."""
         if isinstance(source, (str, Path)):
-            ours = isinstance(self.loader, (LoadImage, LoadBands))  # these say themselves what is wrong with a file
+            ours = isinstance(self.loader, (LoadImage, LoadBands))  # their errors name the file and what is wrong
             with nullcontext() if ours else unreadable(str(source), Exception):
                 sample = self.loader(dict(img_path=str(source)))
         elif isinstance(self.loader, LoadBands):
@@ -78,7 +78,7 @@ class ImageReader:
         on_error: str = 'raise',
         return_images: bool = False,
     ) -> Iterator[dict[str, Any]]:
-        """What `compute` makes of images, a batch at a time as they are asked for.
+        """Applies `compute` to images, a batch at a time when they are asked for.
 
         Args:
             images: a file, a folder (all its images, to any depth, sorted), an array uint8 (H, W, 3), **RGB**, a PIL
@@ -86,7 +86,7 @@ class ImageReader:
                 values that such files hold.
             compute: gives one dict for each sample of the pipeline.
             batch_size: samples at a time.
-            on_error: what an image that cannot be read does: 'raise' ends the call, 'skip' has dict(path=its file,
+            on_error: for an image that cannot be read: 'raise' ends the call, 'skip' yields dict(path=its file,
                 error=what is wrong) in its place.
             return_images: also yield `image`, uint8 (H, W, 3), RGB, or bands 1 to 3, see `LoadBands.as_rgb`.
 
@@ -95,7 +95,7 @@ class ImageReader:
 
         Raises:
             FileNotFoundError: no such file, or a folder without images.
-            UnreadableImageError: a file that is no image; names it.
+            UnreadableImageError: a file is not an image; the message names it.
         """
         check_choice('on_error', on_error, ('raise', 'skip'))
         sources = self.sources(images)
@@ -123,11 +123,11 @@ class ImageReader:
 def iterate_images(
     sources: ImageInput | Sequence[ImageInput], extensions: Sequence[str] = EXTENSIONS
 ) -> Iterator[ImageInput]:
-    """Files, arrays and images one by one, out of folders (their files with one of the extensions) and lists."""
+    """Yields files, arrays and images one by one; folders and lists are expanded, folders by these extensions."""
     if isinstance(sources, (list, tuple, Iterator)):
         for source in sources:
             yield from iterate_images(source, extensions)
-    elif isinstance(sources, (np.ndarray, Image.Image, FoundPath)):
+    elif isinstance(sources, (np.ndarray, Image.Image, ExistingPath)):
         yield sources
     elif not isinstance(sources, (str, Path)):
         known = 'a file or folder (str or Path), an array, a PIL image, or a list of these'
@@ -136,15 +136,15 @@ def iterate_images(
         names = list_images(path, extensions)
         if not names:
             raise FileNotFoundError(f'no images in {str(sources)!r}')
-        yield from (FoundPath(Path(path, name)) for name in names)
-    elif os.path.lexists(path):  # of a link that leads nowhere reading says so
-        yield FoundPath(Path(path))
+        yield from (ExistingPath(Path(path, name)) for name in names)
+    elif os.path.lexists(path):  # a link that leads nowhere fails when it is read
+        yield ExistingPath(Path(path))
     else:
         raise FileNotFoundError(f'no file or folder {str(sources)!r}; expected images')
 
 
 def usual_preparation(size: Sequence[int], backend: str) -> list[dict]:
-    """Configs of what follows loading where no config says so: the middle of the image, of `size` (height, width)."""
+    """Configs of the steps after loading, where no config has them: crop the middle, of `size` (height, width)."""
     edge = max(size) if max(size) >= 384 else round(max(size) / CROP_RATIO)
     return [
         dict(type='ResizeEdge', scale=edge, edge='short', backend=backend, interpolation='bicubic'),
@@ -154,7 +154,7 @@ def usual_preparation(size: Sequence[int], backend: str) -> list[dict]:
 
 
 class FeatureExtractor:
-    """The hidden states of a BEiT for unmasked images, from any of its checkpoints alone.
+    """Computes the hidden states of a BEiT for unmasked images; any checkpoint is enough.
 
     By default the mean of the patches after two thirds of the blocks: BEiT's class token was never trained to sum up
     an image (BEiT v2's was), and its last blocks are busy with the tokens that they predict. The final norm, which only
@@ -162,7 +162,7 @@ class FeatureExtractor:
 
     Args:
         checkpoint: path, URL or name in `list_models` of a BEiT in any format, of any task; or a BEiTBackbone.
-        device: such as 'cuda:1' or 'cpu'; None for what there is. A backbone stays where it is.
+        device: such as 'cuda:1' or 'cpu'; None for a GPU, if there is one. A backbone stays where it is.
         size: of the prepared image in pixels: its side, or with `whole` its short side. None: the checkpoint's.
         whole: all of an image in its own shape, both sides a multiple of the patch. Otherwise the middle of it, as
             classifiers see it.
@@ -223,14 +223,14 @@ class FeatureExtractor:
         return self.backbone.patch_embed.proj.in_channels
 
     def check_whole(self) -> None:
-        """Raises UserError where it takes the middle of images, or images that are not RGB."""
+        """Raises UserError if the extractor crops images, or if they are not RGB."""
         if self.channels != 3:
-            raise UserError(f'{self.checkpoint}: a model of images with {self.channels} bands; expected RGB, 3 bands')
+            raise UserError(f'{self.checkpoint}: its images have {self.channels} bands; expected RGB, 3 bands')
         if not self.whole:
-            raise UserError('the extractor takes the middle of images; expected FeatureExtractor(..., whole=True)')
+            raise UserError('the extractor crops images; expected FeatureExtractor(..., whole=True)')
 
     def with_random_weights(self, seed: int = 0) -> 'FeatureExtractor':
-        """The same features of an untrained backbone."""
+        """The same extractor with an untrained backbone."""
         twin = copy.copy(self)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
@@ -238,17 +238,17 @@ class FeatureExtractor:
         return twin
 
     def layer(self, layer: int | None) -> int:
-        """A block's number from 0, of one that may be counted from the end; None is the last of two thirds."""
+        """The number of a block, from 0; `layer` may count from the end, None is the last of the first two thirds."""
         depth = self.backbone.num_layers
         return (2 * depth // 3 - 1) % depth if layer is None else block_indices(layer, depth)[0]
 
     def prepared(self, image: ImageInput) -> Tensor:
-        """The pixels that the backbone sees of an image, before normalisation: uint8 or float (C, H, W), 0-255."""
+        """The pixels of an image as the backbone sees them, before normalisation: uint8 or float (C, H, W), 0-255."""
         return self.reader.prepare(self.reader.load(image))['inputs']
 
     @torch.no_grad()
     def features(self, images: Tensor, layers: Sequence[int | None]) -> dict[str, Tensor]:
-        """Outputs of blocks for images of one shape; those after the last of the blocks are not computed.
+        """Computes the outputs of blocks for images of one shape, and no block after the last of them.
 
         Args:
             images: (B, C, H, W), pixels 0-255.
@@ -279,7 +279,7 @@ class FeatureExtractor:
         on_error: str = 'raise',
         return_images: bool = False,
     ) -> Iterator[dict[str, Any]]:
-        """Features of images, a batch at a time as they are asked for.
+        """Computes features of images, a batch at a time when they are asked for.
 
         Args:
             images, batch_size, on_error, return_images: as of ImageReader.results. Images of one shape are computed
@@ -309,12 +309,12 @@ class FeatureExtractor:
         return self.reader.results(images, compute, batch_size, on_error, return_images)
 
     def labelled(self, labels: Mapping[str, int]) -> tuple[Tensor, Tensor, list[dict[str, Any]]]:
-        """The usual features float32 (N, C) and labels int64 (N,) of readable files; dict(path[, error]) of each file.
+        """Default features float32 (N, C) and labels int64 (N,) of readable files; dict(path[, error]) of each file.
 
         Args:
             labels: path -> class.
         """
-        samples = list(self([FoundPath(path) for path in labels], ['mean'], on_error='skip'))
+        samples = list(self([ExistingPath(path) for path in labels], ['mean'], on_error='skip'))
         read = [sample for sample in samples if 'error' not in sample]
         features = np.array([sample.pop('mean') for sample in read], np.float32).reshape(-1, self.backbone.embed_dims)
         return torch.from_numpy(features), torch.tensor([labels[sample['path']] for sample in read]), samples
@@ -332,7 +332,7 @@ def embed(
     on_error: str = 'raise',
     **options: Any,
 ) -> dict[str, Any]:
-    """Features of images, in one array or one file.
+    """Computes features of images, as one array and, if asked, one file.
 
     Args:
         checkpoint, device, options: of FeatureExtractor.
@@ -343,7 +343,7 @@ def embed(
 
     Returns:
         dict(features=float32 (N, C), of 'patches' a list of (h, w, C); paths=list of the files, '' for arrays;
-        skipped=list of dict(path, error) of what could not be read; checkpoint, kind, layer=what they are of).
+        skipped=list of dict(path, error) of what could not be read; checkpoint, kind, layer=what they come from).
     """
     if out is not None and Path(out).suffix != '.npz':
         raise UserError(f'{str(out)!r}: features are written to files ending in .npz')

@@ -259,7 +259,7 @@ def test_what_no_file_can_hold_and_missing_packages_are_named(tmp_path, monkeypa
     with pytest.raises(ValueError, match=r"logits \(batch, classes\): .*'avg_featmap'"):
         export_onnx(classifier('raw'), tmp_path / 'model.onnx')
     step = TRANSFORMS.build(dict(type='mmcv.Resize', scale=(8, 8), interpolation='bicubic'))
-    with pytest.raises(ValueError, match='which no ONNX file describes; expected Resize with keep_ratio'):
+    with pytest.raises(ValueError, match='expected Resize with keep_ratio'):
         export.describe_step(step)
     monkeypatch.setattr(export, 'find_spec', lambda name: None if name == 'onnxruntime' else object())
     with pytest.raises(ValueError, match='^ONNX export needs onnxruntime: pip install onnx onnxruntime onnxscript$'):

@@ -15,7 +15,7 @@ from mmengine.config import Config
 from mmengine.registry import DefaultScope
 from torch import nn
 
-from beit_mm.apis import plans, split
+from beit_mm.apis import plans, rebuild, split
 from beit_mm.apis.commands import merge_options
 from beit_mm.apis.configs import own_config, write_config
 from beit_mm.apis.plans import plan_training
@@ -124,7 +124,7 @@ def written(plan: plans.Plan, images: split.Images, folder: Path) -> tuple[Confi
 def test_a_written_config_is_an_ordinary_one(images, tmp_path):
     """A mask for each patch, a token for each patch, a schedule to the last step."""
     plan = plan_training(images, 'pretrain', device='cpu', workers=3)
-    plan.tokenizer = plans.own_tokenizer(tmp_path / 'tokenizer.pth')
+    plan.tokenizer = rebuild.own_tokenizer(tmp_path / 'tokenizer.pth')
     cfg, steps = written(plan, images, tmp_path)
     # validated before the first step too: the packaged weights predict tokens already
     assert cfg.train_cfg == dict(type='beit_mm.IterLoop', max_iters=400, val_interval=400, val_begin=0)
@@ -190,7 +190,7 @@ def test_the_backbone_of_a_written_config_begins_with_the_weights_that_an_option
 def test_the_batch_of_a_new_tokenizer_is_said(images, tmp_path):
     for batch, expected in ((64, 16), (8, 8)):
         plan = plan_training(images, 'pretrain', tokenizer='new', device='cpu', batch=batch)
-        settings = plans.tokenizer_settings(own_config(plans.TOKENIZER), images, plan, tmp_path, 100)
+        settings = plans.tokenizer_settings(own_config(rebuild.TOKENIZER), images, plan, tmp_path, 100)
         (said,) = [line for line in plan.reasons if line.startswith('tokenizer')]
         assert settings['train_dataloader']['batch_size'] == expected and f' {expected} ' in said
 
@@ -239,7 +239,7 @@ def test_a_wide_segmentor_fits_the_memory_that_it_was_planned_for(tmp_path, monk
     folder = make_label_maps(tmp_path / 'data', 12)
     monkeypatch.setattr('torch.cuda.mem_get_info', lambda: (gib * 2**30, gib * 2**30))
     backbone = dict(arch=arch, img_size=224, patch_size=16)
-    monkeypatch.setattr(plans, 'backbone_of', lambda *_: dict(backbone))
+    monkeypatch.setattr(rebuild, 'backbone_config', lambda *_: dict(backbone))
     found = split.find_label_maps(folder)
     found.train.names.update(dict.fromkeys(map(str, range(200)), ''))  # the batch is not that of few images
     plan = plan_training(found, 'finetune', device='cuda')

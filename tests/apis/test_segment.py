@@ -85,6 +85,17 @@ def test_labels_are_those_of_the_test_tool(work, scales, monkeypatch):
         assert (saved == labels + 1).all()  # ADE20K's numbers
 
 
+def test_a_given_config_may_name_mmsegs_own_segmentor(work):
+    """Its windows give the logits of ours: labels differ where two classes are close."""
+    config = Config.fromfile(work / 'config.py')
+    config.model.type = 'EncoderDecoder'
+    sources = [work / 'images/square.png', work / 'images/a/wide.png']
+    ours = SegmentationInferencer(work / 'model.pth', 'cpu')
+    theirs = SegmentationInferencer(work / 'model.pth', 'cpu', config)
+    for found, expected in zip(theirs(sources), ours(sources), strict=True):
+        assert (found['labels'] == expected['labels']).mean() > 0.95
+
+
 def test_the_verb_writes_label_maps_and_overlays(work, tmp_path):
     """Files of one name do not overwrite each other, and a dead link costs no other maps."""
     (tmp_path / 'more').mkdir()
@@ -122,6 +133,16 @@ def test_a_model_without_classes_segments_by_labelled_patches(tmp_path):
     (again,) = segment(pretrained, tmp_path / 'flat/images/0.png', tmp_path / 'again', labelled=tmp_path / 'flat')
     truth, labels = (np.array(Image.open(path)) for path in (tmp_path / 'flat/annotations/0.png', again['labels']))
     assert (truth == labels).mean() > 0.6
+
+
+def test_a_limit_of_pixels_that_the_loader_does_not_have_is_named(work, tmp_path):
+    content = torch.load(work / 'model.pth', weights_only=True)
+    loader = dict(type='LoadImageFromFile')  # mmcv's
+    content['meta']['config_dict']['test_dataloader']['dataset']['pipeline'][0] = loader
+    torch.save(content, tmp_path / 'model.pth')
+    with pytest.raises(ValueError, match='max_pixels'):
+        SegmentationInferencer(tmp_path / 'model.pth', 'cpu', max_pixels=100)
+    assert SegmentationInferencer(tmp_path / 'model.pth', 'cpu').reader.loader.imdecode_backend == 'cv2'
 
 
 @pytest.mark.parametrize('kind', ['a segmentor', 'labelled patches'])

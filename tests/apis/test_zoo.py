@@ -11,9 +11,9 @@ from narrow_segmentors import SEGMENTOR
 from peers import assert_equal
 from timm.models.beit import Beit
 
-from beit_mm.apis import configs
-from beit_mm.apis.configs import get_model
+from beit_mm.apis import rebuild
 from beit_mm.apis.inferencers import ClassificationInferencer, SegmentationInferencer
+from beit_mm.apis.rebuild import get_model
 from beit_mm.checkpoint import find
 from beit_mm.checkpoint.find import list_models, path_of_checkpoint
 from beit_mm.registry import MODELS
@@ -37,7 +37,7 @@ def test_models_are_the_published_ones_and_weights_come_from_the_folder_of_weigh
     assert sum(p.numel() for p in model.parameters()) == 163_407_980 and not model.training
     (tmp_path / 'config.py').write_text(f"default_scope = 'mmpretrain'\nmodel = {narrow_model()!r}\n")
     entry = find.Released(tmp_path / 'config.py', 'https://example.org/narrow.pth', find.WHOLE)
-    for module in (find, configs):
+    for module in (find, rebuild):
         monkeypatch.setattr(module, 'released', lambda: dict(narrow=entry))
     trained = MODELS.build(narrow_model()).state_dict()
     torch.save(trained, tmp_path / 'narrow.pth')
@@ -80,7 +80,7 @@ def test_a_head_of_imagenet_names_its_classes(tmp_path):
         ('beit_base_patch16_224_pt22k_ft22k.pth', 1000, False),  # 1000 classes of something else
         ('beit_base_patch16_224_pt22k_rooms.pth', 150, False),
     ):
-        assert bool(configs.metainfo_of_name(Path(name), number)) == named
+        assert bool(rebuild.metainfo_of_name(Path(name), number)) == named
     sizes = dict(img_size=32, patch_size=8, embed_dim=64, depth=2, num_heads=1)
     model = Beit(num_classes=1000, use_abs_pos_emb=False, use_rel_pos_bias=True, init_values=0.1, **sizes)
     torch.save(dict(model=model.state_dict()), tmp_path / f'{RELEASED}.pth')

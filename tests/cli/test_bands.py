@@ -54,5 +54,5 @@ def test_what_a_stored_config_may_say_of_bands_is_limited(work, tmp_path, wrong)
     content = read_checkpoint(work / 'work_dirs/bands_finetune/iter_2.pth')
     content['meta']['config_dict']['test_dataloader']['dataset']['pipeline'][0].update(wrong)
     write_checkpoint(tmp_path / 'a.pth', dict(state_dict=content['state_dict'], meta=content['meta']))
-    with pytest.raises(CheckpointError, match=f'(asks for|does not fit its config).*{next(iter(wrong))}'):
+    with pytest.raises(CheckpointError, match=next(iter(wrong))):
         ClassificationInferencer(tmp_path / 'a.pth')

@@ -227,6 +227,7 @@ def test_mim_trains_from_the_config_alone(options, tmp_path):
         ('train_dataloader.dataset.data_root=no, such folder', "no folder 'no, such folder"),
         ('train_dataloader.dataset.data_root=https://example.org/images', 'expected a local folder of images'),
         ('train_dataloader.batch_size', "'train_dataloader.batch_size' is not KEY=VALUE"),
+        ('train_dataloader.shuffle=False', 'shuffle is not an entry'),
         ('train_dataloader.batchsize=4', 'did you mean train_dataloader.batch_size?'),
         ('model.backbone.type=BEiTBackbone', "'BEiTBackbone'"),
         ('lr=1e-3', 'lr is not an entry of the config'),
@@ -241,6 +242,12 @@ def test_a_mistake_is_one_line(options, option, message):
     with pytest.raises(SystemExit) as end:
         run_tool('train.py', CONFIG, *options, option)
     assert end.value.code.startswith('error: ') and message in end.value.code
+
+
+def test_processes_that_would_train_alone_are_refused(options, monkeypatch):
+    monkeypatch.setenv('WORLD_SIZE', '2')  # by torchrun
+    with pytest.raises(SystemExit, match='WORLD_SIZE=2.*--launcher pytorch'):
+        run_tool('train.py', CONFIG, *options)
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from huggingface_hub.errors import EntryNotFoundError
 from peers import HEADS, hf_peer
 from safetensors.torch import save_file
 
-from beit_mm.apis.plans import backbone_of
+from beit_mm.apis.rebuild import backbone_config
 from beit_mm.checkpoint.checkpoint import Checkpoint
 from beit_mm.checkpoint.find import locate_weights, path_of_checkpoint
 from beit_mm.checkpoint.read import read_checkpoint
@@ -126,7 +126,7 @@ def test_a_repository_of_the_hub_is_a_checkpoint(tmp_path, monkeypatch):
     link = path_of_checkpoint('hf://mine/beit')
     assert link.is_symlink() and link.name == 'model.safetensors'
     checkpoint = Checkpoint.open(link)
-    assert checkpoint.preprocessing['size'] and backbone_of(checkpoint)['arch']['num_heads'] == HEADS
+    assert checkpoint.preprocessing['size'] and backbone_config(checkpoint)['arch']['num_heads'] == HEADS
     (folder / 'model.safetensors').rename(folder / 'pytorch_model.bin')
     for known in snapshot.iterdir():
         known.unlink()
