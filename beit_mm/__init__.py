@@ -22,13 +22,13 @@ Every registered type is found as `type='beit_mm.NAME'` in any config. Where wha
                     checkpoint, convert, find, names, read
     datasets/       Images, their transforms, masks and samplers: image_folder, masking, multi_crop, reading, samplers,
                     segmentation_folder, transforms
-    engine/         How a run goes: optimizer wrappers and constructors, checks, hooks, metrics: bad_data, checkpoints,
-                    checks, dino, interruption, metrics, optim, resuming, steps
+    engine/         How a run goes: loops, signals, steps, logs, checkpoints, checks, optimizer wrappers, metrics:
+                    checkpoints, checks, dino, logs, loops, metrics, optim, resuming, signals, steps, unreadable
     features/       Features of images, and what a classifier of them alone reaches: evaluation, extractor
     models/         Backbone, tokenizers, heads and algorithms, registered in mmengine's MODELS under `beit_mm`: base,
                     beit, beit_v2, dalle, dino, discrete_vae, probe, provenance, vit, vqkd, vqkd_training
-    segmentation/   Semantic segmentation with MMSegmentation, which only functions of apis import beside it: heads,
-                    segmentor
+    segmentation/   Semantic segmentation with MMSegmentation. Outside this folder only functions in apis import mmseg:
+                    heads, segmentor
 """
 
 __version__ = '0.2.0'

@@ -23,7 +23,8 @@ from mmengine.runner import Runner
 from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor
 
-from beit_mm.engine.steps import unwrap, written_if_possible
+from beit_mm.engine.logs import written_if_possible
+from beit_mm.engine.steps import unwrap
 from beit_mm.errors import UserError, log
 from beit_mm.features.extractor import FeatureExtractor
 from beit_mm.models.beit import BEiTPretrainer

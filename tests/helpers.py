@@ -28,7 +28,7 @@ from mmengine.runner import Runner
 
 from beit_mm.apis.commands import merge_options
 from beit_mm.datasets.masking import masked_positions
-from beit_mm.engine.interruption import EpochLoop, IterLoop
+from beit_mm.engine.loops import EpochLoop, IterLoop
 from beit_mm.registry import MODELS
 
 ROOT = Path(__file__).parents[1]

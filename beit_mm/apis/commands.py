@@ -24,7 +24,7 @@ from beit_mm.terminal import Parser, quiet, without_output
 if TYPE_CHECKING:
     from mmengine.config import Config
 
-    from beit_mm.engine.steps import ProgressHook
+    from beit_mm.engine.logs import ProgressHook
 
 # What the Runner reads beside the arguments of its constructor, and what `merge_options` makes roots of datasets from.
 READ_TOO = 'runner_type model_wrapper_cfg tta_model tta_pipeline sync_bn find_unused_parameters data_root'
@@ -100,8 +100,8 @@ def train_config(args: argparse.Namespace) -> Config:
 
 def train_quietly(cfg: Config, name: str) -> None:
     """Trains with a line on the terminal now and then, which begins with a name."""
-    from beit_mm.engine.interruption import resuming_command
-    from beit_mm.engine.steps import QuietRunner
+    from beit_mm.engine.logs import QuietRunner
+    from beit_mm.engine.signals import resuming_command
 
     progress = progress_hook(name)
     with without_output():
@@ -117,7 +117,7 @@ def train_quietly(cfg: Config, name: str) -> None:
 
 def progress_hook(name: str) -> ProgressHook:
     """Prints a line now and then, less often where nobody watches."""
-    from beit_mm.engine.steps import SECONDS, ProgressHook
+    from beit_mm.engine.logs import SECONDS, ProgressHook
 
     return ProgressHook(name, SECONDS if sys.stdout.isatty() else 60.0)
 

@@ -29,10 +29,11 @@ from beit_mm.apis.split import Images, LabelMaps, find_images, find_label_maps, 
 from beit_mm.checkpoint.checkpoint import Checkpoint
 from beit_mm.checkpoint.read import write_checkpoint
 from beit_mm.engine.checkpoints import RUN_FILE
-from beit_mm.engine.interruption import shield_workers
-from beit_mm.engine.steps import ProgressHook, TerminalRunner, waits_for_images
+from beit_mm.engine.logs import ProgressHook, TerminalRunner, waits_for_images
+from beit_mm.engine.signals import shield_workers
 from beit_mm.errors import UserError
 from beit_mm.models.tokenizers.discrete_vae import DiscreteVAE
+from beit_mm.pictures import read_scalars
 from beit_mm.terminal import quiet, say, typed, without_output
 
 RECORD, REPORT = 'plan.json', 'report.md'
@@ -289,18 +290,19 @@ class Run:
             write_config(path, title, *self.settings(images, stage, runner.iter))  # the steps that it took
             # a call that was killed has recorded no time
             self.record.seconds = max(self.record.seconds, planned['begun'] + clock.earlier)
-        planned.update(self.results(runner))
+        planned.update(self.results(stage))
         self.write_record()
         runner.visualizer.close()
 
-    def results(self, runner: Runner) -> dict[str, float]:
-        """What the last validation of a stage measured, and its speed."""
-        scalars = runner.message_hub.log_scalars
-        results = {name: float(scalars[f'val/{name}'].current()) for name in reports.ROWS if f'val/{name}' in scalars}
+    def results(self, stage: str) -> dict[str, float]:
+        """What the last validation of a stage measured, and its speed, from the logs of all calls."""
+        training, validations = read_scalars(self.folder / stage)  # this call may have made no step
+        rows, measured = [*training.values()], [*validations.values()]
+        results = {name: float(measured[-1][name]) for name in reports.ROWS if name in measured[-1]}
         if self.plan.keeps_head:  # IterLoop has validated before the first step
-            results['mim_loss_start'] = float(scalars['val/mim_loss'].data[0][0])
-        results['images_per_second'] = float(scalars['train/images_per_second'].mean())
-        results['waiting'] = float(scalars['train/data_time'].mean() / scalars['train/time'].mean())
+            results['mim_loss_start'] = float(measured[0]['mim_loss'])
+        results['images_per_second'] = sum(row['images_per_second'] for row in rows) / len(rows)
+        results['waiting'] = sum(row['data_time'] for row in rows) / sum(row['time'] for row in rows)
         return results
 
     def report(self, images: Images) -> None:

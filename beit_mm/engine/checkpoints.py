@@ -13,11 +13,10 @@ from typing import Any
 
 import mmengine
 import numpy as np
-import torch
 from mmengine.dist import all_gather_object, broadcast_object_list, is_main_process, master_only
 from mmengine.hooks import Hook
-from mmengine.logging import HistoryBuffer
-from mmengine.runner import BaseLoop, Runner
+from mmengine.optim import OptimWrapper
+from mmengine.runner import Runner
 from mmengine.utils import apply_to
 from torch import Tensor
 
@@ -25,7 +24,7 @@ from beit_mm.checkpoint.names import FORMAT_VERSION, meta_of
 from beit_mm.checkpoint.read import CheckpointError, as_checkpoint_error, read_checkpoint, save_torch
 from beit_mm.datasets.samplers import SeededSampler
 from beit_mm.engine.resuming import batch_units, check_position, follow_config
-from beit_mm.engine.steps import fetch_logs, unwrap
+from beit_mm.engine.steps import unwrap
 from beit_mm.errors import UserError, check_choice, log, warn
 from beit_mm.files import atomic_file, inert, remove_leftovers
 from beit_mm.models.provenance import backbone_of, preprocessing_of_model, tokenizer_provenance
@@ -49,17 +48,17 @@ class CheckpointHook(Hook):
     gradients are being accumulated, a checkpoint waits for the step that uses them.
 
     With `resume=True` and no `load_from`, or after a restart by torchrun or Slurm, the run resumes from the newest
-    readable checkpoint of the folder's last run. With `resume='auto'` it does so too, and `load_from` names the weights
-    to begin with where there is none. Settings are the config's, see engine.resuming.
+    readable checkpoint of the folder's last run. With `resume='auto'` it does so too, and where there is none it begins
+    with the weights of `load_from`. Settings are the config's, see engine.resuming.
 
     Args:
         interval: epochs or iterations between two checkpoints; -1 saves none but the last.
         by_epoch: whether the interval counts epochs.
         max_keep_ckpts: how many of the numbered checkpoints to keep; -1 keeps all.
         save_last: whether the end of the training is saved too, also where another hook ends it early.
-        save_best: metrics for each of which the best checkpoint is kept; 'auto' is the first one of a validation. An
-            improvement also writes a numbered checkpoint, off the interval too, once the run has one.
-        rule: 'greater' or 'less', what is better; by default the metric's name says it.
+        save_best: metrics whose best checkpoint is kept; 'auto' is the first metric of a validation. An improvement
+            also writes a numbered checkpoint, off the interval too, once the run has one.
+        rule: 'greater' or 'less', which is better; by default the metric's name decides.
     """
 
     priority = 'VERY_LOW'  # after all other hooks, so that what they changed is saved
@@ -86,21 +85,21 @@ class CheckpointHook(Hook):
 
     def before_run(self, runner: Runner) -> None:
         """Chooses the checkpoint to resume from."""
-        if not isinstance(runner._train_loop, BaseLoop):  # the run only tests or validates
+        if not is_training(runner):
             return
         folder = Path(runner.work_dir)
         if is_main_process():
             remove_leftovers(folder)
         # torchrun counts restarts on each node: one that lost no process says 0
         restarted = any(all_gather_object(any(int(os.environ.get(name) or 0) for name in RESTARTS)))
-        weights = runner._load_from
+        weights = runner._load_from  # mmengine, as of 0.10.7 and 0.10.12, has no public way to choose
         searched = runner._resume == 'auto' or (runner._resume and weights is None)
         if restarted or searched:
-            path = in_main_process(lambda: newest_checkpoint(folder, restarted))
+            path = in_main_process(lambda: newest_checkpoint(folder, restarted, self.unit))
             if path is not None:
                 runner._resume, runner._load_from = True, path
                 if weights is not None:
-                    log(f'load_from={weights} is not read: the weights are those of {path}.')
+                    log(f'load_from={weights} is not read: the weights come from {path}.')
             elif searched:
                 runner._resume = False
                 begins = 'its beginning' if weights is None else f'its beginning, with the weights of {weights}'
@@ -113,7 +112,7 @@ class CheckpointHook(Hook):
             return
         check_position(meta, runner._load_from)
         if 'optimizer' not in checkpoint:
-            raise CheckpointError(f'{runner._load_from} has weights only, no run to resume; load_from begins with them')
+            raise CheckpointError(f'{runner._load_from} has only weights, not a run to resume; use load_from for it')
         if 'batch' not in meta:  # mmengine wrote the file
             return
         run_id = meta.get('run')
@@ -130,21 +129,25 @@ class CheckpointHook(Hook):
             if changes.keys() & {f'default_hooks.checkpoint.{key}' for key in ('save_best', 'rule')}:
                 for key in [key for key in info if key.startswith('best_')]:  # of another metric
                     del info[key]
-            if Path(runner._load_from).resolve().parent == Path(runner.work_dir).resolve():  # the run's own files
-                numbers = info.get('keep_ckpt_ids')
-                if isinstance(numbers, list) and all(type(number) is int for number in numbers):
-                    self.kept_numbers = numbers
-                best = {key: Path(str(path)).name for key, path in info.items() if key.startswith('best_ckpt')}
-                self.best = {key: name for key, name in best.items() if name.startswith('best_')}
+            if Path(runner._load_from).resolve().parent == Path(runner.work_dir).resolve():
+                self.take_over_files(info)
         file = Path(runner.work_dir, RUN_FILE)
         last_run = in_main_process(lambda: file.read_text(errors='replace') if file.is_file() else '')
         self.finished = last_run == f'{self.run_id} {meta["iter"]}'
+
+    def take_over_files(self, info: dict) -> None:
+        """Takes over the run's own files, to delete them in time: by plain names, whatever the checkpoint says."""
+        numbers = info.get('keep_ckpt_ids')
+        if isinstance(numbers, list) and all(type(number) is int for number in numbers):
+            self.kept_numbers = numbers
+        best = {key: Path(str(path)).name for key, path in info.items() if key.startswith('best_ckpt')}
+        self.best = {key: name for key, name in best.items() if name.startswith('best_')}
 
     def before_train(self, runner: Runner) -> None:
         if self.save_best and runner.val_loop is None:
             warn('save_best has no effect in a run without validation.')
         self.run_id = self.run_id or f'{runner.timestamp}_{secrets.token_hex(4)}'
-        for key, name in self.best.items():  # the next resumption has to know them too
+        for key, name in self.best.items():  # for the next time that the run is resumed
             runner.message_hub.update_info(key, str(Path(runner.work_dir, name)))
         self.sign(runner, self.run_id)
 
@@ -174,7 +177,7 @@ class CheckpointHook(Hook):
         self.save_due(runner, epoch=runner.epoch + 1, iter=runner.iter)
 
     def after_val_epoch(self, runner: Runner, metrics: dict[str, float] | None = None) -> None:
-        if not isinstance(runner._train_loop, BaseLoop):  # the run only validates
+        if not is_training(runner):
             return
         runner.message_hub.update_info(VALIDATED, runner.iter)
         number = getattr(runner, self.unit)
@@ -240,7 +243,7 @@ class CheckpointHook(Hook):
                 file.flush()
                 if not zipfile.is_zipfile(file.name):
                     raise OSError('the file cannot be read back')
-            if resumable and path.parent == Path(runner.work_dir):  # resuming in bad_step_ITER/ would fail again
+            if resumable:
                 with atomic_file(Path(runner.work_dir, 'last_checkpoint')) as file:
                     file.write(os.fsencode(path))
             for old in replaces:
@@ -252,13 +255,18 @@ class CheckpointHook(Hook):
         return path
 
 
+def is_training(runner: Runner) -> bool:
+    """Whether the run trains, rather than only tests or validates: then mmengine has built its optimizer by now."""
+    return isinstance(runner.optim_wrapper, OptimWrapper)
+
+
 def checkpoint_hook_of(runner: Runner) -> CheckpointHook | None:
-    """The run's CheckpointHook; None where it has another one."""
+    """The run's CheckpointHook; None where it uses another one."""
     return next((hook for hook in runner.hooks if isinstance(hook, CheckpointHook)), None)
 
 
 def in_main_process(function: Callable[[], Any]) -> Any:
-    """Calls a function in the main process; its result, or its UserError or OSError, reaches all processes."""
+    """Calls a function in the main process; all processes get its result, or its UserError or OSError."""
     answer: list[Any] = [None, None]
     if is_main_process():
         try:
@@ -276,31 +284,33 @@ def at_boundary(runner: Runner) -> bool:
     return bool(runner.optim_wrapper.should_update())
 
 
-def newest_checkpoint(folder: Path, restarted: bool = False) -> str | None:
+def newest_checkpoint(folder: Path, restarted: bool = False, unit: str = 'iter') -> str | None:
     """Path of the newest checkpoint that the folder's last run can resume from; None: it has saved none, start anew.
 
-    `restarted`: a launcher has restarted the run, which may have saved nothing yet. Raises CheckpointError if files
-    cannot be used and none of the run's can, or, unless restarted, if all are of earlier runs.
+    The newest is `interrupted.pth`, which a later checkpoint deletes, then the one with the highest number.
+
+    Args:
+        folder: the work directory.
+        restarted: a launcher has restarted the run, which may have saved nothing yet.
+        unit: 'epoch' or 'iter', what the run counts its checkpoints in; any that count the other come last.
+
+    Raises:
+        CheckpointError: files cannot be read and none of the run's can, or, unless restarted, all are of earlier runs.
     """
     run_file = folder / RUN_FILE
     last_run = run_file.read_text(errors='replace').partition(' ')[0] if run_file.is_file() else None
-    own, earlier, unusable = [], [], []
-    for path in sorted(folder.glob('*.pth')):
+    numbered = [path for path in folder.glob('*.pth') if re.fullmatch(r'(epoch|iter)_\d+', path.stem)]
+    numbered.sort(key=lambda path: (path.stem.startswith(unit), int(path.stem.partition('_')[2])), reverse=True)
+    earlier, unusable = [], []
+    for path in [*folder.glob(INTERRUPTED), *numbered]:
         try:
-            content = read_checkpoint(path, mapped=True)
-            if 'optimizer' not in content:
-                continue
-            meta = meta_of(content) if isinstance(content.get('state_dict'), dict) else {}
+            meta = meta_of(read_checkpoint(path))
             check_position(meta, str(path))
-            mine = last_run is None or meta.get('run', last_run) == last_run
-            (own if mine else earlier).append((meta['iter'], path))
         except (CheckpointError, OSError) as error:
             unusable.append(str(error).replace(f'{folder}/', '').rstrip('.'))
-    for _, path in sorted(own, reverse=True):
-        try:
-            read_checkpoint(path)  # now with its check sums
-        except (CheckpointError, OSError) as error:
-            unusable.append(str(error).replace(f'{folder}/', '').rstrip('.'))
+            continue
+        if last_run not in (None, meta.get('run', last_run)):
+            earlier.append(path.name)
             continue
         if unusable:
             warn(f'Passed over: {"; ".join(unusable)}.')
@@ -309,8 +319,7 @@ def newest_checkpoint(folder: Path, restarted: bool = False) -> str | None:
     if unusable:
         raise CheckpointError(f"None of this run's checkpoints in {folder} can be resumed: {'; '.join(unusable)}")
     if earlier and not restarted:
-        name = max(earlier)[1].name
-        raise CheckpointError(f'{folder} has checkpoints of an earlier run only; start anew, or --resume {name}')
+        raise CheckpointError(f'{folder} has checkpoints of an earlier run only; start anew, or --resume {earlier[0]}')
     return None
 
 
@@ -342,17 +351,16 @@ def run_state(runner: Runner, resumable: bool, meta: dict) -> dict[str, Any]:
 
 @HOOKS.register_module()
 class CheckpointMetaHook(Hook):
-    """Writes config, log history, preprocessing and tokenizer into each checkpoint; warns if a loaded one had another.
+    """Writes config, preprocessing and tokenizer into each checkpoint; warns if a loaded one had another tokenizer.
 
-    mmengine stores its history as pickled objects, which torch.load refuses, and its config as Python text, which has
-    to be executed to be read. Works with mmengine's CheckpointHook too.
+    mmengine stores its config as Python text, which has to be executed to be read, and the history of its log as
+    pickled objects, which torch.load refuses; scalars.json has it. Works with mmengine's CheckpointHook too.
     """
 
     priority = 'VERY_LOW'  # last to change the content
 
     def before_save_checkpoint(self, runner: Runner, checkpoint: dict) -> None:
-        fetch_logs(runner)
-        model, meta, hub = unwrap(runner), checkpoint['meta'], runner.message_hub.state_dict()
+        model, meta = unwrap(runner), checkpoint['meta']
         meta['beit_mm_format'] = FORMAT_VERSION
         meta['batch'] = batch_units(runner)
         meta['config_dict'] = plain_values(runner.cfg.to_dict())
@@ -362,22 +370,25 @@ class CheckpointMetaHook(Hook):
             meta['architecture'] = dict(num_heads=backbone.num_heads, out_indices=list(backbone.out_indices))
         if (provenance := tokenizer_provenance(model)) is not None:
             meta['tokenizer'] = provenance
+        info = checkpoint['message_hub']['runtime_info'].items()
         storable = (*PLAIN_TYPES, np.generic, Tensor, dict, list, tuple)
-        info = {key: plain_values(value) for key, value in hub['runtime_info'].items() if isinstance(value, storable)}
-        scalars = {}
-        for key, history in hub['log_scalars'].items():
-            values, counts = (torch.from_numpy(np.asarray(numbers, np.float64)) for numbers in history.data)
-            scalars[key] = dict(values=values, counts=counts, max_length=history.max_length)
-        checkpoint['message_hub'] = stored_hub(scalars, info)
+        checkpoint['message_hub'] = stored_hub(
+            {key: plain_values(item) for key, item in info if isinstance(item, storable)}
+        )
 
     def after_load_checkpoint(self, runner: Runner, checkpoint: dict) -> None:
         with as_checkpoint_error(runner._load_from):
             before, now = meta_of(checkpoint).get('tokenizer'), tokenizer_provenance(unwrap(runner))
-            # but for paths: the same file may lie elsewhere
-            if before and now and any(before.get(k) != now.get(k) for k in {*before, *now} if not k.endswith('path')):
+            # a path is no difference: the same file may lie elsewhere
+            keys = [key for key in {**(before or {}), **(now or {})} if not key.endswith('path')]
+            if before and now and any(before.get(key) != now.get(key) for key in keys):
                 warn(f'The checkpoint was trained on the visual tokens of {before}; this run has {now}.')
             if runner._resume and 'message_hub' in checkpoint:
-                checkpoint['message_hub'] = resumed_hub(checkpoint['message_hub'])
+                # No text: mmengine would write the file's `cfg` into the run's checkpoints, where its inferencers
+                # execute it.
+                info = checkpoint['message_hub']['runtime_info'].items()
+                kept = {key: item for key, item in info if isinstance(item, (int, float, Tensor)) and key.isprintable()}
+                checkpoint['message_hub'] = stored_hub(kept)
 
 
 def plain_values(value: Any) -> Any:
@@ -392,20 +403,6 @@ def plain_values(value: Any) -> Any:
     return value if type(value) in (*PLAIN_TYPES, Tensor) else str(value)
 
 
-def stored_hub(scalars: dict, info: dict) -> dict:
-    """The layout in which mmengine stores a message hub."""
-    return dict(log_scalars=scalars, runtime_info=info, resumed_keys=dict.fromkeys((*scalars, *info), True))
-
-
-def resumed_hub(hub: dict) -> dict:
-    """What a run takes over of a file's `message_hub`: the history of its log, and numbers."""
-    # No text: mmengine would write the file's `cfg` into the run's checkpoints, where its inferencers execute it.
-    scalars = {}
-    for key, history in hub['log_scalars'].items():
-        if isinstance(history, dict):  # ours; mmengine's own are read as they are
-            history = HistoryBuffer(history['values'].numpy(), history['counts'].numpy(), history['max_length'])
-        if str(key).isprintable():  # the log shows it
-            scalars[key] = history
-    kinds = (int, float, Tensor)
-    info = {key: value for key, value in hub['runtime_info'].items() if isinstance(value, kinds) and key.isprintable()}
-    return stored_hub(scalars, info)
+def stored_hub(info: dict) -> dict:
+    """The layout in which mmengine stores a message hub, without the history of a log."""
+    return dict(log_scalars={}, runtime_info=info, resumed_keys=dict.fromkeys(info, True))

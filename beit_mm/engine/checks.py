@@ -1,4 +1,4 @@
-"""Checks at the start of a run that model, data, weights and optimizer fit each other, and the hook that makes them."""
+"""Checks at the start of a run that model, data, weights and optimizer fit each other."""
 
 import logging
 from collections.abc import Iterator, Sequence
@@ -6,7 +6,6 @@ from itertools import zip_longest
 from typing import Any
 
 import numpy as np
-import torch
 from mmengine.dist import get_world_size
 from mmengine.hooks import EMAHook, Hook
 from mmengine.optim import OptimWrapper
@@ -39,19 +38,14 @@ CONSTRUCTOR = "use optim_wrapper.constructor='beit_mm.BEiTOptimWrapperConstructo
 class FitCheckHook(Hook):
     """Checks at the start that model, data, weights and optimizer fit; logs the effective batch and the recipe's.
 
-    It refuses another sampler than ours; a mask or second view that does not fit the backbone; images, means and model
-    of different numbers of channels; heads of another width than the backbone's; other classes in the model, the
-    datasets or, in a test, the checkpoint; a label in the first batch that has no class; swapped colours; an optimizer
-    made by rules for other names than the backbone's; auto_scale_lr where batches are accumulated, or a schedule has a
-    rate that it does not scale; a schedule that ends above its start; NaN or infinity in weights, or in the state of an
-    optimizer to resume with.
-    The recipe's batch is `auto_scale_lr.base_batch_size` of the config.
+    It refuses or warns about what would go wrong in silence, or end in an error that names no setting: see the checks
+    below. The recipe's batch is `auto_scale_lr.base_batch_size` of the config.
     """
 
     def __init__(self):
         self.loaded: dict = {}  # meta of the checkpoint that the weights come from
         self.first_batch = True
-        self.begun: Any = None  # LoadReport of the backbone's init_cfg
+        self.init_report: Any = None  # LoadReport of the backbone's init_cfg
 
     def before_train(self, runner: Runner) -> None:
         self.loaded = {}  # what is tested afterwards are this run's weights
@@ -66,8 +60,9 @@ class FitCheckHook(Hook):
         check_model(model, dataset)
         check_widths(runner.cfg.get('model'), model)
         if (backbone := backbone_of(model)) is not None:
-            if self.begun is not None and backbone.load_report is not self.begun and not runner._resume:
-                warn(f'init_cfg has no effect: load_from={runner._load_from} took the place of {self.begun.source}.')
+            before = self.init_report
+            if before is not None and backbone.load_report is not before and not runner._resume:
+                warn(f'init_cfg has no effect: load_from={runner._load_from} took the place of {before.source}.')
             check_groups(backbone, runner.optim_wrapper.param_groups)
         if isinstance(model, BEiTPretrainer):
             check_views(model, transforms_of(dataset))
@@ -89,14 +84,14 @@ class FitCheckHook(Hook):
 
     def after_load_checkpoint(self, runner: Runner, checkpoint: dict) -> None:
         self.loaded = meta_of(checkpoint)
-        self.begun = getattr(backbone_of(unwrap(runner)), 'load_report', None)
+        self.init_report = getattr(backbone_of(unwrap(runner)), 'load_report', None)
         weights = checkpoint.get('state_dict') or {}
         # the backbone checks its own when it loads them
         others = [name for name in unwrap(runner).state_dict() if not name.startswith('backbone.') and name in weights]
         check_finite({name: weights[name] for name in others}, 'The checkpoint')
         wrapper, is_resumed = runner.optim_wrapper, runner._resume and 'optimizer' in checkpoint
         if is_resumed and isinstance(wrapper, OptimWrapper) and not isinstance(wrapper, AutocastOptimWrapper):
-            check_state(checkpoint['optimizer'], wrapper.optimizer)  # ours looks at its own when it loads it
+            check_state(checkpoint['optimizer'], wrapper.optimizer)  # AutocastOptimWrapper does it when it loads
 
     def before_test(self, runner: Runner) -> None:
         dataset = runner.test_dataloader.dataset
@@ -127,7 +122,7 @@ def state_effective_batch(runner: Runner) -> None:
 
 
 def check_schedules(runner: Runner) -> None:
-    """Raises UserError for a schedule under which a learning rate rises, or that auto_scale_lr scales in part only."""
+    """Raises UserError for a schedule under which a learning rate rises, or which auto_scale_lr scales only in part."""
     auto_scale_lr = runner.cfg.get('auto_scale_lr') or {}
     batch = get_world_size() * runner.train_dataloader.batch_size
     is_scaled = auto_scale_lr.get('enable', False) and auto_scale_lr['base_batch_size'] != batch
@@ -153,7 +148,7 @@ def check_number_of_images(loader: DataLoader) -> None:
 
 
 def check_sampler(loader: DataLoader) -> None:
-    """Our datasets draw by the keys of our samplers: with plain numbers each epoch would have the same views."""
+    """Raises UserError where our datasets get plain numbers, not SeededSampler's keys: each epoch would look alike."""
     own = [type(one).__name__ for one in datasets_in(loader.dataset) if isinstance(one, UnlabeledImages)]
     if own and not isinstance(loader.sampler, SeededSampler):
         raise UserError(f"{own[0]} has new views in each epoch only with sampler.type='beit_mm.SeededSampler'")
@@ -173,7 +168,7 @@ def transforms_of(dataset: Dataset) -> Sequence:
 
 
 def path_of(dataset: Dataset) -> str:
-    """Where a dataset's images lie, as far as it says."""
+    """Where a dataset's images lie, or its class name."""
     prefix = getattr(dataset, 'data_prefix', {})
     return prefix.get('img_path') or getattr(dataset, 'data_root', '') or type(dataset).__name__
 
@@ -199,10 +194,12 @@ def check_same_zero(one: Dataset, other: Dataset) -> None:
     """Warns where 0 in label maps marks unlabelled pixels in one dataset only."""
     reduced = [getattr(dataset, 'metainfo', {}).get('reduce_zero_label', False) for dataset in (one, other)]
     if reduced[0] != reduced[1]:
-        warn(f'reduce_zero_label is {reduced[0]} for {path_of(one)}, {reduced[1]} for {path_of(other)}. Is it meant?')
+        places = f'{reduced[0]} for {path_of(one)}, {reduced[1]} for {path_of(other)}'
+        warn(f'reduce_zero_label is {places}. Is this intended?')
 
 
 def check_labels(samples: Sequence[BaseDataElement], num_classes: int, ignore_index: int) -> None:
+    """Raises UserError for a label without a class, which a GPU calls an assertion; warns where most are ignored."""
     if 0 <= ignore_index < num_classes:
         raise UserError(
             f'ignore_index of a decode head is {ignore_index}, a class that metrics still count; remove it, and '
@@ -210,21 +207,20 @@ def check_labels(samples: Sequence[BaseDataElement], num_classes: int, ignore_in
         )
     ignored = pixels = 0
     for sample in samples:
-        labels, reduced = sample.gt_sem_seg.data, sample.get('reduce_zero_label', False)
-        counted = labels != ignore_index
-        ignored += int((~counted).sum())
+        labels = sample.gt_sem_seg.data
+        counted = labels[labels != ignore_index]
         pixels += labels.numel()
-        if len(wrong := torch.unique(labels[counted & ((labels < 0) | (labels >= num_classes))])):
-            advice = 'has already made labels one lower' if reduced else 'where 0 marks unlabelled pixels'
+        ignored += labels.numel() - counted.numel()
+        wrong = counted[(counted < 0) | (counted >= num_classes)]
+        if len(wrong):
             raise UserError(
-                f'{sample.get("seg_map_path", "an annotation")} gives label {wrong[0]}, the heads have num_classes='
-                f'{num_classes}; set that of the data (reduce_zero_label=True {advice})'
+                f'{sample.get("seg_map_path", "an annotation")} has label {wrong.min()}, the heads have num_classes='
+                f'{num_classes}; set num_classes to that of the data, and reduce_zero_label=True only if 0 marks '
+                'unlabelled pixels'
             )
-    cause = f'label {ignore_index}' + (', and label 0 with reduce_zero_label=True' if reduced else '')
-    if ignored == pixels:
-        raise UserError(f'every pixel of the first batch is ignored ({cause}); are these annotations of another kind?')
     if ignored > pixels / 2:
-        warn(f'{ignored / pixels:.0%} of the pixels of the first batch are ignored ({cause}). Is it meant?')
+        cause = f'label {ignore_index}, and label 0 with reduce_zero_label=True'
+        warn(f'{ignored / pixels:.0%} of the pixels of the first batch are ignored ({cause}). Is this intended?')
 
 
 def check_model(model: nn.Module, dataset: Dataset) -> None:
@@ -239,7 +235,7 @@ def check_num_classes(model: nn.Module, dataset: Dataset) -> None:
     """Raises UserError when a head is built for another number of classes than the dataset has; names all settings."""
     if (classes := classes_of(dataset)) is None:
         return
-    built = {  # a wrapper for test-time augmentation is no part of the config's model
+    built = {  # a wrapper for test-time augmentation is not part of the config's model
         f'{name}.'.removeprefix('module.').strip('.'): module.num_classes
         for name, module in model.named_modules()
         if isinstance(getattr(module, 'num_classes', None), int) and module.num_classes != len(classes)
@@ -255,7 +251,7 @@ def check_num_classes(model: nn.Module, dataset: Dataset) -> None:
 
 
 def check_class_weights(model: nn.Module) -> None:
-    """Raises UserError when a loss has not one weight for each class of the head that it belongs to."""
+    """Raises UserError unless each class of a head has one weight in the head's losses."""
     modules = dict(model.named_modules())
     for path, loss in modules.items():
         while path and not isinstance(getattr(modules[path], 'num_classes', None), int):
@@ -301,19 +297,22 @@ def check_widths(config: Any, model: nn.Module) -> None:
     neck = config.get('neck') or dict(type='Feature2Pyramid')
     if not neck['type'].endswith('Feature2Pyramid'):
         return  # which may give the heads another width
-    settings = []
+    width, settings = backbone.embed_dims, []
     for name in ('head', 'neck', 'decode_head', 'auxiliary_head'):
         part = config.get(name)
-        for key in {'embed_dim', 'in_channels'} & {*part} if isinstance(part, dict) else ():
-            width = backbone.embed_dims if isinstance(part[key], int) else [backbone.embed_dims] * len(part[key])
-            if width != part[key]:
-                settings.append(f'model.{name}.{key}={width}'.replace(' ', ''))
+        built = (
+            {key: part[key] for key in ('embed_dim', 'in_channels') if key in part} if isinstance(part, dict) else {}
+        )
+        for key, found in built.items():
+            expected = width if isinstance(found, int) else [width] * len(found)
+            if found != expected:
+                settings.append(f'model.{name}.{key}={expected}'.replace(' ', ''))
     if settings:
-        raise UserError(f'the backbone is {backbone.embed_dims} wide, what follows it is not; set {" ".join(settings)}')
+        raise UserError(f'the backbone is {width} wide, what follows it is not; set {" ".join(settings)}')
 
 
 def check_size(model: nn.Module, inputs: Any) -> None:
-    """Warns where images for training have another size than the backbone is made for, which works."""
+    """Warns where images for training have another size than the backbone is built for, which works."""
     if (backbone := backbone_of(model)) is None:
         return
     images = inputs.get('images') if isinstance(inputs, dict) else inputs
@@ -321,10 +320,10 @@ def check_size(model: nn.Module, inputs: Any) -> None:
     if isinstance(images, Tensor):  # B, H, W, C in pretraining, else B, C, H, W
         size = images.shape[1:3] if isinstance(inputs, dict) else images.shape[2:]
     if size and tuple(-(-side // backbone.patch_size) for side in size) != backbone.grid:
-        made_for = tuple(side * backbone.patch_size for side in backbone.grid)
+        built_for = tuple(side * backbone.patch_size for side in backbone.grid)
         warn(
-            f'The images have {tuple(size)} pixels, the backbone is made for {made_for}: its positions are resampled '
-            'at each step. Set model.backbone.img_size and the sizes in the pipelines alike, unless it is meant.'
+            f'The images have {tuple(size)} pixels, the backbone is built for {built_for}: its positions are resampled '
+            'at each step. Set model.backbone.img_size and the sizes in the pipelines alike, unless this is intended.'
         )
 
 
@@ -338,7 +337,7 @@ def check_normalisation(model: nn.Module) -> None:
         if len(before) == len(after) and not np.allclose(before, after, atol=1):  # published ones are rounded
             warn(
                 f'The weights from {report.source} were trained on images with {name} {before}; this config '
-                f'normalises with {name} {after}. Set data_preprocessor.{name}, unless it is meant.'
+                f'normalises with {name} {after}. Set data_preprocessor.{name}, unless this is intended.'
             )
 
 
@@ -380,10 +379,10 @@ def check_views(model: BEiTPretrainer, transforms: Sequence) -> None:
 
 
 def check_groups(backbone: BEiTBackbone, groups: Sequence[dict]) -> None:
-    """Raises UserError when an optimizer's groups mistake the layers or the norms of a BEiTBackbone.
+    """Raises UserError when an optimizer's groups miss the layers or the norms of a BEiTBackbone.
 
     Constructors of other libraries find layers and norms by their names: mmseg's counts the blocks of a "BEiT" by
-    `layers.0`, mmpretrain's recipes spare norms called `.ln`. With `blocks.0` and `norm1` neither applies.
+    `layers.0`, mmpretrain's recipes exempt norms called `.ln`. Neither matches `blocks.0` and `norm1`.
     """
     group_of = {id(parameter): group for group in groups for parameter in group['params']}
 

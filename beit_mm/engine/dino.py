@@ -17,15 +17,14 @@ from beit_mm.registry import HOOKS
 
 @HOOKS.register_module()
 class DINOHook(Hook):
-    """Schedules of a DINOPretrainer, all from the number of the step, so that a resumed run needs no state of them.
+    """Schedules of a DINOPretrainer, which depend only on the number of the step, so a resumed run needs no state.
 
     After each step of the optimizer the teacher follows the student, but not after one that AutocastOptimWrapper skips.
-    The logs have `teacher_momentum` and `teacher_temperature`. Weight decay has a schedule of mmpretrain's,
-    CosineAnnealingWeightDecay.
+    It logs `teacher_momentum` and `teacher_temperature`. Weight decay follows mmpretrain's CosineAnnealingWeightDecay.
 
     Args:
-        momentum: of the teacher at the first step; rises to 1 at the end of the run, along half a cosine.
-        temperature: of the teacher in the first epoch, and after the warm-up.
+        momentum: the teacher's at the first step; rises to 1 at the end of the run, along half a cosine.
+        temperature: the teacher's in the first epoch, and after the warm-up.
         warmup_epochs: epochs in which the temperature rises, by equal steps.
         freeze_last_layer: epochs in which the last layer of the student's head is not trained.
 
@@ -74,5 +73,5 @@ class DINOHook(Hook):
 
 
 def epoch_of(runner: Runner) -> int:
-    """The epoch of the present step, from 0; loops that count iterations have one too."""
+    """The epoch of the present step, from 0, also in loops that count iterations."""
     return runner.iter // len(runner.train_dataloader)

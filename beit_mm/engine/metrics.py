@@ -1,4 +1,4 @@
-"""Figures of a validation: of pretraining, a tokenizer, linear probes, a classifier, and of nearest neighbours."""
+"""Metrics of validations: pretraining, tokenizers, linear probes, classifiers, nearest neighbours."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -20,15 +20,16 @@ from beit_mm.models.provenance import backbone_of, preprocessing_of_model
 from beit_mm.registry import HOOKS, METRICS
 
 TOP = 5  # classes of a prediction that are kept
-MAX_PATCHES = 20_000  # that may be neighbours, drawn at random, the same at each validation
+MAX_PATCHES = 20_000  # possible neighbours, drawn at random, the same at each validation
 
 
 @METRICS.register_module()
 class MIMMetric(BaseMetric):
-    """Loss and accuracy on masked patches, and the entropies that they compete with.
+    """Loss and accuracy on masked patches, and the entropies to compare the loss with.
 
-    A model that ignores the image and knows how frequent each visual token is has a loss of `token_entropy`; one that
-    also knows the position has `position_entropy`. Only a `mim_loss` below both shows that the surroundings are read.
+    A model that ignores the image and predicts each visual token by its frequency has a loss of `token_entropy`; one
+    that also uses the position has `position_entropy`. Only a `mim_loss` below both shows that a model reads the
+    surroundings of a patch.
 
     Returns (nats, except the accuracy):
         mim_loss: mean loss over all predicted patches (squared error for pixel regression).
@@ -67,17 +68,14 @@ def entropy(tokens: np.ndarray) -> float:
 def position_entropy(tokens: np.ndarray) -> float:
     """Mean loss in nats of guessing each token by how frequent it is at its position in the other images.
 
-    Few images show few of them: they are mixed with the frequencies over all positions, in the share that serves best.
+    With few images they are mixed with the frequencies over all positions, at the weight that gives the lowest loss.
 
     Args:
         tokens: (images, positions), integers from 0.
     """
     number, positions = tokens.shape
-    places = tokens + (tokens.max() + 1) * np.arange(positions)  # different numbers for different positions
-    here, anywhere = (
-        counts[found.ravel()]
-        for _, found, counts in (np.unique(each, return_inverse=True, return_counts=True) for each in (places, tokens))
-    )
+    here = frequency_of_each(tokens + (tokens.max() + 1) * np.arange(positions))  # no number at two positions
+    anywhere = frequency_of_each(tokens)
     losses = [
         -np.log((here - 1 + weight * anywhere / tokens.size) / (number - 1 + weight)).mean()
         for weight in 4.0 ** np.arange(8)
@@ -85,9 +83,15 @@ def position_entropy(tokens: np.ndarray) -> float:
     return float(min(entropy(tokens), *losses))
 
 
+def frequency_of_each(numbers: np.ndarray) -> np.ndarray:
+    """For each entry of an array, flattened: how often its value occurs."""
+    _, index, counts = np.unique(numbers, return_inverse=True, return_counts=True)
+    return counts[index.ravel()]
+
+
 @METRICS.register_module()
 class TokenizerMetric(BaseMetric):
-    """Errors and codebook usage of a tokenizer that is trained, DiscreteVAE or VQKD, over the evaluation set.
+    """Errors and codebook usage of a tokenizer in training, DiscreteVAE or VQKD, over the evaluation set.
 
     A hard code is the most likely token of a position, as BEiT predicts; a soft code has the probabilities of all.
 
@@ -96,10 +100,10 @@ class TokenizerMetric(BaseMetric):
         recon_mae_pm1: the same for pixels in [-1, 1], twice as large; probably the paper's unit.
         recon_mae_01_soft, recon_mae_pm1_soft: both of the images decoded from soft codes.
         codes_used: different tokens that occur.
-        codes_share: part of the vocabulary that they are.
+        codes_share: codes_used as a share of the vocabulary.
         perplexity: exp of the entropy of the token frequencies; the vocabulary's size if all are equally frequent.
         posterior_entropy: mean over positions of the entropy of the tokens' probabilities there, nats.
-        feature_distance: of VQKD: 1 - cosine of the features that are told from tokens and the teacher's.
+        feature_distance: of VQKD, 1 - cosine of the features decoded from tokens and the teacher's.
     """
 
     default_prefix = 'tokenizer'
@@ -125,12 +129,12 @@ class TokenizerMetric(BaseMetric):
 
 @METRICS.register_module()
 class LayerAccuracy(BaseMetric):
-    """Accuracy of each layer that a LinearProbe trains a classifier for.
+    """Accuracy of each layer for which a LinearProbe trains a classifier.
 
     Returns (percent, except best_layer; all under `accuracy/`):
         layer_<i>: right predictions from block i, counted from 0.
-        best: the highest of them. Choosing the layer on the images that are reported flatters a little.
-        best_layer: whose it is.
+        best: the highest of them, a little too high, since the layer is chosen on the same images.
+        best_layer: its number.
     """
 
     default_prefix = 'accuracy'
@@ -149,7 +153,7 @@ class LayerAccuracy(BaseMetric):
 
 @METRICS.register_module()
 class Predictions(BaseMetric):
-    """Collects predictions and adds no number; the process that writes files finds them in `predicted`."""
+    """Collects predictions in `predicted`, for the process that writes files; returns no number."""
 
     default_prefix = ''
 
@@ -184,12 +188,12 @@ def describe(scores: Tensor, classes: Sequence[str], path: str | None, top: int 
 class KNNHook(Hook):
     """Logs `knn_accuracy` (percent) after each validation: labelled images classified by their nearest neighbours.
 
-    The features are the mean of the patch tokens after two thirds of the blocks, of unmasked images. The labels have no
-    part in training.
+    The features are the mean of the patch tokens after two thirds of the blocks, of unmasked images. Training does not
+    use the labels.
 
     Args:
         train_dataloader, val_dataloader: configs with an ImageFolder whose pipeline crops to one size and ends with
-            PackInputs; a subset of the images will do. They are read at every validation.
+            PackInputs. They are read at every validation, so a subset of the images is enough.
         k: neighbours that vote.
     """
 
@@ -214,7 +218,7 @@ class KNNHook(Hook):
 class DenseKNNHook(Hook):
     """Logs `dense_knn_miou` (percent) after each validation: pixels classified by the nearest patches of other images.
 
-    The features are those of KNNHook, of each patch; see docs/features.md. mmseg is not needed.
+    The features are those of KNNHook, for each patch; see docs/features.md. It does not need mmseg.
 
     Args:
         train, val: configs of SegmentationFolders without type and pipeline, as
@@ -222,7 +226,7 @@ class DenseKNNHook(Hook):
             data_prefix=dict(img_path='images/training', seg_map_path='annotations/training'))`.
         short_side: of the images in pixels; None: the backbone's image size.
         k: neighbours that vote.
-        max_images: of each of the two that are looked at, evenly spread.
+        max_images: used of each dataset, evenly spread.
     """
 
     priority = KNNHook.priority

@@ -1,4 +1,4 @@
-"""How a model learns: mixed precision on whatever device there is, weight decay, layer-wise learning rates."""
+"""How a model learns: mixed precision, steps that are skipped, weight decay, layer-wise learning rates."""
 
 import math
 from collections.abc import Iterator
@@ -8,6 +8,7 @@ from typing import NamedTuple
 import torch
 from mmengine.device import get_device
 from mmengine.dist import all_reduce
+from mmengine.hooks import Hook
 from mmengine.optim import OptimWrapper
 from mmengine.registry import OPTIMIZERS
 from mmpretrain.models import BEiTViT, VisionTransformer
@@ -18,22 +19,26 @@ from beit_mm.checkpoint.read import CheckpointError
 from beit_mm.errors import UserError, check_choice, log, warn
 from beit_mm.models.vit import BEiTBackbone
 from beit_mm.precision import usable_dtype
-from beit_mm.registry import OPTIM_WRAPPER_CONSTRUCTORS, OPTIM_WRAPPERS
+from beit_mm.registry import HOOKS, OPTIM_WRAPPER_CONSTRUCTORS, OPTIM_WRAPPERS
 
 DTYPES = ('bfloat16', 'float16', 'float32')
 KERNEL_OPTIONS = ('amsgrad', 'capturable', 'differentiable', 'foreach', 'fused', 'maximize')  # of torch's optimizers
 MAX_SKIPPED_IN_A_ROW = 25  # a float16 loss scale, 2**16 at first, has come down to 1 by then
-LAYERED = (BEiTBackbone, BEiTViT, VisionTransformer)  # backbones that know the layer of a parameter
-STEPS_BETWEEN_LOOKS = 50  # at most, at the counters on the device: the host waits for it then
+LAYERED = (BEiTBackbone, BEiTViT, VisionTransformer)  # backbones that give the layer of a parameter
+STEPS_BETWEEN_FETCHES = 50  # at most, at the counters on the device: the host waits for it then
 # What a forward pass changes in a model: statistics of batch norm, the step that DiscreteVAE's temperature follows, the
-# center of DINOPretrainer, and the codes of VQKD, a frozen parameter, with what is known of their use.
+# center of DINOPretrainer, and the codes of VQKD, a frozen parameter, with counts of their use.
 CHANGED_BY_FORWARD = set('running_mean running_var num_batches_tracked steps center codebook usage started'.split())
 
 
 def changed_by_forward(model: nn.Module) -> list[Tensor]:
-    """The buffers and parameters of CHANGED_BY_FORWARD, but for those of frozen parts, which are in evaluation mode."""
-    parts = ({**part._parameters, **part._buffers} for part in model.modules() if part.training)
-    return [it for part in parts for name, it in part.items() if name in CHANGED_BY_FORWARD and it is not None]
+    """The buffers and parameters of CHANGED_BY_FORWARD; not of frozen parts, which are in evaluation mode."""
+    tensors: list[Tensor] = []
+    for part in model.modules():
+        if part.training:
+            named = [*part.named_parameters(recurse=False), *part.named_buffers(recurse=False)]
+            tensors += [tensor for name, tensor in named if name in CHANGED_BY_FORWARD]
+    return tensors
 
 
 class SkippedSteps(NamedTuple):
@@ -51,7 +56,7 @@ class AutocastOptimWrapper(OptimWrapper):
 
     A step without a finite gradient is skipped on all ranks, with all its accumulated batches: weights, moments and
     batch norm's statistics stay as they were. With a fused optimizer the decision and the counters stay on the device;
-    BadStepHook looks at them, and stops the run after 25 skipped steps in a row.
+    RuntimeInfoHook reads them where a line of the log is due. After 25 skipped steps in a row the run stops.
 
     With float16 a skipped step counts as an overflow, which halves the loss scale, if the losses of all ranks were
     finite and the scale was above 1: then the scale may have pushed the gradient out of range. Every other skipped step
@@ -71,12 +76,12 @@ class AutocastOptimWrapper(OptimWrapper):
         self.dtype = getattr(torch, used)
         self.loss_scaler = torch.amp.GradScaler(self.device_type, enabled=used == 'float16')
         self.accumulative_counts = kwargs.get('accumulative_counts', 1)
-        self.seen = SkippedSteps()  # the counters at the last look
+        self.seen = SkippedSteps()  # the counters when they were last read
         self.counters = torch.tensor(self.seen)  # float32, which counts to 16 million exactly
-        self.norms: list[Tensor] = []  # of the gradient, since the last look
-        self.bad_loss: Tensor | bool = False  # of this rank, since the last step
+        self.norms: list[Tensor] = []  # gradient norms since they were last read
+        self.bad_loss: Tensor | bool = False  # whether this rank had one since the last step
         self.model: nn.Module | None = None  # of the last step
-        self.buffers: list[Tensor] = []  # of it, that the forward pass changes
+        self.buffers: list[Tensor] = []  # its tensors that the forward pass changes
         self.buffers_before: list[Tensor] = []  # as they were before the step, to undo a NaN
         if used == dtype:
             log(f'Training on {self.device_type} in {used}.')
@@ -113,17 +118,20 @@ class AutocastOptimWrapper(OptimWrapper):
         iteration = (self.inner_count - 1) // self.accumulative_counts * self.accumulative_counts
         first = first * ~begins + iteration * begins
         self.counters = torch.stack([(in_a_row + 1) * bad, not_finite + (bad & ~overflow), overflows + overflow, first])
-        # in a run without BadStepHook
-        if len(self.norms) >= 2 * STEPS_BETWEEN_LOOKS and self.look().in_a_row >= MAX_SKIPPED_IN_A_ROW:
-            raise UserError(f'the gradient was not finite in {self.seen.in_a_row} steps in a row; lower optimizer.lr')
+        if len(self.norms) >= 2 * STEPS_BETWEEN_FETCHES:  # in a run without our RuntimeInfoHook
+            self.read_counters()
 
     @property
     def taken(self) -> Tensor:
         """Whether the last step was taken: bool (), on the device."""
         return self.counters[0] == 0
 
-    def look(self) -> SkippedSteps:
-        """Fetches the counters, the same on all ranks; logs what was skipped, and the norms since the last look."""
+    def read_counters(self) -> SkippedSteps:
+        """Fetches the counters, the same on all ranks; logs what was skipped, and the norms since they were last read.
+
+        Raises:
+            UserError: 25 steps in a row were skipped.
+        """
         norms, self.norms = self.norms, []
         numbers = torch.cat([norm.to(self.counters).view(-1) for norm in (self.counters, *norms)]).tolist()
         for norm in numbers[len(self.counters) :]:
@@ -141,6 +149,11 @@ class AutocastOptimWrapper(OptimWrapper):
             if overflows := now.overflows - before.overflows:
                 scale = self.loss_scaler.get_scale()
                 log(f'{overflows} of the last {len(norms)} steps overflowed float16; the loss scale is {scale:g}.')
+        if now.in_a_row >= MAX_SKIPPED_IN_A_ROW:
+            raise UserError(
+                f'the gradient was not finite in {now.in_a_row} steps in a row, from iteration {now.first} on; resume '
+                'the last checkpoint with a lower optim_wrapper.optimizer.lr or with optim_wrapper.dtype=float32'
+            )
         return now
 
     def state_dict(self) -> dict:
@@ -164,7 +177,8 @@ class AutocastOptimWrapper(OptimWrapper):
     def _step_unless(self, bad: Tensor, **kwargs) -> None:
         optimizer = self.optimizer
         fused = all(group.get('fused') for group in optimizer.param_groups)
-        # A fused SGD that skips its very first step leaves its momentum uninitialised: the host decides that one.
+        # A fused SGD that skips its very first step leaves its momentum uninitialised: the host decides that one. It
+        # decides all of them where torch no longer has this private mark for its GradScaler, which 2.13 has.
         if fused and optimizer.state and getattr(optimizer, '_step_supports_amp_scaling', False):
             optimizer.found_inf, optimizer.grad_scale = bad.float(), None  # as torch's GradScaler does
             try:
@@ -187,10 +201,15 @@ class AutocastOptimWrapper(OptimWrapper):
         return overflow
 
 
+@HOOKS.register_module()
+class BadStepHook(Hook):
+    """Does nothing. Configs of earlier versions name it; AutocastOptimWrapper stops a run by itself."""
+
+
 def check_state(state_dict: dict, optimizer: torch.optim.Optimizer) -> None:
     """Raises CheckpointError unless an optimizer's state is finite and has its parameters' shapes.
 
-    Fused kernels trust the shapes. The state is sorted first, see `match_groups`.
+    Fused kernels trust the shapes. `match_groups` sorts the state first.
     """
     match_groups(state_dict, optimizer)
     tensors = {}
@@ -212,7 +231,7 @@ def check_state(state_dict: dict, optimizer: torch.optim.Optimizer) -> None:
 def match_groups(state_dict: dict, optimizer: torch.optim.Optimizer) -> None:
     """Sorts an optimizer's state into this run's groups, by the names that BEiTOptimWrapperConstructor gives them.
 
-    With layer decay each layer has groups of its own. A parameter that was frozen before starts without a state.
+    With layer decay each layer has its own groups. A parameter that was frozen before starts without a state.
     """
     saved, groups = state_dict['param_groups'], optimizer.state_dict()['param_groups']
     before, now = numbers_by_name(saved), numbers_by_name(groups)
@@ -243,9 +262,8 @@ class BEiTOptimWrapperConstructor:
         optim_wrapper_cfg: config of the wrapper with its `optimizer`.
         paramwise_cfg: `dict(layer_decay_rate=d)`, 0 < d <= 1: with d below 1 each layer learns d times as fast as the
             one above it. The layers are those of the BEiTBackbone, or of mmpretrain's BEiTViT or VisionTransformer;
-            everything outside of it learns at the full rate.
-            Schedules scale with the group; their lowest rate does only when it is given as a ratio (`eta_min_ratio`
-            of CosineAnnealingLR).
+            everything outside the backbone learns at the full rate. Schedules scale with the group; their lowest rate
+            does so only if it is a ratio (`eta_min_ratio` of CosineAnnealingLR).
 
     Source: microsoft/unilm `beit/optim_factory.py`.
     """
@@ -256,7 +274,7 @@ class BEiTOptimWrapperConstructor:
         self.layer_decay_rate = rate = paramwise_cfg.pop('layer_decay_rate', 1.0)
         if paramwise_cfg:
             keys = sorted(paramwise_cfg)
-            raise UserError(f'paramwise_cfg of BEiTOptimWrapperConstructor has {keys}; it takes layer_decay_rate only')
+            raise UserError(f'paramwise_cfg of BEiTOptimWrapperConstructor has {keys}; it takes only layer_decay_rate')
         if isinstance(rate, bool) or not isinstance(rate, (int, float)) or not 0 < rate <= 1:
             raise UserError(f'layer_decay_rate is {rate!r}; expected a number above 0, and at most 1 (no layer decay)')
 

@@ -1,4 +1,4 @@
-"""What a resumed run takes from its checkpoint, which is the position, and from its config: every setting."""
+"""A resumed run takes its position from the checkpoint, and every setting from its config."""
 
 import inspect
 import warnings
@@ -21,14 +21,14 @@ NOT_SET = 'not set'
 
 
 def batch_units(runner: Runner) -> dict[str, int]:
-    """The units a position is counted in: all processes' `images` in a batch, batches `accumulated` and `per_epoch`."""
+    """The units of a position: `images` in a batch of all processes, batches `accumulated` and `per_epoch`."""
     loader = runner.train_dataloader
     accumulated = runner.cfg.get('optim_wrapper', {}).get('accumulative_counts', 1)
     return dict(images=get_world_size() * loader.batch_size, accumulated=accumulated, per_epoch=len(loader))
 
 
 def check_position(meta: dict, path: str) -> None:
-    """Raises CheckpointError unless a position is made of whole numbers; a file of mmengine's own has no `batch`."""
+    """Raises CheckpointError unless a position consists of whole numbers; a file that mmengine wrote has no `batch`."""
     position = {key: meta.get(key) for key in ('iter', 'epoch')}
     if 'batch' in meta:
         batch = meta['batch'] if isinstance(meta['batch'], dict) else {}
@@ -38,9 +38,10 @@ def check_position(meta: dict, path: str) -> None:
 
 
 def fit_position(runner: Runner, meta: dict) -> bool:
-    """Converts a checkpoint's position to this run's batches, and returns whether iterations count others than before.
+    """Converts a checkpoint's position to this run's batches; returns whether iterations count other batches.
 
-    UserError if a step has another number of images.
+    Raises:
+        UserError: a step has another number of images.
     """
     before, batch = meta['batch'], batch_units(runner)
     old, new = (entry['images'] * entry['accumulated'] for entry in (before, batch))
@@ -62,7 +63,7 @@ def fit_position(runner: Runner, meta: dict) -> bool:
 
 
 def follow_config(runner: Runner, checkpoint: dict, config: dict) -> dict[str, tuple[str, str]]:
-    """Makes a checkpoint one of this run's config and batches at the same position; returns the settings that changed.
+    """Gives a checkpoint this run's settings and batches, at the same position; returns the settings that changed.
 
     mmengine would take rates, schedules and the optimizer's options from the file.
     """
@@ -75,14 +76,16 @@ def follow_config(runner: Runner, checkpoint: dict, config: dict) -> dict[str, t
         warn(f"The config is not the checkpoint's, and holds from iteration {meta['iter']} on:{''.join(lines)}")
     kind, before = changes.get('optim_wrapper.optimizer.type', (NOT_SET, NOT_SET))
     if before != NOT_SET:
-        raise UserError(f'{kind} has no use for the state of {before}; go back to it, or take the weights: load_from')
+        raise UserError(
+            f'{kind} cannot use the state of {before}; set {before} again, or use load_from for the weights'
+        )
     if changes or moved:
         set_states(runner, checkpoint, moved)
     return changes
 
 
 def changed_settings(config: dict, other: dict) -> dict[str, tuple[str, str]]:
-    """The settings of a training in which two configs differ: their values in both, by name."""
+    """The settings of a training that differ between two configs: both values, by name."""
     values, others = settings_by_name(config), settings_by_name(other)
     names = [name for name in {**values, **others} if name.partition('.')[0] in SECTIONS]
     pairs = {name: (values.get(name, NOT_SET), others.get(name, NOT_SET)) for name in names}
@@ -90,7 +93,7 @@ def changed_settings(config: dict, other: dict) -> dict[str, tuple[str, str]]:
 
 
 def settings_by_name(value: Any, name: str = '') -> dict[str, str]:
-    """The values in nested dicts and lists of dicts, by the names that --cfg-options has for them."""
+    """The values in nested dicts and lists of dicts, by their names in --cfg-options."""
     if isinstance(value, (list, tuple)) and any(isinstance(item, dict) for item in value):
         value = dict(enumerate(value))
     if not isinstance(value, dict):
@@ -114,7 +117,7 @@ def set_states(runner: Runner, checkpoint: dict, moved: bool) -> None:
         kept |= names | {f'initial_{name}' for name in names}
         warn(f"ReduceOnPlateau goes on from the checkpoint: schedules, and {', '.join(names)}, are not the config's.")
     else:
-        # A run of so many minutes moves its schedules by the clock: they have a count of their own.
+        # A run with a length in minutes moves its schedules by the clock: they have their own count.
         counts = [state['_global_step'] for state in states if not state['by_epoch']]
         steps = counts[0] if counts and not moved else checkpoint['meta']['iter']
         take_steps(runner, schedulers, steps, checkpoint['meta']['epoch'])
@@ -129,7 +132,7 @@ def set_states(runner: Runner, checkpoint: dict, moved: bool) -> None:
 
 
 def take_steps(runner: Runner, schedulers: Sequence, steps: int, epochs: int) -> None:
-    """Brings new schedulers to a position step by step, as a run does: they make each value from the one before."""
+    """Brings new schedulers to a position step by step, as a run does: they compute each value from the last one."""
     epochs = epochs if isinstance(runner.train_loop, EpochBasedTrainLoop) else 0
     per_epoch = len(runner.train_dataloader)
     with warnings.catch_warnings():

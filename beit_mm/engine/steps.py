@@ -1,79 +1,36 @@
-"""What happens around the steps of a run: seeds, logs, throughput, compilation, progress in a terminal."""
+"""What surrounds the computation of a step: seeds, exchange of gradients, compilation."""
 
-import logging
 import os
 import random
-import resource
-import sys
-import time
-from collections import deque
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from datetime import timedelta
-from numbers import Real
-from pathlib import Path
-from shutil import get_terminal_size
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import torch
-from mmengine.dist import get_rank, get_world_size, is_main_process
+from mmengine.dist import get_rank
 from mmengine.hooks import Hook
-from mmengine.hooks import LoggerHook as EngineLoggerHook
-from mmengine.hooks import RuntimeInfoHook as EngineRuntimeInfoHook
-from mmengine.logging import MMLogger
 from mmengine.model import is_model_wrapper
-from mmengine.runner import EpochBasedTrainLoop, Runner, find_latest_checkpoint
-from torch import Tensor, nn
-from torch._dynamo.exc import FailOnRecompileLimitHit, TorchDynamoException
+from mmengine.runner import Runner
+from torch import nn
 
 from beit_mm.datasets.samplers import mixed_seed
-from beit_mm.engine.optim import STEPS_BETWEEN_LOOKS
 from beit_mm.errors import UserError, log, warn
 from beit_mm.models.beit import BEiTPretrainer
 from beit_mm.models.tokenizers.base import Tokenizer
 from beit_mm.registry import HOOKS
-from beit_mm.terminal import hush, printable, printable_record
-
-HISTORY = 10_000  # steps of which the logged numbers are kept
-SECONDS = 10.0  # between two lines of progress
-PASSES = 3  # forward passes that take as long as a step: its backward pass costs two
-NO_TERMINAL = (120, 0)  # columns and lines to assume where there is none
-FORMATS = dict(  # of the numbers in a line of progress, in their order
-    loss='loss {:.3f}',
-    mim_acc='mim_acc {:.3f}',
-    lr='lr {:.1e}',
-    images_per_second='{:,.0f} images/s',
-    data_time='data {:.3f} s',
-    memory='{:.3g} GiB',
-)
 
 
 def unwrap(runner: Runner) -> nn.Module:
-    """The model of a run, without DistributedDataParallel and the like around it."""
+    """The model of a run, without a wrapper such as DistributedDataParallel."""
     return runner.model.module if is_model_wrapper(runner.model) else runner.model
 
 
 @HOOKS.register_module()
-class CompressGradientsHook(Hook):
-    """Sends gradients between processes in bfloat16, half the bytes, by torch's own hook, which adds them in it too.
-
-    `default_hooks.gradients.type=beit_mm.CompressGradientsHook` on a command line; for slow networks between nodes.
-    """
-
-    def before_train(self, runner: Runner) -> None:
-        if is_model_wrapper(runner.model):
-            from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook
-
-            runner.model.register_comm_hook(None, bf16_compress_hook)
-
-
-@HOOKS.register_module()
 class StepSeedHook(Hook):
-    """Seeds all random generators before each training step, from the run's seed, the rank and the step's number.
+    """Seeds all random generators before each training step with the run's seed, the rank and the step's number.
 
     A resumed run then draws (mixup, drop path, erasing) what it would have drawn. Weights are drawn before, and samples
-    by their own keys (see datasets.samplers): both are the same for any number of processes.
+    are drawn with their own keys (see datasets.samplers): both are the same for any number of processes.
     """
 
     priority = 'VERY_HIGH'
@@ -92,149 +49,17 @@ class StepSeedHook(Hook):
 
 
 @HOOKS.register_module()
-class RuntimeInfoHook(EngineRuntimeInfoHook):
-    """mmengine's, with a step's numbers left on the device until a line of the log, or a checkpoint, needs them.
+class CompressGradientsHook(Hook):
+    """Sends gradients between processes in bfloat16, half the bytes, by torch's hook, which also adds in bfloat16.
 
-    mmengine fetches each loss at each step: the host waits for the device, then the device for the next step.
-    `lr` is the highest rate of all parameter groups, that of the last layer: mmengine takes the first layer's, and its
-    `base_lr` is never scaled by auto_scale_lr.
+    For slow networks between nodes: `default_hooks.gradients.type=beit_mm.CompressGradientsHook` on a command line.
     """
 
-    def __init__(self):
-        self.waiting: list[dict[str, Any]] = []  # what the steps since the last fetch gave
+    def before_train(self, runner: Runner) -> None:
+        if is_model_wrapper(runner.model):
+            from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook
 
-    def before_train_iter(self, runner: Runner, batch_idx: int, data_batch: Any = None) -> None:
-        runner.message_hub.update_info('iter', runner.iter)
-        for name, rates in runner.optim_wrapper.get_lr().items():
-            if not name.endswith('base_lr'):
-                runner.message_hub.update_scalar(f'train/{name}', max(rates))
-
-    def after_train_iter(self, runner: Runner, batch_idx: int, data_batch: Any = None, outputs: Any = None) -> None:
-        held = {key: value.detach() if isinstance(value, Tensor) else value for key, value in (outputs or {}).items()}
-        self.waiting.append(held)
-        if look_due(runner, batch_idx):
-            self.fetch(runner)
-
-    def after_train(self, runner: Runner) -> None:
-        self.fetch(runner)
-        super().after_train(runner)
-
-    def fetch(self, runner: Runner) -> None:
-        """Adds the numbers of all steps since the last fetch to the history, with one wait for the device."""
-        waiting, self.waiting = self.waiting, []
-        tensors = [value for step in waiting for value in step.values() if isinstance(value, Tensor)]
-        together = [tensor.reshape(()).to(tensors[0].device, torch.float32) for tensor in tensors]
-        numbers = iter(torch.stack(together).tolist() if together else [])
-        for step in waiting:
-            for key, value in step.items():
-                runner.message_hub.update_scalar(f'train/{key}', next(numbers) if isinstance(value, Tensor) else value)
-
-
-def look_due(runner: Runner, batch_idx: int) -> bool:
-    """Whether to fetch what lies on the device, or on other ranks, after this batch; the same on all ranks.
-
-    True where a line of the log is due, every 50 batches, and at the end of an epoch and of the run.
-    """
-    loggers = [hook for hook in runner.hooks if isinstance(hook, EngineLoggerHook)]
-    return (
-        any(logger.every_n_inner_iters(batch_idx, logger.interval) for logger in loggers)
-        or (batch_idx + 1) % STEPS_BETWEEN_LOOKS == 0
-        or batch_idx + 1 == len(runner.train_dataloader)
-        or runner.iter + 1 == runner.max_iters
-    )
-
-
-def fetch_logs(runner: Runner) -> None:
-    """Adds the numbers that are still on the device to the history."""
-    for hook in runner.hooks:
-        if isinstance(hook, RuntimeInfoHook):
-            hook.fetch(runner)
-
-
-@contextmanager
-def written_if_possible(runner: Runner) -> Iterator[None]:
-    """Turns the error of a full disk, or of a folder that is gone, into a warning: for logs and pictures."""
-    try:
-        yield
-    except OSError as error:
-        warn_unwritten(runner, error)
-
-
-def warn_unwritten(runner: Runner, error: BaseException | None) -> None:
-    reason = getattr(error, 'strerror', None) or error  # mmengine logs a warning of the same words once in a run
-    warn(f'Some logs and pictures cannot be written to {runner.work_dir}: {reason}. The training continues.')
-
-
-@HOOKS.register_module()
-class LoggerHook(EngineLoggerHook):
-    """mmengine's, for which a file that cannot be written (log, scalars, TensorBoard's) is one warning."""
-
-    def before_run(self, runner: Runner) -> None:
-        super().before_run(runner)
-        for handler in runner.logger.handlers:  # they write the text log
-            handler.addFilter(printable_record)  # escapes what a terminal would obey
-            if isinstance(handler, logging.FileHandler):
-                handler.handleError = lambda record: warn_unwritten(runner, sys.exc_info()[1])  # type: ignore[method-assign]
-
-    def after_train_iter(self, runner: Runner, *args: Any, **kwargs: Any) -> None:
-        with written_if_possible(runner):
-            super().after_train_iter(runner, *args, **kwargs)
-
-    def after_val_epoch(self, runner: Runner, metrics: dict[str, float] | None = None) -> None:
-        with written_if_possible(runner):
-            super().after_val_epoch(runner, metrics)
-
-    def after_run(self, runner: Runner) -> None:
-        with written_if_possible(runner):
-            super().after_run(runner)
-
-
-@HOOKS.register_module()
-class ThroughputHook(Hook):
-    """Logs `images_per_second` of all processes in the last 50 steps, with the wait for data, without validation.
-
-    If more than half of that time is the wait, it says so once. It also limits mmengine's histories of logged numbers,
-    which are copied at every step, to 10,000 entries: a million take 14 ms, and 64 MB in each checkpoint.
-    """
-
-    def __init__(self):
-        self.steps: deque[tuple[int, float]] = deque(maxlen=50)  # images, seconds
-        self.waits: deque[list[float]] = deque(maxlen=50)  # seconds for data, and in all
-        self.last, self.is_first = 0.0, True
-        self.warned = False
-
-    def before_train_epoch(self, runner: Runner) -> None:
-        self.last, self.is_first = time.perf_counter(), True
-
-    def after_val_epoch(self, runner: Runner, metrics: dict | None = None) -> None:
-        self.before_train_epoch(runner)  # iteration-based runs validate in the middle of an epoch
-
-    def after_train_iter(self, runner: Runner, batch_idx: int, data_batch: dict, outputs: dict) -> None:
-        now, scalars = time.perf_counter(), runner.message_hub.log_scalars
-        inputs = data_batch['inputs']  # a dict in pretraining, the images themselves in classification
-        images = inputs['images'] if isinstance(inputs, dict) else inputs
-        self.steps.append((len(images) * get_world_size(), now - self.last))
-        self.last = now
-        count, seconds = map(sum, zip(*self.steps, strict=True))
-        runner.message_hub.update_scalar('train/images_per_second', count / seconds)
-        timers = [scalars.get(f'train/{name}') for name in ('data_time', 'time')]  # mmengine's IterTimerHook
-        if not self.is_first and None not in timers:  # of a first step workers start, or a validation is counted
-            self.waits.append([timer.current() for timer in timers])
-        self.is_first = False
-        if not self.warned and len(self.waits) == 50:
-            waited, taken = map(sum, zip(*self.waits, strict=True))
-            if waited > 0.5 * taken:
-                self.warned = True
-                warn(f'{waits_for_images(waited / taken)}.')
-        for history in scalars.values():
-            history.max_length = HISTORY
-
-
-def waits_for_images(share: float) -> str:
-    return (
-        f'Reading images limits the training: {share:.0%} of the time is spent waiting for them. More workers help, or '
-        'smaller copies of the images (tools/datasets/resize_images.py)'
-    )
+            runner.model.register_comm_hook(None, bf16_compress_hook)
 
 
 @HOOKS.register_module()
@@ -242,10 +67,10 @@ class CompileHook(Hook):
     """Compiles the model's part of a training step, as one graph for one shape.
 
     That is `loss` of a BEiTPretrainer, else `extract_feat`, which classifiers and segmentors have. Validation, which
-    has other sizes, stays eager. If compiling fails, the run falls back to eager and warns of it, at once and again
-    when the training ends; so it does after eight compilations, where shapes change with every batch, as with masks of
+    has other sizes, stays eager. If compiling fails, the run falls back to eager and warns, at once and again when the
+    training ends. It also fails after eight compilations, where shapes change with every batch, as with masks of
     variant 'paper' or of mmpretrain. With several processes torch cuts the graph where gradients are exchanged. The
-    graph draws random numbers of its own: with drop path a compiled run differs from an eager one, but can be repeated
+    graph draws its own random numbers: with drop path a compiled run differs from an eager one, but can be repeated
     and resumed.
 
     Args:
@@ -275,7 +100,7 @@ class CompileHook(Hook):
 
 
 class CompiledInTraining:
-    """A method of a model that runs compiled in training, and eager from the call on whose compiling fails.
+    """A method of a model that runs compiled in training, and eager from the first call that fails to compile.
 
     Args:
         model: whose mode counts: in evaluation the method runs eager.
@@ -286,158 +111,14 @@ class CompiledInTraining:
     def __init__(self, model: nn.Module, eager: Callable, options: dict):
         self.model, self.eager = model, eager
         self.compiled = torch.compile(eager, **dict(fullgraph=True, dynamic=False) | options)
-        self.failure = ''  # why it is not compiled any more
+        self.failure = ''  # why it is no longer compiled
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if self.failure or not self.model.training:
             return self.eager(*args, **kwargs)
         try:
             return self.compiled(*args, **kwargs)
-        except (TorchDynamoException, FailOnRecompileLimitHit) as error:
+        except Exception as error:  # torch's own types are private; a fault of the method comes again from `eager`
             self.failure = f'{type(error).__name__}: {" ".join(str(error).split())[:300]}'
             warn(f'{self.eager.__name__} could not be compiled and runs as it is ({self.failure})')
         return self.eager(*args, **kwargs)  # out here, where nothing holds on to the failed attempt's tensors
-
-
-class QuietRunner(Runner):
-    """A Runner that leaves the terminal to its ProgressHook, but for warnings; its log files have everything."""
-
-    def build_logger(self, log_level: int | str = 'INFO', log_file: str | None = None, **kwargs: Any) -> MMLogger:
-        logger = super().build_logger(log_level, log_file, **kwargs)
-        for handler in hush(logger):
-            if isinstance(handler, logging.StreamHandler):
-                handler.setStream(sys.stderr)  # the standard output may be shut, see terminal.without_output
-        return logger
-
-
-class TerminalRunner(QuietRunner):
-    """The same for a run in a folder of its own, with its log in `<work_dir>.log`."""
-
-    def build_logger(self, log_level: int | str = 'INFO', log_file: str | None = None, **kwargs: Any) -> MMLogger:
-        return super().build_logger(log_level, log_file or f'{Path(self.work_dir)}.log', **kwargs)
-
-
-class ProgressHook(Hook):
-    """Prints a line of progress every so many seconds, as wide as the terminal, and the numbers of validations.
-
-    The time that is left is that of all steps and validations. Until a validation has begun, the time of its images
-    follows from that of a step.
-    """
-
-    priority = 'VERY_LOW'
-
-    def __init__(self, title: str, seconds: float = SECONDS):
-        self.title, self.seconds = title, seconds
-        self.stream = sys.stdout  # of the time when the hook is built
-        self.announced = False
-        self.step = self.batch = 0.0  # seconds of a training step, and of a batch of a validation; 0: not known yet
-
-    def before_train(self, runner: Runner) -> None:
-        self.begin, self.first = time.monotonic(), runner.iter  # `begin` moves on by the time of each validation
-        self.due = self.begin + min(self.seconds, 2)  # the first line comes soon
-
-    def after_train_iter(self, runner: Runner, batch_idx: int, data_batch: Any = None, outputs: Any = None) -> None:
-        done = runner.iter + 1
-        self.step = (time.monotonic() - self.begin) / (done - self.first)
-        if self.is_due() or done == runner.max_iters:
-            fetch_logs(runner)
-            left = self.seconds_left(runner, done)
-            self.say(progress_line(self.title, done, runner.max_iters, recent_numbers(runner), left))
-
-    def before_val(self, runner: Runner) -> None:
-        self.val_begin = time.monotonic()
-
-    def after_val_iter(self, runner: Runner, batch_idx: int, data_batch: Any = None, outputs: Any = None) -> None:
-        done, batches = batch_idx + 1, len(runner.val_dataloader)
-        self.batch = (time.monotonic() - self.val_begin) / done
-        if self.is_due():
-            left = self.seconds_left(runner, runner.iter) + self.batch * (batches - done)
-            title = f'{self.title} {runner.iter:,}/{runner.max_iters:,}, held-out images, batch'
-            self.say(progress_line(title, done, batches, {}, left))
-
-    def after_val(self, runner: Runner) -> None:
-        taken = time.monotonic() - self.val_begin
-        self.begin += taken
-        self.batch = taken / len(runner.val_dataloader)
-
-    def before_test(self, runner: Runner) -> None:
-        self.begin = time.monotonic()
-        self.due = self.begin + min(self.seconds, 2)
-
-    def after_test_iter(self, runner: Runner, batch_idx: int, data_batch: Any = None, outputs: Any = None) -> None:
-        done, batches = batch_idx + 1, len(runner.test_dataloader)
-        if self.is_due():
-            left = (time.monotonic() - self.begin) / done * (batches - done)
-            self.say(progress_line(f'{self.title}, batch', done, batches, {}, left))
-
-    def is_due(self) -> bool:
-        """Whether it is time for a line; then the next one comes some seconds later."""
-        now = time.monotonic()
-        if now < self.due:
-            return False
-        self.due = now + self.seconds
-        return True
-
-    def seconds_left(self, runner: Runner, done: int) -> float:
-        """The time of the steps after the first `done`, and of the validations after the present step."""
-        if runner.val_loop is None:
-            return self.step * (runner.max_iters - done)
-        train, val = runner.train_dataloader, runner.val_dataloader
-        step_in_batches = PASSES * train.batch_size / (val.batch_size or 1)
-        step = self.step or self.batch * step_in_batches
-        batch = self.batch or self.step / step_in_batches
-        return step * (runner.max_iters - done) + batch * len(val) * validations_left(runner)
-
-    def after_val_epoch(self, runner: Runner, metrics: dict[str, float] | None = None) -> None:
-        shown = {name.removeprefix(f'{self.title}/'): value for name, value in (metrics or {}).items()}
-        numbers = [f'{name} {value:.4g}' for name, value in shown.items() if isinstance(value, Real)]
-        self.say(fitted(f'{self.title} {runner.iter:,}, held-out images:', numbers))
-        picture = Path(runner.work_dir, 'pictures', f'iter_{runner.iter}.png')  # of ReconstructionHook
-        if not self.announced and picture.is_file():
-            self.announced = True
-            self.say(f'{self.title}: first picture, {os.path.relpath(picture)}')
-
-    def after_train(self, runner: Runner) -> None:
-        if runner.iter < runner.max_iters:  # a hook has set stop_training, and said why in the log at most
-            others = [str(hook['type']) for hook in runner.cfg.get('custom_hooks') or []]
-            names = ' or '.join(name for name in others if not name.startswith('beit_mm.')) or 'a hook'
-            saved = f'weights: {find_latest_checkpoint(runner.work_dir) or "not saved"}'  # CheckpointHook came before
-            self.say(f'{self.title}: ended by {names} after step {runner.iter:,} of {runner.max_iters:,}; {saved}')
-
-    def say(self, line: str) -> None:
-        if is_main_process():
-            print(printable(line), file=self.stream, flush=True)
-
-
-def validations_left(runner: Runner) -> int:
-    """How many validations come after the present step, by the interval of the training loop."""
-    loop = runner.train_loop
-    by_epoch = isinstance(loop, EpochBasedTrainLoop)
-    now, end = (runner.epoch, runner.max_epochs) if by_epoch else (runner.iter, runner.max_iters)
-    places = range(max(now + 1, loop.val_begin), end + 1)
-    return sum(place % loop.val_interval == 0 or place == end for place in places)
-
-
-def recent_numbers(runner: Runner) -> dict[str, float]:
-    """The latest numbers of a run, and the memory that it takes, in GiB."""
-    scalars = runner.message_hub.log_scalars
-    numbers = {name: scalars[f'train/{name}'].current() for name in FORMATS if f'train/{name}' in scalars}
-    if torch.cuda.is_available():
-        memory = torch.cuda.memory_reserved()  # of the device; mmengine's log sets the peak back
-    else:  # the peak, which macOS counts in bytes
-        memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == 'darwin' else 1024)
-    return dict(numbers, memory=memory / 2**30)
-
-
-def progress_line(title: str, step: int, steps: int, numbers: dict[str, float], seconds_left: float) -> str:
-    """One line about a training with as many of `numbers` (as of `recent_numbers`) as the terminal has room for."""
-    shown = [form.format(numbers[name]).replace('e-0', 'e-') for name, form in FORMATS.items() if name in numbers]
-    return fitted(f'{title} {step:,}/{steps:,}', shown, f'{timedelta(seconds=round(seconds_left))} left')
-
-
-def fitted(first: str, numbers: list[str], *last: str) -> str:
-    """One line with as many of the numbers as the terminal has room for."""
-    width = get_terminal_size(NO_TERMINAL).columns
-    while len(line := '  '.join([first, *numbers, *last])) > width and numbers:
-        numbers = numbers[:-1]
-    return line[:width]

@@ -15,7 +15,6 @@ custom_hooks = [
     dict(type='beit_mm.ThroughputHook'),
     dict(type='beit_mm.UnreadableImagesHook'),
     dict(type='beit_mm.CheckpointMetaHook'),
-    dict(type='beit_mm.BadStepHook'),
     dict(type='beit_mm.InterruptionHook'),
 ]
 

@@ -18,7 +18,7 @@ from mmengine.runner import Runner
 
 from beit_mm.apis import commands
 from beit_mm.checkpoint.read import read_checkpoint
-from beit_mm.engine.steps import ProgressHook
+from beit_mm.engine.logs import ProgressHook
 from beit_mm.errors import UserError
 
 CONFIG = ROOT / 'configs/demo/pretrain.py'

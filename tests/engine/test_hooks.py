@@ -16,14 +16,17 @@ from mmengine.config import Config
 from mmengine.hooks import EMAHook, Hook
 from PIL import Image
 
+from beit_mm import engine
+from beit_mm.engine import CompileHook, CompressGradientsHook, DenseKNNHook, DINOHook, KNNHook
 from beit_mm.engine.checkpoints import CheckpointMetaHook
 from beit_mm.engine.checks import check_same_zero, state_effective_batch
-from beit_mm.engine.steps import ProgressHook, StepSeedHook, ThroughputHook
+from beit_mm.engine.logs import ProgressHook, ThroughputHook
+from beit_mm.engine.steps import StepSeedHook
 from beit_mm.registry import MODELS
 
 
 def test_a_run_trains_validates_and_leaves_its_pictures(pretrain_config, monkeypatch):
-    monkeypatch.setattr('beit_mm.engine.steps.HISTORY', 4)
+    monkeypatch.setattr('beit_mm.engine.logs.HISTORY', 4)
     pretrain_config.log_processor.window_size = 1
     runner = train(pretrain_config)
     rows = [json.loads(line) for line in (Path(runner.log_dir) / 'vis_data/scalars.json').open()]
@@ -43,8 +46,18 @@ def test_a_run_trains_validates_and_leaves_its_pictures(pretrain_config, monkeyp
         assert second[name] == pytest.approx(again[name], rel=1e-6), name
 
 
+def test_hooks_are_called_in_the_order_that_the_package_draws(pretrain_config):
+    runner = make_runner(pretrain_config)
+    others = [EMAHook(), KNNHook({}, {}), DenseKNNHook({}, {}), DINOHook(), CompileHook(), CompressGradientsHook()]
+    for hook in (*others, ProgressHook('run')):
+        runner.register_hook(hook)
+    built = [[hook.priority, type(hook).__name__] for hook in runner.hooks]
+    rows = [line.split()[:2] for line in engine.__doc__.splitlines() if line.startswith('    ')]
+    assert rows == [row for row in built if row[1] != 'ReconstructionHook']  # of pictures.py, above the engine
+
+
 def test_a_line_of_the_log_has_the_losses_up_to_its_step(pretrain_config, monkeypatch):
-    monkeypatch.setattr('beit_mm.engine.steps.STEPS_BETWEEN_LOOKS', 5)  # neither divides the other
+    monkeypatch.setattr('beit_mm.engine.logs.STEPS_BETWEEN_FETCHES', 5)  # neither divides the other
     pretrain_config.train_cfg = dict(type='beit_mm.IterLoop', max_iters=16)
     pretrain_config.val_cfg = pretrain_config.val_dataloader = pretrain_config.val_evaluator = None
     pretrain_config.default_hooks.logger.interval = 7
@@ -65,7 +78,7 @@ def test_a_line_of_the_log_has_the_losses_up_to_its_step(pretrain_config, monkey
 @pytest.fixture
 def said(monkeypatch) -> list[str]:
     said: list[str] = []
-    for place in ('engine.steps', 'engine.checks', 'engine.checkpoints', 'engine.interruption', 'terminal'):
+    for place in ('engine.steps', 'engine.checks', 'engine.checkpoints', 'engine.signals', 'errors'):
         monkeypatch.setattr(f'beit_mm.{place}.log', lambda text, level=logging.INFO: said.append((level, text)))
     return said
 
@@ -112,9 +125,9 @@ def test_another_tokenizer_in_a_checkpoint_is_warned_of(said):
 
 
 def test_throughput_is_images_over_seconds_of_all_processes_not_a_mean_of_rates(monkeypatch):
-    monkeypatch.setattr('beit_mm.engine.steps.get_world_size', lambda: 3)
+    monkeypatch.setattr('beit_mm.engine.logs.get_world_size', lambda: 3)
     clock = iter([0.0, *(0.1 * step for step in range(1, 8)), 2.7])  # seven quick steps, then a stall of two seconds
-    monkeypatch.setattr('beit_mm.engine.steps.time.perf_counter', lambda: next(clock))
+    monkeypatch.setattr('beit_mm.engine.logs.time.perf_counter', lambda: next(clock))
     logged = {}
     runner = SimpleNamespace(message_hub=SimpleNamespace(update_scalar=logged.__setitem__, log_scalars={}))
     hook = ThroughputHook()
@@ -130,7 +143,7 @@ class Tick(Hook):
     def __init__(self, monkeypatch):
         self.now = 0.0
         clock = SimpleNamespace(monotonic=lambda: self.now, perf_counter=time.perf_counter)
-        monkeypatch.setattr('beit_mm.engine.steps.time', clock)
+        monkeypatch.setattr('beit_mm.engine.logs.time', clock)
 
     def _after_iter(self, runner, batch_idx, data_batch=None, outputs=None, mode='train'):
         self.now += 6 if mode == 'train' else 3

@@ -19,8 +19,9 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.parallel import DistributedDataParallel
 
 from beit_mm.datasets.masking import masked_positions
+from beit_mm.engine.logs import RuntimeInfoHook
 from beit_mm.engine.optim import AutocastOptimWrapper
-from beit_mm.engine.steps import CompileHook, RuntimeInfoHook
+from beit_mm.engine.steps import CompileHook
 from beit_mm.models.tokenizers import DALLETokenizer
 from beit_mm.models.vit import BEiTBackbone
 from beit_mm.registry import MODELS
@@ -168,7 +169,7 @@ def test_a_whole_step_waits_for_nothing(rel_pos_bias):
     with refusing_to_wait():
         for _ in range(3):
             logs.after_train_iter(runner, 0, outputs=model.train_step(batch, wrapper))
-    assert wrapper.look().not_finite == 0
+    assert wrapper.read_counters().not_finite == 0
 
 
 @pytest.mark.parametrize('dtype', ['bfloat16', 'float16'])
@@ -186,7 +187,7 @@ def test_a_step_is_skipped_without_a_wait_for_the_device(dtype):
         with wrapper.optim_context(model):
             loss = model(bad).square().mean()
         wrapper.update_params(loss)
-    assert all(map(torch.equal, before, model.state_dict().values())) and wrapper.look().not_finite == 1
+    assert all(map(torch.equal, before, model.state_dict().values())) and wrapper.read_counters().not_finite == 1
 
 
 def train_on_two(rank: int, store: Path, results: mp.Queue) -> None:

@@ -53,7 +53,8 @@ def readable(folder: Path) -> list[str]:
 def chosen(config: Config, **changes: object) -> str | None:
     """What a run would resume from, as far as its hooks choose before it starts."""
     runner = make_runner(copy.deepcopy(Config(dict(config, **changes))))
-    runner._train_loop = runner.build_train_loop(runner._train_loop)
+    assert runner.train_loop is not None  # now it is built
+    runner.optim_wrapper = runner.build_optim_wrapper(runner.optim_wrapper)  # as `train` does first
     runner.call_hook('before_run')
     runner.call_hook('after_run')
     return runner._load_from
@@ -86,7 +87,6 @@ def test_a_full_disk_ends_no_run_and_takes_no_file_away(config, monkeypatch, cap
         found.setdefault(number, readable(folder))
         if name == 'iter_4.pth':
             (folder / 'interrupted.pth').write_bytes((folder / 'iter_2.pth').read_bytes())
-            save(self, runner, 'bad_step_4/checkpoint.pth')
             assert self.save_if_best(runner, 'loss', dict(loss=1.0), 4)
         return path
 
@@ -112,8 +112,9 @@ def cut_short(path: Path) -> None:
 @pytest.mark.parametrize(('harm', 'pointer'), [(damaged, 'iter_6.pth'), (cut_short, 'iter_99.pth'), (damaged, None)])
 def test_resume_takes_the_newest_that_is_whole_and_names_the_others(harm, pointer, config, folder, capfd):
     harm(folder / 'iter_6.pth')
-    torch.save(dict(meta=dict(iter=float('inf'), epoch=0), state_dict={}, optimizer={}), folder / 'strange.pth')
-    torch.save({1: 2}, folder / 'numbers.pth')
+    torch.save(dict(meta=dict(iter=float('inf'), epoch=0), state_dict={}, optimizer={}), folder / 'iter_7.pth')
+    torch.save({1: 2}, folder / 'iter_10.pth')
+    (folder / 'numbers.pth').write_bytes(b'')  # it has no name of a run's checkpoints
     os.utime(folder / 'iter_4.pth')  # as after a copy: the times say nothing
     (folder / 'last_checkpoint').unlink()
     if pointer is not None:
@@ -121,7 +122,17 @@ def test_resume_takes_the_newest_that_is_whole_and_names_the_others(harm, pointe
     capfd.readouterr()
     assert chosen(config, resume=True) == str(folder / 'iter_5.pth')
     passed_over = ' '.join(capfd.readouterr()).partition('Passed over: ')[2]
-    assert 'iter_6.pth is ' in passed_over and 'strange.pth' in passed_over
+    assert [name in passed_over for name in ('iter_6', 'iter_7', 'iter_10', 'numbers')] == [True] * 3 + [False]
+
+
+@pytest.mark.parametrize('unit', ['iter', 'epoch'])
+def test_the_newest_is_the_interrupted_one_then_the_highest_of_the_runs_unit(unit, config, folder):
+    config.default_hooks.checkpoint.by_epoch = unit == 'epoch'
+    (folder / 'iter_6.pth').rename(folder / 'iter_10.pth')  # more digits, so later
+    shutil.copy(folder / 'iter_4.pth', folder / 'epoch_2.pth')  # of a run that was resumed with the other unit
+    assert chosen(config, resume=True) == str(folder / dict(iter='iter_10.pth', epoch='epoch_2.pth')[unit])
+    shutil.copy(folder / 'iter_5.pth', folder / 'interrupted.pth')
+    assert chosen(config, resume=True) == str(folder / 'interrupted.pth')
 
 
 def test_a_flipped_bit_in_a_named_file_is_noticed_too(config, folder):
@@ -135,7 +146,7 @@ def test_a_flipped_bit_in_a_named_file_is_noticed_too(config, folder):
 def test_checkpoints_of_which_none_is_whole_are_not_started_over(config, folder):
     for path in folder.glob('*.pth'):
         path.write_bytes(b'')
-    with pytest.raises(CheckpointError, match=r'None of .* can be resumed: iter_4.pth is'):
+    with pytest.raises(CheckpointError, match='None of .* can be resumed: iter_6.pth .*; iter_5.pth .*; iter_4.pth '):
         train(config, resume=True)
     assert not any(path.stat().st_size for path in folder.glob('*.pth'))
 

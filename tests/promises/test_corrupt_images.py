@@ -8,7 +8,7 @@ from labelled import classifier_config, make_images
 from mmengine.config import Config
 
 from beit_mm.datasets import UnreadableImageError
-from beit_mm.engine.bad_data import UnreadableImagesHook
+from beit_mm.engine.unreadable import UnreadableImagesHook
 
 
 def break_images(folder: Path) -> list[str]:

@@ -49,7 +49,7 @@ CONFIGS = [
     ('train', PRETRAINING, '--resume a.pth', 'resume load_from'),
     ('train', PRETRAINING, '--no-validate', 'val_cfg val_dataloader val_evaluator'),
     ('train', PRETRAINING, '--auto-scale-lr', 'auto_scale_lr.enable'),
-    ('train', PRETRAINING, '--compile', 'custom_hooks.8'),
+    ('train', PRETRAINING, '--compile', 'custom_hooks.7'),
     ('test', CLASSIFIER, '--work-dir a', 'work_dir'),
     ('test', CLASSIFIER, '--amp', 'test_cfg.fp16'),
     ('test', CLASSIFIER, '--cfg-options model.head.topk=1', 'model.head.topk'),

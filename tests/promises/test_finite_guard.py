@@ -1,8 +1,8 @@
-"""A step without a finite gradient changes nothing, on no rank; 25 in a row stop the run and can be looked into."""
+"""A step without a finite gradient changes nothing, on no rank; 25 in a row stop the run, which can be resumed."""
 
 import copy
-import json
 import math
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 
@@ -13,13 +13,12 @@ from helpers import train as train_run
 from labelled import classifier_config, make_images
 from mmengine.config import Config
 from mmengine.hooks import Hook
-from mmengine.registry import DefaultScope
-from mmengine.runner import Runner
 from promises.test_resume import differences
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from beit_mm.engine.optim import MAX_SKIPPED_IN_A_ROW, AutocastOptimWrapper
+from beit_mm.engine.optim import MAX_SKIPPED_IN_A_ROW, STEPS_BETWEEN_FETCHES, AutocastOptimWrapper
+from beit_mm.errors import UserError
 from beit_mm.registry import HOOKS
 
 OPTIMIZERS = {
@@ -58,7 +57,7 @@ def test_a_bad_step_changes_nothing_and_training_goes_on_as_without_it(optimizer
     assert not differences(before, train(model, wrapper, BAD, BAD))
     after = train(model, wrapper, GOOD, BAD, GOOD)
     assert not differences(after, train(*peer, *[GOOD] * (steps_before + 2)))
-    assert wrapper.look() == (0, 3, 0, steps_before + 3)
+    assert wrapper.read_counters() == (0, 3, 0, steps_before + 3)
 
 
 def test_a_good_step_is_the_optimizers_own():
@@ -79,23 +78,23 @@ def test_accumulation_skips_the_whole_step():
     before = train(model, wrapper, *[GOOD] * 3)
     for batches in ([BAD, GOOD, GOOD], [GOOD, BAD, GOOD], [GOOD, GOOD, BAD]):
         assert not differences(before, train(model, wrapper, *batches))
-    assert wrapper.look() == (3, 3, 0, 3)  # steps, and the first batch of the first of them
-    assert differences(before, train(model, wrapper, *[GOOD] * 3)) and wrapper.look()[:3] == (0, 3, 0)
+    assert wrapper.read_counters() == (3, 3, 0, 3)  # steps, and the first batch of the first of them
+    assert differences(before, train(model, wrapper, *[GOOD] * 3)) and wrapper.read_counters()[:3] == (0, 3, 0)
 
 
 def test_an_overflow_is_told_apart_from_a_nan_of_the_model():
     model, wrapper = make(half=True)
     before = train(model, wrapper, GOOD)
     train(model, wrapper, BAD)  # the loss is NaN: the scale is not to blame
-    assert wrapper.look()[:3] == (1, 1, 0) and wrapper.loss_scaler.get_scale() == 2**16
+    assert wrapper.read_counters()[:3] == (1, 1, 0) and wrapper.loss_scaler.get_scale() == 2**16
     wrapper.loss_scaler.update(1e38)
     after = train(model, wrapper, 100 * GOOD)  # the loss is finite, times the scale it is not
-    assert wrapper.look()[:3] == (2, 1, 1) and wrapper.loss_scaler.get_scale() == pytest.approx(5e37)
+    assert wrapper.read_counters()[:3] == (2, 1, 1) and wrapper.loss_scaler.get_scale() == pytest.approx(5e37)
     assert not differences(before, after)
     wrapper.loss_scaler.update(1.0)
     model[2].weight.register_hook(lambda gradient: gradient / 0)  # behind a finite loss; no scale pushed it there
     train(model, wrapper, GOOD)
-    assert wrapper.look()[:3] == (3, 2, 1)
+    assert wrapper.read_counters()[:3] == (3, 2, 1)
 
 
 def test_counters_and_norms_are_resumed_and_logged():
@@ -104,12 +103,12 @@ def test_counters_and_norms_are_resumed_and_logged():
     train(model, before, GOOD, BAD, BAD, GOOD, BAD)
     model, wrapper = make()
     wrapper.load_state_dict(copy.deepcopy(before.state_dict()))
-    wrapper.look()
+    wrapper.read_counters()
     assert wrapper.message_hub.get_scalar('train/skipped_steps').current() == 3
     norms = wrapper.message_hub.get_scalar('train/grad_norm').data[0][-5:]
     assert [math.isfinite(norm) for norm in norms] == [True, False, False, True, False]
     train(model, wrapper, GOOD)
-    assert wrapper.look()[:3] == (0, 3, 0)
+    assert wrapper.read_counters()[:3] == (0, 3, 0)
 
 
 def test_a_nan_on_one_rank_skips_the_step_on_both(tmp_path):
@@ -119,11 +118,16 @@ def test_a_nan_on_one_rank_skips_the_step_on_both(tmp_path):
         model, wrapper = make(half=True)
         parallel = DistributedDataParallel(model, broadcast_buffers=False, gradient_as_bucket_view=True)
         before = train(parallel, wrapper, GOOD + rank)
-        after = train(parallel, wrapper, *[BAD if rank else GOOD] * MAX_SKIPPED_IN_A_ROW)
-        return differences(before, after), tuple(wrapper.look()), wrapper.loss_scaler.get_scale()
+        batch, found = BAD if rank else GOOD, []
+        for number in (MAX_SKIPPED_IN_A_ROW - 1, 1):
+            after = train(parallel, wrapper, *[batch] * number)
+            found.append((differences(before, after), wrapper.loss_scaler.get_scale()))
+            with nullcontext() if number > 1 else pytest.raises(UserError, match='not finite .* from iteration 1 on'):
+                found.append(tuple(wrapper.read_counters()))
+        return found
 
-    skipped = MAX_SKIPPED_IN_A_ROW, MAX_SKIPPED_IN_A_ROW, 0, 1
-    assert run_ranks(run, tmp_path) == [([], skipped, 2.0**16)] * 2
+    unchanged, skipped = ([], 2.0**16), MAX_SKIPPED_IN_A_ROW - 1
+    assert run_ranks(run, tmp_path) == [[unchanged, (skipped, skipped, 0, 1), unchanged]] * 2
 
 
 POISONED = range(5, 9)  # batches; two are a step; the run is stopped after the step with the last of them
@@ -149,38 +153,38 @@ def poisoned_run(folder: Path, work_dir: Path, **changes: object) -> Config:
     config.optim_wrapper.optimizer = dict(type='AdamW', lr=1e-3, fused=True)
     config.optim_wrapper.accumulative_counts = 2
     checkpoint = dict(type='beit_mm.CheckpointHook', by_epoch=False, interval=FIRST, max_keep_ckpts=-1)
-    config.default_hooks = dict(checkpoint=checkpoint, logger=dict(type='LoggerHook', interval=3))
-    hooks = ('StepSeedHook', 'CheckpointMetaHook', 'Poison', 'BadStepHook', 'FitCheckHook')
+    info = dict(type='beit_mm.RuntimeInfoHook')
+    config.default_hooks = dict(checkpoint=checkpoint, logger=dict(type='LoggerHook', interval=3), runtime_info=info)
+    hooks = ('StepSeedHook', 'CheckpointMetaHook', 'Poison', 'FitCheckHook')
     config.custom_hooks = [dict(type=f'beit_mm.{name}') for name in hooks]
     config.log_processor = dict(by_epoch=False)
     config.update(changes)
     return config
 
 
-def test_a_stop_leaves_the_weights_from_before_the_first_bad_step_names_its_images_and_can_be_resumed(tmp_path):
+def test_a_stop_names_the_first_bad_step_and_its_last_checkpoint_is_from_before_it_and_can_be_resumed(tmp_path):
     again = partial(poisoned_run, make_images(tmp_path / 'images', 12))
-    config = again(tmp_path / 'work')
-    with pytest.MonkeyPatch.context() as patch, pytest.raises(ValueError) as error:
-        patch.setattr('beit_mm.engine.bad_data.MAX_SKIPPED_IN_A_ROW', 2)
-        train_run(config)
-    folder, message = tmp_path / f'work/bad_step_{FIRST}', str(error.value)
-    files = tmp_path / f'work/iter_{FIRST}.pth', folder / 'checkpoint.pth'
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(UserError, match=f'2 steps.* iteration {FIRST} .*dtype'):
+        patch.setattr('beit_mm.engine.optim.MAX_SKIPPED_IN_A_ROW', 2)
+        train_run(again(tmp_path / 'work'))
+    files = [tmp_path / f'work/iter_{number}.pth' for number in (FIRST, 2 * FIRST)]
     before, left = (torch.load(file, weights_only=True) for file in files)
-    assert (left['meta']['epoch'], left['meta']['iter']) == (1, 10)
+    assert (tmp_path / 'work/last_checkpoint').read_text() == str(files[1])
     assert not differences(before['state_dict'], left['state_dict'])
     for part in ('state', 'loss_scaler'):
         assert not differences(before['optimizer'][part], left['optimizer'][part])
-    # a step was being accumulated when the log was written
-    assert left['optimizer']['skipped_steps']['counters'].tolist() == [3, 3, 0, FIRST]
-    assert f'--resume {folder}/checkpoint.pth)' in message and 'not finite in 2 steps' in message
-    part = json.loads((folder / 'rank0.json').read_text())
-    assert [part[key] for key in ('iteration', 'rank', 'world_size', 'seed')] == [FIRST, 0, 1, 3]
-    assert [loss == 'nan' for loss in part['losses']] == [False, *[True] * 4, False]
-    with DefaultScope.overwrite_default_scope('mmpretrain'):
-        batches = list(Runner.build_dataloader(config.train_dataloader, seed=3))[FIRST : FIRST + 2]
-    expected = [sample.img_path for batch in batches for sample in batch['data_samples']]
-    assert [sample['img_path'] for sample in part['samples']] == expected
+    assert left['optimizer']['skipped_steps']['counters'].tolist() == [2, 2, 0, FIRST]
 
     whole = train_run(again(tmp_path / 'whole'))
     resumed = train_run(again(tmp_path / 'resumed', resume=True, load_from=str(files[1])))
     assert not differences(*(runner.model.state_dict() for runner in (whole, resumed)))
+
+
+def test_a_run_without_our_hooks_stops_too():
+    model, wrapper = make()
+    with pytest.raises(UserError, match='not finite'):
+        train(model, wrapper, *[BAD] * 2 * STEPS_BETWEEN_FETCHES)
+
+
+def test_a_config_of_an_earlier_version_may_name_the_hook_that_stopped_a_run():
+    assert HOOKS.build(dict(type='beit_mm.BadStepHook'))

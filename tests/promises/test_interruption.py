@@ -15,6 +15,9 @@ from helpers import make_runner, run_ranks
 from mmengine.config import Config
 from mmengine.hooks import Hook
 from promises.test_resume import differences
+from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
+
+from beit_mm.pictures import read_scalars
 
 SIGNALS = {signal.SIGTERM: 75, signal.SIGUSR1: 75, signal.SIGHUP: 75, signal.SIGINT: 130}  # and the exit code
 
@@ -63,7 +66,7 @@ def train(config, folder: Path, *hooks: Hook, **changes: object) -> int:
 @pytest.mark.parametrize('number', SIGNALS)
 def test_a_signal_saves_and_the_resumed_run_ends_the_same(number, config, tmp_path, monkeypatch):
     said, whole, work = [], tmp_path / 'whole', tmp_path / 'work'
-    monkeypatch.setattr('beit_mm.engine.interruption.log', lambda message: said.append(message))
+    monkeypatch.setattr('beit_mm.engine.signals.log', lambda message: said.append(message))
     config.model.backbone.drop_path_rate = 0.3
     assert train(config, work, Act('after_train_iter', send(number))) == SIGNALS[number]
     assert [path.name for path in work.glob('*.pth')] == ['interrupted.pth']  # in the middle of an epoch of 3
@@ -84,12 +87,9 @@ def test_accumulated_gradients_are_used_first(config, tmp_path):
     assert torch.load(tmp_path / 'interrupted.pth', weights_only=True)['meta']['iter'] == 4
 
 
-class KeepFigures(Hook):
-    """What a run has measured on held-out images, but for times."""
-
-    def after_train(self, runner):
-        scalars = runner.message_hub.log_scalars.items()
-        self.found = {name: log.data[0].tolist() for name, log in scalars if name.startswith('val/mim')}
+def losses_of(folder: Path) -> dict[int, float]:
+    """What a run has measured on held-out images, in all its calls, by the step."""
+    return {step: row['mim_loss'] for step, row in read_scalars(folder)[1].items()}
 
 
 EMA = [None, dict(type='EMAHook', momentum=0.5), dict(type='mmpretrain.EMAHook', momentum=0.5, evaluate_on_origin=True)]
@@ -108,7 +108,7 @@ EMA = [None, dict(type='EMAHook', momentum=0.5), dict(type='mmpretrain.EMAHook',
 def test_a_signal_in_a_validation_ends_it_and_the_resumed_run_begins_it_anew(
     loop, iteration, ema, saved, pretrain_config, tmp_path
 ):
-    whole, work, batches = KeepFigures(), KeepFigures(), []
+    batches = []
     config, by_epoch = pretrain_config, 'max_epochs' in loop
     config.train_cfg = dict(loop, type=f'beit_mm.{loop["type"]}')
     config.val_dataloader.batch_size = 2  # of 12 images
@@ -116,12 +116,13 @@ def test_a_signal_in_a_validation_ends_it_and_the_resumed_run_begins_it_anew(
     config.default_hooks.checkpoint.update(by_epoch=by_epoch, interval=1 if by_epoch else 3, **best)
     config.log_processor.by_epoch = by_epoch
     config.custom_hooks += [ema] if ema else []
-    assert train(config, tmp_path / 'whole', whole) == 0
+    assert train(config, tmp_path / 'whole') == 0
     signals = Act('after_val_iter', lambda: batches.append(0) or send(signal.SIGTERM)(), iteration)
     assert train(config, tmp_path / 'work', signals) == 75
     assert len(batches) == 1 and Path((tmp_path / 'work/last_checkpoint').read_text()).stem == saved
-    assert train(config, tmp_path / 'work', work, resume=True) == 0
-    assert whole.found == work.found and len(whole.found['val/mim_loss']) == 2 + (loop.get('val_begin') == 0)
+    assert train(config, tmp_path / 'work', resume=True) == 0
+    losses = losses_of(tmp_path / 'whole')
+    assert losses == losses_of(tmp_path / 'work') and len(losses) == 2 + (loop.get('val_begin') == 0)
     names = [sorted(path.name for path in (tmp_path / folder).glob('*.pth')) for folder in ('whole', 'work')]
     assert names[0] == names[1] and 'interrupted.pth' not in names[0]
     for name in names[0]:
@@ -157,7 +158,7 @@ def test_two_processes_stop_in_the_second_validation(place, iteration, pretrain_
 
 def test_a_signal_ends_the_reading_of_held_out_images(pretrain_config, tmp_path, monkeypatch):
     read = []
-    place = 'beit_mm.engine.bad_data._Reading.__getitem__'
+    place = 'beit_mm.engine.unreadable.ReadingErrors.__getitem__'
     monkeypatch.setattr(place, lambda self, index: read.append(index) or send(signal.SIGTERM)() and None)
     assert train(pretrain_config, tmp_path) == 75
     assert read == [0] and not [*tmp_path.glob('*.pth')]
@@ -193,7 +194,7 @@ def test_a_run_under_nohup_outlives_its_terminal(config, tmp_path):
 
 def test_a_second_sigint_stops_at_once(config, tmp_path, monkeypatch):
     clock = SimpleNamespace(monotonic=lambda: clock.now, now=0.0, strftime=time.strftime)
-    monkeypatch.setattr('beit_mm.engine.interruption.time', clock)
+    monkeypatch.setattr('beit_mm.engine.signals.time', clock)
 
     def twice() -> None:
         send(signal.SIGINT, signal.SIGINT)()  # in one moment: a terminal's and a launcher's are one
@@ -250,6 +251,19 @@ def test_workers_end_with_a_training_and_with_a_test(pretrain_config):
         runner.register_hook(counts)
         run()
         assert max(counts.found) > len(others) and set(multiprocessing.active_children()) <= others
+
+
+def test_where_torch_names_the_end_of_workers_otherwise_they_live_on_and_the_run_ends(pretrain_config, monkeypatch):
+    pretrain_config.train_dataloader.update(num_workers=1, persistent_workers=True)
+    pretrain_config.train_cfg.max_epochs = 1
+    shut_down = _MultiProcessingDataLoaderIter._shutdown_workers
+    monkeypatch.setattr(_MultiProcessingDataLoaderIter, '__del__', shut_down)
+    monkeypatch.delattr(_MultiProcessingDataLoaderIter, '_shutdown_workers')
+    others = set(multiprocessing.active_children())
+    runner = make_runner(pretrain_config)
+    runner.train()
+    assert runner.iter == 3 and len(set(multiprocessing.active_children()) - others) == 1
+    shut_down(runner.train_dataloader._iterator)
 
 
 def test_two_processes_stop_at_the_same_step_and_soon(config, tmp_path):

@@ -20,7 +20,7 @@ from torch import nn
 from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException, FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from beit_mm.engine.interruption import EpochLoop
+from beit_mm.engine.loops import EpochLoop
 from beit_mm.models import VQKD, Tokenizer
 
 # What makes the host wait where its argument is on a CUDA device: values, and shapes that depend on values.

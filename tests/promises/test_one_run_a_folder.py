@@ -10,7 +10,7 @@ from unittest.mock import Mock
 import pytest
 from helpers import make_runner
 
-from beit_mm.engine.interruption import InterruptionHook
+from beit_mm.engine.signals import InterruptionHook
 
 
 def hold(folder: Path, pipe: Connection) -> None:

@@ -85,8 +85,7 @@ def test_a_file_with_mmengines_own_pickled_history_is_resumed(run, resumed, tmp_
     assert not differences(first.model.state_dict(), second.model.state_dict())
     moments = (runner.optim_wrapper.optimizer.state_dict()['state'] for runner in (first, second))
     assert not differences(*moments)
-    before, after = (runner.message_hub.get_scalar('train/loss').data for runner in (first, second))
-    assert len(before[0]) == 9 and all((old == new).all() for old, new in zip(before, after, strict=True))
+    assert not second.message_hub.log_scalars  # the log of the first run has them
 
 
 def test_resuming_executes_nothing_deletes_nothing_of_others_and_takes_over_no_text(content, resumed, tmp_path):
@@ -104,7 +103,7 @@ def test_resuming_executes_nothing_deletes_nothing_of_others_and_takes_over_no_t
     content['meta'] |= dict(texts, run=f'{said}\x1b', config=config, config_dict=texts, dataset_meta=texts)
     told = dict(best_ckpt=f'{tmp_path}/mine', best_score=-1.0, keep_ckpt_ids=[1, 2, '../x'], number=1.5)
     hub['runtime_info'] |= dict(texts, dataset_meta=dict(classes=[said]), **told)
-    hub['log_scalars'][f'train/{said}\x1b[2J'] = hub['log_scalars']['train/loss']
+    hub['log_scalars'] = {f'train/{said}\x1b[2J': dict(values=torch.ones(3), counts=torch.ones(3), max_length=9)}
     hub['resumed_keys'] |= dict.fromkeys((*texts, *told, f'train/{said}\x1b[2J'), True)
     runner = resumed(content)
     runner.train()
@@ -115,7 +114,7 @@ def test_resuming_executes_nothing_deletes_nothing_of_others_and_takes_over_no_t
     assert said.encode() not in Path(runner.work_dir, 'run_id').read_bytes()
     info = found['message_hub']['runtime_info']
     assert found['meta']['cfg'] == info['cfg'] == runner.cfg.pretty_text and info['seed'] == runner.seed
-    assert info['number'] == 1.5 and len(found['message_hub']['log_scalars']['train/loss']['values']) == 12
+    assert info['number'] == 1.5 and not found['message_hub']['log_scalars']
 
 
 @pytest.mark.parametrize('part', ['head', 'optimizer', "mmengine's wrapper"])

@@ -21,7 +21,7 @@ from PIL import Image
 from beit_mm.checkpoint.checkpoint import Checkpoint
 from beit_mm.datasets import SeededSampler
 from beit_mm.engine.checkpoints import in_main_process
-from beit_mm.engine.interruption import batches
+from beit_mm.engine.loops import batches
 from beit_mm.engine.steps import unwrap
 from beit_mm.registry import MODELS
 

@@ -1,0 +1,327 @@
+"""What a run says of its steps: numbers, log files, throughput, and lines of progress in a terminal."""
+
+import logging
+import os
+import resource
+import sys
+import time
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from numbers import Real
+from pathlib import Path
+from shutil import get_terminal_size
+from typing import Any
+
+import torch
+from mmengine.dist import get_world_size, is_main_process
+from mmengine.hooks import Hook
+from mmengine.hooks import LoggerHook as EngineLoggerHook
+from mmengine.hooks import RuntimeInfoHook as EngineRuntimeInfoHook
+from mmengine.logging import MMLogger
+from mmengine.runner import EpochBasedTrainLoop, Runner, find_latest_checkpoint
+from torch import Tensor
+
+from beit_mm.engine.optim import STEPS_BETWEEN_FETCHES, AutocastOptimWrapper
+from beit_mm.errors import warn
+from beit_mm.registry import HOOKS
+from beit_mm.terminal import hush, printable, printable_record
+
+HISTORY = 10_000  # steps whose logged numbers are kept
+SECONDS = 10.0  # between two lines of progress
+PASSES = 3  # forward passes that take as long as a step: its backward pass costs two
+NO_TERMINAL = (120, 0)  # columns and lines to assume where there is none
+FORMATS = dict(  # of the numbers in a line of progress, in their order
+    loss='loss {:.3f}',
+    mim_acc='mim_acc {:.3f}',
+    lr='lr {:.1e}',
+    images_per_second='{:,.0f} images/s',
+    data_time='data {:.3f} s',
+    memory='{:.3g} GiB',
+)
+
+
+@HOOKS.register_module()
+class RuntimeInfoHook(EngineRuntimeInfoHook):
+    """mmengine's, with a step's numbers left on the device until a line of the log needs them.
+
+    mmengine fetches each loss at each step: the host waits for the device, then the device for the next step.
+    `lr` is the highest rate of all parameter groups, which is the last layer's: mmengine logs the first layer's, and a
+    `base_lr` that auto_scale_lr never scales. The counters of AutocastOptimWrapper are fetched with the losses.
+    """
+
+    def __init__(self):
+        self.waiting: list[dict[str, Any]] = []  # outputs of the steps since the last fetch
+
+    def before_train_iter(self, runner: Runner, batch_idx: int, data_batch: Any = None) -> None:
+        runner.message_hub.update_info('iter', runner.iter)
+        for name, rates in runner.optim_wrapper.get_lr().items():
+            if not name.endswith('base_lr'):
+                runner.message_hub.update_scalar(f'train/{name}', max(rates))
+
+    def after_train_iter(self, runner: Runner, batch_idx: int, data_batch: Any = None, outputs: Any = None) -> None:
+        held = {key: value.detach() if isinstance(value, Tensor) else value for key, value in (outputs or {}).items()}
+        self.waiting.append(held)
+        if fetch_due(runner, batch_idx):
+            self.fetch(runner)
+            if isinstance(runner.optim_wrapper, AutocastOptimWrapper):
+                runner.optim_wrapper.read_counters()
+
+    def after_train(self, runner: Runner) -> None:
+        self.fetch(runner)
+        super().after_train(runner)
+
+    def fetch(self, runner: Runner) -> None:
+        """Adds the numbers of all steps since the last fetch to the history, with one wait for the device."""
+        waiting, self.waiting = self.waiting, []
+        tensors = [value for step in waiting for value in step.values() if isinstance(value, Tensor)]
+        together = [tensor.reshape(()).to(tensors[0].device, torch.float32) for tensor in tensors]
+        numbers = iter(torch.stack(together).tolist() if together else [])
+        for step in waiting:
+            for key, value in step.items():
+                runner.message_hub.update_scalar(f'train/{key}', next(numbers) if isinstance(value, Tensor) else value)
+
+
+def fetch_due(runner: Runner, batch_idx: int) -> bool:
+    """Whether to fetch numbers from the device, or from other ranks, after this batch; the same on all ranks.
+
+    True where a line of the log is due, every 50 batches, and at the end of an epoch and of the run.
+    """
+    loggers = [hook for hook in runner.hooks if isinstance(hook, EngineLoggerHook)]
+    is_logged = any(logger.every_n_inner_iters(batch_idx, logger.interval) for logger in loggers)
+    is_last = batch_idx + 1 == len(runner.train_dataloader) or runner.iter + 1 == runner.max_iters
+    return is_logged or is_last or (batch_idx + 1) % STEPS_BETWEEN_FETCHES == 0
+
+
+@contextmanager
+def written_if_possible(runner: Runner) -> Iterator[None]:
+    """Turns the error of a full disk, or of a deleted folder, into a warning: for logs and pictures."""
+    try:
+        yield
+    except OSError as error:
+        warn_unwritten(runner, error)
+
+
+def warn_unwritten(runner: Runner, error: BaseException | None) -> None:
+    reason = getattr(error, 'strerror', None) or error  # mmengine logs the same warning once in a run
+    warn(f'Some logs and pictures cannot be written to {runner.work_dir}: {reason}. The training continues.')
+
+
+@HOOKS.register_module()
+class LoggerHook(EngineLoggerHook):
+    """mmengine's, except that a file that cannot be written (log, scalars, TensorBoard's) is one warning."""
+
+    def before_run(self, runner: Runner) -> None:
+        super().before_run(runner)
+        for handler in runner.logger.handlers:  # they write the text log
+            handler.addFilter(printable_record)  # escapes what a terminal would obey
+            if isinstance(handler, logging.FileHandler):
+                handler.handleError = lambda record: warn_unwritten(runner, sys.exc_info()[1])  # type: ignore[method-assign]
+
+    def after_train_iter(self, runner: Runner, *args: Any, **kwargs: Any) -> None:
+        with written_if_possible(runner):
+            super().after_train_iter(runner, *args, **kwargs)
+
+    def after_val_epoch(self, runner: Runner, metrics: dict[str, float] | None = None) -> None:
+        with written_if_possible(runner):
+            super().after_val_epoch(runner, metrics)
+
+    def after_run(self, runner: Runner) -> None:
+        with written_if_possible(runner):
+            super().after_run(runner)
+
+
+@HOOKS.register_module()
+class ThroughputHook(Hook):
+    """Logs `images_per_second` of all processes in the last 50 steps, with the wait for data, without validation.
+
+    If more than half of that time is the wait, it warns once. It also limits mmengine's histories of logged numbers,
+    which are copied at every step, to 10,000 entries: copying a million takes 14 ms.
+    """
+
+    def __init__(self):
+        self.steps: deque[tuple[int, float]] = deque(maxlen=50)  # images, seconds
+        self.waits: deque[list[float]] = deque(maxlen=50)  # seconds for data, and in all
+        self.last, self.is_first = 0.0, True
+        self.warned = False
+
+    def before_train_epoch(self, runner: Runner) -> None:
+        self.last, self.is_first = time.perf_counter(), True
+
+    def after_val_epoch(self, runner: Runner, metrics: dict | None = None) -> None:
+        self.before_train_epoch(runner)  # iteration-based runs validate in the middle of an epoch
+
+    def after_train_iter(self, runner: Runner, batch_idx: int, data_batch: dict, outputs: dict) -> None:
+        now, scalars = time.perf_counter(), runner.message_hub.log_scalars
+        inputs = data_batch['inputs']  # a dict in pretraining, the images themselves in classification
+        images = inputs['images'] if isinstance(inputs, dict) else inputs
+        self.steps.append((len(images) * get_world_size(), now - self.last))
+        self.last = now
+        count, seconds = map(sum, zip(*self.steps, strict=True))
+        runner.message_hub.update_scalar('train/images_per_second', count / seconds)
+        timers = [scalars.get(f'train/{name}') for name in ('data_time', 'time')]  # mmengine's IterTimerHook
+        if not self.is_first and None not in timers:  # in a first step workers start, or a validation is counted
+            self.waits.append([timer.current() for timer in timers])
+        self.is_first = False
+        if not self.warned and len(self.waits) == 50:
+            waited, taken = map(sum, zip(*self.waits, strict=True))
+            if waited > 0.5 * taken:
+                self.warned = True
+                warn(f'{waits_for_images(waited / taken)}.')
+        for history in scalars.values():
+            history.max_length = HISTORY
+
+
+def waits_for_images(share: float) -> str:
+    return (
+        f'Reading images limits the training: {share:.0%} of the time is spent waiting for them. More workers help, or '
+        'smaller copies of the images (tools/datasets/resize_images.py)'
+    )
+
+
+class QuietRunner(Runner):
+    """A Runner that leaves the terminal to its ProgressHook, except for warnings; its log files have everything."""
+
+    def build_logger(self, log_level: int | str = 'INFO', log_file: str | None = None, **kwargs: Any) -> MMLogger:
+        logger = super().build_logger(log_level, log_file, **kwargs)
+        for handler in hush(logger):
+            if isinstance(handler, logging.StreamHandler):
+                handler.setStream(sys.stderr)  # the standard output may be shut, see terminal.without_output
+        return logger
+
+
+class TerminalRunner(QuietRunner):
+    """The same for a run in a folder of its own, with its log in `<work_dir>.log`."""
+
+    def build_logger(self, log_level: int | str = 'INFO', log_file: str | None = None, **kwargs: Any) -> MMLogger:
+        return super().build_logger(log_level, log_file or f'{Path(self.work_dir)}.log', **kwargs)
+
+
+class ProgressHook(Hook):
+    """Prints a line of progress every few seconds, as wide as the terminal, and the numbers of validations.
+
+    The time that is left covers all steps and validations. Until a validation has begun, its time is estimated from
+    that of a step.
+    """
+
+    priority = 'VERY_LOW'
+
+    def __init__(self, title: str, seconds: float = SECONDS):
+        self.title, self.seconds = title, seconds
+        self.stream = sys.stdout  # at the time when the hook is built
+        self.announced = False
+        self.step = self.batch = 0.0  # seconds of a training step, and of a batch of a validation; 0: not known yet
+
+    def before_train(self, runner: Runner) -> None:
+        self.begin, self.first = time.monotonic(), runner.iter  # `begin` moves on by the time of each validation
+        self.due = self.begin + min(self.seconds, 2)  # the first line comes soon
+
+    def after_train_iter(self, runner: Runner, batch_idx: int, data_batch: Any = None, outputs: Any = None) -> None:
+        done = runner.iter + 1
+        self.step = (time.monotonic() - self.begin) / (done - self.first)
+        if self.is_due() or done == runner.max_iters:
+            for hook in runner.hooks:
+                if isinstance(hook, RuntimeInfoHook):
+                    hook.fetch(runner)
+            left = self.seconds_left(runner, done)
+            self.say(progress_line(self.title, done, runner.max_iters, recent_numbers(runner), left))
+
+    def before_val(self, runner: Runner) -> None:
+        self.val_begin = time.monotonic()
+
+    def after_val_iter(self, runner: Runner, batch_idx: int, data_batch: Any = None, outputs: Any = None) -> None:
+        done, batches = batch_idx + 1, len(runner.val_dataloader)
+        self.batch = (time.monotonic() - self.val_begin) / done
+        if self.is_due():
+            left = self.seconds_left(runner, runner.iter) + self.batch * (batches - done)
+            title = f'{self.title} {runner.iter:,}/{runner.max_iters:,}, held-out images, batch'
+            self.say(progress_line(title, done, batches, {}, left))
+
+    def after_val(self, runner: Runner) -> None:
+        taken = time.monotonic() - self.val_begin
+        self.begin += taken
+        self.batch = taken / len(runner.val_dataloader)
+
+    def after_val_epoch(self, runner: Runner, metrics: dict[str, float] | None = None) -> None:
+        shown = {name.removeprefix(f'{self.title}/'): value for name, value in (metrics or {}).items()}
+        numbers = [f'{name} {value:.4g}' for name, value in shown.items() if isinstance(value, Real)]
+        self.say(fitted(f'{self.title} {runner.iter:,}, held-out images:', numbers))
+        picture = Path(runner.work_dir, 'pictures', f'iter_{runner.iter}.png')  # of ReconstructionHook
+        if not self.announced and picture.is_file():
+            self.announced = True
+            self.say(f'{self.title}: first picture, {os.path.relpath(picture)}')
+
+    def after_train(self, runner: Runner) -> None:
+        if runner.iter < runner.max_iters:  # a hook has set stop_training, and said why in the log at most
+            others = [str(hook['type']) for hook in runner.cfg.get('custom_hooks') or []]
+            names = ' or '.join(name for name in others if not name.startswith('beit_mm.')) or 'a hook'
+            saved = f'weights: {find_latest_checkpoint(runner.work_dir) or "not saved"}'  # CheckpointHook came before
+            self.say(f'{self.title}: ended by {names} after step {runner.iter:,} of {runner.max_iters:,}; {saved}')
+
+    def before_test(self, runner: Runner) -> None:
+        self.before_train(runner)
+
+    def after_test_iter(self, runner: Runner, batch_idx: int, data_batch: Any = None, outputs: Any = None) -> None:
+        done, batches = batch_idx + 1, len(runner.test_dataloader)
+        if self.is_due():
+            left = (time.monotonic() - self.begin) / done * (batches - done)
+            self.say(progress_line(f'{self.title}, batch', done, batches, {}, left))
+
+    def is_due(self) -> bool:
+        """Whether it is time for a line; then the next one is due some seconds later."""
+        now = time.monotonic()
+        if now < self.due:
+            return False
+        self.due = now + self.seconds
+        return True
+
+    def seconds_left(self, runner: Runner, done: int) -> float:
+        """The time of the steps after the first `done`, and of the validations after the present step."""
+        if runner.val_loop is None:
+            return self.step * (runner.max_iters - done)
+        train, val = runner.train_dataloader, runner.val_dataloader
+        step_in_batches = PASSES * train.batch_size / (val.batch_size or 1)
+        step = self.step or self.batch * step_in_batches
+        batch = self.batch or self.step / step_in_batches
+        return step * (runner.max_iters - done) + batch * len(val) * validations_left(runner)
+
+    def say(self, line: str) -> None:
+        if is_main_process():
+            print(printable(line), file=self.stream, flush=True)
+
+
+def validations_left(runner: Runner) -> int:
+    """How many validations come after the present step, by the interval of the training loop."""
+    loop = runner.train_loop
+    by_epoch = isinstance(loop, EpochBasedTrainLoop)
+    now, end = (runner.epoch, runner.max_epochs) if by_epoch else (runner.iter, runner.max_iters)
+    later = range(max(now + 1, loop.val_begin), end + 1)
+    return sum(position % loop.val_interval == 0 or position == end for position in later)
+
+
+def recent_numbers(runner: Runner) -> dict[str, float]:
+    """The latest logged numbers of a run, and its memory in GiB."""
+    scalars = runner.message_hub.log_scalars
+    numbers = {name: scalars[f'train/{name}'].current() for name in FORMATS if f'train/{name}' in scalars}
+    if torch.cuda.is_available():
+        memory = torch.cuda.memory_reserved()  # not the peak, which mmengine's log resets
+    else:  # the peak, which macOS counts in bytes
+        memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == 'darwin' else 1024)
+    return dict(numbers, memory=memory / 2**30)
+
+
+def progress_line(title: str, step: int, steps: int, numbers: dict[str, float], seconds_left: float) -> str:
+    """One line about a training with as many of `numbers` (as of `recent_numbers`) as the terminal has room for."""
+    shown = [form.format(numbers[name]).replace('e-0', 'e-') for name, form in FORMATS.items() if name in numbers]
+    return fitted(f'{title} {step:,}/{steps:,}', shown, f'{timedelta(seconds=round(seconds_left))} left')
+
+
+def fitted(first: str, numbers: list[str], *last: str) -> str:
+    """One line with as many of the numbers as the terminal has room for."""
+    width = get_terminal_size(NO_TERMINAL).columns
+    line = '  '.join([first, *numbers, *last])
+    while len(line) > width and numbers:
+        numbers = numbers[:-1]
+        line = '  '.join([first, *numbers, *last])
+    return line[:width]

@@ -1,0 +1,147 @@
+"""Training loops that resume at any iteration."""
+
+import copy
+import math
+from collections.abc import Iterator, Sequence
+
+from mmengine.dataset import BaseDataset
+from mmengine.dist import get_world_size
+from mmengine.runner import EpochBasedTrainLoop, IterBasedTrainLoop, Runner
+from torch import nn
+from torch.utils.data import DataLoader
+
+from beit_mm.datasets.samplers import SeededSampler
+from beit_mm.engine.checkpoints import VALIDATED, checkpoint_hook_of
+from beit_mm.engine.checks import check_number_of_images
+from beit_mm.engine.signals import end_workers, signals_handled
+from beit_mm.errors import warn
+from beit_mm.registry import LOOPS
+
+
+@LOOPS.register_module()
+class EpochLoop(EpochBasedTrainLoop):
+    """mmengine's EpochBasedTrainLoop, which also resumes in the middle of an epoch."""
+
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        check_number_of_images(self.dataloader)  # before schedules are built, which count in epochs
+
+    def run(self) -> nn.Module:
+        if nothing_left(self.runner):
+            return self.runner.model
+        with signals_handled(self.runner):
+            self.runner.call_hook('before_train')
+            if self._epoch and self._iter == self._epoch * len(self.dataloader):
+                self._decide_current_val_interval()
+                validate(self, self._epoch, self._max_epochs)
+            while self._epoch < self._max_epochs and not self.stop_training:
+                self.run_epoch()
+                self._decide_current_val_interval()
+                validate(self, self._epoch, self._max_epochs)
+            self.runner.call_hook('after_train')
+        return self.runner.model
+
+    def run_epoch(self) -> None:
+        self.runner.call_hook('before_train_epoch')
+        self.runner.model.train()
+        first = self._iter - self._epoch * len(self.dataloader)
+        for index, batch in enumerate(batches(self.dataloader, self._epoch, first), start=first):
+            self.run_iter(index, batch)
+        self.runner.call_hook('after_train_epoch')
+        self._epoch += 1
+
+
+@LOOPS.register_module()
+class IterLoop(IterBasedTrainLoop):
+    """mmengine's IterBasedTrainLoop, which resumes at any iteration, and validates before the first if val_begin=0.
+
+    Args:
+        args, kwargs: as of mmengine's.
+        shortened_from: length of the recipe, dict(max_epochs=...) or dict(max_iters=...), where `--steps` shortened
+            this run. The run validates on its share of the held-out images, evenly spread, at least one batch.
+    """
+
+    def __init__(self, *args, shortened_from: dict[str, int] | None = None, **kwargs):
+        super().__init__(*args, **kwargs)
+        self.shortened_from = shortened_from
+        # mmengine 0.10.7 has started the workers here: too early, and for an iterator that is not used.
+        end_workers(self.dataloader)
+        self.dataloader_iterator = None
+
+    def run(self) -> nn.Module:
+        check_number_of_images(self.dataloader)
+        if nothing_left(self.runner):
+            return self.runner.model
+        if self.shortened_from and self.runner.val_loop is not None:
+            self.scale_validation(**self.shortened_from)
+        with signals_handled(self.runner):
+            self.runner.call_hook('before_train')
+            self.runner.call_hook('before_train_epoch')
+            stream = self.endless_batches()
+            self._decide_current_val_interval()
+            validate(self, self._iter, self._max_iters)
+            while self._iter < self._max_iters and not self.stop_training:
+                self.runner.model.train()
+                self.run_iter(next(stream))
+                self._decide_current_val_interval()
+                validate(self, self._iter, self._max_iters)
+            self.runner.call_hook('after_train_epoch')
+            self.runner.call_hook('after_train')
+        return self.runner.model
+
+    def set_length(self, steps: int) -> None:
+        self._max_iters = steps
+
+    def scale_validation(self, max_epochs: int = 0, max_iters: int = 0) -> None:
+        loader, share = self.runner.val_dataloader, self._max_iters / (max_iters or max_epochs * len(self.dataloader))
+        images = len(loader.dataset)
+        number = max(math.ceil(share * images), get_world_size() * (loader.batch_size or 1))
+        if number < images and isinstance(loader.dataset, BaseDataset):
+            part = f'{number:,} of {images:,} held-out images, its share of the recipe'
+            warn(f'The run validates on {part}; train_cfg.shortened_from=None takes all.')
+            validate_on(self.runner, [position * images // number for position in range(number)])
+
+    def endless_batches(self) -> Iterator:
+        epoch, first = divmod(self._iter, len(self.dataloader))
+        while True:
+            yield from batches(self.dataloader, epoch, first)
+            epoch, first = epoch + 1, 0
+
+
+def batches(loader: DataLoader, epoch: int, first: int = 0) -> Iterator:
+    """The batches of an epoch from the `first` on; with another library's sampler it reads and drops the others."""
+    if isinstance(loader, DataLoader):  # mmpretrain's vis_scheduler.py has a list instead
+        loader.sampler.set_epoch(epoch)
+    seeks = isinstance(loader, DataLoader) and isinstance(loader.sampler, SeededSampler)
+    if seeks:
+        loader.sampler.skip(first * loader.batch_size)
+    for number, batch in enumerate(loader, start=first if seeks else 0):
+        if number >= first:
+            yield batch
+
+
+def validate(loop: EpochBasedTrainLoop | IterBasedTrainLoop, position: int, end: int) -> None:
+    """Validates where it is due, if the config says how; at the end of a run always, unless that is before val_begin.
+
+    A resumed run calls it first: its checkpoint may have been written before a validation, or in one.
+    """
+    is_due = position >= loop.val_begin and (position % loop.val_interval == 0 or position == end)
+    is_done = loop.runner.message_hub.get_info(VALIDATED) == loop.iter
+    if loop.runner.val_loop is not None and is_due and not is_done:
+        loop.runner.val_loop.run()
+
+
+def validate_on(runner: Runner, indices: Sequence[int]) -> None:
+    """Limits the validations of a run to these held-out images."""
+    dataset = runner.val_dataloader.dataset.get_subset(indices)
+    config = dict(copy.deepcopy(runner.cfg.val_dataloader), dataset=dataset)
+    runner.val_loop.dataloader = runner.build_dataloader(config, seed=runner.seed)
+
+
+def nothing_left(runner: Runner) -> bool:
+    """Whether a run is resumed at its end, which a line says, and has made its last validation too."""
+    iteration, end, hook = runner.iter, runner.max_iters, checkpoint_hook_of(runner)
+    if iteration >= end:
+        advice = 'make it longer (--steps, train_cfg), or choose another --work-dir'
+        warn(f'The run is finished: the checkpoint has {iteration} iterations, the config {end}; {advice}.')
+    return iteration > end or (iteration == end and hook is not None and hook.finished)

@@ -1,0 +1,274 @@
+"""Signals that end a run so that it can be resumed, its data workers, and one run a folder."""
+
+import contextlib
+import fcntl
+import os
+import signal
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from pathlib import Path
+from typing import IO, Any
+
+import torch
+import torch.distributed as dist
+from mmengine.dist import all_gather_object, get_rank, get_world_size, is_main_process
+from mmengine.hooks import EMAHook, Hook
+from mmengine.runner import Runner
+from torch.utils.data import DataLoader
+
+from beit_mm.engine.checkpoints import at_boundary, checkpoint_hook_of, in_main_process, is_training
+from beit_mm.errors import UserError, log, warn
+from beit_mm.registry import HOOKS
+from beit_mm.terminal import typed
+
+# 75, EX_TEMPFAIL, asks a scheduler to requeue the run. A closed terminal sends SIGHUP, unless `nohup` ignores it.
+EXIT_CODES = dict.fromkeys((signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP), os.EX_TEMPFAIL) | {signal.SIGINT: 130}
+SECONDS_TO_CONNECT = 60.0  # for all processes together
+
+
+@HOOKS.register_module()
+class InterruptionHook(Hook):
+    """Ends a run that is told to stop so that it can be resumed; refuses two runs in one folder.
+
+    A signal lets the run finish its step, with all batches that it accumulates, or the batch of its validation. Then
+    the run saves `interrupted.pth`, and all processes end with one exit code; see docs/reliability.md. A validation
+    between accumulated batches, and what hooks measure after one (KNNHook), is finished first. In the last step of a
+    run without validation a signal has no effect. Needs our CheckpointHook, and EpochLoop or IterLoop.
+
+    The main process locks `run.lock` in the work directory; the kernel releases it however the process ends.
+    """
+
+    priority = 'HIGHEST'  # locks the folder before CheckpointHook cleans it, stops before a step has changed anything
+
+    def __init__(self):
+        self.locks: list[IO[str]] = []  # closing one of them would release all
+        self.code = 0  # exit code that a signal to this process asks for
+        self.agreed = 0  # exit code that all processes agree on
+        self.asked_at = 0.0
+        self.group: Any = None
+        self.pending: tuple[Any, torch.Tensor] | None = None  # an exchange under way
+        self.handlers: dict[signal.Signals, Any] = {}
+        self.in_training = self.validates = False
+
+    def before_run(self, runner: Runner) -> None:
+        if is_training(runner):
+            in_main_process(lambda: self.take_lock(Path(runner.work_dir)))
+
+    def take_lock(self, folder: Path) -> None:
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            lock = (folder / 'run.lock').open(
+                'a+', errors='replace'
+            )  # locked by the process: no forked worker keeps it
+            self.locks.append(lock)
+            fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            lock.truncate(0)
+            since = time.strftime('%Y-%m-%d %X')
+            lock.write(f'process {os.getpid()} on {socket.gethostname()} since {since}')
+            lock.flush()
+        except BlockingIOError:
+            lock.seek(0)
+            raise UserError(f'{folder} has a run already: {lock.read()}; choose another --work-dir') from None
+        except OSError as error:
+            warn(f'{folder} cannot be locked ({error}): make sure that no other run writes there.')
+
+    def after_run(self, runner: Runner) -> None:
+        for lock in self.locks:
+            lock.close()
+
+    def start(self, can_save: bool) -> None:
+        self.code, self.agreed, self.pending = 0, 0, None
+        self.in_training = True
+        self.group = connect() if get_world_size() > 1 else None
+        if can_save and threading.current_thread() is threading.main_thread():
+            for number in EXIT_CODES:
+                if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:  # as nohup sets it
+                    self.handlers[number] = signal.signal(number, self.receive) or signal.SIG_DFL
+
+    def close(self) -> None:
+        for number, handler in self.handlers.items():
+            signal.signal(number, handler)
+        self.handlers = {}
+        self.in_training = False
+
+    def receive(self, number: int, frame: Any) -> None:
+        if number == signal.SIGINT and self.code == EXIT_CODES[signal.SIGINT]:
+            if time.monotonic() - self.asked_at < 1:  # the terminal's and a launcher's
+                return
+            self.close()
+            raise KeyboardInterrupt
+        if not self.code:
+            self.asked_at = time.monotonic()
+        self.code = max(self.code, EXIT_CODES[signal.Signals(number)])
+        if number == signal.SIGINT and is_main_process():
+            os.write(2, b'\nStopping after this batch; Ctrl-C again stops at once.\n')
+
+    def before_train_epoch(self, runner: Runner) -> None:
+        shield_workers(runner.train_dataloader)  # here, since hooks may replace a loader in before_train
+        if runner.val_loop is not None:
+            shield_workers(runner.val_dataloader)
+
+    def before_train_iter(self, runner: Runner, batch_idx: int, data_batch: Any = None) -> None:
+        self.stop_if_told(runner)
+
+    def before_val_epoch(self, runner: Runner) -> None:
+        self.validates = bool(self.handlers)  # else no training is under way
+
+    def before_val_iter(self, runner: Runner, batch_idx: int, data_batch: Any = None) -> None:
+        # Beyond the batches that every process has, another process may be done, and would not answer.
+        if self.validates and (self.group is None or batch_idx < common_batches(runner.val_dataloader)):
+            self.stop_if_told(runner)
+
+    def after_val_epoch(self, runner: Runner, metrics: dict[str, float] | None = None) -> None:
+        self.validates = False
+
+    def after_val(self, runner: Runner) -> None:
+        if not self.in_training:  # a training ends its own workers
+            end_workers(runner.val_dataloader)
+
+    def after_test(self, runner: Runner) -> None:
+        end_workers(runner.test_dataloader)
+
+    def stop_if_told(self, runner: Runner) -> None:
+        self.agreed = self.agreed or self.exchange()
+        if self.agreed and at_boundary(runner):
+            if self.validates:
+                restore_trained_weights(runner)
+            self.stop(runner)
+
+    def exchange(self) -> int:
+        """The exit code that any process was told before the last step began; no process waits for another."""
+        if self.group is None:
+            return self.code
+        if self.pending is not None:
+            work, told = self.pending
+            work.wait()
+            if told:
+                return int(told)
+        told = torch.tensor(self.code)
+        self.pending = dist.all_reduce(told, dist.ReduceOp.MAX, group=self.group, async_op=True), told
+        return 0
+
+    def stop(self, runner: Runner) -> None:
+        path = checkpoint_hook_of(runner).save_interrupted(runner)
+        runner.visualizer.close()
+        if self.group is not None:
+            dist.barrier(group=self.group)  # the first process to exit has the others killed
+            self.handlers = dict.fromkeys(self.handlers, signal.SIG_IGN)
+        saved = 'nothing could be saved' if path is None else f'{path} is saved'
+        log(f'Stopped before iteration {runner.iter + 1}, {saved}. Resume with: {resuming_command()}')
+        sys.exit(self.agreed)
+
+
+def restore_trained_weights(runner: Runner) -> None:
+    """Has an EMAHook, which put the averaged weights into the model for a validation, take them out."""
+    for hook in runner.hooks:
+        if isinstance(hook, EMAHook):
+            vars(hook)['evaluate_on_origin'] = False  # mmpretrain's would validate once more
+            hook.after_val_epoch(runner)
+
+
+def connect() -> Any:
+    """A gloo group for CPU messages; None on all ranks if one cannot join."""
+    error = None
+    try:
+        # First one that gives up soon: a rank without a way to the others would leave them waiting.
+        dist.barrier(group=dist.new_group(backend='gloo', timeout=timedelta(seconds=SECONDS_TO_CONNECT)))
+    except RuntimeError as caught:
+        error = f'rank {get_rank()}: {str(caught).splitlines()[0]}'
+    errors = list(filter(None, all_gather_object(error)))
+    if not errors:
+        return dist.new_group(backend='gloo')
+    warn(
+        f'No gloo group ({errors[0]}): a signal stops only the process that receives it, so send it to every process. '
+        'Set GLOO_SOCKET_IFNAME to the network interface between the nodes.'
+    )
+    return None
+
+
+@contextlib.contextmanager
+def signals_handled(runner: Runner) -> Iterator[None]:
+    """The time of a training loop, in which the run's InterruptionHook handles signals; its workers end with it."""
+    hooks = [hook for hook in runner.hooks if isinstance(hook, InterruptionHook)]
+    for hook in hooks:
+        hook.start(can_save=checkpoint_hook_of(runner) is not None)
+    try:
+        yield
+    finally:
+        end_workers(runner.train_dataloader)  # also in a run that stops or fails
+        if runner.val_loop is not None:
+            end_workers(runner.val_dataloader)
+        for hook in hooks:
+            hook.close()
+
+
+def end_if_told(runner: Runner) -> None:
+    """Ends this process if a signal has come before the first step, when there is nothing to save."""
+    for hook in runner.hooks:
+        if isinstance(hook, InterruptionHook) and hook.code:
+            sys.exit(hook.code)
+
+
+def resuming_command() -> str:
+    """What a user types to resume; a scheduler that starts the same command again need not."""
+    given = os.environ.get('BEIT_MM_COMMAND')  # by dist_train.sh and slurm_train.sh
+    command = given or (get_world_size() == 1 and typed()) or 'the same command'
+    has_option = given or Path(sys.argv[0]).name == 'train.py' or sys.argv[1:2] == ['train']  # others resume without
+    return command if '--resume' in command or not has_option else f'{command} --resume'
+
+
+class WorkerInit:
+    """A loader's `worker_init_fn`: calls the one that it had, then leaves the run's signals to the main process.
+
+    Schedulers, terminals and torchrun signal the workers too, but the main process stops them: they obey SIGTERM from
+    it alone, and ignore SIGINT, SIGUSR1 and SIGHUP.
+    """
+
+    def __init__(self, first: Callable[[int], None] | None):
+        self.first, self.main_process = first, os.getpid()
+
+    def __call__(self, worker: int) -> None:
+        if self.first is not None:
+            self.first(worker)
+        if os.isatty(2):  # libjpeg writes there about each flawed image; errors go to the main process
+            with open(os.devnull, 'wb') as nothing:
+                os.dup2(nothing.fileno(), 2)
+        for number in (signal.SIGINT, signal.SIGUSR1, signal.SIGHUP):
+            signal.signal(number, signal.SIG_IGN)
+        if hasattr(signal, 'sigwaitinfo'):
+            signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+            threading.Thread(target=self._obey, daemon=True).start()
+
+    def _obey(self) -> None:
+        while signal.sigwaitinfo({signal.SIGTERM}).si_pid != self.main_process:  # says who sent it
+            pass
+        os._exit(0)
+
+
+def shield_workers(loader: DataLoader) -> None:
+    """Has a loader's future workers ignore the run's signals."""
+    if loader.num_workers and not isinstance(loader.worker_init_fn, WorkerInit):
+        loader.worker_init_fn = WorkerInit(loader.worker_init_fn)
+
+
+def end_workers(loader: DataLoader) -> None:
+    """Ends a loader's persistent workers.
+
+    Otherwise torch ends them when the process exits. Where batches are pinned it waits five seconds for each worker in
+    turn: 70 seconds with 14 workers, in which a GPU stands idle.
+    """
+    # No public way as of torch 2.13. Where these names are gone, the workers end with the process.
+    iterator = getattr(loader, '_iterator', None)
+    if hasattr(iterator, '_shutdown_workers'):
+        iterator._shutdown_workers()
+        loader._iterator = None  # a next loop starts its own
+
+
+def common_batches(loader: DataLoader) -> int:
+    """How many batches every process has: samplers may share out a remainder unevenly."""
+    images = len(loader.dataset)
+    return images // get_world_size() // (loader.batch_size or images)

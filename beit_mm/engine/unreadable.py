@@ -1,0 +1,130 @@
+"""What a run does about images that cannot be read."""
+
+import copy
+from pathlib import Path
+
+import torch
+from mmengine.dist import all_gather_object, get_rank, get_world_size, is_main_process
+from mmengine.hooks import Hook
+from mmengine.runner import Runner
+from torch.utils.data import DataLoader, Dataset
+
+from beit_mm.datasets import UnlabeledImages, UnreadableImageError
+from beit_mm.engine.checkpoints import in_main_process
+from beit_mm.engine.logs import fetch_due, written_if_possible
+from beit_mm.engine.loops import validate_on
+from beit_mm.engine.signals import end_if_told, shield_workers
+from beit_mm.errors import UserError, log, warn
+from beit_mm.files import quoted
+from beit_mm.registry import HOOKS
+
+LIST = 'unreadable_images.txt'
+
+
+@HOOKS.register_module()
+class UnreadableImagesHook(Hook):
+    """Names each image that the dataset's `on_error='skip'` replaced, and stops a run with too many of them.
+
+    At least every 50 steps the new paths of all processes go into the log and, one a line, into
+    `unreadable_images.txt` in the work directory, which a resumed run continues. In classification and segmentation
+    `unreadable` has to be among the `meta_keys` of the pipeline's last transform.
+
+    Held-out images are read once before training. With `on_error='raise'` of their dataset, one that cannot be read
+    stops the run at once; with 'skip' it is left out of every validation. Tests never leave images out.
+
+    Args:
+        max_rate: share of the dataset's images that may be unreadable, 0 to 1; 10 images are tolerated in any case.
+    """
+
+    def __init__(self, max_rate: float = 0.05):
+        self.max_rate = max_rate
+        self.path = Path(LIST)
+        self.new_paths: set[str] = set()  # met by this process since they were last listed
+        self.listed: set[str] = set()
+        self.held_out: set[str] = set()
+
+    def before_train(self, runner: Runner) -> None:
+        self.path = path = Path(runner.work_dir, LIST)
+        text = in_main_process(lambda: path.read_text(errors='replace') if path.is_file() else '')
+        self.listed = set(text.splitlines())
+        if runner.val_loop is not None and isinstance(runner.val_dataloader.dataset, UnlabeledImages):
+            self.check_held_out(runner)
+
+    def check_held_out(self, runner: Runner) -> None:
+        dataset = runner.val_dataloader.dataset
+        log(f'Reading the {len(dataset)} held-out images once, to see that none is broken.')
+        broken = find_unreadable(dataset, runner)
+        if not broken:
+            return
+        self.held_out = {quoted(error.path) for error in broken.values()}
+        self.add(runner, self.held_out)
+        count = f'{len(broken)} of {len(dataset)} held-out images cannot be read, see {self.path}'
+        if dataset.on_error == 'raise':
+            advice = "Fix or remove them, or leave them out with val_dataloader.dataset.on_error='skip'"
+            raise UnreadableImageError(f'{next(iter(broken.values()))}; {count}. {advice}')
+        self.check_rate(len(broken), len(dataset))
+        others = [index for index in range(len(dataset)) if index not in broken]
+        validate_on(runner, others)
+        warn(f'{count}. Every validation of this run leaves them out, and uses the other {len(others)}.')
+
+    def after_train_iter(self, runner: Runner, batch_idx: int, data_batch: dict, outputs: dict | None = None) -> None:
+        inputs = data_batch['inputs']
+        if isinstance(inputs, dict):  # in pretraining
+            replaced = inputs['unreadable']
+        else:
+            replaced = [sample.get('unreadable', '') for sample in data_batch['data_samples']]
+        self.new_paths.update(quoted(path) for path in replaced if path)
+        if fetch_due(runner, batch_idx):
+            added = self.add(runner, set().union(*all_gather_object(self.new_paths)))
+            self.new_paths = set()
+            for path in added:
+                warn(f'{path} cannot be read, another image replaces it.')
+            if added:
+                self.check_rate(len(self.listed - self.held_out), len(runner.train_dataloader.dataset))
+
+    def add(self, runner: Runner, paths: set[str]) -> list[str]:
+        """Lists the paths that are not listed yet, and returns them."""
+        added = sorted(paths - self.listed)
+        self.listed.update(added)
+        if added and is_main_process():
+            with written_if_possible(runner), self.path.open('a', encoding='utf-8') as file:
+                file.writelines(f'{path}\n' for path in added)
+        return added
+
+    def check_rate(self, count: int, total: int) -> None:
+        limit = min(max(self.max_rate * total, 10), total - 1)  # a few are tolerated, however small the dataset
+        if count > limit:
+            raise UserError(f'{count} of {total} images cannot be read, at most {limit:.0f} may be; see {self.path}')
+
+
+class ReadingErrors(Dataset):
+    """Instead of a sample: None, or the index and the error of one that cannot be read."""
+
+    def __init__(self, dataset: UnlabeledImages):
+        self.dataset = copy.copy(dataset)
+        self.dataset.on_error = 'raise'  # no substitutes
+
+    def __getitem__(self, index: int) -> tuple[int, UnreadableImageError] | None:
+        try:
+            self.dataset[index]
+        except UnreadableImageError as error:
+            return index, error
+        return None
+
+
+def find_unreadable(dataset: UnlabeledImages, runner: Runner) -> dict[int, UnreadableImageError]:
+    """The held-out samples that cannot be read: the error by index, in order. All processes share the work."""
+    loader = DataLoader(
+        ReadingErrors(dataset),
+        batch_size=None,
+        sampler=range(get_rank(), len(dataset), get_world_size()),
+        num_workers=runner.val_dataloader.num_workers,
+        generator=torch.Generator(),  # so that nothing is drawn from the run's
+    )
+    shield_workers(loader)
+    broken = []
+    for answer in loader:
+        end_if_told(runner)
+        if answer is not None:
+            broken.append(answer)
+    return dict(sorted(sum(all_gather_object(broken), []), key=lambda answer: answer[0]))
