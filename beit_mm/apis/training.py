@@ -124,7 +124,7 @@ class Run:
 
     def __init__(self, call: Record, out: str | Path) -> None:
         self.began = time.monotonic()
-        self.call = self.record = call
+        self.call, self.record = call, replace(call)  # what the call leaves open is filled in in the record
         self.verb = call.verb
         self.folder = Path(out).expanduser().resolve()
         self.lists = self.folder / 'lists'

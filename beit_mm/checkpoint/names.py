@@ -201,10 +201,10 @@ def backbone_arguments(weights: Mapping[str, Tensor], meta: Mapping[str, Any]) -
     depth = sum(name.startswith('backbone.blocks.') and name.endswith('attn.qkv.weight') for name in weights)
     hidden = len(weights['backbone.blocks.0.mlp.fc1.bias'])
     heads = heads_of(weights, meta) or dims / HEAD_DIMS
-    if heads < 1 or heads != int(heads) or dims % heads:
-        raise CheckpointError(
-            f'has width {dims}, which {heads:g} attention heads cannot divide; its meta can name them'
-        )
+    if heads != int(heads):
+        raise CheckpointError(f'does not say how many attention heads it has (width {dims}, not n * {HEAD_DIMS})')
+    if heads < 1 or dims % heads:
+        raise CheckpointError(f'names {heads} attention heads, which do not divide its width {dims}')
     size, grid = meta['preprocessing'].get('size'), trained_grid(meta, patch)
     position = next((name for name in weights if name.endswith(POSITIONS)), None)
     if position and (known := grid_of(position, weights[position], grid)) != grid:

@@ -118,7 +118,7 @@ def test_a_checkpoint_alone_is_enough(tmp_path, monkeypatch):
     command.main([*map(str, words)])
     assert [grid.maps.shape[2:] for grid in grids] == [(6, 9)] * 2
     for point in ('5,x', '90,5'):
-        with pytest.raises(UserError, match=r'^(--points: .* is no point|point .* lies outside)'):
+        with pytest.raises(UserError, match=r'^(--points: .*expected X,Y|point .* lies outside)'):
             attention_of_image(extractor, image, [point])
     torch.save(model.state_dict(), tmp_path / 'model.pth')
     with pytest.raises(UserError, match='does not say how many attention heads'):  # 24 channels are no heads of 64

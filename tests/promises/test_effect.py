@@ -109,12 +109,13 @@ def test_an_option_of_pretrain_and_finetune(verb, words, expected, folders, tmp_
     find = split.find_label_maps if kind else lambda folder, _: split.find_images(folder)
 
     def facts(run: training.Run) -> dict[str, str]:
-        images = find(run.record['images'], run.record['reduce_zero_label'])
+        images = find(run.record.images, run.record.reduce_zero_label)
         run.make_plan(images)
-        for stage in run.record['stages'].values():
+        for stage in run.record.stages.values():
             stage['steps'] = 100
         config = run.settings(images, run.verb, 100)[1]
-        found = dict({key: value for key, value in run.record.items() if key != 'seconds'}, config=config)
+        found = dict(vars(run.record), config=config, length=list(vars(run.record.length).values()))
+        del found['seconds']
         found = json.loads(json.dumps(found, default=str).replace(str(run.folder), 'OUT'))
         return {name: value for name, value in settings_by_name(found).items() if value != 'None'}
 
