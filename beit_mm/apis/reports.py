@@ -76,9 +76,10 @@ class Metric:
 
     @classmethod
     def share(cls, percent: float, number: int) -> 'Metric':
-        """A share of so many images, in %."""
+        """A share of `number` images, in %."""
         share = min(percent / 100, 1.0)  # mmpretrain's float32 may give more
-        return cls(100 * share, 100 * math.sqrt(share * (1 - share) / number), number)
+        likely = (share * number + 1) / (number + 2)  # few images, all right, do not prove that all would be
+        return cls(100 * share, 100 * math.sqrt(likely * (1 - likely) / number), number)
 
     def __sub__(self, other: 'Metric') -> 'Metric':
         """The difference of two that were measured independently."""
@@ -332,7 +333,7 @@ def class_mean(counts: Tensor) -> Metric:
     """Share of right answers in %, averaged over the classes; by a `confusion` (K, K)."""
     number = counts.sum(dim=1)
     right, number = counts.diagonal()[number > 0], number[number > 0]
-    likely = (right + 1) / (number + 2)  # one image that is classified right does not prove that all would be
+    likely = (right + 1) / (number + 2)  # as in Metric.share
     variance = (likely * (1 - likely) / number).mean() / len(number)
     return Metric(float(100 * (right / number).mean()), float(100 * variance.sqrt()))
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 from mmengine.dist import get_world_size
-from mmengine.hooks import EMAHook, Hook
+from mmengine.hooks import EarlyStoppingHook, EMAHook, Hook
 from mmengine.optim import OptimWrapper
 from mmengine.runner import Runner
 from mmengine.structures import BaseDataElement
@@ -57,6 +57,8 @@ class FitCheckHook(Hook):
             val_dataset = runner.val_dataloader.dataset
             check_same_classes(classes_of(val_dataset), path_of(val_dataset), classes_of(dataset), path_of(dataset))
             check_same_zero(dataset, val_dataset)
+        elif stopping_hooks(runner):
+            warn('EarlyStoppingHook has no effect: this run does not validate.')
         check_model(model, dataset)
         check_widths(runner.cfg.get('model'), model)
         if (backbone := backbone_of(model)) is not None:
@@ -69,6 +71,12 @@ class FitCheckHook(Hook):
         if (provenance := tokenizer_provenance(model)) is not None:
             level = logging.WARNING if provenance.get('path') == 'random weights' else logging.INFO
             log(f'Visual tokens: {provenance}', level)
+
+    def after_val_epoch(self, runner: Runner, metrics: dict | None = None) -> None:
+        for hook in stopping_hooks(runner):
+            if hook.monitor not in (metrics or {}):  # it would never stop the run
+                advice = f'choose one of {", ".join(metrics or {})}'
+                raise UserError(f'EarlyStoppingHook monitors {hook.monitor}, which is not measured; {advice}')
 
     def before_train_iter(self, runner: Runner, batch_idx: int, data_batch: dict | None = None) -> None:
         if not self.first_batch:
@@ -196,6 +204,10 @@ def check_same_zero(one: Dataset, other: Dataset) -> None:
     if reduced[0] != reduced[1]:
         places = f'{reduced[0]} for {path_of(one)}, {reduced[1]} for {path_of(other)}'
         warn(f'reduce_zero_label is {places}. Is this intended?')
+
+
+def stopping_hooks(runner: Runner) -> list[EarlyStoppingHook]:
+    return [hook for hook in runner.hooks if isinstance(hook, EarlyStoppingHook)]
 
 
 def check_labels(samples: Sequence[BaseDataElement], num_classes: int, ignore_index: int) -> None:

@@ -52,6 +52,17 @@ def test_one_weight_for_each_class(cfg):
         check_class_weights(model_on_meta(with_options('demo/camvid_upernet.py', [option])))
 
 
+def test_a_metric_that_would_never_stop_a_run(cfg):
+    cfg.custom_hooks = [*cfg.get('custom_hooks', []), dict(type='EarlyStoppingHook', monitor='accuracy/top5')]
+    refused(cfg, 'EarlyStoppingHook monitors accuracy/top5.*accuracy/top1')
+    cfg.val_cfg = cfg.val_dataloader = cfg.val_evaluator = None
+    said = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr('beit_mm.errors.log', lambda message, _: said.append(message))
+        train(cfg)
+    assert any('EarlyStoppingHook' in message for message in said)
+
+
 def test_a_narrower_architecture_alone_names_what_must_follow(cfg, tmp_path):
     cfg.model.backbone.arch = dict(embed_dims=16, num_layers=2, num_heads=2)
     for loop in ('train', 'test'):
