@@ -120,7 +120,7 @@ def printable_record(record: logging.LogRecord) -> bool:
 
 
 def with_bar(results: Iterable[Any], number: int) -> Iterator[Any]:
-    """Results, of so many images; where the standard error output is a terminal, a bar counts those that are done."""
+    """Passes results on; where the standard error output is a terminal, a bar counts them."""
     from rich.console import Console
     from rich.progress import track
 
@@ -128,7 +128,7 @@ def with_bar(results: Iterable[Any], number: int) -> Iterator[Any]:
 
 
 def run(main: Callable[[], None]) -> None:
-    """Calls the main function of a command; a user's mistake ends it in one line, a fault of ours in a traceback."""
+    """Calls the main function of a command: a mistake of the user ends it in one line, a bug in a traceback."""
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors='backslashreplace')  # names of files may be any bytes
     try:
@@ -145,10 +145,10 @@ def run(main: Callable[[], None]) -> None:
 
 
 def message_for_user(error: BaseException) -> str | None:
-    """The message for the user in a chain of errors; None where it is a fault of ours, or of a library.
+    """The message for the user in a chain of errors; None for a bug.
 
-    The user's are UserError, errors of the operating system, types and arguments that mmengine does not know, a GPU
-    without enough memory, a port in use, and a lost connection to another process.
+    Mistakes of the user are UserError, errors of the operating system, types and arguments that mmengine does not know,
+    a GPU without enough memory, a port in use, and a lost connection to another process.
     """
     chain = [error]
     while following := chain[-1].__cause__ or (not chain[-1].__suppress_context__ and chain[-1].__context__):
