@@ -92,6 +92,7 @@ class SlidingSegmentor(EncoderDecoder):
         if isinstance(data_preprocessor, dict) and len(data_preprocessor.get('mean') or ()) not in (0, 1, 3):
             data_preprocessor = dict(data_preprocessor, type='beit_mm.BandsDataPreprocessor')
         super().__init__(*args, data_preprocessor=data_preprocessor, **kwargs)
+        self.data_preprocessor._non_blocking = True  # the host does not wait for copies; mmseg has no argument for it
         check_test_cfg(self.test_cfg or {})
         self.takes_rgb = not (data_preprocessor or {}).get('bgr_to_rgb', False)
 

@@ -179,3 +179,15 @@ def test_lower_precision_is_near_and_gathered_in_float32(monkeypatch):
     rough = model.inference(image)
     assert rough.dtype == torch.float32 and not torch.equal(rough, exact)
     assert (rough - exact).std() < 0.03 * exact.std()
+
+
+def test_the_host_does_not_wait_for_copies_to_the_device(monkeypatch):
+    model, copy, waits = narrow_segmentor(), torch.Tensor.to, []
+
+    def recorded(tensor: torch.Tensor, *args: object, **kwargs: object) -> torch.Tensor:
+        waits.append(not kwargs.get('non_blocking'))
+        return copy(tensor, *args, **kwargs)
+
+    monkeypatch.setattr(torch.Tensor, 'to', recorded)
+    model.data_preprocessor.cast_data(dict(inputs=[torch.zeros(3, 4, 4)]))
+    assert waits == [False]
