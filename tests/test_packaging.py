@@ -61,6 +61,7 @@ def test_the_wheel_and_the_sdist_hold_what_users_need(source):
     assert not [name for name in sdist if name.startswith(('tests/', 'tools/dev/', 'beit_mm/.mim', '.'))]
 
 
+@pytest.mark.slow
 def test_the_wheel_serves_outside_of_a_checkout(source, images, tmp_path):
     """Offline: packaged weights, configs by name, in a config of one's own too; trains and tests by the command."""
     wheel = next(source.glob('dist/*.whl'))

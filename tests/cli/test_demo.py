@@ -71,6 +71,7 @@ def demo(*words: object) -> None:
         run_demo.main(TINY)
 
 
+@pytest.mark.slow
 def test_the_demo_goes_on_where_it_was_stopped(drawn, monkeypatch, capsys):
     monkeypatch.chdir(drawn.parents[1])
     execute, out = run_demo.execute, Path('work_dirs/demo')

@@ -210,7 +210,7 @@ def port_in_use() -> Iterator[str]:
         yield '29500'
 
 
-@pytest.mark.parametrize('restarts', [0, 1])
+@pytest.mark.parametrize('restarts', [pytest.param(0, marks=pytest.mark.slow), 1])
 def test_a_free_port_is_drawn(restarts, launch, port_in_use):
     """Also where a process has failed, which is said, and all start again."""
     variables = dict(MAX_RESTARTS='1') if restarts else {}
@@ -218,7 +218,14 @@ def test_a_free_port_is_drawn(restarts, launch, port_in_use):
     assert code == 0 and len(said) == restarts and all('exitcode: 7' in line for line in said)
 
 
-@pytest.mark.parametrize('variables', [dict(PORT='29500'), dict(PORT='29500', MAX_RESTARTS='1'), dict(NNODES='2')])
+PORTS = [
+    dict(PORT='29500'),
+    dict(NNODES='2'),
+    pytest.param(dict(PORT='29500', MAX_RESTARTS='1'), marks=pytest.mark.slow),
+]
+
+
+@pytest.mark.parametrize('variables', PORTS)
 def test_a_port_that_is_given_and_in_use_is_one_line(variables, launch, port_in_use):
     code, (said,) = end_of(launch('pass', **variables))
     assert code == 1 and port_in_use in said and 'PORT=' in said
@@ -245,7 +252,10 @@ def test_the_first_process_to_fail_has_the_last_word(launch):
     assert len(said) == 2 and 'Rank 1' in said[1] and 'exit code 1' in said[1]
 
 
-@pytest.mark.parametrize('number, code', [(signal.SIGTERM, 75), (signal.SIGUSR1, 75), (signal.SIGINT, 130)])
+ENDS = [(signal.SIGTERM, 75), (signal.SIGINT, 130), pytest.param(signal.SIGUSR1, 75, marks=pytest.mark.slow)]
+
+
+@pytest.mark.parametrize('number, code', ENDS)
 def test_a_signal_to_the_launcher_reaches_the_processes_and_says_nothing(number, code, launch, tmp_path):
     numbers = '{signal.SIGTERM, signal.SIGINT}'
     wait = f'signal.pthread_sigmask(signal.SIG_BLOCK, {numbers})', 'open(f"begun{rank}", "w").close()'

@@ -63,7 +63,8 @@ def test_help_needs_the_standard_library_alone():
 
 
 @pytest.mark.parametrize(
-    ('tool', 'config'), [('train', 'pretrain'), ('visualization/browse_dataset', 'segment_upernet')]
+    ('tool', 'config'),
+    [('train', 'pretrain'), pytest.param('visualization/browse_dataset', 'segment_upernet', marks=pytest.mark.slow)],
 )
 def test_no_library_heads_a_run(tmp_path, tool, config):
     words = [ROOT / f'tools/{tool}.py', ROOT / f'configs/demo/{config}.py', '--cfg-options', 'data_root=/nowhere']

@@ -84,7 +84,8 @@ def test_weights_start_as_in_the_released_code(teacher, options, std):
             expected = 1 / math.sqrt(3 * parameter[0].numel())
         elif name.endswith(('attn.proj.weight', 'mlp.fc2.weight')):
             expected /= math.sqrt(2 * (int(name.split('.')[2]) + 1))
-        assert parameter.square().mean().sqrt().item() == pytest.approx(expected, rel=0.06), name
+        spread = 4 / math.sqrt(2 * parameter.numel())  # of the deviation of so few draws, four standard errors
+        assert parameter.square().mean().sqrt().item() == pytest.approx(expected, rel=max(0.06, spread)), name
 
 
 def test_codes_that_are_not_used_begin_anew_where_that_is_wanted(teacher):

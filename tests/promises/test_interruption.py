@@ -99,8 +99,10 @@ EMA = [None, dict(type='EMAHook', momentum=0.5), dict(type='mmpretrain.EMAHook',
     ('loop', 'iteration', 'ema', 'saved'),
     [
         (dict(type='EpochLoop', max_epochs=2, val_interval=1), 3, EMA[1], 'interrupted'),
-        (dict(type='EpochLoop', max_epochs=2, val_interval=1), 6, None, 'epoch_2'),
-        (dict(type='IterLoop', max_iters=6, val_interval=4), 4, EMA[2], 'interrupted'),
+        pytest.param(dict(type='EpochLoop', max_epochs=2, val_interval=1), 6, None, 'epoch_2', marks=pytest.mark.slow),
+        pytest.param(
+            dict(type='IterLoop', max_iters=6, val_interval=4), 4, EMA[2], 'interrupted', marks=pytest.mark.slow
+        ),
         (dict(type='IterLoop', max_iters=6, val_interval=4), 6, EMA[1], 'iter_6'),
         (dict(type='IterLoop', max_iters=6, val_interval=4, val_begin=0), 0, None, 'interrupted'),
     ],

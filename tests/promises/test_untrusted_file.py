@@ -127,8 +127,11 @@ def test_only_dense_tensors_come_in(tmp_path):
     quantized = torch.quantize_per_tensor(ones, 0.1, 0, torch.qint8)
     for tensor in (sparse, quantized, torch.nested.nested_tensor([ones, torch.ones(3)]), ones.to('meta')):
         path, content = tmp_path / 'w.pth', dict(state_dict=weights_of(), meta=[tensor])
-        # torch 2.6 compares the indices itself
-        refused(saved(path, content), 'sparse, nested, quantized or without values|inconsistent with indices')
+        # torch 2.6 compares the indices itself, torch 2.13 knows no nested tensors
+        refused(
+            saved(path, content),
+            'sparse, nested, quantized or without values|inconsistent with indices|nested_tensor; it is refused',
+        )
 
 
 SCALAR, RECONSTRUCT = np.float64(0).__reduce__()[0], np.zeros(0).__reduce__()[0]
