@@ -11,6 +11,7 @@ import struct
 from collections.abc import Iterator, Sequence, Sized
 from contextvars import ContextVar
 from functools import partial
+from itertools import count, islice
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -84,6 +85,7 @@ class SeededSampler(DefaultSampler):
     """
 
     num_repeats = 1  # copies of each sample in a row
+    per_epoch: int | None = None  # samples of a rank in an epoch, if one epoch follows the other without end
 
     def __init__(self, dataset: Sized, shuffle: bool = True, seed: int | None = None) -> None:
         super().__init__(dataset, shuffle, seed, round_up=True)
@@ -99,17 +101,22 @@ class SeededSampler(DefaultSampler):
         self.skipped = num_samples
 
     def __iter__(self) -> Iterator[SampleKey]:
-        skipped, self.skipped = self.skipped, 0
-        yield from self.keys(skipped)
+        per_epoch, skipped, self.skipped = self.per_epoch, self.skipped, 0
+        if per_epoch is None:
+            yield from self.keys(self.epoch, skipped)
+            return
+        for epoch in count(self.epoch):
+            yield from islice(self.keys(epoch, skipped), per_epoch - skipped)
+            skipped = 0
 
-    def keys(self, first: int = 0) -> Iterator[SampleKey]:
-        """Yields this rank's samples of the epoch from number `first` on."""
+    def keys(self, epoch: int, first: int = 0) -> Iterator[SampleKey]:
+        """Yields this rank's samples of an epoch from number `first` on."""
         order = np.arange(len(self.dataset))
         if self.shuffle:
-            order = torch.randperm(len(order), generator=torch.Generator().manual_seed(self.seed + self.epoch)).numpy()
+            order = torch.randperm(len(order), generator=torch.Generator().manual_seed(self.seed + epoch)).numpy()
         for position in range(self.rank + first * self.world_size, self.total_size, self.world_size):
             image, copy = divmod(position, self.num_repeats)
-            yield SampleKey(self.seed, self.epoch * self.num_repeats + copy, int(order[image % len(order)]))
+            yield SampleKey(self.seed, epoch * self.num_repeats + copy, int(order[image % len(order)]))
 
 
 @DATA_SAMPLERS.register_module()

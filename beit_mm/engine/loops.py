@@ -102,9 +102,20 @@ class IterLoop(IterBasedTrainLoop):
             validate_on(self.runner, [position * images // number for position in range(number)])
 
     def endless_batches(self) -> Iterator:
-        epoch, first = divmod(self._iter, len(self.dataloader))
+        """The batches from this iteration on; between epochs the workers go on without a pause."""
+        loader = self.dataloader
+        epoch, first = divmod(self._iter, len(loader))
+        sampler = getattr(loader, 'sampler', None)
+        if isinstance(sampler, SeededSampler) and loader.drop_last:  # else a batch could hold samples of two epochs
+            sampler.set_epoch(epoch)
+            sampler.skip(first * loader.batch_size)
+            sampler.per_epoch = len(loader) * loader.batch_size
+            stream = iter(loader)
+            yield next(stream)
+            sampler.per_epoch = None  # others who iterate the loader get an epoch
+            yield from stream
         while True:
-            yield from batches(self.dataloader, epoch, first)
+            yield from batches(loader, epoch, first)
             epoch, first = epoch + 1, 0
 
 

@@ -1,0 +1,60 @@
+"""Loops: the batches of a run of iterations."""
+
+from itertools import islice
+from types import SimpleNamespace
+
+import pytest
+from torch.utils.data import DataLoader, Dataset
+
+from beit_mm.datasets.samplers import RepeatedAugmentationSampler, SeededSampler
+from beit_mm.engine.loops import IterLoop
+
+
+class Keys(Dataset):
+    """Samples that are their keys."""
+
+    takes_keys = True
+
+    def __len__(self) -> int:
+        return 10
+
+    def __getitem__(self, key: tuple) -> tuple:
+        return tuple(key)
+
+
+class Loader(DataLoader):
+    begun = 0
+
+    def __iter__(self):
+        self.begun += 1
+        return super().__iter__()
+
+
+def loader_of(kind: type, workers: int, drop_last: bool = True) -> Loader:
+    dataset = Keys()
+    more = dict(persistent_workers=True) if workers else {}
+    return Loader(
+        dataset, 3, sampler=kind(dataset, seed=1), num_workers=workers, drop_last=drop_last, collate_fn=list, **more
+    )
+
+
+@pytest.mark.parametrize('workers', [0, 2])
+@pytest.mark.parametrize('kind', [SeededSampler, RepeatedAugmentationSampler])
+@pytest.mark.parametrize('done', [0, 2, 3, 7])
+def test_workers_go_on_from_one_epoch_to_the_next(kind, workers, done):
+    expected, reference = [], loader_of(kind, 0)
+    for epoch in range(5):
+        reference.sampler.set_epoch(epoch)
+        expected += reference
+    loader = loader_of(kind, workers)
+    loop = SimpleNamespace(dataloader=loader, _iter=done)
+    stream = IterLoop.endless_batches(loop)
+    assert [*islice(stream, len(expected) - done)] == expected[done:] and loader.begun == 1
+    if not workers:  # a hook that iterates the loader gets one epoch
+        assert len([*loader]) == len(reference)
+
+
+def test_an_incomplete_batch_ends_an_epoch_where_it_is_kept():
+    loader = loader_of(SeededSampler, 0, drop_last=False)
+    stream = IterLoop.endless_batches(SimpleNamespace(dataloader=loader, _iter=0))
+    assert [len(batch) for batch in islice(stream, 8)] == [3, 3, 3, 1] * 2
