@@ -205,6 +205,8 @@ class UnlabeledImages(BaseDataset):
         data_prefix = data_prefix if isinstance(data_prefix, dict) else dict(img_path=data_prefix)
         if '://' in data_root:
             raise UserError(f'data_root is the URL {data_root}; expected a local folder of images')
+        if kwargs.get('filter_cfg'):
+            raise UserError('filter_cfg has no effect on these datasets; list the images to take in ann_file')
         super().__init__(ann_file=ann_file, data_root=data_root, data_prefix=data_prefix, **kwargs)
         scale_decoding(self.pipeline.transforms)
 
