@@ -38,7 +38,7 @@ from beit_mm.terminal import quiet, say, typed, without_output
 
 RECORD, REPORT = 'plan.json', 'report.md'
 REPORT_SHARE, REPORT_SECONDS = 0.1, 120.0  # of the time, for report and pictures; where no time is given
-FIRST_STEPS = 4  # slow ones, before those that are measured
+FIRST_STEPS = 4  # slow ones, before the measuring begins
 MIN_BANK, MAX_BANK = 200, 2000  # images that held-out ones are compared with; MIN_BANK even if time is short
 MAX_TOKENIZER_STEPS = 4000  # more of them hardly make its tokens better
 MAX_VALIDATIONS, VALIDATION_SHARE = 5, 0.05  # of a stage, and of the images that pass through the model

@@ -379,7 +379,7 @@ class CheckpointMetaHook(Hook):
     def after_load_checkpoint(self, runner: Runner, checkpoint: dict) -> None:
         with as_checkpoint_error(runner._load_from):
             before, now = meta_of(checkpoint).get('tokenizer'), tokenizer_provenance(unwrap(runner))
-            # a path is no difference: the same file may lie elsewhere
+            # paths may differ: the same file may lie elsewhere
             keys = [key for key in {**(before or {}), **(now or {})} if not key.endswith('path')]
             if before and now and any(before.get(key) != now.get(key) for key in keys):
                 warn(f'The checkpoint was trained on the visual tokens of {before}; this run has {now}.')
