@@ -323,7 +323,7 @@ def argument_parser(description: str, config_only: bool = False) -> argparse.Arg
 
 
 def load_config(args: argparse.Namespace, steps: int | None = None) -> Config:
-    """The config with `steps` and the options of the command line; starts a gloo group where there is no GPU."""
+    """The config with `steps` and the options of the command line; without a GPU it starts a gloo group."""
     import torch
     from mmengine.config import Config
 
@@ -331,9 +331,9 @@ def load_config(args: argparse.Namespace, steps: int | None = None) -> Config:
 
     if args.local_rank is not None:
         os.environ.setdefault('LOCAL_RANK', str(args.local_rank))
-    if args.launcher == 'none' and int(os.environ.get('WORLD_SIZE', '1')) > 1:
+    if args.launcher == 'none' and os.environ.get('WORLD_SIZE', '1') not in ('', '1'):
         given = f'WORLD_SIZE={os.environ["WORLD_SIZE"]}'
-        raise UserError(f'{given}, but without a launcher each process would train alone; add --launcher pytorch')
+        raise UserError(f'{given}, but without a launcher each process would run alone; add --launcher pytorch')
     path = find_config(args.config)
     cfg = Config.fromfile(str(path))
     if steps:

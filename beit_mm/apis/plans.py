@@ -105,7 +105,8 @@ class Record:
         for option in options.split():
             known, given = getattr(self, option), getattr(call, option)
             if given not in (None, known):
-                raise UserError(f'{folder} is a run with {option} {known}, not {given}; choose another --out')
+                began = f'{folder} began with {option}={known}, this call says {option}={given}'
+                raise UserError(f'{began}; choose another --out')
 
 
 def new_call(verb: str, images: str | Path, init: str | Path | None = None, **options: Any) -> Record:

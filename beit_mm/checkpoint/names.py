@@ -1,4 +1,4 @@
-"""Names of a BEiT's tensors in each published format, translated from one into another, and what a file tells of them.
+"""Translates the names of a BEiT's tensors between published formats, and reads a model's arguments from them.
 
 A table has a row for each group of tensors: how their names begin in our models, and in the other format. `*` is the
 number of a block, and None means that the format has no such tensors. The first row that fits a name decides.

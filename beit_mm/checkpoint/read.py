@@ -216,14 +216,12 @@ def plain_module(module: Module, known: Known) -> dict[str, Tensor]:
     return weights
 
 
-def read_checkpoint(path: str | Path, sha256: str | None = None, mapped: bool = False) -> dict[str, Any]:
+def read_checkpoint(path: str | Path, sha256: str | None = None) -> dict[str, Any]:
     """Reads .pth, .pt, .bin, .pkl and .safetensors files; their content shows which one it is.
 
     Args:
         path: the file.
         sha256: expected hash; None reads any file.
-        mapped: reads tensors when they are used and compares no check sum, for a look at the values beside them. They
-            would change, or end the process, when the file is written again or cut.
 
     Returns:
         The file's content, tensors on the CPU: of a safetensors file its tensors by name, or dict(state_dict=...,
@@ -251,7 +249,7 @@ def read_checkpoint(path: str | Path, sha256: str | None = None, mapped: bool = 
             'Fetch it again.'
         )
     try:
-        content = _read_safetensors(path) if is_safetensors else _read_torch(path, head.startswith(b'PK'), mapped)
+        content = _read_safetensors(path) if is_safetensors else _read_torch(path, head.startswith(b'PK'))
     except pickle.UnpicklingError as error:
         name = REFUSED_NAME.search(str(error))
         wanted = f'asks for {printable(name[1]):.{MAX_NAME}}' if name else 'holds more than tensors and plain values'
@@ -276,8 +274,8 @@ def _read_safetensors(path: Path) -> dict[str, Any]:
     return dict(state_dict=weights, meta=meta) if isinstance(meta, dict) else weights
 
 
-def _read_torch(path: Path, is_zip: bool, mapped: bool) -> Any:
-    mapped, size = mapped and is_zip, path.stat().st_size
+def _read_torch(path: Path, is_zip: bool) -> Any:
+    size = path.stat().st_size
     if is_zip:
         with zipfile.ZipFile(path) as archive:
             # Python could import code that lies beside the tensors.
@@ -285,7 +283,7 @@ def _read_torch(path: Path, is_zip: bool, mapped: bool) -> Any:
                 raise CheckpointError(f'it holds {others[0][:MAX_NAME]!r}, which torch.save does not write')
             if (held := sum(entry.file_size for entry in archive.infolist())) > MAX_INFLATION * size:
                 raise CheckpointError(f'its {size:,} bytes would become {held:,}; save it again without compression')
-            if not mapped and (damaged := archive.testzip()):  # torch does not compare check sums
+            if damaged := archive.testzip():  # torch does not compare check sums
                 raise zipfile.BadZipFile(f'{damaged} does not have its check sum')
     named = 0  # bytes
 
@@ -298,9 +296,8 @@ def _read_torch(path: Path, is_zip: bool, mapped: bool) -> Any:
         return storage.fill_(0)[:]
 
     with path.open('rb') as file, only_stand_ins():
-        # Only a name can be mapped, but torch 2.15 believes one that ends with .safetensors, whatever is in it.
-        source, place = path if mapped else file, 'cpu' if is_zip else filled
-        read = torch.load(source, map_location=place, weights_only=True, mmap=mapped)
+        # an open file, since torch 2.15 believes a name that ends with .safetensors, whatever is in it
+        read = torch.load(file, map_location='cpu' if is_zip else filled, weights_only=True)
     known: Known = {}
     content = plain(read, known)
     tensors = [new for new, _ in known.values() if isinstance(new, Tensor)]

@@ -61,10 +61,8 @@ class InterruptionHook(Hook):
     def take_lock(self, folder: Path) -> None:
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            lock = (folder / 'run.lock').open(
-                'a+', errors='replace'
-            )  # locked by the process: no forked worker keeps it
-            self.locks.append(lock)
+            lock = (folder / 'run.lock').open('a+', errors='replace')
+            self.locks.append(lock)  # locked by the process: no forked worker keeps it
             fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             lock.truncate(0)
             since = time.strftime('%Y-%m-%d %X')

@@ -86,7 +86,7 @@ def test_labels_are_those_of_the_test_tool(work, scales, monkeypatch):
 
 
 def test_a_given_config_may_name_mmsegs_own_segmentor(work):
-    """Its windows give the logits of ours: labels differ where two classes are close."""
+    """Its windows give the same logits: labels differ where two classes are close."""
     config = Config.fromfile(work / 'config.py')
     config.model.type = 'EncoderDecoder'
     sources = [work / 'images/square.png', work / 'images/a/wide.png']

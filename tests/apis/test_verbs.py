@@ -119,7 +119,7 @@ def test_an_interrupted_run_goes_on_where_it_is_now(images, tmp_path, monkeypatc
     assert 'Resume with: the same call' in capsys.readouterr().out and not (first / 'report.md').exists()
     shutil.copytree(first, second)
     before = {path: path.stat().st_mtime_ns for path in first.rglob('*')}
-    mistake('a run with batch 4, not 8', 'pretrain', images, '--out', second, '--batch', 8)
+    mistake('began with batch=4, this call says batch=8', 'pretrain', images, '--out', second, '--batch', 8)
     (images / 'red/3.png').rename(images / 'red/another.png')  # as many
     mistake('has other images, or names of them, than when', 'pretrain', images, '--out', second)
     (images / 'red/another.png').rename(images / 'red/3.png')
@@ -169,7 +169,7 @@ def test_a_record_of_an_earlier_version_is_resumed(images, tmp_path):
     run = planned(images, tmp_path / 'run')
     assert (run.record.seed, run.record.length, run.plan.batch) == (7, training.Length(5, 'steps'), 4)
     assert run.seconds() > 3.5 and not run.plan.init
-    mistake('length 5 steps, not 6 steps', 'pretrain', images, '--out', tmp_path / 'run', '--steps', 6)
+    mistake('length=5 steps, this call says length=6 steps', 'pretrain', images, '--out', tmp_path / 'run', '--steps', 6)
 
 
 def planned(images: Path, folder: Path, **options: object) -> training.Run:
@@ -400,7 +400,7 @@ def test_a_mistake_is_one_line(run, images, tmp_path):
     for message, *words in (
         ('lies in the folder of the images', 'pretrain', images, '--out', images / 'run'),
         ('holds other files', 'pretrain', images, '--out', tmp_path),
-        ('is a run with verb pretrain, not finetune', 'finetune', images, '--init', run, '--out', run),
+        ('began with verb=pretrain, this call says verb=finetune', 'finetune', images, '--init', run, '--out', run),
         ('has no class folders', 'finetune', images / 'red', '--init', run, '--out', out),
         ('is pretrained and does not know classes; give --labelled FOLDER', 'classify', run, image),
         ('broken.png', 'reconstruct', run, broken, '--out', tmp_path / 'picture.png'),

@@ -54,7 +54,7 @@ def main() -> None:
     missing = ours.load_state_dict(theirs.state_dict(), strict=False).missing_keys
     ours.started.fill_(False)  # the codes begin by k-means
     ours.teacher = (lambda images, grid: theirs.features,)
-    print(f'of ours alone: {", ".join(missing)}')
+    print(f'only in beit_mm: {", ".join(missing)}')
     named = dict(theirs.named_parameters())
     pairs = {
         name: (parameter, named[name.replace('coder.norm.', 'coder.fc_norm.')])
@@ -62,7 +62,7 @@ def main() -> None:
         if parameter.requires_grad
     }
     ratios = [float(started[name] / other.detach().std()) for name, (_, other) in pairs.items() if started[name] > 0]
-    print(f'standard deviations at the start, of ours to theirs: {min(ratios):.2f} to {max(ratios):.2f}')
+    print(f'standard deviations at the start, beit_mm to the released code: {min(ratios):.2f} to {max(ratios):.2f}')
     optimizers = [torch.optim.AdamW(side, 1e-4) for side in zip(*pairs.values(), strict=True)]
     for step in range(STEPS):
         images = torch.rand(IMAGES, 3, 224, 224)
