@@ -169,7 +169,8 @@ def test_a_record_of_an_earlier_version_is_resumed(images, tmp_path):
     run = planned(images, tmp_path / 'run')
     assert (run.record.seed, run.record.length, run.plan.batch) == (7, training.Length(5, 'steps'), 4)
     assert run.seconds() > 3.5 and not run.plan.init
-    mistake('length=5 steps, this call says length=6 steps', 'pretrain', images, '--out', tmp_path / 'run', '--steps', 6)
+    longer = 'pretrain', images, '--out', tmp_path / 'run', '--steps', 6
+    mistake('length=5 steps, this call says length=6 steps', *longer)
 
 
 def planned(images: Path, folder: Path, **options: object) -> training.Run:
