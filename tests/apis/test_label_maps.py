@@ -243,7 +243,7 @@ def test_a_config_says_which_colours_no_class_has(folder, tmp_path, monkeypatch)
     read = [*SegmentationFolder(str(folder), **settings)]
     assert {*np.unique([sample['gt_seg_map'] for sample in read])} == {0, 1, 255}
     assert all(sum(colour in line for line in said) == 1 for colour in ('128 128 128 (', '0 0 0 ('))
-    with pytest.raises(UserError, match='has colours'):
+    with pytest.raises(UserError, match='colours.*reduce_zero_label'):
         SegmentationFolder(str(folder), reduce_zero_label=True, **settings)
 
 
@@ -270,7 +270,7 @@ def test_what_cannot_be_learned_or_named_is_said_first(folder):
     with pytest.raises(UserError, match='no map of the images to learn from in .*training'):
         find_label_maps(folder)
     classes(folder, 'Idx\tName', *(f'{number}\tname{number}' for number in range(1, 4)), '4')
-    with pytest.raises(UserError, match="classes.txt has a row of 1 columns, '4'; expected 2"):
+    with pytest.raises(UserError, match='classes.txt.* 2 columns'):
         find_label_maps(folder)
     classes(folder, *map(str, range(50_000)))
     with pytest.raises(UserError, match='50000 classes in .*expected 2 to 254') as refused:
