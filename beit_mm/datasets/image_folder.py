@@ -99,7 +99,7 @@ def walk(folder: str) -> Iterator[tuple[str, list[str]]]:
 
 @dataclass
 class Samples(Sequence[dict]):
-    """The data_list of a dataset: a dict for each image, with `img_path` and, where labels exist, `gt_label`."""
+    """The data_list of a dataset: for each image a dict with `img_path` and, where labels exist, `gt_label`."""
 
     folder: str
     paths: Paths  # relative to the folder, or in its archives
@@ -169,7 +169,6 @@ class UnlabeledImages(BaseDataset):
         kwargs: as mmengine's BaseDataset.
     """
 
-    EXPECTED = 'a folder of images'
     takes_keys = True  # samplers.read_samples passes SampleKeys instead of numbers
 
     def __init__(
@@ -180,13 +179,14 @@ class UnlabeledImages(BaseDataset):
         data_prefix = data_prefix if isinstance(data_prefix, dict) else dict(img_path=data_prefix)
         if kwargs.get('filter_cfg'):
             raise UserError('filter_cfg has no effect on these datasets; list the images to take in ann_file')
+        kwargs['serialize_data'] = False  # Samples are compact already
         super().__init__(ann_file=ann_file, data_root=data_root, data_prefix=data_prefix, **kwargs)
         scale_decoding(self.pipeline.transforms)
 
-    def load_data_list(self) -> Sequence[dict]:
+    def load_data_list(self) -> Samples:
         folder = self.data_prefix['img_path']
         if not os.path.isdir(folder):
-            raise FileNotFoundError(f'no folder {folder!r}; expected {self.EXPECTED}')
+            raise FileNotFoundError(f'no folder {folder!r}; expected images in it')
         samples = self.find_images(folder)
         if not samples:
             raise self.no_images(self.ann_file or folder)
@@ -207,12 +207,6 @@ class UnlabeledImages(BaseDataset):
 
     def no_images(self, path: str) -> FileNotFoundError:
         return FileNotFoundError(f'no images in {path!r}; expected files ending in {" ".join(self.extensions)}')
-
-    def _serialize_data(self) -> tuple[np.ndarray, np.ndarray]:
-        if not isinstance(self.data_list, Samples):  # a subclass has a list of dicts
-            return super()._serialize_data()
-        self.serialize_data = False
-        return np.empty(0, np.uint8), np.empty(0, np.int64)
 
     def __getitem__(self, key: SampleKey | int) -> dict:
         key = SampleKey(*key) if isinstance(key, tuple) else key_of(int(key))
@@ -279,8 +273,6 @@ class ImageFolder(UnlabeledImages):
             folders, sorted. With `test_mode=True` a class may have no folder.
         kwargs: as UnlabeledImages. In `ann_file` a label follows each path, or the path begins with the class folder.
     """
-
-    EXPECTED = 'a folder with one folder for each class'
 
     def __init__(self, data_root: str = '', classes: str | Sequence[str] | None = None, **kwargs) -> None:
         if isinstance(classes, str):

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import numpy as np
 from mmcv.transforms import BaseTransform
 
-from beit_mm.datasets.image_folder import UnlabeledImages, list_images, read_lines
+from beit_mm.datasets.image_folder import Samples, UnlabeledImages, list_images, read_lines
 from beit_mm.datasets.reading import MAX_PIXELS, open_image, unreadable, warns_here
 from beit_mm.errors import UserError, warn
 from beit_mm.files import unquoted
@@ -73,22 +73,27 @@ class SegmentationFolder(UnlabeledImages):
         metainfo = dict(classes=names, palette=palette, reduce_zero_label=reduce_zero_label)
         super().__init__(data_root, data_prefix=data_prefix, metainfo=metainfo, **kwargs)
 
-    def load_data_list(self) -> list[dict]:
-        meta = self._metainfo
-        fields = dict(reduce_zero_label=meta['reduce_zero_label'], num_classes=len(meta['classes']))
-        fields.update(label_values=self.label_values, by_colour=self.by_colour)
-        samples = [dict(sample, **fields) for sample in super().load_data_list()]
-        images, annotations = self.data_prefix['img_path'], self.data_prefix.get('seg_map_path')
-        if annotations is None:
-            return samples
-        for sample in samples:
-            name = os.path.splitext(os.path.relpath(sample['img_path'], images))[0] + self.seg_map_suffix
-            sample['seg_map_path'] = os.path.join(annotations, name)
-        existing = {os.path.join(annotations, name) for name in list_images(annotations)}
-        if missing := [sample for sample in samples if sample['seg_map_path'] not in existing]:
-            pair = f'{missing[0]["seg_map_path"]!r} for {missing[0]["img_path"]!r}'
-            raise FileNotFoundError(f'no label map {pair}; {len(missing)} of {len(samples)} images have none')
+    def load_data_list(self) -> Samples:
+        samples, annotations = super().load_data_list(), self.data_prefix.get('seg_map_path')
+        if annotations is not None:
+            existing = {os.path.join(annotations, name) for name in list_images(annotations)}
+            pairs = [(sample['img_path'], self._label_map(sample['img_path'])) for sample in samples]
+            if missing := [(image, label_map) for image, label_map in pairs if label_map not in existing]:
+                image, label_map = missing[0]
+                count = f'{len(missing)} of {len(samples)} images have none'
+                raise FileNotFoundError(f'no label map {label_map!r} for {image!r}; {count}')
         return samples
+
+    def get_data_info(self, idx: int) -> dict:
+        sample = dict(super().get_data_info(idx), label_values=self.label_values, by_colour=self.by_colour)
+        sample.update(reduce_zero_label=self._metainfo['reduce_zero_label'], num_classes=len(self._metainfo['classes']))
+        if self.data_prefix.get('seg_map_path') is not None:
+            sample['seg_map_path'] = self._label_map(sample['img_path'])
+        return sample
+
+    def _label_map(self, image: str) -> str:
+        name = os.path.splitext(os.path.relpath(image, self.data_prefix['img_path']))[0] + self.seg_map_suffix
+        return os.path.join(self.data_prefix['seg_map_path'], name)
 
 
 def named_classes(source: str) -> tuple[tuple[str, ...], list | None]:

@@ -179,8 +179,7 @@ def patch_dataset(extractor: FeatureExtractor, max_images: int | None = None, **
     """A SegmentationFolder, with its `options`, whose images (at most `max_images`) an extractor prepares."""
     extractor.check_whole()
     steps = [*extractor.pipeline[:-1], dict(type='beit_mm.LoadAnnotation')]
-    # to serialize the list, mmengine collects all garbage first, which takes most of a second
-    dataset = SegmentationFolder(**dict(options, pipeline=steps, test_mode=True, serialize_data=False))
+    dataset = SegmentationFolder(**dict(options, pipeline=steps, test_mode=True))
     if not dataset.data_prefix.get('seg_map_path'):
         raise UserError('the images have no annotations; expected data_prefix=dict(img_path=..., seg_map_path=...)')
     if max_images and max_images < len(dataset):

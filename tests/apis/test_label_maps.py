@@ -125,7 +125,7 @@ def pairs(found: LabelMaps, lists: Path) -> dict[str, list]:
     pipeline = [dict(type='beit_mm.LoadImage'), dict(type='beit_mm.LoadAnnotation')]
     read = {}
     for name in ('train', 'held_out'):
-        data = SegmentationFolder(**found.dataset(lists, name), pipeline=pipeline, serialize_data=False)
+        data = SegmentationFolder(**found.dataset(lists, name), pipeline=pipeline)
         read[name] = [(Path(sample['img_path']).name, sample['gt_seg_map']) for sample in data]
     return read
 
@@ -239,7 +239,7 @@ def test_a_config_says_which_colours_no_class_has(folder, tmp_path, monkeypatch)
     classes(folder, 'red 200 0 0', 'green 0 200 0')
     prefix = dict(img_path='images/training', seg_map_path='annotations/training')
     pipeline = [dict(type='beit_mm.LoadImage'), dict(type='beit_mm.LoadAnnotation')]
-    settings = dict(classes='classes.txt', data_prefix=prefix, pipeline=pipeline, serialize_data=False)
+    settings = dict(classes='classes.txt', data_prefix=prefix, pipeline=pipeline)
     read = [*SegmentationFolder(str(folder), **settings)]
     assert {*np.unique([sample['gt_seg_map'] for sample in read])} == {0, 1, 255}
     assert all(sum(colour in line for line in said) == 1 for colour in ('128 128 128 (', '0 0 0 ('))

@@ -42,8 +42,7 @@ def root(tmp_path) -> Path:
 
 
 def dataset(root: Path, **changes):
-    """Unserialized, which takes half a second of mmengine's, and is right too."""
-    settings = dict(classes=CLASSES, reduce_zero_label=True, data_prefix=PREFIX, serialize_data=False)
+    settings = dict(classes=CLASSES, reduce_zero_label=True, data_prefix=PREFIX)
     pipeline = [dict(type='beit_mm.LoadImage'), dict(type='beit_mm.LoadAnnotation')]
     settings = dict(settings, type='beit_mm.SegmentationFolder', data_root=str(root), pipeline=pipeline)
     return DATASETS.build(settings | changes)
@@ -52,7 +51,7 @@ def dataset(root: Path, **changes):
 @pytest.mark.parametrize('reduced', [False, True])
 def test_labels_are_those_of_mmseg(root, reduced):
     """Gray files and one with a palette."""
-    data = dataset(root, classes=[*CLASSES, 'car'], reduce_zero_label=reduced, serialize_data=reduced)
+    data = dataset(root, classes=[*CLASSES, 'car'], reduce_zero_label=reduced)
     assert [Path(data.get_data_info(i)['img_path']).name for i in range(4)] == ['a.png', 'b.jpg', 'c.png', 'd.png']
     for sample in data:
         peer = LoadAnnotations().transform(dict(sample, seg_fields=[]))
