@@ -129,7 +129,7 @@ class TwoViewCenterCrop(TwoViews):
 class ResizeToPatches(BaseTransform):
     """Resizes `img` (H, W, C) without cropping: the short side to about `short_side`, both to whole patches; bicubic.
 
-    The long side is limited to 4 times `short_side`. Both settings are in pixels.
+    The long side is limited to 4 times `short_side`; both settings are in pixels.
     """
 
     def __init__(self, short_side: int, patch_size: int) -> None:
@@ -227,11 +227,7 @@ def contrast_level(image: np.ndarray, factors: Sequence[float], order: Sequence[
 
 
 def jitter_pixels(image: np.ndarray, factors: Sequence[float], level: int, order: Sequence[int]) -> np.ndarray:
-    """Jitters uint8 RGB (H, W, 3) as Pillow's ImageEnhance does, but faster; a few pixels differ by 1 to 3 levels.
-
-    `factors` are for brightness, contrast and saturation; `level` is the gray, 0-255, that contrast blends with;
-    `order` holds the operations in turn.
-    """
+    """Jitters uint8 RGB (H, W, 3) like Pillow's ImageEnhance; contrast blends with the gray `level`, 0-255."""
     for operation in order:
         if operation == BRIGHTNESS:
             base = np.zeros_like(image)
@@ -245,10 +241,7 @@ def jitter_pixels(image: np.ndarray, factors: Sequence[float], level: int, order
 
 
 def jitter_images(images: Tensor, params: Tensor) -> Tensor:
-    """jitter_pixels for a batch on its device, float (B, 3, H, W), RGB, 0-255; does not round.
-
-    `params`, float (B, 7), holds for each image three `factors`, `level` and three numbers of `order`.
-    """
+    """jitter_pixels, unrounded, for float (B, 3, H, W), 0-255; `params`, (B, 7), are 3 factors, level, 3 operations."""
     factors, level, order = params[:, :3], params[:, 3].view(-1, 1, 1, 1), params[:, 4:].long()
     for operation in order.T:
         factor = factors.gather(1, operation[:, None]).view(-1, 1, 1, 1)
@@ -280,7 +273,7 @@ class RandAugment(RandAugmentBGR):
 
 @TRANSFORMS.register_module()
 class RandomErasing(BaseTransform):
-    """Adds `erase_box` to some images, (top, left, height, width) in pixels, for ClassificationDataPreprocessor to fill.
+    """Adds `erase_box`, (top, left, height, width) in pixels, to some images; the data preprocessor fills it.
 
     Comes after all transforms that move pixels; `erase_box` must be among PackInputs' `meta_keys`.
 

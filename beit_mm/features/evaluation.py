@@ -42,7 +42,6 @@ def evaluate_images(
     layer: int | None = None,
     kind: str = 'mean',
     k: int = 20,
-    batch_size: int = 64,
     workers: int = 0,
 ) -> dict[str, Any]:
     """Measures top-1 accuracy on labelled images.
@@ -51,8 +50,6 @@ def evaluate_images(
         train, val: folders of class folders; or loaders of ImageFolders whose pipelines end with PackInputs.
         method: 'knn', see `knn_predict`, or 'linear', see `choose_penalty`.
         layer, kind: of the features; see FeatureExtractor.
-        batch_size: images at a time.
-        workers: processes that read images.
 
     Returns:
         dict(top1=%, images=[training, validation], classes=number), of 'linear' also penalty and held_out.
@@ -65,7 +62,7 @@ def evaluate_images(
         with DefaultScope.overwrite_default_scope('mmpretrain'):
             dataset = ImageFolder(data_root=str(source), pipeline=extractor.pipeline, test_mode=True)
         sampler = SeededSampler(dataset, shuffle=False, seed=0)
-        return DataLoader(dataset, batch_size, sampler=sampler, num_workers=workers, collate_fn=default_collate)
+        return DataLoader(dataset, 64, sampler=sampler, num_workers=workers, collate_fn=default_collate)
 
     loaders = loader(train), loader(val)
     number = check_same_classes(loaders[0].dataset, loaders[1].dataset)
@@ -84,7 +81,7 @@ def evaluate_images(
 def image_features(
     extractor: FeatureExtractor, loader: DataLoader, layer: int | None, kind: str
 ) -> tuple[Tensor, Tensor]:
-    """Features float32 (N, C) and classes int64 (N,) in the dataset's order, of all processes."""
+    """Features (N, C) and classes (N,) in the dataset's order, of all processes."""
     pooled, rows = [], []
     for batch in loader:
         pooled.append(extractor.features(batch['inputs'], [layer])[kind][:, 0])
@@ -108,13 +105,13 @@ def evaluate_patches(
 
     Args:
         train, val: each a `patch_dataset`, or its options.
-        extractor, method, layer, workers, options: of `patch_classifier`.
+        method, layer, workers, options: of `patch_classifier`.
 
     Returns:
         dict(miou=%, iou=[% of each class, None where it is neither there nor predicted], classes=names,
         images=[training, validation]), and what `patch_classifier` has found.
 
-    Source: facebookresearch/capi `eval_segmentation.py`; docs/features.md lists the differences.
+    Source: facebookresearch/capi `eval_segmentation.py`.
     """
     datasets = [one if isinstance(one, SegmentationFolder) else patch_dataset(extractor, **one) for one in (train, val)]
     number = check_same_classes(*datasets)
@@ -139,15 +136,10 @@ def patch_classifier(
     max_patches: int = 50_000,
     seed: int = 0,
 ) -> tuple[Callable[[Tensor], Tensor], dict[str, Any]]:
-    """Makes a classifier of patches from labelled patches of other images, see `sample_patches`.
+    """Makes a classifier of patches from at most `max_patches` of a `patch_dataset`.
 
     Args:
-        extractor: FeatureExtractor with `whole=True`.
-        dataset: a `patch_dataset`.
         method: 'knn', see `knn_shares`, or 'linear', see `choose_penalty`; both on standardised features.
-        layer, workers: as of `evaluate_images`.
-        k: neighbours.
-        max_patches: labelled patches that are drawn, with this seed, and held in memory.
 
     Returns:
         A function: features of patches (h, w, C) -> scores of the classes (h, w, K); and dict(patches=in the bank, k),
@@ -180,8 +172,6 @@ def patch_dataset(extractor: FeatureExtractor, max_images: int | None = None, **
     extractor.check_whole()
     steps = [*extractor.pipeline[:-1], dict(type='beit_mm.LoadAnnotation')]
     dataset = SegmentationFolder(**dict(options, pipeline=steps, test_mode=True))
-    if not dataset.data_prefix.get('seg_map_path'):
-        raise UserError('the images have no annotations; expected data_prefix=dict(img_path=..., seg_map_path=...)')
     if max_images and max_images < len(dataset):
         dataset.get_subset_([row * len(dataset) // max_images for row in range(max_images)])
     return dataset
@@ -199,10 +189,7 @@ def labelled_patches(
 
 
 def class_shares(labels: Tensor, grid: Grid, num_classes: int) -> Tensor:
-    """The share, float32 (h, w, K), that each class of a label map, uint8 (H, W), has of each patch's pixels.
-
-    Labels from `num_classes` on are ignored.
-    """
+    """The share (h, w, K) that each class of a label map, uint8 (H, W), has of each patch's pixels."""
     rows, columns = (
         (torch.arange(side) * 2 + 1) * cells // (2 * side) for side, cells in zip(labels.shape, grid, strict=True)
     )
@@ -217,10 +204,9 @@ def class_shares(labels: Tensor, grid: Grid, num_classes: int) -> Tensor:
 def sample_patches(
     maps: Iterable[tuple[Tensor, Tensor]], num_classes: int, num_images: int, max_patches: int, seed: int = 0
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Draws at random, evenly from `num_images` images, patches of which at least half has a class.
+    """Draws, evenly from `num_images` images, patches of which at least half has a class.
 
-    Returns:
-        Features (M, C); the classes' shares of their pixels (M, K), each row adding up to 1; the images' numbers (M,).
+    Returns features (M, C), the classes' shares of their pixels (M, K), which add up to 1, and images' numbers (M,).
     """
     generator = torch.Generator().manual_seed(seed)
     per_image = -(-max_patches // num_images)  # rounded up
@@ -267,10 +253,7 @@ def thumbnail(image: np.ndarray) -> np.ndarray:
 
 
 def ridge(x: Tensor, y: Tensor, held_out: Tensor) -> Tensor:
-    """Classes of pixels float64 (N, P) by least squares with an intercept on pixels (M, P) and classes (M,).
-
-    The penalty is the one of RIDGE_PENALTIES with the best leave-one-out accuracy.
-    """
+    """Classes of pixels float64 (N, P) by ridge regression on (M, P), its penalty by leave-one-out accuracy."""
     targets = F.one_hot(y).double()  # M, K
     mean, level = x.mean(dim=0), targets.mean(dim=0)
     u, scale, v = torch.linalg.svd(x - mean, full_matrices=False)  # M, R; R; R, P
@@ -314,9 +297,10 @@ def fit_linear(
     `features` are standardised; `targets` are classes int64 (M,), or their shares (M, K); `start` replaces zeros.
     """
     layer = nn.Linear(features.shape[1], num_classes, device=features.device)
-    with torch.no_grad():
-        layer.weight.copy_(start.weight) if start else layer.weight.zero_()
-        layer.bias.copy_(start.bias) if start else layer.bias.zero_()
+    for parameter in layer.parameters():
+        nn.init.zeros_(parameter)
+    if start:
+        layer.load_state_dict(start.state_dict())
     optimizer = torch.optim.LBFGS(layer.parameters(), max_iter=100, line_search_fn='strong_wolfe')
 
     def objective() -> Tensor:
@@ -339,17 +323,10 @@ def choose_penalty(
 ) -> tuple[nn.Linear, dict[str, Any]]:
     """`fit_linear` on all features, with the penalty that is best on a tenth of the images when fitted on the rest.
 
-    Args:
-        images: int64 (M,), the image of each feature; one image's features stay together.
-        by_class: judge by the mean intersection over union instead of the accuracy.
-        seed: of the choice of images.
-
-    Returns:
-        The layer; and dict(penalty, held_out={penalty: % on the tenth}).
+    `images`, int64 (M,), has the image of each feature; `by_class` judges by the mean intersection over union instead
+    of the accuracy. Returns the layer, and dict(penalty, held_out={penalty: % on the tenth}).
     """
     names, image = images.unique(return_inverse=True)
-    if len(names) < 2:
-        raise UserError(f'{len(names)} image with labels; expected at least 2, one of them to choose the penalty by')
     order = torch.randperm(len(names), generator=torch.Generator().manual_seed(seed)).to(images.device)
     held_out = torch.isin(image, order[: max(1, round(HELD_OUT * len(names)))])
     figures: dict[float, float] = {}
@@ -366,7 +343,7 @@ def choose_penalty(
 def confusion(predicted: Tensor, targets: Tensor, num_classes: int) -> Tensor:
     """Counts float64 (K, K) on the CPU, by right and by predicted class, int64 of any shape.
 
-    Targets are integers of that shape, ignored from `num_classes` on, or shares of classes (*shape, K).
+    Targets are integers, ignored from `num_classes` on, or shares of classes (*shape, K).
     """
     if targets.is_floating_point():
         counts = targets.new_zeros(num_classes, num_classes, dtype=torch.float64)

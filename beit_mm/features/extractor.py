@@ -214,11 +214,9 @@ class FeatureExtractor:
         return self.backbone.patch_embed.proj.in_channels
 
     def check_whole(self) -> None:
-        """Raises UserError if the extractor crops images, or if they are not RGB."""
-        if self.channels != 3:
-            raise UserError(f'{self.checkpoint}: its images have {self.channels} bands; expected RGB, 3 bands')
-        if not self.whole:
-            raise UserError('the extractor crops images; expected FeatureExtractor(..., whole=True)')
+        if self.channels != 3 or not self.whole:
+            found = f'{self.checkpoint}: its images have {self.channels} bands, whole={self.whole}'
+            raise UserError(f'{found}; expected 3 and FeatureExtractor(..., whole=True)')
 
     def with_random_weights(self, seed: int = 0) -> 'FeatureExtractor':
         """The same extractor with an untrained backbone."""
@@ -239,14 +237,9 @@ class FeatureExtractor:
 
     @torch.no_grad()
     def features(self, images: Tensor, layers: Sequence[int | None]) -> dict[str, Tensor]:
-        """Computes the outputs of blocks for images of one shape, and no block after the last of them.
+        """Outputs, float32, of `layers` for images (B, C, H, W), pixels 0-255, and of no block after the last of them.
 
-        Args:
-            images: (B, C, H, W), pixels 0-255.
-            layers: see `layer`.
-
-        Returns:
-            dict(class_token=(B, layers, C); mean=(B, layers, C) of the patches; patches=(B, layers, h, w, C)), float32.
+        Returns dict(class_token=(B, layers, C), mean=(B, layers, C) of the patches, patches=(B, layers, h, w, C)).
         """
         wanted = [self.layer(layer) for layer in layers]
         normalised = (images.to(self.device).float() - self.mean) / self.std
@@ -284,7 +277,7 @@ class FeatureExtractor:
         for kind in kinds:
             check_choice('kind', kind, KINDS)
         several = isinstance(layers, Sequence)
-        blocks = [self.layer(layer) for layer in (layers if isinstance(layers, Sequence) else [layers])]
+        blocks = layers if isinstance(layers, Sequence) else [layers]
 
         def compute(samples: list[dict]) -> Iterator[dict[str, Any]]:
             inputs = [sample['inputs'] for sample in samples]

@@ -128,8 +128,10 @@ class SlidingSegmentor(EncoderDecoder):
             sample.get('flip') or any(sample.get('img_padding_size', sample.get('padding_size', ())))
             for sample in samples
         )
-        if changed or len(sizes) != 1 or classes == 1 or classes * math.prod(size := sizes.pop()) <= MAX_LOGITS:
+        large = classes > 1 and len(sizes) == 1 and classes * math.prod(*sizes) > MAX_LOGITS
+        if changed or not large:
             return super().postprocess_result(seg_logits, data_samples)
+        (size,) = sizes
         rows, columns = (  # H, h and W, w
             bilinear_matrix(source, target, self.align_corners).to(seg_logits)
             for source, target in zip(seg_logits.shape[2:], size, strict=True)
@@ -172,6 +174,21 @@ class _Window(NamedTuple):
     column: int
 
 
+def _windows(view: View, crop_size: tuple[int, int], stride: tuple[int, int]) -> Iterator[_Window]:
+    image = view.image.flip(2) if view.flip else view.image  # 3, h, w
+    rows, columns = map(window_intervals, image.shape[1:], crop_size, stride)
+    for row, (top, bottom) in enumerate(rows):
+        for column, (left, right) in enumerate(columns):
+            yield _Window(image[:, top:bottom, left:right], view, rows, row, columns, column)
+
+
+def _batches(windows: Iterator[_Window], size: int) -> Iterator[list[_Window]]:
+    """Groups consecutive windows of the same shape, at most `size` in a batch."""
+    for _, same_shape in groupby(windows, key=lambda window: window.image.shape):
+        while batch := list(islice(same_shape, size)):
+            yield batch
+
+
 def slide(
     network: Callable[[Tensor], Tensor],
     views: Sequence[View],
@@ -185,9 +202,8 @@ def slide(
 
     Args:
         network: images (B, 3, h, w) -> logits (B, C, h', w') of any resolution.
-        views: views of any sizes; a view smaller than a window is a window of its own size.
+        views: of any sizes; a view smaller than a window is a window of its own size.
         crop_size, stride, windows_per_batch: as `test_cfg` of SlidingSegmentor.
-        align_corners: as in the decode head.
         divisor: windows are padded with zeros at the bottom and on the right to multiples of it.
 
     Source: mmseg `EncoderDecoder.slide_inference` and `postprocess_result`.
@@ -229,10 +245,7 @@ def window_matrix(
     align_corners: bool,
     device: torch.device,
 ) -> tuple[slice, Tensor]:
-    """What window `index` adds along one axis: pixels of the result, and a float32 matrix (pixels, `resolution`).
-
-    The `resolution` logits of a window also cover `padding` pixels after it.
-    """
+    """What window `index`, with `padding` after it, adds along one axis: the pixels, a matrix (pixels, resolution)."""
     start, stop = intervals[index]
     length = intervals[-1][1]
     coverage = torch.zeros(length)
@@ -258,21 +271,6 @@ def bilinear_matrix(
     pixels = torch.arange(start, source if stop is None else stop)
     # the weight of a pixel is 1 at its own position and 0 at its neighbours; edges are repeated outside
     return (1 - (position.clamp(0, source - 1)[:, None] - pixels).abs()).clamp(min=0)
-
-
-def _windows(view: View, crop_size: tuple[int, int], stride: tuple[int, int]) -> Iterator[_Window]:
-    image = view.image.flip(2) if view.flip else view.image  # 3, h, w
-    rows, columns = map(window_intervals, image.shape[1:], crop_size, stride)
-    for row, (top, bottom) in enumerate(rows):
-        for column, (left, right) in enumerate(columns):
-            yield _Window(image[:, top:bottom, left:right], view, rows, row, columns, column)
-
-
-def _batches(windows: Iterator[_Window], size: int) -> Iterator[list[_Window]]:
-    """Groups consecutive windows of the same shape, at most `size` in a batch."""
-    for _, same_shape in groupby(windows, key=lambda window: window.image.shape):
-        while batch := list(islice(same_shape, size)):
-            yield batch
 
 
 # Multi-scale inference
