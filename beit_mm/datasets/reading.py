@@ -13,7 +13,7 @@ from typing import Any, BinaryIO
 import numpy as np
 import torch
 from mmcv.transforms import BaseTransform
-from PIL import Image, ImageOps, TiffImagePlugin, UnidentifiedImageError, WebPImagePlugin  # noqa: F401  (fill Image.OPEN)
+from PIL import Image, ImageOps, TiffImagePlugin, WebPImagePlugin  # noqa: F401  (fill Image.OPEN)
 
 from beit_mm.errors import UserError, warn
 from beit_mm.files import quoted
@@ -103,12 +103,8 @@ class LoadImage(BaseTransform):
         if not isinstance(results, dict):  # from mmseg's MMSegInferencer
             results = dict(img_path=results) if isinstance(results, str) else dict(img=results)
         if 'img' in results:
-            results['img'] = image = np.ascontiguousarray(results['img'][..., ::-1])
-        else:
-            results['img'] = image = self.read(results['img_path'], results)
-        check_aspect(results.get('img_path') or 'array', image)
-        results['img_shape'] = results['ori_shape'] = image.shape[:2]
-        return results
+            return loaded(np.ascontiguousarray(results['img'][..., ::-1]), results)
+        return loaded(self.read(results['img_path'], results), results)
 
     def read(self, path: str, results: dict) -> np.ndarray:
         scale = self.choose_scale(results, *self.sizes[path]) if self.choose_scale and path in self.sizes else 1
@@ -130,13 +126,14 @@ class LoadImage(BaseTransform):
         return image
 
 
-def check_aspect(path: str, image: np.ndarray) -> None:
+def loaded(image: np.ndarray, results: dict) -> dict:
+    """Adds an image (H, W, C) to the results of a pipeline, unless it is too long."""
     height, width = image.shape[:2]
-    with unreadable(path, OSError):
+    with unreadable(results.get('img_path') or 'array', OSError):
         if max(height, width) > MAX_ASPECT * min(height, width):
-            raise OSError(
-                f'{width} x {height} pixels; expected a long side of at most {MAX_ASPECT} times the short one'
-            )
+            raise OSError(f'{width} x {height} pixels; expected at most {MAX_ASPECT} times as long as wide')
+    results.update(img=image, img_shape=(height, width), ori_shape=(height, width))
+    return results
 
 
 def check_size(max_pixels: int, num_bytes: int, height: int = 0, width: int = 0) -> None:
@@ -210,9 +207,7 @@ def unreadable(path: str, *errors: type[Exception]) -> Iterator[None]:
         yield
     except errors as error:
         reason = f'{type(error).__name__}: {error}'
-        if isinstance(error, UnidentifiedImageError):
-            reason = 'unknown format'
-        elif str(error) == 'unknown pixel mode':  # from Pillow's TIFF reader
+        if str(error) == 'unknown pixel mode':  # from Pillow's TIFF reader
             reason = 'its bands are not RGB; read images of many bands with LoadBands, see docs/data.md'
         elif isinstance(error, OSError | UserError):
             reason = getattr(error, 'strerror', None) or str(error)
@@ -223,7 +218,7 @@ def unreadable(path: str, *errors: type[Exception]) -> Iterator[None]:
 
 @contextmanager
 def open_file(path: str, max_pixels: int) -> Iterator[BinaryIO]:
-    """Opens a file, or an image in an archive, after a check of its size; closes it when the block ends."""
+    """Opens a file, or an image in an archive, after a check of its size."""
     if isinstance(path, MemberPath):
         check_size(max_pixels, path.length)
         # pread moves no file position, so forked processes and threads can share the descriptor
@@ -245,7 +240,7 @@ open_archive = lru_cache(256)(partial(open, mode='rb', buffering=0))
 
 @contextmanager
 def open_image(path: str, max_pixels: int = MAX_PIXELS) -> Iterator[Image.Image]:
-    """Opens an image file and reads its header; closes it when the block ends."""
+    """Opens an image file and reads its header."""
     # Pillow's plugins are called directly: Image.open also tries formats that start a program (Ghostscript), and it
     # warns about large images, or refuses them, by a limit that belongs to the whole process.
     with open_file(path, max_pixels) as file:
@@ -253,7 +248,7 @@ def open_image(path: str, max_pixels: int = MAX_PIXELS) -> Iterator[Image.Image]
         factory = next((opens for opens, accepts in map(Image.OPEN.get, FORMATS) if accepts(start) is True), None)
         if factory is None:
             if start[4:8] != b'ftyp' or start[8:12] not in HEIF_BRANDS:
-                raise UnidentifiedImageError
+                raise OSError('unknown format')
             if (factory := HeifImageFile) is None:
                 raise OSError('HEIC; pip install pillow-heif to read it, or convert it')
         file.seek(0)
@@ -340,10 +335,7 @@ class LoadBands(BaseTransform):
             values = read_bands(results['img_path'], self.max_pixels)
             with unreadable(results['img_path'], ValueError, MemoryError):
                 image = self.scale(values)
-        check_aspect(results.get('img_path') or 'array', image)
-        results['img'] = image
-        results['img_shape'] = results['ori_shape'] = image.shape[:2]
-        return results
+        return loaded(image, results)
 
     def scale(self, values: np.ndarray) -> np.ndarray:
         """Selects the bands of an array (H, W) or (H, W, C) and scales them to 0-255, see LoadBands."""
@@ -432,9 +424,9 @@ def read_bands(path: str, max_pixels: int = MAX_PIXELS) -> np.ndarray:
 
 
 def read_tif(file: BinaryIO, max_pixels: int) -> np.ndarray:
-    """Reads the bands of a .tif file (H, W, C): its first page, or if that has one band, all pages like the first.
+    """Reads a .tif file (H, W, C): its first page, or if that has one band, all pages like it, without overviews.
 
-    Other pages, such as overviews and masks, are skipped. Files that the metadata names are not opened.
+    Files that the metadata names are not opened.
     """
     with TiffFile(file) as content:
         # 256 pages are enough for one page a band, with overviews

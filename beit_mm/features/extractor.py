@@ -19,7 +19,7 @@ from torch import Tensor
 from beit_mm.checkpoint.checkpoint import Checkpoint, CheckpointInput, Levels, normalisation_of
 from beit_mm.checkpoint.find import PHOTOS
 from beit_mm.datasets.image_folder import EXTENSIONS, extensions_of, list_images, scale_decoding
-from beit_mm.datasets.reading import LoadBands, LoadImage, UnreadableImageError, check_aspect, rgb_array, unreadable
+from beit_mm.datasets.reading import LoadBands, LoadImage, UnreadableImageError, loaded, rgb_array, unreadable
 from beit_mm.errors import UserError, check_choice
 from beit_mm.files import atomic_file
 from beit_mm.models.vit import BEiTBackbone, block_indices
@@ -52,12 +52,10 @@ class ImageReader:
 
     def load(self, source: ImageInput) -> dict:
         """An image as the pipeline's first transform loads it."""
-        name = 'an array'
         if isinstance(source, (str, Path)):
-            name = str(source)
             ours = isinstance(self.loader, (LoadImage, LoadBands))  # their errors name the file and what is wrong
-            with nullcontext() if ours else unreadable(name, Exception):
-                sample = self.loader(dict(img_path=name))
+            with nullcontext() if ours else unreadable(str(source), Exception):
+                sample = self.loader(dict(img_path=str(source)))
         elif isinstance(self.loader, LoadBands):
             sample = self.loader(dict(img=np.asarray(source)))
         else:
@@ -67,10 +65,8 @@ class ImageReader:
             if source.shape[2:] != (3,) or source.dtype != np.uint8 or not source.size:
                 found = f'an array of {source.dtype} {source.shape}'
                 raise UserError(f'{found}; expected uint8 (height, width, 3), RGB, not empty')
-            image = np.ascontiguousarray(source if self.rgb else source[..., ::-1])
-            sample = dict(img=image, img_shape=image.shape[:2], ori_shape=image.shape[:2])
-        check_aspect(name, sample['img'])
-        return sample
+            return loaded(np.ascontiguousarray(source if self.rgb else source[..., ::-1]), {})
+        return loaded(sample['img'], sample)
 
     def results(
         self,
