@@ -202,7 +202,7 @@ class UnlabeledImages(BaseDataset):
             shards = replace(shards, labels=None)
         if not self.ann_file:
             return shards or Samples(folder, list_images(folder, self.extensions))
-        paths = Paths.of(split_label(line)[0] for line in read_lines(self.ann_file) if line)
+        paths = Paths.of(path for _, path, _ in read_list(self.ann_file))
         return shards.listed(paths, self.ann_file) if shards else Samples(folder, paths)
 
     def no_images(self, path: str) -> FileNotFoundError:
@@ -242,7 +242,6 @@ def whole_scale(results: dict, height: int, width: int, short_side: int) -> int:
 
 
 def extensions_of(transforms: Sequence) -> tuple[str, ...]:
-    """Extensions of the files that a pipeline reads."""
     return BAND_EXTENSIONS if any(isinstance(transform, LoadBands) for transform in transforms) else EXTENSIONS
 
 
@@ -255,10 +254,13 @@ def read_lines(path: str) -> list[str]:
     return lines
 
 
-def split_label(line: str) -> tuple[str, int | None]:
-    """Splits a line of a list into path and label."""
-    path, label = match.groups() if (match := re.fullmatch(r'(.*\S)\s+(-?\d+)', line)) else (line, None)
-    return unquoted(path), None if label is None else int(label)
+def read_list(path: str) -> Iterator[tuple[int, str, int | None]]:
+    """Yields number, path and label, if there is one, of each line of a list of images."""
+    for number, line in enumerate(read_lines(path), start=1):
+        if match := re.fullmatch(r'(.*\S)\s+(-?\d+)', line):
+            yield number, unquoted(match[1]), int(match[2])
+        elif line:
+            yield number, unquoted(line), None
 
 
 @DATASETS.register_module()
@@ -335,23 +337,18 @@ class ImageFolder(UnlabeledImages):
         if left_out := [name for name in folders if name not in label_of]:
             warn(f'{folder}: {len(left_out)} folders are skipped: not in classes ({preview(left_out)})')
         present = set(folders)
-        for name in (name for name in label_of if name not in present):
-            message = f'no folder {os.path.join(folder, name)!r} for class {name!r}'
-            if not self.test_mode:
-                raise FileNotFoundError(f'{message}; expected one folder for each class')
-            warn(f'{message}; the class is not tested')
         names = [name for name in label_of if name in present]
-        if not names:
-            raise FileNotFoundError(f'{folder!r} has no folder of a class; expected {preview(self.CLASSES)}')
+        if missing := [name for name in label_of if name not in present]:
+            message = f'{folder!r} has no folder for {len(missing)} classes ({preview(missing)})'
+            if not names or not self.test_mode:
+                raise FileNotFoundError(f'{message}; expected one for each class')
+            warn(f'{message}, which are not tested')
         return names
 
     def _read_list(self, label_of: dict[str, int]) -> tuple[Paths, np.ndarray]:
         """Reads paths and labels of `ann_file`; where a line has no label, the class folder gives it."""
         paths, labels = [], []
-        for number, line in enumerate(read_lines(self.ann_file), start=1):
-            if not line:
-                continue
-            path, label = split_label(line)
+        for number, path, label in read_list(self.ann_file):
             folder_label = label_of.get(path.split('/')[0])
             label = folder_label if label is None else label
             where = f'{self.ann_file}, line {number}: {path!r} has label {label}'

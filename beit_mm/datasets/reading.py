@@ -284,7 +284,7 @@ def rgb_array(image: Image.Image) -> np.ndarray:
 
 
 def deep_gray_to_rgb(image: Image.Image) -> Image.Image:
-    """Scales gray of more than 8 bits to 0-255: 16 bits from 0-65535, 32 bits and floats from the image's range."""
+    """Scales 16 bits from 0-65535 to 0-255, 32 bits and floats from the image's range."""
     values = np.nan_to_num(np.asarray(image).astype(np.float64))
     low, high = values.min(), values.max()
     # Pillow reads 16-bit PGM, and older Pillow 16-bit PNG, in the mode for 32 bits, 'I'.

@@ -77,11 +77,10 @@ class SegmentationFolder(UnlabeledImages):
         samples, annotations = super().load_data_list(), self.data_prefix.get('seg_map_path')
         if annotations is not None:
             existing = {os.path.join(annotations, name) for name in list_images(annotations)}
-            pairs = [(sample['img_path'], self._label_map(sample['img_path'])) for sample in samples]
-            if missing := [(image, label_map) for image, label_map in pairs if label_map not in existing]:
-                image, label_map = missing[0]
-                count = f'{len(missing)} of {len(samples)} images have none'
-                raise FileNotFoundError(f'no label map {label_map!r} for {image!r}; {count}')
+            images = [sample['img_path'] for sample in samples]
+            if missing := [image for image in images if self._label_map(image) not in existing]:
+                pair = f'{self._label_map(missing[0])!r} for {missing[0]!r}'
+                raise FileNotFoundError(f'no label map {pair}; {len(missing)} of {len(images)} images have none')
         return samples
 
     def get_data_info(self, idx: int) -> dict:

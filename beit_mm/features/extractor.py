@@ -288,7 +288,7 @@ class FeatureExtractor:
 
     def labelled(self, labels: Mapping[str, int]) -> tuple[Tensor, Tensor, list[dict[str, Any]]]:
         """Default features float32 (N, C) and classes (N,) of the readable files; dict(path[, error]) of each file."""
-        samples = list(self([ExistingPath(path) for path in labels], ['mean'], on_error='skip'))
+        samples = list(self([*map(ExistingPath, labels)], ['mean'], on_error='skip'))
         read = [sample for sample in samples if 'error' not in sample]
         features = np.array([sample.pop('mean') for sample in read], np.float32).reshape(-1, self.backbone.embed_dims)
         return torch.from_numpy(features), torch.tensor([labels[sample['path']] for sample in read]), samples
