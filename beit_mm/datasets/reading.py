@@ -155,8 +155,7 @@ def read_image(
 ) -> np.ndarray:
     """Reads an image file into a uint8 array (H, W, 3), RGB, upright.
 
-    `choose_scale` takes the upright height and width of a JPEG of more than a megapixel and returns the largest scale k
-    that is allowed: 1, 2, 4 or 8. The array is (ceil(H / k), ceil(W / k), 3) for this k or a smaller one.
+    `choose_scale` gets height and width of a large JPEG and returns the largest k, 1, 2, 4 or 8, to divide them by.
     """
     # on broken files decoders raise nearly everything: struct.error, SyntaxError, TypeError
     with unreadable(path, Exception), open_image(path, max_pixels) as image:
@@ -343,8 +342,8 @@ class LoadBands(BaseTransform):
         found = values.shape[2]
         bands = range(found) if self.bands is None else self.bands
         if max(bands) >= found or not 1 <= len(bands) <= MAX_BANDS or self.num_bands not in (None, len(bands)):
-            expected = f'bands={self.bands}' if self.bands else f'{self.num_bands or f"1 to {MAX_BANDS}"} bands'
-            raise UserError(f'{found} bands; expected {expected}, counted from 0: see bands=[...] of LoadBands')
+            number = self.num_bands or f'1 to {MAX_BANDS}'
+            raise UserError(f'{found} bands; LoadBands(bands={self.bands}) takes {number}, counted from 0')
         values = values if self.bands is None else values[..., self.bands]
         if self.low is None or self.high is None:
             if values.dtype != np.uint8:
@@ -424,10 +423,7 @@ def read_bands(path: str, max_pixels: int = MAX_PIXELS) -> np.ndarray:
 
 
 def read_tif(file: BinaryIO, max_pixels: int) -> np.ndarray:
-    """Reads a .tif file (H, W, C): its first page, or if that has one band, all pages like it, without overviews.
-
-    Files that the metadata names are not opened.
-    """
+    """Reads a .tif file (H, W, C): its first page, or if that has one band, all pages like it, without overviews."""
     with TiffFile(file) as content:
         # 256 pages are enough for one page a band, with overviews
         pages = [page for page in islice(content.pages, 256) if not page.subfiletype]

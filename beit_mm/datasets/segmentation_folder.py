@@ -133,8 +133,8 @@ def distinct_colours(number: int) -> list[list[int]]:
 class LoadAnnotation(BaseTransform):
     """Reads `seg_map_path` into `gt_seg_map`: uint8 (H, W), labels from 0, 255 where a pixel is ignored.
 
-    Comes after LoadImage; a sample without `seg_map_path` stays unchanged. If `reduce_zero_label` is true, 0 in the
-    file becomes 255, and 1 is subtracted from the other labels. A label map must be upright, like its loaded image.
+    Comes after LoadImage; a sample without `seg_map_path` stays unchanged. With `reduce_zero_label`, 0 in the file
+    becomes 255, and 1 is subtracted from the other labels.
     """
 
     def transform(self, results: dict) -> dict:

@@ -44,15 +44,10 @@ def evaluate_images(
     k: int = 20,
     workers: int = 0,
 ) -> dict[str, Any]:
-    """Measures top-1 accuracy on labelled images.
+    """Measures top-1 accuracy on labelled images: folders of class folders, or loaders of ImageFolders.
 
-    Args:
-        train, val: folders of class folders; or loaders of ImageFolders whose pipelines end with PackInputs.
-        method: 'knn', see `knn_predict`, or 'linear', see `choose_penalty`.
-        layer, kind: of the features; see FeatureExtractor.
-
-    Returns:
-        dict(top1=%, images=[training, validation], classes=number), of 'linear' also penalty and held_out.
+    `method` is 'knn', see `knn_predict`, or 'linear', see `choose_penalty`. Returns dict(top1=%, images=[training,
+    validation], classes=number), of 'linear' also penalty and held_out.
     """
     check_choice('method', method, ('knn', 'linear'))
 
@@ -103,13 +98,8 @@ def evaluate_patches(
 ) -> dict[str, Any]:
     """Measures the mean intersection over union of all pixels, classified by the features of their patches.
 
-    Args:
-        train, val: each a `patch_dataset`, or its options.
-        method, layer, workers, options: of `patch_classifier`.
-
-    Returns:
-        dict(miou=%, iou=[% of each class, None where it is neither there nor predicted], classes=names,
-        images=[training, validation]), and what `patch_classifier` has found.
+    `train` and `val` are each a `patch_dataset`, or its options. Returns dict(miou=%, iou=[% of each class, None where
+    it is neither there nor predicted], classes=names, images=[training, validation]), and the classifier's.
 
     Source: facebookresearch/capi `eval_segmentation.py`.
     """
@@ -136,14 +126,10 @@ def patch_classifier(
     max_patches: int = 50_000,
     seed: int = 0,
 ) -> tuple[Callable[[Tensor], Tensor], dict[str, Any]]:
-    """Makes a classifier of patches from at most `max_patches` of a `patch_dataset`.
+    """Makes a classifier by standardised features of at most `max_patches` patches of a `patch_dataset`.
 
-    Args:
-        method: 'knn', see `knn_shares`, or 'linear', see `choose_penalty`; both on standardised features.
-
-    Returns:
-        A function: features of patches (h, w, C) -> scores of the classes (h, w, K); and dict(patches=in the bank, k),
-        of 'linear' dict(patches, penalty, held_out).
+    `method` is 'knn', see `knn_shares`, or 'linear', see `choose_penalty`. Returns a function, features (h, w, C) ->
+    scores (h, w, K), and dict(patches=in the bank, k), of 'linear' dict(patches, penalty, held_out).
     """
     check_choice('method', method, ('knn', 'linear'))
     number, processes = len(dataset.metainfo['classes']), get_world_size()

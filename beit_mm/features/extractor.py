@@ -233,7 +233,7 @@ class FeatureExtractor:
 
     @torch.no_grad()
     def features(self, images: Tensor, layers: Sequence[int | None]) -> dict[str, Tensor]:
-        """Outputs, float32, of `layers` for images (B, C, H, W), pixels 0-255, and of no block after the last of them.
+        """Outputs of blocks for images (B, C, H, W), pixels 0-255, float32.
 
         Returns dict(class_token=(B, layers, C), mean=(B, layers, C) of the patches, patches=(B, layers, h, w, C)).
         """

@@ -343,10 +343,7 @@ class MultiScaleTTA(BaseTTAModel):
         return samples
 
     def probabilities(self, views: Sequence[View], weights: Sequence[Sequence[int]]) -> Iterator[Tensor]:
-        """Yields the class probabilities (C, H, W) of each image, whose `weights` are those of its sizes.
-
-        `views` holds all sizes of all images, each first as it is, then flipped.
-        """
+        """Yields the class probabilities (C, H, W) of each image; `views` are its sizes, each also flipped."""
         logits = self.module.slide(views)
         for weights_of_image in weights:
             mean = 0
