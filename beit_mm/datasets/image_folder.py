@@ -116,7 +116,7 @@ class Samples(Sequence[dict]):
         path = self.paths[index]
         if isinstance(index, (slice, np.ndarray)):
             return replace(self, paths=path, labels=labels, places=places)
-        if self.archives is None:
+        if self.archives is None or places is None:
             sample = dict(img_path=os.path.join(self.folder, path))
         else:
             shard, *place = map(int, places)
@@ -320,7 +320,7 @@ class ImageFolder(UnlabeledImages):
 
     def _select(self, shards: Samples, folders: list[str], label_of: dict[str, int]) -> Samples:
         """Selects the images of all classes in shards, class by class as in a folder."""
-        labels = shards.labels
+        labels = np.asarray(shards.labels)
         if folders:
             self._present(shards.folder, folders, label_of)
             labels = np.array([label_of.get(name, -1) for name in folders] + [-1])[labels]  # -1 stays -1

@@ -131,7 +131,7 @@ def loaded(image: np.ndarray, results: dict) -> dict:
     height, width = image.shape[:2]
     with unreadable(results.get('img_path') or 'array', OSError):
         if max(height, width) > MAX_ASPECT * min(height, width):
-            raise OSError(f'{width} x {height} pixels; expected at most {MAX_ASPECT} times as long as wide')
+            raise OSError(f'{width} x {height} pixels; expected one side to be at most {MAX_ASPECT} times the other')
     results.update(img=image, img_shape=(height, width), ori_shape=(height, width))
     return results
 
@@ -343,7 +343,7 @@ class LoadBands(BaseTransform):
         bands = range(found) if self.bands is None else self.bands
         if max(bands) >= found or not 1 <= len(bands) <= MAX_BANDS or self.num_bands not in (None, len(bands)):
             number = self.num_bands or f'1 to {MAX_BANDS}'
-            raise UserError(f'{found} bands; LoadBands(bands={self.bands}) takes {number}, counted from 0')
+            raise UserError(f'{found} bands; expected {number}, counted from 0 in LoadBands(bands={self.bands})')
         values = values if self.bands is None else values[..., self.bands]
         if self.low is None or self.high is None:
             if values.dtype != np.uint8:

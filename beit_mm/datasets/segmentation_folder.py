@@ -62,7 +62,7 @@ class SegmentationFolder(UnlabeledImages):
             raise UserError(f'classes has {len(names)} names; expected 1 to {IGNORE_INDEX - 1}')
         if by_colour + reduce_zero_label + (label_values is not None) > 1:
             raise UserError('expected only one of colours in classes, label_values and reduce_zero_label=True')
-        if by_colour:
+        if palette and by_colour:
             label_values = colour_numbers(palette).tolist()
         if label_values is not None and len({*label_values}) != len(names):
             raise UserError(f'label_values is {label_values}; expected {len(names)} different numbers')

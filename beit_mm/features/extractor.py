@@ -125,7 +125,7 @@ def iterate_images(
             yield from iterate_images(source, extensions)
     elif isinstance(sources, (np.ndarray, Image.Image, ExistingPath)):
         yield sources
-    elif os.path.isdir(path := os.path.expanduser(sources)):
+    elif os.path.isdir(path := os.path.expanduser(str(sources))):
         names = list_images(path, extensions)
         if not names:
             raise FileNotFoundError(f'no images in {str(sources)!r}')
