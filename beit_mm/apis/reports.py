@@ -23,8 +23,8 @@ from beit_mm.checkpoint.checkpoint import Checkpoint
 from beit_mm.checkpoint.find import DEMO
 from beit_mm.datasets.reading import UnreadableImageError, read_image
 from beit_mm.datasets.transforms import TwoViewCenterCrop
-from beit_mm.features.evaluation import accuracy, confusion, knn_predict, mean_and_error, neighbours, ridge
-from beit_mm.features.evaluation import standardiser, thumbnail
+from beit_mm.features import evaluation
+from beit_mm.features.evaluation import confusion, knn_predict, mean_and_error, neighbours, standardiser, thumbnail
 from beit_mm.features.extractor import FeatureExtractor
 from beit_mm.files import atomic_file, quoted
 from beit_mm.pictures import SIDE, draw_runs, read_scalars, sheet, shortened
@@ -52,13 +52,12 @@ ROWS = {  # of the report: a metric's name, what it is, how it is written
 BASELINES = dict(  # what needs no network
     thumbnails='thumbnails', position_colour='position and colour', most_frequent='the most frequent class'
 )
-LINES = dict(token_entropy='guessing by token frequency', position_entropy='the same at each position', **BASELINES)
 OTHER_FEATURES = dict(start='those of its start', random='random weights', thumbnails='thumbnails')
 BETTER, WORSE, TOO_CLOSE = 'better than', 'worse than', 'too close to tell from'
 MIN_LOSS_GAIN = 0.05  # nats by which losses must differ to count
 NUM_QUERIES, NUM_NEIGHBOURS = 6, 5  # of the picture of neighbours
 MIN_THUMBNAILS, MOST_THUMBNAILS = 100, 20_000  # that a ridge regression learns from; MIN_ even if time is short
-MIN_ANSWERS = 200  # twice the held-out images that a classifier is asked for even if time is short
+MIN_ANSWERS = 100  # held-out images that a classifier is asked for even if time is short
 MOST_CLASSES = 30  # in the table of a classifier
 MISTAKES, MISTAKES_COLUMNS, MISTAKES_SIDE = 24, 4, 240  # of their picture, and pixels of a tile
 
@@ -201,25 +200,21 @@ def describe_pretraining(weights: Path, images: Images, metrics: Metrics, compar
     reconstruct(trained, chosen, folder / 'reconstruction.png')
     found, gains, neighbours_drawn = compare_features(trained, images, compared, start)
     neighbours_drawn.savefig(folder / 'neighbours.png')
-    paragraphs: list[Paragraph] = [
-        'A loss below that of guessing by token frequency shows that something is learned; one below that of guessing '
-        'at each position, that the surroundings are read and not only where things usually are.'
-    ]
+    paragraphs: list[Paragraph] = ['This is one training with one seed.']
     if found:
         paragraphs.append(
             f'Nearest neighbours: the 20 most alike images of the training vote on the class of each of '
-            f'{found["knn_accuracy"].number:,} held-out images; their labels had no part in the training. A difference '
-            'counts from two standard errors on, of pairs of answers to one image. It is one training with one seed.'
+            f'{found["knn_accuracy"].number:,} held-out images; their labels had no part in the training.'
         )
     pictures = [
         Picture('reconstruction.png', 'Held-out images: masked, predicted, the right tokens decoded'),
         Picture(
             'neighbours.png', 'Left held-out images, beside each the images to learn from with most alike features'
         ),
-        draw_curves(folder / 'pretrain', metrics),
+        draw_curves(folder / 'pretrain'),
     ]
-    verdict, following = judge_pretraining(metrics, gains, folder, images, start)
-    return Report(metrics | found, verdict, paragraphs, pictures, following)
+    sentence, following = judge_pretraining(metrics, gains, folder, images, start)
+    return Report(metrics | found, sentence, paragraphs, pictures, following)
 
 
 def judge_pretraining(
@@ -264,36 +259,31 @@ def judge_pretraining(
 def describe_finetuning(
     weights: Path, images: Images, metrics: Metrics, seconds: float, asked: int, balance: bool
 ) -> Report:
-    """The report on a classifier, by its validation; draws its pictures beside the weights.
+    """The report on a classifier, by its validation, `seconds` of baselines and the answers to `asked` images.
 
-    Args:
-        seconds: twice what the baselines take.
-        asked: twice the held-out images that are classified for the table of the classes.
+    Draws its pictures beside the weights.
     """
-    folder, held_out = weights.parent, len(images.held_out.names)
-    found, learned = compare_classifier(images, seconds / 2)
-    _, truths = labels_of(images, asked)
+    folder = weights.parent
+    found, learned = compare_classifier(images, seconds)
+    _, truths = labels_of(images, 2 * asked)
     results = zip(classify(weights, [*truths]), truths.values(), strict=True)
     answers = [dict(result, truth=label) for result, label in results if 'error' not in result]
     truth, predicted = (torch.tensor([answer[key] for answer in answers]) for key in ('truth', 'label'))
     counts = confusion(predicted, truth, len(images.classes))
     metrics = metrics | found | {'class_mean': class_mean(counts)}
-    metrics['accuracy/top1'] = Metric.share(metrics['accuracy/top1'].value, held_out)
+    metrics['accuracy/top1'] = Metric.share(metrics['accuracy/top1'].value, len(images.held_out.names))
     paragraphs: list[Paragraph] = [
         'Trained with --balance: images of small classes were shown more often.' if balance else '',
         f'Thumbnails and the most frequent class need no network: learned from {learned:,} of the '
-        f'{len(images.train.names):,} images, tested on {found["thumbnails"].number:,} held-out ones. A difference '
-        'counts from two standard errors on, as of independent numbers. Averaged over the classes, a class of one '
-        'image counts as much as one of many.',
-        f'These are {held_out:,} held-out images and one training with one seed. They do not show what pretraining is '
-        'worth: that takes the same training with --init none.',
+        f'{len(images.train.names):,} images, tested on {found["thumbnails"].number:,} held-out ones. This is one '
+        'training with one seed. What pretraining is worth takes the same training with --init none.',
         f'Classes, the worst {MOST_CLASSES} first, on {len(answers):,} held-out images:',
         table_of_classes(counts, images),
     ]
     pictures = draw_mistakes(answers, images.classes, folder / 'mistakes.png')
-    pictures.append(draw_curves(folder / 'finetune', found))
-    verdict, following = judge_finetuning(metrics, weights, images.unequal and not balance)
-    return Report(metrics, verdict, paragraphs, pictures, following)
+    pictures.append(draw_curves(folder / 'finetune'))
+    sentence, following = judge_finetuning(metrics, weights, images.unequal and not balance)
+    return Report(metrics, sentence, paragraphs, pictures, following)
 
 
 def judge_finetuning(metrics: Mapping[str, Metric], weights: Path, unequal: bool) -> tuple[str, str]:
@@ -380,15 +370,11 @@ def read_thumbnails(labelled: Iterable[tuple[str, int]]) -> tuple[Tensor, Tensor
 def compare_features(
     trained: Checkpoint, images: Images, size: int, start: str | None = None
 ) -> tuple[Metrics, Metrics, Figure]:
-    """k-NN of held-out images by standardised features, of random weights too, and by thumbnails; and a picture.
+    """k-NN of held-out images by features of the trained, random and `start` weights, and by thumbnails.
 
-    Args:
-        size: images that they are compared with.
-        start: checkpoint that the training began with, whose features are compared too.
-
-    Returns:
-        Of labelled images the metrics knn_accuracy, of each; how much better the trained weights are than each of the
-        others, by pairs of answers to one image; and a `sheet`.
+    Their neighbours are among `size` images. Returns the metrics knn_accuracy of each; how much better the trained
+    weights are than each of the others, by pairs of answers to one image; and a picture of neighbours. The first two
+    are empty without classes.
     """
     parts, extract = labels_of(images, size), FeatureExtractor(trained)
     bank, held_out = standardised(extract, parts)
@@ -418,22 +404,20 @@ def compare_features(
 
 def standardised(extract: FeatureExtractor, parts: Sequence[Mapping[str, int]]) -> list[dict[str, Any]]:
     """Of each part the paths, features and labels of readable files; no channel counts more than another."""
-    found = [extract.labelled(labels) for labels in parts]
-    standardise = standardiser(found[0][0])
-    return [
-        dict(
-            paths=[each['path'] for each in files if 'error' not in each], features=standardise(features), labels=labels
-        )
-        for features, labels, files in found
-    ]
+    found = []
+    for part in parts:
+        features, labels, files = extract.labelled(part)
+        paths = [each['path'] for each in files if 'error' not in each]
+        found.append(dict(paths=paths, features=features, labels=labels))
+    standardise = standardiser(found[0]['features'])
+    return [dict(part, features=standardise(part['features'])) for part in found]
 
 
 def draw_neighbours(queries: Mapping[str, Any], bank: Mapping[str, Any], named: bool = True) -> Figure:
     """Images, each before the others of a bank whose features are most alike, with the cosine.
 
-    Args:
-        queries, bank: dict(paths=files, features=(N, C)), as `embed` returns them.
-        named: whether the folders that images lie in are their classes.
+    `queries` and `bank` are dict(paths=files, features=(N, C)), as `embed` returns them; with `named` the folders that
+    images lie in are their classes.
     """
     rows = []
     features, known = (torch.as_tensor(each['features']) for each in (queries, bank))
@@ -458,32 +442,26 @@ def compare_classifier(images: Images, seconds: float) -> tuple[Metrics, int]:
     x, y = read_thumbnails(drawn_until(known.items(), begin + 0.8 * seconds, MIN_THUMBNAILS))
     pixels, truth = read_thumbnails(drawn_until(held_out.items(), begin + seconds, MIN_THUMBNAILS))
     metrics = {}
-    answers = dict(thumbnails=ridge(x, y, pixels), most_frequent=y.bincount().argmax().expand_as(truth))
+    answers = dict(thumbnails=evaluation.ridge(x, y, pixels), most_frequent=y.bincount().argmax().expand_as(truth))
     for name, predicted in answers.items():
         counts = confusion(predicted, truth, len(images.classes))
-        metrics[name] = Metric.share(100 * accuracy(counts), len(truth))
+        metrics[name] = Metric.share(100 * evaluation.accuracy(counts), len(truth))
         metrics[f'{name}_class_mean'] = class_mean(counts)
     # one class is right whatever images are drawn
     metrics['most_frequent_class_mean'] = Metric(metrics['most_frequent_class_mean'].value, 0.0)
     return metrics, len(y)
 
 
-def draw_curves(work_dir: Path, metrics: Mapping[str, Metric]) -> Picture:
-    """Draws loss.png beside a work directory: a run's losses and, where there is one, its accuracy on held-out images.
-
-    Horizontal lines are what the metrics of LINES reach without training.
-    """
+def draw_curves(work_dir: Path) -> Picture:
+    """Draws loss.png beside a work directory: a run's losses and its accuracy on held-out images, if it has one."""
     training, validation = read_scalars(work_dir)
+    for row in validation.values():
+        row.update({'loss': row['mim_loss']} if 'mim_loss' in row else {})
     labels = {'loss': 'loss, nats', 'accuracy/top1': 'classified right, %', 'mIoU': 'mIoU, %'}
-    keys = ['loss', *(name for name in [*labels][1:] if any(name in row for row in validation.values()))]
-    losses = {step: dict(row, loss=row['mim_loss']) if 'mim_loss' in row else row for step, row in validation.items()}
-    figure = draw_runs({'training': (training, {}), 'held-out images': ({}, losses)}, keys)
-    for number, name in enumerate(name for name in LINES if name in metrics):
-        level, style = metrics[name].value, ('--', ':')[number % 2]
-        figure.axes[-1].axhline(level, color='gray', linestyle=style, label=f'{LINES[name]}: {level:.3g}')
-    for axes, key in zip(figure.axes, keys, strict=True):
-        axes.set_ylabel(labels[key])
-        axes.legend(fontsize=7)
+    shown = [key for key in labels if key == 'loss' or any(key in row for row in validation.values())]
+    figure = draw_runs({work_dir.name: (training, validation)}, shown)
+    for axes in figure.axes:
+        axes.set_ylabel(labels[axes.get_ylabel()])
     with atomic_file(work_dir.parent / 'loss.png') as file:
         figure.savefig(file, dpi=120)
     return Picture('loss.png', 'Loss in training, and what is reached on held-out images')

@@ -27,7 +27,7 @@ from beit_mm.apis.split import Images, LabelMaps, find_images, find_label_maps, 
 from beit_mm.checkpoint.checkpoint import Checkpoint
 from beit_mm.checkpoint.read import write_checkpoint
 from beit_mm.engine.checkpoints import RUN_FILE
-from beit_mm.engine.logs import ProgressHook, TerminalRunner, waits_for_images
+from beit_mm.engine.logs import ProgressHook, TerminalRunner
 from beit_mm.engine.signals import shield_workers
 from beit_mm.errors import UserError
 from beit_mm.models.tokenizers.discrete_vae import DiscreteVAE
@@ -275,9 +275,6 @@ class Run:
             runner.register_hook(clock)
         with without_output():
             runner.train()
-        last = self.folder / stage / f'iter_{runner.iter}.pth'
-        if not last.is_file():
-            raise UserError(f'{last} could not be written (see the warnings); make room and repeat the command')
         if clock:
             planned['steps'] = runner.iter
             write_config(path, title, *self.settings(images, stage, runner.iter))  # the steps that it took
@@ -295,7 +292,6 @@ class Run:
         if self.plan.keeps_head:  # IterLoop has validated before the first step
             results['mim_loss_start'] = float(measured[0]['mim_loss'])
         results['images_per_second'] = sum(row['images_per_second'] for row in rows) / len(rows)
-        results['waiting'] = sum(row['data_time'] for row in rows) / sum(row['time'] for row in rows)
         return results
 
     def report(self, images: Images) -> None:
@@ -311,7 +307,6 @@ class Run:
             report.verdict,
             f'{images}. {record.seconds / 60:.1f} minutes: {steps}; {speed}. Weights: {self.weights.name}.',
             [('on held-out images', 'value +- one standard error'), *rows],
-            f'{waits_for_images(measured["waiting"])}.' if measured['waiting'] > 0.5 else '',
             self.plan.assumed,
             *report.paragraphs,
             *report.pictures,
@@ -332,10 +327,9 @@ class Run:
         metrics = {name: Metric(value) for name, value in measured if name in reports.ROWS}
         if isinstance(images, LabelMaps):
             return describe_segmentation(self.weights, images, metrics, seconds)
-        if self.verb == 'finetune':
-            # two for each that it classifies, which costs a third of a step
-            answers = max(reports.MIN_ANSWERS, int(3 * images_in_time))
-            return reports.describe_finetuning(self.weights, images, metrics, seconds, answers, self.plan.balance)
+        if self.verb == 'finetune':  # half of the time is for answers, each of which costs a third of a step
+            asked = max(reports.MIN_ANSWERS, int(3 / 2 * images_in_time))
+            return reports.describe_finetuning(self.weights, images, metrics, seconds / 2, asked, self.plan.balance)
         # the images and half as many held-out ones, each at most as costly as in a step
         compared = min(MAX_BANK, max(MIN_BANK, int(images_in_time * 2 / 3)))
         start = None if record.init == NONE else record.init
