@@ -8,7 +8,7 @@ import shlex
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
@@ -106,19 +106,16 @@ class Report:
     """What a trained model is worth."""
 
     metrics: Metrics
-    verdict: str = ''
-    paragraphs: list[Paragraph] = field(default_factory=list)
-    pictures: list[Picture] = field(default_factory=list)
-    following: str = ''  # what to run next
+    verdict: str
+    paragraphs: list[Paragraph]
+    pictures: list[Picture]
+    following: str  # what to run next
 
 
 def write_report(folder: str | Path, title: str, parts: Iterable[Paragraph | Picture]) -> Path:
-    """Writes report.html and then report.md, the same text for a browser and for GitHub; returns the latter.
+    """Writes report.html and then report.md, the same for a browser and for GitHub; returns the latter.
 
-    Args:
-        folder: that the pictures lie in.
-        parts: texts, in which nothing is Markdown or HTML; pictures; tables, a list of rows, the first of them the
-            head. Empty ones are left out.
+    `parts` are plain texts, pictures in the folder, and tables, whose first row is the head; empty ones are left out.
     """
     shown: list[tuple[str, str]] = [(f'# {markdown(title)}', f'<h1>{hypertext(title)}</h1>')]
     for part in filter(None, parts):

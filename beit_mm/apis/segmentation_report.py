@@ -141,12 +141,9 @@ def describe_segmentation(weights: Path, images: LabelMaps, metrics: Metrics, se
         Picture('overlays.png', 'Held-out images of the highest, the median and the lowest mIoU'),
         reports.draw_curves(folder / 'finetune'),
     ]
+    following = 'give it more label maps and minutes'
     if all(gain.sign == reports.BETTER for gain in gains.values()):
         following = f'beit-mm segment {weights} new_images/ --out maps; beit-mm export {weights} model.onnx'
-    else:
-        following = 'give it more label maps and minutes'
-        if images.bands is None:
-            following += '; or without training: beit-mm segment demo new_images/ --labelled LABEL_MAPS --out maps'
     sentence = f'Verdict: the segmentor is {reports.verdict(gains)}.'
     return Report(metrics | found, sentence, paragraphs, pictures, f'Next: {following}.')
 

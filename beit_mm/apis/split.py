@@ -116,9 +116,9 @@ def list_folder(folder: Path) -> ImageList:
 
 def hold_out(images: ImageList) -> tuple[ImageList, ImageList]:
     """Images to learn from, one of each folder if possible, and a tenth held out, of each folder in proportion."""
-    folders: dict[str, list[str]] = {}
+    folders: dict[str, list[str]] = defaultdict(list)
     for path, name in images.names.items():
-        folders.setdefault(name, []).append(path)
+        folders[name].append(path)
     shuffled = [random.Random(os.fsencode(name)).sample(paths, len(paths)) for name, paths in folders.items()]
     free = [path for paths in shuffled for path in paths[1:]] or [*images.names]
     held_out = {*evenly(free, max(1, round(HELD_OUT * len(images.names))))}
@@ -259,15 +259,13 @@ def has_hidden_bands(path: str) -> bool:
     with suppress(UnreadableImageError), unreadable(path, Exception), open_image(path) as image:
         shown = len(image.getbands())
     try:
-        if read_bands(path).shape[2] > shown:
-            return True
-        reading.read_image(path)  # warns of a band that is marked as transparency
+        return read_bands(path).shape[2] > shown
     except UnreadableImageError:  # a kind of TIFF that only Pillow reads
         return False
     except UserError:  # a Python without tifffile
         if not shown:
             raise
-    return False
+        return False
 
 
 def measure_bands(paths: Sequence[str], bands: str | Sequence[int]) -> dict[str, Any]:
@@ -412,8 +410,6 @@ def choose_labels(
         raise UserError(f'the label maps hold {numbers[0]} to {top}, classes.txt names {number} classes: {ask}')
     first = int(top == number if reduce_zero_label is None else reduce_zero_label)
     meaning = f'{number} classes of classes.txt, 0 is {"unlabelled" if first else repr(names[0])}'
-    if not first and reduce_zero_label is None:
-        meaning += ' (if it marks unlabelled pixels, say --reduce-zero-label)'
     return [*names], [*range(first, first + number)], meaning
 
 

@@ -59,10 +59,10 @@ def pretrain(
     Args:
         images: folder, searched to any depth; see `find_images` for what is held out.
         out: folder of the run.
-        minutes: of wall clock for all of it, by default 15; the schedule follows the time that has passed.
+        minutes: of wall clock for all of it, by default 15.
         steps: instead of minutes; of the pretraining, the tokenizer gets at most as many.
-        init: checkpoint of any BEiT to begin with, or the folder of a run; its architecture is kept. 'demo',
-            the packaged weights, is the default on a CPU; 'none', random ones, on a GPU.
+        init: checkpoint of any BEiT to begin with, or the folder of a run; by default 'demo', the packaged weights, on
+            a CPU, and 'none', random ones, on a GPU.
         tokenizer: 'demo', the packaged one, or 'new' for one of these images; by default that of `init`.
         workers: processes that read images.
         batch: images of a step.
@@ -150,8 +150,7 @@ class Run:
             write_checkpoint(self.weights, {key: trained.content[key] for key in ('state_dict', 'meta')})
             self.report(images)
         except (KeyboardInterrupt, SystemExit) as end:
-            kept = '; what was learned so far is kept' if any(self.folder.glob('*/*.pth')) else ''
-            say(f'Stopped{kept}. Resume with: {typed() or "the same call"}')
+            say(f'Stopped. Resume with: {typed() or "the same call"}')
             raise SystemExit(end.code if isinstance(end, SystemExit) else 130) from None
         finally:
             if self.record.digest:
@@ -315,7 +314,7 @@ class Run:
         path = reports.write_report(self.folder, f'{self.verb} of {record.images}', parts)
         width = max(len(name) for name, _ in rows)
         lines = [f'{name:<{width}}  {value}' for name, value in rows]
-        for line in filter(None, [*lines, self.weights, path, report.verdict, report.following]):
+        for line in [*lines, self.weights, path, report.verdict, report.following]:
             say(line)
 
     def describe(self, images: Images) -> Report:
@@ -330,8 +329,8 @@ class Run:
         if self.verb == 'finetune':  # half of the time is for answers, each of which costs a third of a step
             asked = max(reports.MIN_ANSWERS, int(3 / 2 * images_in_time))
             return reports.describe_finetuning(self.weights, images, metrics, seconds / 2, asked, self.plan.balance)
-        # the images and half as many held-out ones, each at most as costly as in a step
-        compared = min(MAX_BANK, max(MIN_BANK, int(images_in_time * 2 / 3)))
+        # the images and half as many held-out ones, each at most twice as costly as in a step
+        compared = min(MAX_BANK, max(MIN_BANK, int(images_in_time / 3)))
         start = None if record.init == NONE else record.init
         return reports.describe_pretraining(self.weights, images, metrics, compared, start)
 
