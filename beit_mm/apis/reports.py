@@ -29,25 +29,25 @@ from beit_mm.features.extractor import FeatureExtractor
 from beit_mm.files import atomic_file, quoted
 from beit_mm.pictures import SIDE, draw_runs, read_scalars, sheet, shortened
 
-ROWS = {  # of the report: a metric's name, what it is, how it is written
-    'mim_loss': ('loss on masked patches (mim_loss), nats', '{:.3f}'),
-    'mim_loss_start': ('the same with the weights that the training began with, nats', '{:.3f}'),
-    'token_entropy': ('loss of guessing by token frequency alone (token_entropy)', '{:.3f}'),
-    'position_entropy': ('loss of guessing by token frequency at each position (position_entropy)', '{:.3f}'),
-    'tokenizer/codes_used': ('different visual tokens in use', '{:.0f}'),
-    'mim_acc': ('masked tokens predicted right (mim_acc)', '{:.3f}'),
-    'accuracy/top1': ('classified right, %', '{:.1f}'),
-    'class_mean': ('the same, averaged over the classes, %', '{:.1f}'),
-    'mIoU': ('mIoU on held-out images, %', '{:.1f}'),
-    'thumbnails': ('ridge regression on thumbnails of 8 x 8 pixels, %', '{:.1f}'),
-    'thumbnails_class_mean': ('the same, averaged over the classes, %', '{:.1f}'),
-    'most_frequent': ('always the most frequent class, %', '{:.1f}'),
-    'most_frequent_class_mean': ('the same, averaged over the classes, %', '{:.1f}'),
-    'position_colour': ('naive Bayes of position and colour, %', '{:.1f}'),
-    'knn_accuracy': ('classified right by nearest neighbours, %', '{:.1f}'),
-    'knn_accuracy_start': ('the same with the weights that the training began with, %', '{:.1f}'),
-    'knn_accuracy_random': ('the same with random weights, %', '{:.1f}'),
-    'knn_accuracy_thumbnails': ('the same with thumbnails of 8 x 8 pixels, %', '{:.1f}'),
+ROWS = {  # of the report: a metric's name, and what it is
+    'mim_loss': 'loss on masked patches (mim_loss), nats',
+    'mim_loss_start': 'the same with the weights that the training began with, nats',
+    'token_entropy': 'loss of guessing by token frequency alone (token_entropy)',
+    'position_entropy': 'loss of guessing by token frequency at each position (position_entropy)',
+    'tokenizer/codes_used': 'different visual tokens in use',
+    'mim_acc': 'masked tokens predicted right (mim_acc)',
+    'accuracy/top1': 'classified right, %',
+    'class_mean': 'the same, averaged over the classes, %',
+    'mIoU': 'mIoU on held-out images, %',
+    'thumbnails': 'ridge regression on thumbnails of 8 x 8 pixels, %',
+    'thumbnails_class_mean': 'the same, averaged over the classes, %',
+    'most_frequent': 'always the most frequent class, %',
+    'most_frequent_class_mean': 'the same, averaged over the classes, %',
+    'position_colour': 'naive Bayes of position and colour, %',
+    'knn_accuracy': 'classified right by nearest neighbours, %',
+    'knn_accuracy_start': 'the same with the weights that the training began with, %',
+    'knn_accuracy_random': 'the same with random weights, %',
+    'knn_accuracy_thumbnails': 'the same with thumbnails of 8 x 8 pixels, %',
 }
 BASELINES = dict(  # what needs no network
     thumbnails='thumbnails', position_colour='position and colour', most_frequent='the most frequent class'
@@ -153,11 +153,11 @@ def hypertext(text: str, quote: bool = True) -> str:
 def rows_of(metrics: Mapping[str, Metric]) -> list[tuple[str, str]]:
     """What the metrics of a run are and their values, with their standard errors."""
     rows = []
-    for name, (text, form) in ROWS.items():
+    for name, text in ROWS.items():
         metric = metrics.get(name)
         if metric is not None and not math.isnan(metric.value):
-            error = '' if metric.error is None else f' +- {metric.error:.1f}'
-            rows.append((text, form.format(metric.value) + error))
+            value = f'{metric.value:.1f}' if text.endswith('%') else f'{metric.value:.4g}'
+            rows.append((text, value if metric.error is None else f'{value} +- {metric.error:.1f}'))
     return rows
 
 
@@ -453,7 +453,8 @@ def draw_curves(work_dir: Path) -> Picture:
     """Draws loss.png beside a work directory: a run's losses and its accuracy on held-out images, if it has one."""
     training, validation = read_scalars(work_dir)
     for row in validation.values():
-        row.update({'loss': row['mim_loss']} if 'mim_loss' in row else {})
+        if 'mim_loss' in row:
+            row['loss'] = row['mim_loss']
     labels = {'loss': 'loss, nats', 'accuracy/top1': 'classified right, %', 'mIoU': 'mIoU, %'}
     shown = [key for key in labels if key == 'loss' or any(key in row for row in validation.values())]
     figure = draw_runs({work_dir.name: (training, validation)}, shown)

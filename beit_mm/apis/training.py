@@ -120,8 +120,7 @@ class Run:
 
     def __init__(self, call: Record, out: str | Path) -> None:
         self.began = time.monotonic()
-        self.call, self.record = call, replace(call)  # what the call leaves open is filled in in the record
-        self.verb = call.verb
+        self.record, self.verb = call, call.verb  # what the call leaves open is filled in by the plan
         self.folder = Path(out).expanduser().resolve()
         self.lists = self.folder / 'lists'
         self.weights = self.folder / ('pretrained.pth' if self.verb == 'pretrain' else 'finetuned.pth')
@@ -131,6 +130,7 @@ class Run:
         if (self.folder / RECORD).is_file():
             self.record = Record.read(self.folder / RECORD)
             self.record.check_call(call, self.folder)
+            self.record.workers = self.record.workers if call.workers is None else call.workers
         elif self.folder.exists() and any(self.folder.iterdir()):
             raise UserError(f'{self.folder} holds other files; expected a new or empty folder for the run')
 
@@ -201,8 +201,6 @@ class Run:
             changed = f'other images, or names of them, than when {self.folder} was planned'
             advice = 'choose another --out, or delete the folder'
             raise UserError(f'{record.images} has {changed} ({record.found}; now {images}); {advice}')
-        if self.call.workers is not None:
-            record.workers = self.call.workers
         plan = self.plan = plan_training(images, record)
         if resumes and record.tokenizer not in (None, plan.tokenizer_name):
             began = f'{self.folder} began with {record.tokenizer}, now it has {plan.tokenizer_name}'
