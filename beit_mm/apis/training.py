@@ -7,14 +7,14 @@ import hashlib
 import json
 import math
 import secrets
-import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from mmengine.hooks import Hook, ParamSchedulerHook
+from mmengine.hooks import CheckpointHook, Hook, LoggerHook, ParamSchedulerHook
 from mmengine.runner import Runner
 
 from beit_mm.apis import reports
@@ -28,7 +28,6 @@ from beit_mm.checkpoint.checkpoint import Checkpoint
 from beit_mm.checkpoint.read import write_checkpoint
 from beit_mm.engine.checkpoints import RUN_FILE
 from beit_mm.engine.logs import ProgressHook, TerminalRunner
-from beit_mm.engine.signals import shield_workers
 from beit_mm.errors import UserError
 from beit_mm.models.tokenizers.discrete_vae import DiscreteVAE
 from beit_mm.pictures import read_scalars
@@ -36,7 +35,8 @@ from beit_mm.terminal import quiet, say, typed, without_output
 
 RECORD, REPORT = 'plan.json', 'report.md'
 REPORT_SHARE, REPORT_SECONDS = 0.1, 120.0  # of the time, for report and pictures; where no time is given
-FIRST_STEPS = 4  # slow ones, before the measuring begins
+NOMINAL_STEPS = 1000  # of a stage of so many minutes, in which its schedules are planned
+KNOWN_SHARE = 0.03  # of a stage, after which its steps are known well enough for intervals
 MIN_BANK, MAX_BANK = 200, 2000  # images that held-out ones are compared with; MIN_BANK even if time is short
 MAX_TOKENIZER_STEPS = 4000  # more of them hardly make its tokens better
 MAX_VALIDATIONS, VALIDATION_SHARE = 5, 0.05  # of a stage, and of the images that pass through the model
@@ -221,17 +221,13 @@ class Run:
         write_lists(images, self.lists)
 
     def choose_steps(self, images: Images, stage: str) -> None:
-        """Turns the run's length into steps of the stage; minutes into its seconds, and steps as measured."""
+        """Turns the run's length into steps of the stage; minutes into its seconds, of which the steps follow."""
         length = self.record.length
         planned: dict[str, float] = {}
         if length.unit == 'minutes':
-            cfg = run_config(*self.settings(images, stage, steps=1000))
-            needed, setup = seconds_per_step(cfg, limit=0.03 * 60 * length.number)  # for measuring
-            left = max(0.0, (1 - REPORT_SHARE) * 60 * length.number - self.seconds() - setup)
-            left *= 1 / 3 if stage == 'tokenizer' else 1
-            planned = dict(begun=self.seconds(), seconds=setup + left)
-            steps = max(int(left / needed), MIN_STEPS)
-            say(f'{stage}: {needed:.2f} s a step, so about {steps:,} steps')
+            left = max(0.0, (1 - REPORT_SHARE) * 60 * length.number - self.seconds())
+            planned = dict(begun=self.seconds(), seconds=left / 3 if stage == 'tokenizer' else left)
+            steps = NOMINAL_STEPS
         elif length.unit == 'epochs':
             steps = max(1, round(length.number * (len(images.train.names) // self.plan.batch)))
         else:
@@ -267,7 +263,8 @@ class Run:
         runner = make_runner(run_config(base, dict(settings, resume=begun), path), ProgressHook(stage))
         clock = None
         if 'seconds' in planned:
-            clock = MinutesHook(planned['seconds'], self.began, planned['steps'], most_steps(stage))
+            follow = partial(self.settings, images, stage)
+            clock = MinutesHook(planned['seconds'], self.began, planned['steps'], most_steps(stage), follow)
             runner.hooks[:] = [hook for hook in runner.hooks if not isinstance(hook, ParamSchedulerHook)]
             runner.register_hook(clock)
         with without_output():
@@ -363,12 +360,13 @@ class MinutesHook(Hook):
         began: when this call did, by time.monotonic.
         planned: steps of the plan.
         most: steps after which it ends before its time. It makes `MIN_STEPS` of them in any case.
+        settings: gives the name of a config and the settings for a number of steps, of which the intervals are taken.
     """
 
     priority = 'HIGHEST'  # the others ask which step is the last
 
-    def __init__(self, seconds: float, began: float, planned: int, most: float):
-        self.seconds, self.began, self.planned, self.most = seconds, began, planned, most
+    def __init__(self, seconds: float, began: float, planned: int, most: float, settings: Callable):
+        self.seconds, self.began, self.planned, self.most, self.settings = seconds, began, planned, most, settings
 
     def after_load_checkpoint(self, runner: Runner, checkpoint: dict) -> None:
         runner.train_loop.set_length(max(self.planned, checkpoint['meta']['iter'] + 1))  # its end is a time
@@ -403,46 +401,16 @@ class MinutesHook(Hook):
         self.set_length(runner, done)
 
     def set_length(self, runner: Runner, done: int) -> None:
-        """Tells the loop how many steps it will be, by what is done; once that is a tenth, when to validate too."""
+        """Tells the loop how many steps it will be, by what is done, and once when to log, to save and to validate."""
         loop: Any = runner.train_loop
         expected = self.planned if self.share == 0 else round(done / self.share)
         loop.set_length(done if self.share >= 1 else max(done + 1, expected))
-        if self.share >= 0.1 and not self.rate_known:
+        if self.share >= KNOWN_SHARE and not self.rate_known:
             self.rate_known = True
-            interval = math.ceil(loop.val_interval * max(1, expected / self.planned))
-            loop.dynamic_intervals = [interval]  # from which mmengine sets val_interval after each step
-
-
-class StepClock(Hook):
-    """Measures steps; stops after 20 measured ones and `limit` seconds, or after one and three times that."""
-
-    def __init__(self, limit: float):
-        self.limit = limit
-        self.times: list[float] = []
-
-    def after_train_iter(self, runner: Runner, batch_idx: int, data_batch: Any = None, outputs: Any = None) -> None:
-        self.times.append(time.monotonic())
-        steps, seconds = len(self.times) - FIRST_STEPS, self.times[-1] - self.times[0]
-        if steps > 20 and seconds > self.limit or steps > 1 and seconds > 3 * self.limit:
-            runner.train_loop.stop_training = True
-
-
-def seconds_per_step(cfg: RunConfig, limit: float) -> tuple[float, float]:
-    """How long a step of a config takes here, and everything before the first one, in seconds; changes the config."""
-    began = time.monotonic()
-    cfg.val_cfg = cfg.val_dataloader = cfg.val_evaluator = None
-    # the training itself says which images are broken, and whether too many are
-    left_out = ('beit_mm.InterruptionHook', 'beit_mm.UnreadableImagesHook', 'beit_mm.ThroughputHook')
-    cfg.custom_hooks = [hook for hook in cfg.custom_hooks if hook['type'] not in left_out]
-    cfg.default_hooks.checkpoint.update(interval=10**9, save_last=False)
-    cfg.visualizer = dict(type='Visualizer')
-    for module in (cfg.model.get('head', {}), cfg.model.get('backbone', {})):
-        module.pop('init_cfg', None)  # weights do not change the time
-    clock_hook = StepClock(limit)
-    with tempfile.TemporaryDirectory() as folder:
-        cfg.work_dir = f'{folder}/measured'
-        runner = make_runner(cfg, clock_hook)
-        shield_workers(runner.train_dataloader)
-        runner.train()
-    times = clock_hook.times[FIRST_STEPS:]
-    return (times[-1] - times[0]) / (len(times) - 1), clock_hook.times[0] - began
+            _, settings = self.settings(expected)
+            loop.dynamic_intervals = [settings['train_cfg']['val_interval']]  # mmengine takes it after each step
+            for hook in runner.hooks:
+                if isinstance(hook, CheckpointHook):
+                    hook.interval = settings['default_hooks']['checkpoint']['interval']
+                if isinstance(hook, LoggerHook):
+                    hook.interval = settings['default_hooks']['logger']['interval']
