@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from mmengine.hooks import CheckpointHook, Hook, LoggerHook, ParamSchedulerHook
+from mmengine.hooks import Hook, LoggerHook, ParamSchedulerHook
 from mmengine.runner import Runner
 
 from beit_mm.apis import reports
@@ -26,7 +26,7 @@ from beit_mm.apis.segmentation_report import describe_segmentation
 from beit_mm.apis.split import Images, LabelMaps, find_images, find_label_maps, write_lists
 from beit_mm.checkpoint.checkpoint import Checkpoint
 from beit_mm.checkpoint.read import write_checkpoint
-from beit_mm.engine.checkpoints import RUN_FILE
+from beit_mm.engine.checkpoints import RUN_FILE, CheckpointHook
 from beit_mm.engine.logs import ProgressHook, TerminalRunner
 from beit_mm.errors import UserError
 from beit_mm.models.tokenizers.discrete_vae import DiscreteVAE
