@@ -161,12 +161,11 @@ def test_lines_of_progress_count_validations_in_the_time_left(pretrain_config, m
     lines = [re.sub(r'  .*  ', ' ', line) for line in capsys.readouterr().out.splitlines() if line.endswith(' left')]
     # a batch of two images is first taken for a second, a third of half a step
     expected = [f'run {step}/5 0:00:{seconds}' for step, seconds in ((1, 24 + 12), (2, 18 + 12), (3, 12 + 12), (4, 18))]
-    of_four = [f'run 4/5, held-out images, batch {batch}/6  0:00:{18 - 3 * batch + 24:02}' for batch in range(1, 7)]
-    of_five = [f'run 5/5, held-out images, batch {batch}/6  0:00:{18 - 3 * batch:02}' for batch in range(1, 7)]
-    assert lines == [f'{line} left' for line in [*expected, *of_four, 'run 5/5 0:00:18', *of_five]]
+    batches = [f'run, held-out images, batch {batch}/6  0:00:{18 - 3 * batch:02}' for batch in range(1, 7)]
+    assert lines == [f'{line} left' for line in [*expected, *batches, 'run 5/5 0:00:18', *batches]]
     runner.test()
     lines = [line for line in capsys.readouterr().out.splitlines() if line.endswith(' left')]
-    assert lines == [f'run, batch {batch}/6  0:00:{18 - 3 * batch:02} left' for batch in range(1, 7)]
+    assert lines == [f'{line} left' for line in batches]
 
 
 def test_a_shortened_run_validates_on_its_share_of_the_images(pretrain_config, said):
