@@ -42,22 +42,20 @@ HIGHER_IS_BETTER = ('acc', 'top', 'ar@', 'auc', 'precision', 'map', 'mdice', 'mi
 class CheckpointHook(Hook):
     """Saves checkpoints, and chooses the one that a run resumes from.
 
-    The files are named as mmengine's hook names them: `epoch_N.pth` or `iter_N.pth`, `best_METRIC_epoch_N.pth` (weights
-    only), and `last_checkpoint`, a text file with the path of the newest one. Each is written under a temporary name,
-    then renamed; the old file is deleted last. If the disk is full, the log warns and the old files stay. While
-    gradients are being accumulated, a checkpoint waits for the step that uses them.
+    The files are named as mmengine's: `epoch_N.pth` or `iter_N.pth`, `best_METRIC_epoch_N.pth` (weights only), and
+    `last_checkpoint`, a text file with the path of the newest one. While gradients are being accumulated, a checkpoint
+    waits for the step that uses them.
 
-    With `resume=True` and no `load_from`, or after a restart by torchrun or Slurm, the run resumes from the newest
-    readable checkpoint of the folder's last run. With `resume='auto'` it does so too, and where there is none it begins
-    with the weights of `load_from`. Settings are the config's, see engine.resuming.
+    With `resume=True` and no `load_from`, with `resume='auto'`, or after a restart by torchrun or Slurm, the run
+    resumes from the newest readable checkpoint of the folder's last run; where there is none, it starts anew.
 
     Args:
         interval: epochs or iterations between two checkpoints; -1 saves none but the last.
         by_epoch: whether the interval counts epochs.
         max_keep_ckpts: how many of the numbered checkpoints to keep; -1 keeps all.
-        save_last: whether the end of the training is saved too, also where another hook ends it early.
+        save_last: whether the end of the training is saved too.
         save_best: metrics whose best checkpoint is kept; 'auto' is the first metric of a validation. An improvement
-            also writes a numbered checkpoint, off the interval too, once the run has one.
+            also writes a numbered checkpoint, once the run has one.
         rule: 'greater' or 'less', which is better; by default the metric's name decides.
     """
 
@@ -102,8 +100,7 @@ class CheckpointHook(Hook):
                     log(f'load_from={weights} is not read: the weights come from {path}.')
             elif searched:
                 runner._resume = False
-                begins = 'its beginning' if weights is None else f'its beginning, with the weights of {weights}'
-                warn(f'No checkpoint of this run in {folder}: it starts at {begins}.')
+                warn(f'No checkpoint of this run in {folder}: it starts at its beginning, with load_from={weights}.')
 
     def after_load_checkpoint(self, runner: Runner, checkpoint: dict) -> None:
         """Takes over id, position, seed and the files of the resumed run."""
@@ -112,7 +109,7 @@ class CheckpointHook(Hook):
             return
         check_position(meta, runner._load_from)
         if 'optimizer' not in checkpoint:
-            raise CheckpointError(f'{runner._load_from} has only weights, not a run to resume; use load_from for it')
+            raise CheckpointError(f'{runner._load_from} has only weights to load_from, not a run to resume')
         if 'batch' not in meta:  # mmengine wrote the file
             return
         run_id = meta.get('run')
@@ -233,7 +230,7 @@ class CheckpointHook(Hook):
     def save(self, runner: Runner, name: str, resumable: bool = True, replaces: Sequence = (), **meta) -> Path | None:
         """Writes a checkpoint, then deletes the files that it replaces; None where it cannot, and in other processes.
 
-        `meta`: added to the file's meta; `epoch` and `iter` default to the present ones.
+        `meta`: `epoch` and `iter` of the next step, by default the present ones.
         """
         path = Path(runner.work_dir, name)
         content = run_state(runner, resumable, dict(meta, run=self.run_id))
@@ -285,17 +282,13 @@ def at_boundary(runner: Runner) -> bool:
 
 
 def newest_checkpoint(folder: Path, restarted: bool = False, unit: str = 'iter') -> str | None:
-    """Path of the newest checkpoint that the folder's last run can resume from; None: it has saved none, start anew.
+    """Path of the newest checkpoint that the folder's last run can resume from; None: it has saved none.
 
     The newest is `interrupted.pth`, which a later checkpoint deletes, then the one with the highest number.
 
     Args:
-        folder: the work directory.
         restarted: a launcher has restarted the run, which may have saved nothing yet.
         unit: 'epoch' or 'iter', what the run counts its checkpoints in; any that count the other come last.
-
-    Raises:
-        CheckpointError: files cannot be read and none of the run's can, or, unless restarted, all are of earlier runs.
     """
     run_file = folder / RUN_FILE
     last_run = run_file.read_text(errors='replace').partition(' ')[0] if run_file.is_file() else None
@@ -353,8 +346,8 @@ def run_state(runner: Runner, resumable: bool, meta: dict) -> dict[str, Any]:
 class CheckpointMetaHook(Hook):
     """Writes config, preprocessing and tokenizer into each checkpoint; warns if a loaded one had another tokenizer.
 
-    mmengine stores its config as Python text, which has to be executed to be read, and the history of its log as
-    pickled objects, which torch.load refuses; scalars.json has it. Works with mmengine's CheckpointHook too.
+    mmengine stores the config as Python text, which is executed to be read, and the log as pickled objects, which
+    torch.load refuses.
     """
 
     priority = 'VERY_LOW'  # last to change the content
@@ -372,9 +365,8 @@ class CheckpointMetaHook(Hook):
             meta['tokenizer'] = provenance
         info = checkpoint['message_hub']['runtime_info'].items()
         storable = (*PLAIN_TYPES, np.generic, Tensor, dict, list, tuple)
-        checkpoint['message_hub'] = stored_hub(
-            {key: plain_values(item) for key, item in info if isinstance(item, storable)}
-        )
+        kept = {key: plain_values(item) for key, item in info if isinstance(item, storable)}
+        checkpoint['message_hub'] = stored_hub(kept)
 
     def after_load_checkpoint(self, runner: Runner, checkpoint: dict) -> None:
         with as_checkpoint_error(runner._load_from):
@@ -384,8 +376,7 @@ class CheckpointMetaHook(Hook):
             if before and now and any(before.get(key) != now.get(key) for key in keys):
                 warn(f'The checkpoint was trained on the visual tokens of {before}; this run has {now}.')
             if runner._resume and 'message_hub' in checkpoint:
-                # No text: mmengine would write the file's `cfg` into the run's checkpoints, where its inferencers
-                # execute it.
+                # No text: the file's `cfg` would come into the run's checkpoints, where mmengine executes it.
                 info = checkpoint['message_hub']['runtime_info'].items()
                 kept = {key: item for key, item in info if isinstance(item, (int, float, Tensor)) and key.isprintable()}
                 checkpoint['message_hub'] = stored_hub(kept)
