@@ -19,8 +19,7 @@ from beit_mm.registry import HOOKS
 class DINOHook(Hook):
     """Schedules of a DINOPretrainer, which depend only on the number of the step, so a resumed run needs no state.
 
-    After each step of the optimizer the teacher follows the student, but not after one that AutocastOptimWrapper skips.
-    It logs `teacher_momentum` and `teacher_temperature`. Weight decay follows mmpretrain's CosineAnnealingWeightDecay.
+    After each step of the optimizer, except one that AutocastOptimWrapper skips, the teacher follows the student.
 
     Args:
         momentum: the teacher's at the first step; rises to 1 at the end of the run, along half a cosine.
