@@ -29,7 +29,7 @@ from beit_mm.apis.split import Images, LabelMaps, find_images, find_label_maps, 
 from beit_mm.checkpoint.checkpoint import Checkpoint
 from beit_mm.checkpoint.read import write_checkpoint
 from beit_mm.engine.checkpoints import RUN_FILE
-from beit_mm.engine.logs import ProgressHook, TerminalRunner, waits_for_images
+from beit_mm.engine.logs import ProgressHook, TerminalRunner
 from beit_mm.engine.signals import shield_workers
 from beit_mm.errors import UserError
 from beit_mm.models.tokenizers.discrete_vae import DiscreteVAE
@@ -42,6 +42,10 @@ FIRST_STEPS = 4  # slow ones, before the measuring begins
 MIN_BANK, MAX_BANK = 200, 2000  # images that held-out ones are compared with; MIN_BANK even if time is short
 MAX_TOKENIZER_STEPS = 4000  # more of them hardly make its tokens better
 MAX_VALIDATIONS, VALIDATION_SHARE = 5, 0.05  # of a stage, and of the images that pass through the model
+WAITS_FOR_IMAGES = (
+    'Reading images limits the training: {:.0%} of the time is spent waiting for them. More workers help, or smaller '
+    'copies of the images (tools/datasets/resize_images.py).'
+)
 
 
 def pretrain(
@@ -327,7 +331,7 @@ class Run:
             f'{images}. {record.seconds / 60:.1f} minutes, {speed:,.0f} images a second in training. Weights: '
             f'{self.weights.name}.',
             [('on held-out images', 'value +- one standard error'), *rows] if rows else '',
-            f'{waits_for_images(waiting)}.' if waiting > 0.5 else '',
+            WAITS_FOR_IMAGES.format(waiting) if waiting > 0.5 else '',
             self.plan.assumed,
             *report.paragraphs,
             *report.pictures,

@@ -181,7 +181,7 @@ class CheckpointHook(Hook):
         improved = [self.save_if_best(runner, metric, metrics or {}, number) for metric in self.save_best]
         if any(improved) and self.kept_numbers:  # a resumed run reads the best score from its numbered file
             self.due_number = number
-            self.save_due(runner, epoch=runner.epoch, iter=runner.iter)
+            self.save_due(runner)
 
     def save_due(self, runner: Runner, ended: bool = False, **position: int) -> None:
         if self.due_number is None or not (ended or at_boundary(runner)):

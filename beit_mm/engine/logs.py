@@ -133,48 +133,30 @@ class LoggerHook(EngineLoggerHook):
 class ThroughputHook(Hook):
     """Logs `images_per_second` of all processes in the last 50 steps, with the wait for data, without validation.
 
-    If more than half of that time is the wait, it warns once. It also limits mmengine's histories of logged numbers,
-    which are copied at every step, to 10,000 entries: copying a million takes 14 ms.
+    It also limits mmengine's histories of logged numbers, which are copied at every step, to 10,000 entries: copying a
+    million takes 14 ms.
     """
 
     def __init__(self):
         self.steps: deque[tuple[int, float]] = deque(maxlen=50)  # images, seconds
-        self.waits: deque[list[float]] = deque(maxlen=50)  # seconds for data, and in all
-        self.last, self.is_first = 0.0, True
-        self.warned = False
+        self.last = 0.0
 
     def before_train_epoch(self, runner: Runner) -> None:
-        self.last, self.is_first = time.perf_counter(), True
+        self.last = time.perf_counter()
 
     def after_val_epoch(self, runner: Runner, metrics: dict | None = None) -> None:
         self.before_train_epoch(runner)  # iteration-based runs validate in the middle of an epoch
 
     def after_train_iter(self, runner: Runner, batch_idx: int, data_batch: dict, outputs: dict) -> None:
-        now, scalars = time.perf_counter(), runner.message_hub.log_scalars
+        now = time.perf_counter()
         inputs = data_batch['inputs']  # a dict in pretraining, the images themselves in classification
         images = inputs['images'] if isinstance(inputs, dict) else inputs
         self.steps.append((len(images) * get_world_size(), now - self.last))
         self.last = now
         count, seconds = map(sum, zip(*self.steps, strict=True))
         runner.message_hub.update_scalar('train/images_per_second', count / seconds)
-        timers = [scalars.get(f'train/{name}') for name in ('data_time', 'time')]  # mmengine's IterTimerHook
-        if not self.is_first and None not in timers:  # in a first step workers start, or a validation is counted
-            self.waits.append([timer.current() for timer in timers])
-        self.is_first = False
-        if not self.warned and len(self.waits) == 50:
-            waited, taken = map(sum, zip(*self.waits, strict=True))
-            if waited > 0.5 * taken:
-                self.warned = True
-                warn(f'{waits_for_images(waited / taken)}.')
-        for history in scalars.values():
+        for history in runner.message_hub.log_scalars.values():
             history.max_length = HISTORY
-
-
-def waits_for_images(share: float) -> str:
-    return (
-        f'Reading images limits the training: {share:.0%} of the time is spent waiting for them. More workers help, or '
-        'smaller copies of the images (tools/datasets/resize_images.py)'
-    )
 
 
 class QuietRunner(Runner):
