@@ -18,7 +18,7 @@ from mmengine.hooks import Hook
 from mmengine.hooks import LoggerHook as EngineLoggerHook
 from mmengine.hooks import RuntimeInfoHook as EngineRuntimeInfoHook
 from mmengine.logging import MMLogger
-from mmengine.runner import EpochBasedTrainLoop, Runner, find_latest_checkpoint
+from mmengine.runner import Runner, find_latest_checkpoint
 from torch import Tensor
 
 from beit_mm.engine.optim import STEPS_BETWEEN_FETCHES, AutocastOptimWrapper
@@ -28,7 +28,6 @@ from beit_mm.terminal import hush, printable, printable_record
 
 HISTORY = 10_000  # steps whose logged numbers are kept
 SECONDS = 10.0  # between two lines of progress
-PASSES = 3  # forward passes that take as long as a step: its backward pass costs two
 NO_TERMINAL = (120, 0)  # columns and lines to assume where there is none
 FORMATS = {  # of the numbers in a line of progress, in their order
     'train/loss': 'loss {:.3f}',
@@ -180,7 +179,7 @@ class TerminalRunner(QuietRunner):
 class ProgressHook(Hook):
     """Prints a line of progress every few seconds, as wide as the terminal, and the numbers of validations.
 
-    The time that is left after a step counts the validations to come, in a validation or a test only its own batches.
+    The time that is left is what the rest would take at the pace so far, validations included.
     """
 
     priority = 'VERY_LOW'
@@ -189,10 +188,9 @@ class ProgressHook(Hook):
         self.title, self.seconds = title, seconds
         self.stream = sys.stdout  # at the time when the hook is built
         self.due = 0.0  # when the next line is
-        self.batch = 0.0  # seconds of a batch of held-out images; 0: not known yet
 
     def before_train(self, runner: Runner) -> None:
-        self.begin, self.first = time.monotonic(), runner.iter  # `begin` moves on by the time of each validation
+        self.begin, self.first = time.monotonic(), runner.iter
         self.due = self.begin + min(self.seconds, 2)  # the first line comes soon
 
     def after_train_iter(self, runner: Runner, batch_idx: int, data_batch: Any = None, outputs: Any = None) -> None:
@@ -201,8 +199,7 @@ class ProgressHook(Hook):
             for hook in runner.hooks:
                 if isinstance(hook, RuntimeInfoHook):
                     hook.fetch(runner)
-            step = (time.monotonic() - self.begin) / (done - self.first)
-            left = seconds_left(runner, done, step, self.batch)
+            left = (time.monotonic() - self.begin) / (done - self.first) * (runner.max_iters - done)
             self.say_progress(f'{self.title} {done:,}/{runner.max_iters:,}', recent_numbers(runner), left)
 
     def before_val(self, runner: Runner) -> None:
@@ -210,11 +207,6 @@ class ProgressHook(Hook):
 
     def after_val_iter(self, runner: Runner, batch_idx: int, data_batch: Any = None, outputs: Any = None) -> None:
         self.show_batch(batch_idx + 1, len(runner.val_dataloader))
-
-    def after_val(self, runner: Runner) -> None:
-        taken = time.monotonic() - self.val_begin
-        self.begin += taken
-        self.batch = taken / len(runner.val_dataloader)
 
     def after_val_epoch(self, runner: Runner, metrics: dict[str, float] | None = None) -> None:
         shown = {name.removeprefix(f'{self.title}/'): value for name, value in (metrics or {}).items()}
@@ -252,24 +244,6 @@ class ProgressHook(Hook):
     def say(self, line: str) -> None:
         if is_main_process():
             print(printable(line), file=self.stream, flush=True)
-
-
-def seconds_left(runner: Runner, done: int, step: float, batch: float) -> float:
-    """The time of the steps after the first `done`, and of all validations after the present step.
-
-    Args:
-        step, batch: seconds of a step, and of a batch of a validation; 0: estimated from that of a step.
-    """
-    seconds, val_loop, loop = step * (runner.max_iters - done), runner.val_loop, runner.train_loop
-    if val_loop is None:
-        return seconds
-    by_epoch = isinstance(loop, EpochBasedTrainLoop)
-    now, end = (runner.epoch, runner.max_epochs) if by_epoch else (runner.iter, runner.max_iters)
-    later = range(max(now + 1, loop.val_begin), end + 1)
-    validations = sum(position % loop.val_interval == 0 or position == end for position in later)
-    loader = val_loop.dataloader
-    batch = batch or step * (loader.batch_size or 1) / (PASSES * loop.dataloader.batch_size)
-    return seconds + batch * len(loader) * validations
 
 
 def recent_numbers(runner: Runner) -> list[str]:
