@@ -184,7 +184,8 @@ class CheckpointHook(Hook):
             self.save_due(runner)
 
     def save_due(self, runner: Runner, ended: bool = False, **position: int) -> None:
-        if self.due_number is None or not (ended or at_boundary(runner)):
+        # Between accumulated batches a run cannot be resumed exactly.
+        if self.due_number is None or not (ended or runner.optim_wrapper.should_update()):
             return
         number, self.due_number = self.due_number, None
         before = [other for other in self.kept_numbers if other != number]
@@ -253,7 +254,7 @@ class CheckpointHook(Hook):
 
 
 def is_training(runner: Runner) -> bool:
-    """Whether the run trains, rather than only tests or validates: then mmengine has built its optimizer by now."""
+    """Whether the run trains: then mmengine has built its optimizer by now."""
     return isinstance(runner.optim_wrapper, OptimWrapper)
 
 
@@ -274,11 +275,6 @@ def in_main_process(function: Callable[[], Any]) -> Any:
     if answer[1] is not None:
         raise answer[1]
     return answer[0]
-
-
-def at_boundary(runner: Runner) -> bool:
-    """True between optimizer steps, where a run can stop and resume exactly."""
-    return bool(runner.optim_wrapper.should_update())
 
 
 def newest_checkpoint(folder: Path, restarted: bool = False, unit: str = 'iter') -> str | None:

@@ -20,7 +20,7 @@ from mmengine.hooks import EMAHook, Hook
 from mmengine.runner import Runner
 from torch.utils.data import DataLoader
 
-from beit_mm.engine.checkpoints import at_boundary, checkpoint_hook_of, in_main_process, is_training
+from beit_mm.engine.checkpoints import checkpoint_hook_of, in_main_process, is_training
 from beit_mm.errors import UserError, log, warn
 from beit_mm.registry import HOOKS
 from beit_mm.terminal import typed
@@ -125,7 +125,7 @@ class InterruptionHook(Hook):
 
     def stop_if_told(self, runner: Runner) -> None:
         self.agreed = self.agreed or self.exchange()
-        if self.agreed and at_boundary(runner):
+        if self.agreed and runner.optim_wrapper.should_update():  # not between accumulated batches
             if self.validates:
                 restore_trained_weights(runner)
             self.stop(runner)

@@ -14,7 +14,7 @@ from mmengine.runner import Runner
 from torch import nn
 
 from beit_mm.datasets.samplers import mixed_seed
-from beit_mm.errors import UserError, log, warn
+from beit_mm.errors import log, warn
 from beit_mm.models.beit import BEiTPretrainer
 from beit_mm.models.tokenizers.base import Tokenizer
 from beit_mm.registry import HOOKS
@@ -77,9 +77,7 @@ class CompileHook(Hook):
     def before_train(self, runner: Runner) -> None:
         model = unwrap(runner)
         self.method = 'loss' if isinstance(model, BEiTPretrainer) else 'extract_feat'
-        eager = getattr(model, self.method, None)
-        if eager is None:
-            raise UserError(f'a {type(model).__name__} has no method {self.method!r} that CompileHook could compile')
+        eager = getattr(model, self.method)
         tokenizer = getattr(model, 'target_generator', None)
         if isinstance(tokenizer, Tokenizer):  # a graph cannot cast the weights of a module
             tokenizer.prepare(next(model.parameters()).device)
