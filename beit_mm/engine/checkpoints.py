@@ -6,7 +6,7 @@ import re
 import secrets
 import time
 import zipfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -78,7 +78,6 @@ class CheckpointHook(Hook):
         self.run_id = ''  # id that the run's checkpoints share
         self.due_number: int | None = None  # number of the checkpoint to be saved
         self.kept_numbers: list[int] = []  # numbers of this run's checkpoints on the disk
-        self.best: dict[str, str] = {}  # file names of the best ones, by mmengine's message-hub key
         self.finished = False  # the run that is resumed had ended, with its last validation
 
     def before_run(self, runner: Runner) -> None:
@@ -122,30 +121,27 @@ class CheckpointHook(Hook):
         if isinstance(sampler, SeededSampler) and sampler.seed == runner.seed:  # the config gave the sampler no seed
             sampler.seed = meta['seed']
         with as_checkpoint_error(runner._load_from):
-            info = checkpoint['message_hub']['runtime_info']
-            if changes.keys() & {f'default_hooks.checkpoint.{key}' for key in ('save_best', 'rule')}:
-                for key in [key for key in info if key.startswith('best_')]:  # of another metric
-                    del info[key]
-            if Path(runner._load_from).resolve().parent == Path(runner.work_dir).resolve():
-                self.take_over_files(info)
+            self.take_over_files(runner, checkpoint['message_hub']['runtime_info'], changes.keys())
         file = Path(runner.work_dir, RUN_FILE)
         last_run = in_main_process(lambda: file.read_text(errors='replace') if file.is_file() else '')
         self.finished = last_run == f'{self.run_id} {meta["iter"]}'
 
-    def take_over_files(self, info: dict) -> None:
-        """Takes over the run's own files, to delete them in time: by plain names, whatever the checkpoint says."""
+    def take_over_files(self, runner: Runner, info: dict, changed: Set[str]) -> None:
+        """Takes over the numbers of the run's own files, to delete them in time, and the score of its best one."""
+        is_own_folder = Path(runner._load_from).resolve().parent == Path(runner.work_dir).resolve()
         numbers = info.get('keep_ckpt_ids')
-        if isinstance(numbers, list) and all(type(number) is int for number in numbers):
+        if is_own_folder and isinstance(numbers, list) and all(type(number) is int for number in numbers):
             self.kept_numbers = numbers
-        best = {key: Path(str(path)).name for key, path in info.items() if key.startswith('best_ckpt')}
-        self.best = {key: name for key, name in best.items() if name.startswith('best_')}
+        stale: tuple[str, ...] = () if is_own_folder else ('best_number',)
+        if changed & {'default_hooks.checkpoint.save_best', 'default_hooks.checkpoint.rule'}:
+            stale = ('best_',)  # of another metric
+        for key in [key for key in info if key.startswith(stale)]:
+            del info[key]
 
     def before_train(self, runner: Runner) -> None:
         if self.save_best and runner.val_loop is None:
             warn('save_best has no effect in a run without validation.')
         self.run_id = self.run_id or f'{runner.timestamp}_{secrets.token_hex(4)}'
-        for key, name in self.best.items():  # for the next time that the run is resumed
-            runner.message_hub.update_info(key, str(Path(runner.work_dir, name)))
         self.sign(runner, self.run_id)
 
     def after_train(self, runner: Runner) -> None:
@@ -207,17 +203,16 @@ class CheckpointHook(Hook):
             higher = any(word in metric.lower() for word in HIGHER_IS_BETTER)
             if not higher and 'loss' not in metric.lower():
                 raise UserError(f"whether a high {metric} is good is unknown; set the CheckpointHook's rule")
-        suffix = f'_{metric}' if len(self.save_best) > 1 else ''
-        best = runner.message_hub.get_info(f'best_score{suffix}', -math.inf if higher else math.inf)
+        hub, suffix = runner.message_hub, f'_{metric}' if len(self.save_best) > 1 else ''
+        best = hub.get_info(f'best_score{suffix}', -math.inf if higher else math.inf)
         if not (metrics[metric] > best if higher else metrics[metric] < best):
             return False
-        name = f'best_{metric}_{self.unit}_{number}.pth'.replace('/', '_')
-        old = self.best.get(f'best_ckpt{suffix}', name)
+        numbers = hub.get_info(f'best_number{suffix}', number), number
+        old, name = (f'best_{metric}_{self.unit}_{one}.pth'.replace('/', '_') for one in numbers)
         if self.save(runner, name, resumable=False, replaces=[old] if old != name else []) is None:
             return False
-        self.best[f'best_ckpt{suffix}'] = name
-        runner.message_hub.update_info(f'best_score{suffix}', metrics[metric])
-        runner.message_hub.update_info(f'best_ckpt{suffix}', str(Path(runner.work_dir, name)))
+        hub.update_info(f'best_score{suffix}', metrics[metric])
+        hub.update_info(f'best_number{suffix}', number)
         return True
 
     def save_interrupted(self, runner: Runner) -> Path | None:
