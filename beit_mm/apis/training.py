@@ -40,6 +40,10 @@ KNOWN_SHARE = 0.03  # of a stage, after which its steps are known well enough fo
 MIN_BANK, MAX_BANK = 200, 2000  # images that held-out ones are compared with; MIN_BANK even if time is short
 MAX_TOKENIZER_STEPS = 4000  # more of them hardly make its tokens better
 MAX_VALIDATIONS, VALIDATION_SHARE = 5, 0.05  # of a stage, and of the images that pass through the model
+WAITS_FOR_IMAGES = (
+    'Reading images limits the training: {:.0%} of the time is spent waiting for them. More workers help, or smaller '
+    'copies of the images (tools/datasets/resize_images.py).'
+)
 
 
 def pretrain(
@@ -286,6 +290,7 @@ class Run:
         if self.plan.keeps_head:  # IterLoop has validated before the first step
             results['mim_loss_start'] = float(measured[0]['mim_loss'])
         results['images_per_second'] = sum(row['images_per_second'] for row in rows) / len(rows)
+        results['waiting'] = sum(row['data_time'] for row in rows) / sum(row['time'] for row in rows)
         return results
 
     def report(self, images: Images) -> None:
@@ -301,6 +306,7 @@ class Run:
             report.verdict,
             f'{images}. {record.seconds / 60:.1f} minutes: {steps}; {speed}. Weights: {self.weights.name}.',
             [('on held-out images', 'value +- one standard error'), *rows],
+            WAITS_FOR_IMAGES.format(measured['waiting']) if measured['waiting'] > 0.5 else '',
             self.plan.assumed,
             *report.paragraphs,
             *report.pictures,
