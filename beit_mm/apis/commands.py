@@ -1,14 +1,12 @@
 """`train` and `test`: train a config, or test a checkpoint of it, with OpenMMLab's arguments.
 
-Only the standard library is imported before the arguments are parsed, so that `--help` and a misspelt option answer at
-once.
+Only the standard library is imported before the arguments are parsed, so that `--help` answers at once.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
-import copy
 import inspect
 import json
 import os
@@ -26,9 +24,9 @@ if TYPE_CHECKING:
 
     from beit_mm.engine.logs import ProgressHook
 
-# What the Runner reads beside the arguments of its constructor, and what `merge_options` makes roots of datasets from.
+# What the Runner reads beside the arguments of its constructor, and what `merge_options` reads.
 READ_TOO = 'runner_type model_wrapper_cfg tta_model tta_pipeline sync_bn find_unused_parameters data_root'
-# What builders read beside the arguments of a class: those of hooks, of optimizer wrappers and of schedulers.
+# What builders of hooks, optimizer wrappers and schedulers read beside the arguments of a class.
 READ_BY_BUILDERS = '_scope_ _delete_ priority constructor paramwise_cfg convert_to_iter_based'
 VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
@@ -48,7 +46,6 @@ def train(arguments: Sequence[str] | None = None) -> None:
 
 
 def train_parser() -> argparse.ArgumentParser:
-    """Parser of the arguments of `train`."""
     parser = argument_parser(
         """Trains what a config describes: a tokenizer, a pretraining, a fine-tuning, a segmentor.
 
@@ -59,7 +56,7 @@ def train_parser() -> argparse.ArgumentParser:
     resume = "resume from a checkpoint, or the work directory's newest intact one; settings are the config's"
     parser.add_argument('--resume', nargs='?', const='auto', metavar='CHECKPOINT', help=resume)
     short = (
-        'make it a run of N steps (batches, also where several are accumulated): warm-up and schedules keep their '
+        'make it a run of N steps (batches, also if several are accumulated): warm-up and schedules keep their '
         'shares; one validation, at the end, on its share of the images. What --cfg-options say holds, in steps'
     )
     parser.add_argument('--steps', type=number_of_steps, metavar='N', help=short)
@@ -126,9 +123,8 @@ def scale_to_steps(cfg: Config, steps: int) -> None:
     """Makes a config a run of `steps` steps (batches, before accumulation) and scales what is counted along the run.
 
     A schedule keeps its share of the run; one that counts steps in a run of epochs keeps its share of the longest
-    such schedule. A warm-up has at least two steps, because mmengine's does not end in one. What hooks count in epochs
-    is rounded; in a run of epochs its share is unknown and becomes 0. A schedule that would begin at the end of the run
-    stays in the list, so that options find the others under their numbers.
+    such schedule. A warm-up has at least two steps, because mmengine's does not end in one. A schedule that would begin
+    at the end of the run stays in the list, so that options find the others under their numbers.
     """
     unit = 'max_epochs' if 'max_epochs' in cfg.train_cfg else 'max_iters'
     length = cfg.train_cfg[unit]
@@ -160,7 +156,7 @@ def scale_to_steps(cfg: Config, steps: int) -> None:
                 part[key] = scaled(part[key])
         for key in ('warmup_epochs', 'freeze_last_layer'):  # DINOHook
             if key in part:
-                part[key] = round(part[key] * steps / length) if unit == 'max_iters' else 0
+                part[key] = round(part[key] * steps / length) if unit == 'max_iters' else 0  # of epochs: unknown
     cfg.train_cfg = dict(type='beit_mm.IterLoop', max_iters=steps, val_interval=steps, shortened_from={unit: length})
     hooks = dict(logger=dict(type='LoggerHook'), checkpoint=dict(type='CheckpointHook'))  # mmengine's defaults
     cfg.default_hooks = dict(hooks, **cfg.get('default_hooks', {}))
@@ -200,7 +196,6 @@ def test(arguments: Sequence[str] | None = None) -> None:
 
 
 def test_parser() -> argparse.ArgumentParser:
-    """Parser of the arguments of `test`."""
     parser = argument_parser(
         r"""Tests a checkpoint on the held-out images of its config.
 
@@ -215,12 +210,14 @@ def test_parser() -> argparse.ArgumentParser:
         [label, probability] of the five best.
         """
     )
-    checkpoint = "path of the checkpoint; none where the config's model.checkpoint names one"
+    checkpoint = "path of the checkpoint; none if the config's model.checkpoint names one"
     parser.add_argument('checkpoint', nargs='?', help=checkpoint)
     parser.add_argument('--out', type=json_file, metavar='FILE', help='also write metrics and predictions to it, JSON')
     parser.add_argument('--show-dir', metavar='FOLDER', help='also draw the predictions on the images')
-    default = 'without them the mean score of an image and its mirror image'
-    augmentation = f"test-time augmentation: the config's tta_model and tta_pipeline; {default}"
+    augmentation = (
+        "test-time augmentation: the config's tta_model and tta_pipeline; without them the mean score of an image and "
+        'its mirror image'
+    )
     parser.add_argument('--tta', action='store_true', help=augmentation)
     return parser
 
@@ -356,7 +353,7 @@ def load_config(args: argparse.Namespace, steps: int | None = None) -> Config:
 def merge_options(cfg: Config, pairs: Iterable[str]) -> None:
     """Overrides entries of a config by KEY=VALUE pairs.
 
-    `data_root` is set for all datasets; where these have different roots (`data/imagenet/train`, `data/imagenet/val`)
+    `data_root` is set for all datasets; if these have different roots (`data/imagenet/train`, `data/imagenet/val`)
     it replaces their common part. A dataset whose own `data_root` is among the pairs keeps that one.
 
     Raises:
@@ -368,26 +365,27 @@ def merge_options(cfg: Config, pairs: Iterable[str]) -> None:
         if not equals:
             raise UserError(f'--cfg-options: {pair!r} is not KEY=VALUE')
         options[key] = parse_value(key, value)
+        if key.endswith('init_cfg.checkpoint'):
+            options.setdefault(key.replace('init_cfg.checkpoint', 'init_cfg.type'), 'Pretrained')
     types = {key: value for key, value in options.items() if key.rpartition('.')[2] == 'type'}
-    for key in types:
-        check_key(cfg, key)
-    chosen = copy.deepcopy(cfg)
-    chosen.merge_from_dict(types)  # the other keys are arguments of these classes
-    for key in options:
-        if key not in types:
-            check_key(chosen, key)
-    weights = [key for key in options if key.endswith('init_cfg.checkpoint')]
-    options = {key.replace('init_cfg.checkpoint', 'init_cfg.type'): 'Pretrained' for key in weights} | options
-    if 'data_root' in options:
-        loaders = {name: cfg[name].dataset for name in cfg if name.endswith('_dataloader') and cfg[name]}
-        roots = {name: dataset.data_root for name, dataset in loaders.items() if dataset.get('data_root')}
-        if not roots:
-            raise UserError('--cfg-options data_root: no dataset of this config has one; set each data_prefix')
-        parts = {name: os.path.relpath(root, os.path.commonpath(roots.values())) for name, root in roots.items()}
-        new = options['data_root']
-        moved = {name: new if part == '.' else os.path.join(new, part) for name, part in parts.items()}
-        options = {f'{name}.dataset.data_root': root for name, root in moved.items()} | options
-    cfg.merge_from_dict(options)
+    others = {key: value for key, value in options.items() if key not in types}
+    for part in (types, others):  # the other keys are arguments of these types
+        for key in part:
+            check_key(cfg, key)
+        if 'data_root' in part:
+            part = roots_of_datasets(cfg, part['data_root']) | part
+        cfg.merge_from_dict(part)
+
+
+def roots_of_datasets(cfg: Config, new: str) -> dict[str, str]:
+    """The `data_root` of each dataset, with `new` in place of their common part."""
+    loaders = {name: cfg[name].dataset for name in cfg if name.endswith('_dataloader') and cfg[name]}
+    roots = {name: dataset.data_root for name, dataset in loaders.items() if dataset.get('data_root')}
+    if not roots:
+        raise UserError('--cfg-options data_root: no dataset of this config has one; set each data_prefix')
+    parts = {name: os.path.relpath(root, os.path.commonpath(roots.values())) for name, root in roots.items()}
+    moved = {name: new if part == '.' else os.path.join(new, part) for name, part in parts.items()}
+    return {f'{name}.dataset.data_root': root for name, root in moved.items()}
 
 
 def check_kept(cfg: Config, pairs: Iterable[str]) -> None:
@@ -425,13 +423,7 @@ def parse_value(key: str, value: str) -> Any:
 
 
 def check_key(cfg: Config, key: str) -> None:
-    """Refuses a key that nothing reads, because it would be a new entry of the config, and names the nearest one.
-
-    Keys beside a `type` are arguments of its class. A class with `**kwargs` refuses unknown ones itself.
-    """
-    from mmengine.runner import Runner
-    from torch.utils.data import DataLoader
-
+    """Refuses a key that nothing reads, because it would be a new entry of the config, and names the nearest one."""
     if key in ('launcher', 'compile'):  # a run's config may be started otherwise; mmengine's way to compile fails
         raise UserError(f'--cfg-options {key}: the config does not say it; give --{key}')
     entry: Any = cfg.to_dict()
@@ -439,30 +431,34 @@ def check_key(cfg: Config, key: str) -> None:
     for name in key.split('.'):
         if not isinstance(entry, dict | list | tuple):
             return
-        is_loader, is_list = bool(path) and path[-1].endswith('_dataloader'), not isinstance(entry, dict)
-        known = {*(map(str, range(len(entry))) if is_list else entry)}
-        kind, takes_others = entry.get('type') if isinstance(entry, dict) else None, not is_loader and not is_list
-        if not path:
-            known, takes_others = {*inspect.signature(Runner).parameters, *READ_TOO.split()}, False
-        elif is_loader:  # it has no `type` to refuse others
-            known |= {*inspect.signature(DataLoader).parameters} - {'shuffle'}  # the sampler's holds
-        elif kind and name not in known:
-            arguments, takes_others = arguments_of(kind, cfg.get('default_scope') or 'mmengine')
-            known |= arguments
+        known, takes_others = keys_of(entry, path, cfg.get('default_scope') or 'mmengine')
         if name not in known:
-            near = get_close_matches(name, known, n=1, cutoff=0.85 if kind else 0.7)
+            near = get_close_matches(name, known, n=1, cutoff=0.85 if takes_others else 0.6)
             if takes_others and not near:
                 return
-            near = near or get_close_matches(name, known, n=1)
+            owner = entry.get('type') if isinstance(entry, dict) else None
+            owner = owner or '.'.join(path) or 'the config'
             advice = f'; did you mean {".".join([*path, *near])}?' if near else ''
-            if is_list:
-                advice = f'; {path[-1]} has entries 0 to {len(entry) - 1}'
-            elif name in entry:
-                advice = ' that is read; set those made of it, such as train_dataloader.dataset.pipeline'
-            where = f'argument of {kind}' if kind else 'entry of the config'
-            raise UserError(f'--cfg-options: {key}: {name} is not an {where}{advice}')
-        entry = entry[int(name)] if is_list else entry.get(name)
+            raise UserError(f'--cfg-options {key}: {name} is not a setting of {owner}{advice}')
+        entry = entry.get(name) if isinstance(entry, dict) else entry[int(name)]
         path.append(name)
+
+
+def keys_of(entry: Any, path: Sequence[str], scope: str) -> tuple[set[str], bool]:
+    """Keys that the entry of a config at a place may have, and whether what reads it may take others."""
+    from mmengine.runner import Runner
+    from torch.utils.data import DataLoader
+
+    if not path:
+        return {*inspect.signature(Runner).parameters, *READ_TOO.split()}, False
+    if not isinstance(entry, dict):
+        return {str(index) for index in range(len(entry))}, False
+    if path[-1].endswith('_dataloader'):
+        return {*entry, *inspect.signature(DataLoader).parameters} - {'shuffle'}, False  # the sampler's holds
+    if 'type' not in entry:
+        return {*entry}, True
+    arguments, takes_others = arguments_of(entry['type'], scope)
+    return arguments.union(entry), takes_others
 
 
 def arguments_of(kind: Any, scope: str) -> tuple[set[str], bool]:
