@@ -324,7 +324,8 @@ def test_what_cannot_be_read_costs_no_other_results(run, images, tmp_path, monke
     for sources in ('.', ['a.png', 'gone.png', '~nobody.png']):
         found = beit_mm.classify(run, sources, labelled=images)
         assert [result.get('name') for result in found] == ['red', None, 'blue'] and 'gone.png' in found[1]['error']
-    assert inference.reconstructions(Checkpoint.open(run), inference.iterate_images('.'))[0] == ['a.png', '~nobody.png']
+    model = rebuild.rebuild_pretrainer(Checkpoint.open(run))
+    assert [*inference.masked_samples(model, inference.iterate_images('.'))] == ['a.png', '~nobody.png']
     with pytest.raises(OSError, match='gone.png'):
         beit_mm.embed(run, '.')
     call('embed', run, '.', '--out', 'x.npz')
@@ -403,7 +404,7 @@ def test_a_mistake_is_one_line(run, images, tmp_path):
         ('holds other files', 'pretrain', images, '--out', tmp_path),
         ('began with verb=pretrain, this call says verb=finetune', 'finetune', images, '--init', run, '--out', run),
         ('has no class folders', 'finetune', images / 'red', '--init', run, '--out', out),
-        ('is pretrained and does not know classes; give --labelled FOLDER', 'classify', run, image),
+        ('for pretraining, not for classification; give --labelled FOLDER', 'classify', run, image),
         ('broken.png', 'reconstruct', run, broken, '--out', tmp_path / 'picture.png'),
     ):
         mistake(message, *words)
