@@ -54,8 +54,7 @@ class ClassificationInferencer(Inferencer):
     Raises:
         FileNotFoundError: no such file.
         CheckpointError: neither config nor tensors show the model, the file's config names a type that is not allowed
-            there, or the weights do not fit.
-        UserError: the config describes something else than this task.
+            there, or it is of another task or does not fit the weights.
 
     `classes` are the names in the file, or ImageNet's or ADE20K's if the file's name ends like a released one, or
     numbers. Without a test pipeline it takes the middle of an image in the model's size.

@@ -3,8 +3,7 @@
 import copy
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -86,9 +85,8 @@ def rebuild(
         max_pixels: of an image file, in place of the config's.
 
     Raises:
-        CheckpointError: neither config nor tensors show the model, the stored config names what is not allowed, or the
-            weights do not fit.
-        UserError: the config describes something else than this task.
+        CheckpointError: neither config nor tensors show the model, the stored config names what is not allowed, or it
+            is of another task or does not fit the weights.
     """
     if config is not None:
         recipe = given_recipe(config, task, multi_scale)
@@ -101,52 +99,34 @@ def rebuild(
         recipe.model['data_preprocessor'] = {**(recipe.model.get('data_preprocessor') or {}), **checkpoint.levels}
     check_finite(checkpoint.weights, str(checkpoint))
     with DefaultScope.overwrite_default_scope(recipe.scope):
-        with fitting(checkpoint):
+        try:
             settings = ConfigDict(recipe.model)  # mmseg reads its test_cfg by attributes
             model = built_as_stored(settings, checkpoint) if config is None else MODELS.build(settings)
             reader = built_reader(recipe.pipeline, model)
             short_sides = [*TRANSFORMS.build(recipe.views).short_sides.elements()] if recipe.views else []
-        num_classes = number_of_classes(model, task, checkpoint)
-        with fitting(checkpoint):
+            num_classes = number_of_classes(model, task)
             model.load_state_dict(weights_of_test(checkpoint), strict=True)
+        except Exception as error:
+            reason = ' '.join(str(error).split())
+            raise CheckpointError(f'{checkpoint} does not fit its config: {reason:.500}') from error
         if recipe.tta_model:
             model = MODELS.build(dict(recipe.tta_model, module=model))
     return Rebuilt(model.eval(), reader, *classes_of(checkpoint, num_classes), short_sides)
 
 
-@contextmanager
-def fitting(checkpoint: Checkpoint) -> Iterator[None]:
-    """Turns any error into a CheckpointError that names the file."""
-    try:
-        yield
-    except Exception as error:
-        raise CheckpointError(f'{checkpoint} does not fit its config: {" ".join(str(error).split()):.500}') from error
-
-
 def given_recipe(config: str | Path | Config, task: str, multi_scale: bool) -> Recipe:
     values = config if isinstance(config, Config) else Config.fromfile(str(config))
     recipe = recipe_of_config(values, task, multi_scale, f'The config {values.filename or ""}'.rstrip())
-    recipe.model, recipe.pipeline = without_training(recipe.model), without_training(recipe.pipeline)
+    recipe.model.pop('auxiliary_head', None)
     recipe.scope = values.get('default_scope', recipe.scope)
     return recipe
-
-
-def without_training(value: Any) -> Any:
-    """Nested containers without the keys that only training needs, which may name files; a LoRAModel keeps its own."""
-    if isinstance(value, dict):
-        if str(value.get('type')).endswith('LoRAModel'):  # its checkpoints lack the weights that it builds on
-            return value
-        return {key: without_training(inner) for key, inner in value.items() if key not in stored_config.TRAINING_KEYS}
-    return type(value)(map(without_training, value)) if isinstance(value, (list, tuple)) else value
 
 
 def stored_recipe(checkpoint: Checkpoint, task: str, multi_scale: bool) -> Recipe:
     """By the config in a checkpoint, else by the shapes of its tensors; with nothing that is not allowed."""
     values = checkpoint.meta.get('config_dict')
-    if isinstance(values, dict):
-        recipe = recipe_of_config(values, task, multi_scale, f'{checkpoint}: the config in it')
-    elif multi_scale:
-        raise CheckpointError(f'{checkpoint} holds no config with tta_model and tta_pipeline; {ADVICE}')
+    if isinstance(values, dict) or multi_scale:
+        recipe = recipe_of_config(values if isinstance(values, dict) else {}, task, multi_scale, str(checkpoint))
     else:
         recipe = recipe_of_tensors(checkpoint, task)
     check, parts, steps = stored_config.check_part, stored_config.PARTS[task], stored_config.STEPS
@@ -253,7 +233,7 @@ def built_reader(pipeline: Sequence[dict], model: nn.Module) -> ImageReader:
     return ImageReader([load, *(TRANSFORMS.build(step) for step in prepare)])
 
 
-def number_of_classes(model: nn.Module, task: str, checkpoint: Checkpoint) -> int:
+def number_of_classes(model: nn.Module, task: str) -> int:
     """Classes of a classifier or segmentor; UserError for a model of another task."""
     if task == 'segmentor':
         from mmseg.models import EncoderDecoder
@@ -265,7 +245,7 @@ def number_of_classes(model: nn.Module, task: str, checkpoint: Checkpoint) -> in
             return model.num_classes
     elif isinstance(model, ImageClassifier) and hasattr(model.head, 'num_classes'):
         return model.head.num_classes
-    raise UserError(f'{checkpoint} is not a {task}, but a {type(model).__name__}')
+    raise UserError(f'a {type(model).__name__} is not a {task} of one prediction')
 
 
 def weights_of_test(checkpoint: Checkpoint) -> dict[str, Any]:
@@ -277,7 +257,7 @@ def weights_of_test(checkpoint: Checkpoint) -> dict[str, Any]:
 
 
 def classes_of(checkpoint: Checkpoint, number: int) -> tuple[tuple[str, ...], list[list[int]]]:
-    """Names of the classes: the file's, else by its name, else numbers. And colours: likewise, else distinct ones."""
+    """Names and colours of the classes: the file's, else by its name, else numbers and distinct colours."""
     with as_checkpoint_error(checkpoint.path):
         palette = (checkpoint.meta.get('dataset_meta') or {}).get('palette') or checkpoint.meta.get('PALETTE')
     names = checkpoint.classes
@@ -380,13 +360,12 @@ def tokenizer_config(checkpoint: Checkpoint) -> dict[str, Any]:
     predicted, _ = head_sizes(checkpoint)
     with as_checkpoint_error(checkpoint.path):
         stored = ((checkpoint.meta.get('config_dict') or {}).get('model') or {}).get('target_generator')
-    if stored:
-        config = stored_tokenizer(checkpoint, stored)
-        with as_checkpoint_error(checkpoint.path):
+        if stored:
+            config = stored_tokenizer(checkpoint, stored)
             _, vocab_size = stride_and_vocab(config)
-        if vocab_size != predicted:
-            raise CheckpointError(f'{checkpoint} predicts {predicted} visual tokens, its tokenizer has {vocab_size}')
-        return config
+            if vocab_size != predicted:
+                raise UserError(f'predicts {predicted} visual tokens, its tokenizer has {vocab_size}')
+            return config
     message = f'{checkpoint} does not say which tokenizer its visual tokens are of'
     of_beit_v2 = any(name.startswith('patch_aggregation.') for name in checkpoint.converted.state_dict)
     if predicted != DALLE_VOCABULARY or of_beit_v2:
@@ -406,22 +385,15 @@ def head_sizes(checkpoint: Checkpoint) -> tuple[int, int]:
 
 
 def stored_tokenizer(checkpoint: Checkpoint, stored: Any) -> dict[str, Any]:
-    files: dict[str, str] = {}
-    if isinstance(stored, Mapping):
-        files = {key: str(stored[key]) for key in FILES if stored.get(key)}
-        stored = without_files(stored)
-    try:
-        config = stored_config.check_part(stored, stored_config.TOKENIZERS, 'target_generator')
-    except stored_config.RefusedError as error:
-        raise CheckpointError(f'{checkpoint}: {error}') from None
+    files = {key: str(stored[key]) for key in FILES if stored.get(key)}
+    config = stored_config.check_part(without_files(stored), stored_config.TOKENIZERS, 'target_generator')
     config |= {key: found_again(file, checkpoint) for key, file in files.items()}
     if config['type'] == 'beit_mm.DiscreteVAE' and 'checkpoint' not in files:
-        raise CheckpointError(f'{checkpoint} does not name the file of its tokenizer')
-    known = checkpoint.meta.get('tokenizer')
-    digest = known.get('sha256') if isinstance(known, dict) and 'checkpoint' in files else None
-    if digest:
+        raise UserError('does not name the file of its tokenizer')
+    digest = (checkpoint.meta.get('tokenizer') or {}).get('sha256')
+    if digest and 'checkpoint' in files:
         if not re.fullmatch('[0-9a-f]{64}', str(digest)):
-            raise CheckpointError(f'{checkpoint} gives no SHA-256 of its tokenizer, but {ascii(digest):.80}')
+            raise UserError(f'gives no SHA-256 of its tokenizer, but {ascii(digest):.80}')
         config['sha256'] = digest
     return config
 

