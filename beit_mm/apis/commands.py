@@ -55,14 +55,10 @@ def train_parser() -> argparse.ArgumentParser:
     )
     resume = "resume from a checkpoint, or the work directory's newest intact one; settings are the config's"
     parser.add_argument('--resume', nargs='?', const='auto', metavar='CHECKPOINT', help=resume)
-    short = (
-        'make it a run of N steps (batches, also if several are accumulated): warm-up and schedules keep their '
-        'shares; one validation, at the end, on its share of the images. What --cfg-options say holds, in steps'
-    )
+    short = 'make it a run of N batches: schedules keep their shares, --cfg-options hold, and it validates at the end'
     parser.add_argument('--steps', type=number_of_steps, metavar='N', help=short)
     parser.add_argument('--no-validate', action='store_true', help='train without held-out images')
-    scaled = "scale the learning rate by the ratio of this run's batch to the recipe's"
-    parser.add_argument('--auto-scale-lr', action='store_true', help=scaled)
+    parser.add_argument('--auto-scale-lr', action='store_true', help="scale the rates by this batch to the recipe's")
     parser.add_argument('--verbose', action='store_true', help='print the whole log instead of a line now and then')
     parser.add_argument('--compile', action='store_true', help="compile the model's part of a step (CompileHook)")
     return parser
@@ -113,7 +109,7 @@ def train_quietly(cfg: Config, name: str) -> None:
 
 
 def progress_hook(name: str) -> ProgressHook:
-    """Prints a line now and then, less often where nobody watches."""
+    """Prints a line now and then, less often if the output is not a terminal."""
     from beit_mm.engine.logs import SECONDS, ProgressHook
 
     return ProgressHook(name, SECONDS if sys.stdout.isatty() else 60.0)
@@ -168,6 +164,9 @@ def scale_to_steps(cfg: Config, steps: int) -> None:
 def test(arguments: Sequence[str] | None = None) -> None:
     """Tests a checkpoint on the held-out images of its config; arguments as of `train`."""
     args = test_parser().parse_args(arguments)
+    if args.out:  # one that cannot be written fails before the test
+        args.out.parent.mkdir(parents=True, exist_ok=True)
+        args.out.open('a').close()
     from mmengine.dist import is_main_process
     from mmengine.registry import RUNNERS
 
@@ -182,14 +181,13 @@ def test(arguments: Sequence[str] | None = None) -> None:
         except RuntimeError as error:
             raise UserError(f'{args.checkpoint}: {" ".join(str(error).split()):.500}') from error
     predictions = None
-    if args.out and 'gt_label' in runner.test_dataloader.dataset.get_data_info(0):
-        predictions = Predictions(runner.test_dataloader.dataset.metainfo['classes'])
+    dataset = runner.test_dataloader.dataset
+    if args.out and 'gt_label' in dataset.get_data_info(0):
+        predictions = Predictions(dataset.metainfo['classes'])
         runner.test_evaluator.metrics.append(predictions)
-    if args.out:  # a folder that cannot be made shows before the test
-        args.out.parent.mkdir(parents=True, exist_ok=True)
     report: dict[str, Any] = runner.test()
     if args.out and is_main_process():
-        if predictions is not None and predictions.predicted:
+        if predictions and predictions.predicted:
             report = dict(report, classes=predictions.classes, predictions=predictions.predicted)
         text = json.dumps(report, indent=2, default=lambda value: value.tolist())  # mmseg's are numpy's numbers
         args.out.write_text(f'{text}\n', encoding='utf-8')
@@ -205,38 +203,27 @@ def test_parser() -> argparse.ArgumentParser:
             %(prog)s dvae/dalle_8k_in1k --cfg-options \
                 model.checkpoint=encoder.pkl model.decoder_checkpoint=decoder.pkl
 
-        --out writes the metrics as one JSON object. For a classifier it also holds `classes`, the
-        names, and `predictions`: for each image its path, label and name of the most likely class, and scores,
-        [label, probability] of the five best.
+        --out writes the metrics as one JSON object; for a classifier also `classes`, the names, and
+        `predictions`: each image's path, label, name, and scores, [label, probability] of the five best.
         """
     )
-    checkpoint = "path of the checkpoint; none if the config's model.checkpoint names one"
-    parser.add_argument('checkpoint', nargs='?', help=checkpoint)
-    parser.add_argument('--out', type=json_file, metavar='FILE', help='also write metrics and predictions to it, JSON')
+    parser.add_argument('checkpoint', nargs='?', help="its path; none if the config's model.checkpoint names one")
+    parser.add_argument('--out', type=Path, metavar='FILE', help='also write metrics and predictions to it, JSON')
     parser.add_argument('--show-dir', metavar='FOLDER', help='also draw the predictions on the images')
-    augmentation = (
-        "test-time augmentation: the config's tta_model and tta_pipeline; without them the mean score of an image and "
-        'its mirror image'
-    )
+    augmentation = "average over the views of the config's tta_pipeline, or over an image and its mirror image"
     parser.add_argument('--tta', action='store_true', help=augmentation)
     return parser
 
 
 def add_levels(parser: argparse.ArgumentParser) -> None:
     """Adds --mean and --std, for a checkpoint that does not name them or was trained with others."""
+
+    def numbers(text: str) -> list[float]:
+        return [float(number) for number in text.split(',')]
+
     what = 'of the images: three numbers, or one for all channels, of pixels 0-255 (default: as the checkpoint says)'
     for option, words in (('--mean', 'mean'), ('--std', 'standard deviation')):
         parser.add_argument(option, type=numbers, metavar='R,G,B', help=f'{words} {what}')
-
-
-def numbers(text: str) -> list[float]:
-    return [float(number) for number in text.split(',')]
-
-
-def json_file(text: str) -> Path:
-    if Path(text).is_dir():
-        raise argparse.ArgumentTypeError(f'{text} is a folder; expected a file')
-    return Path(text)
 
 
 def test_config(args: argparse.Namespace) -> Config:
@@ -250,7 +237,7 @@ def test_config(args: argparse.Namespace) -> Config:
     cfg.load_from = args.checkpoint
     if args.amp and not cfg.model.type.endswith('SlidingSegmentor'):
         cfg.test_cfg.fp16 = True
-    elif args.amp and cfg.model.test_cfg.get('precision') == 'float32':  # else it is mixed already
+    elif args.amp and cfg.model.test_cfg.get('precision') == 'float32':  # others are mixed already
         cfg.model.test_cfg.precision = 'bfloat16'
     check_kept(cfg, args.cfg_options)
     if args.tta:
@@ -270,10 +257,9 @@ def enable_tta(cfg: Config) -> None:
         raise UserError(f'--tta: the model is already a {cfg.model.type}, which augments; leave --tta out')
     if 'tta_model' not in cfg:
         *transforms, pack = dataset.pipeline
-        if pack.type != 'PackInputs':
-            raise UserError(f'--tta is for classifiers and segmentors; this test pipeline ends with {pack.type}')
-        if cfg.model.type.endswith('LinearProbe') and not isinstance(cfg.model.get('layers'), int):
-            raise UserError('--tta needs a probe of one layer; set model.layers=...')
+        of_many_layers = cfg.model.type.endswith('LinearProbe') and not isinstance(cfg.model.get('layers'), int)
+        if pack.type != 'PackInputs' or of_many_layers:
+            raise UserError('--tta is for a classifier, a segmentor, or a probe of one layer: set model.layers=...')
         mirror = [dict(type='RandomFlip', prob=1.0), dict(type='RandomFlip', prob=0.0)]
         cfg.tta_model = dict(type='mmpretrain.AverageClsScoreTTA')
         cfg.tta_pipeline = [*transforms, dict(type='TestTimeAug', transforms=[mirror, [pack]])]
@@ -305,13 +291,12 @@ def argument_parser(description: str, config_only: bool = False) -> argparse.Arg
     parser = Parser(description=inspect.cleandoc(description), formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument('config', help='path of a config file, or the end of one below configs/')
     override = 'override entries of the config, for example train_dataloader.batch_size=64 data_root=images'
-    pairs: dict[str, Any] = dict(nargs='+', default=[], action='extend', metavar='KEY=VALUE')
-    parser.add_argument('--cfg-options', help=override, **pairs)
+    parser.add_argument('--cfg-options', nargs='+', default=[], action='extend', metavar='KEY=VALUE', help=override)
     if config_only:
         parser.set_defaults(work_dir=None, launcher='none', local_rank=None)
         return parser
     parser.add_argument('--work-dir', help='folder of logs and checkpoints (default: work_dirs/<name of the config>)')
-    parser.add_argument('--amp', action='store_true', help='mixed precision, where the config has none')
+    parser.add_argument('--amp', action='store_true', help='mixed precision, if the config has none')
     started = 'how the processes are started (dist_train.sh passes pytorch)'
     parser.add_argument('--launcher', choices=['none', 'pytorch', 'slurm', 'mpi'], default='none', help=started)
     # Launchers older than torchrun pass the rank as an argument, in either spelling.
