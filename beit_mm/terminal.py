@@ -31,7 +31,6 @@ WORKER = re.compile(r'Caught \S+ in DataLoader worker process[\s\S]*\n\S+: (?=.*
 UNKNOWN_TYPE = re.compile(r"[\"']?(\S+) is not in the .+? registry")  # what mmengine's registries say
 LOST = re.compile('gloo.*(by peer|Broken pipe)')  # the process at the other end is gone
 SECONDS_TO_BE_ENDED = 3.0
-PORT_IN_USE = 'port {} of this machine is in use; choose another: PORT=...'
 LESS_MEMORY = 'A smaller batch needs less: --cfg-options train_dataloader.batch_size=... (in tests test_dataloader)'
 BUILDERS = ('build_from_cfg', 'build_scheduler_from_cfg')  # mmengine's
 
@@ -45,8 +44,8 @@ def typed() -> str | None:
     """The command line that called a verb or tools/train.py; None for a call in Python."""
     if program() == SCRIPT:
         return shlex.join([SCRIPT, *sys.argv[1:]])
-    of_ours = Path(sys.argv[0]).absolute().parts[-2:] in (('beit_mm', '__main__.py'), ('tools', 'train.py'))
-    return shlex.join(sys.orig_argv) if of_ours else None
+    is_program = Path(sys.argv[0]).absolute().parts[-2:] in (('beit_mm', '__main__.py'), ('tools', 'train.py'))
+    return shlex.join(sys.orig_argv) if is_program else None
 
 
 def say(text: object) -> None:
@@ -163,7 +162,7 @@ def mistake(error: BaseException) -> str | None:
     if type(error).__name__ == 'OutOfMemoryError':  # torch's, which may not be imported
         return f'{". ".join(str(error).split(". ")[:2])}. {LESS_MEMORY}, --batch of pretrain and finetune'
     if type(error).__name__ == 'DistNetworkError' and 'EADDRINUSE' in str(error):
-        return PORT_IN_USE.format(os.environ.get('MASTER_PORT', ''))
+        return f'port {os.environ.get("MASTER_PORT", "")} of this machine is in use; choose another: PORT=...'
     if LOST.search(str(error)):
         return f'another process has ended, or cannot be reached any more ({error})'
     return str(error) if isinstance(error, UserError) else None
