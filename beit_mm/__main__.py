@@ -71,7 +71,8 @@ def parser() -> argparse.ArgumentParser:
     verb = add('segment', 'name the class of each pixel', 'segmentor.pth images/ --out maps')
     add_inputs(verb, 'three drawn scenes')
     verb.add_argument('--labelled', metavar='FOLDER', help='images/ and annotations/, whose nearest patches decide')
-    add_short_side(verb, "of images, with --labelled (default: the checkpoint's)")
+    side = "short side of images, with --labelled (default: the checkpoint's)"
+    verb.add_argument('--short-side', '--size', type=int, metavar='PIXELS', help=side)
     add_zero_label(verb)
     verb.add_argument('--multi-scale', action='store_true', help='of a segmentor: at all scales with flip')
     verb.add_argument('--max-pixels', type=int, metavar='N', help='of an image or label map (default: 178,956,970)')
@@ -87,7 +88,8 @@ def parser() -> argparse.ArgumentParser:
     points = 'pixels, or shares of width and height (default: 0.5,0.5)'
     verb.add_argument('--points', default='0.5,0.5', metavar='X,Y[;X,Y]', help=points)
     verb.add_argument('--layer', type=int, default=-1, help='block, 0-based, negative from the end (default: -1)')
-    add_short_side(verb, "of the image (default: the checkpoint's, or 30 patches if it is less)")
+    side = "short side (default: the checkpoint's, or 30 patches if it is less)"
+    verb.add_argument('--short-side', '--size', type=int, metavar='PIXELS', help=side)
     commands.add_levels(verb)
     add_out(verb, 'PICTURE', 'attention.png')
 
@@ -146,10 +148,6 @@ def add_inputs(verb: argparse.ArgumentParser, default: str = 'five photos') -> N
     what = f'files and folders (default: {default} that come with the package)'
     verb.add_argument('images', nargs='*', default=argparse.SUPPRESS, help=what)
     commands.add_levels(verb)
-
-
-def add_short_side(verb: argparse.ArgumentParser, what: str) -> None:
-    verb.add_argument('--short-side', '--size', type=int, metavar='PIXELS', help=f'short side {what}')
 
 
 def add_out(verb: argparse.ArgumentParser, kind: str, default: str, what: str = '') -> None:

@@ -269,18 +269,18 @@ def enable_tta(cfg: Config) -> None:
 
 def enable_drawing(cfg: Config, folder: str) -> None:
     """Lets the hooks of mmpretrain and mmseg draw each prediction into a folder."""
-    if cfg.test_dataloader.dataset.pipeline[0].type.endswith('LoadBands'):
-        raise UserError('--show-dir draws on RGB images, and these have other bands; leave --show-dir out')
-    if cfg.default_scope == 'mmseg':
+    pipeline = cfg.test_dataloader.dataset.pipeline
+    segments, backends = cfg.default_scope == 'mmseg', [dict(type='LocalVisBackend')]
+    if pipeline[0].type.endswith('LoadBands') or not (segments or pipeline[-1].type == 'PackInputs'):
+        what = 'what classifiers and segmentors predict of single RGB images'
+        raise UserError(f'--show-dir draws {what}; leave it or --tta out')
+    if segments:
         cfg.default_hooks.visualization = dict(type='SegVisualizationHook', draw=True, interval=1)
-        backends = [dict(type='LocalVisBackend')]
         cfg.visualizer = dict(dict(vis_backends=backends), **cfg.get('visualizer', {}))
         cfg.visualizer.update(type='SegLocalVisualizer', save_dir=folder)
-    elif cfg.test_dataloader.dataset.pipeline[-1].type == 'PackInputs':
-        cfg.default_hooks.visualization = dict(type='VisualizationHook', enable=True, interval=1, out_dir=folder)
-        cfg.visualizer = dict(type='UniversalVisualizer', vis_backends=[dict(type='LocalVisBackend')])
     else:
-        raise UserError('--show-dir draws what classifiers and segmentors predict of single images; leave --tta out')
+        cfg.default_hooks.visualization = dict(type='VisualizationHook', enable=True, interval=1, out_dir=folder)
+        cfg.visualizer = dict(type='UniversalVisualizer', vis_backends=backends)
 
 
 # Options of commands that take a config
@@ -336,14 +336,7 @@ def load_config(args: argparse.Namespace, steps: int | None = None) -> Config:
 
 
 def merge_options(cfg: Config, pairs: Iterable[str]) -> None:
-    """Overrides entries of a config by KEY=VALUE pairs.
-
-    `data_root` is set for all datasets; if these have different roots (`data/imagenet/train`, `data/imagenet/val`)
-    it replaces their common part. A dataset whose own `data_root` is among the pairs keeps that one.
-
-    Raises:
-        UserError: for a pair without `=`, a key that nothing reads, or a list of dicts that is not JSON.
-    """
+    """Overrides entries of a config by KEY=VALUE pairs; UserError for a key that nothing reads."""
     options = {}
     for pair in pairs:
         key, equals, value = pair.partition('=')
@@ -363,7 +356,7 @@ def merge_options(cfg: Config, pairs: Iterable[str]) -> None:
 
 
 def roots_of_datasets(cfg: Config, new: str) -> dict[str, str]:
-    """The `data_root` of each dataset, with `new` in place of their common part."""
+    """The `data_root` of each dataset, with `new` in place of their common part: data/train and data/val in `data`."""
     loaders = {name: cfg[name].dataset for name in cfg if name.endswith('_dataloader') and cfg[name]}
     roots = {name: dataset.data_root for name, dataset in loaders.items() if dataset.get('data_root')}
     if not roots:
@@ -385,10 +378,9 @@ def check_kept(cfg: Config, pairs: Iterable[str]) -> None:
 
 
 def parse_value(key: str, value: str) -> Any:
-    """The value of an option as mmengine's DictAction reads it, with three exceptions.
+    """The value of an option as mmengine's DictAction reads it, which drops spaces and splits at commas.
 
-    DictAction drops spaces and splits at commas. So a `data_root`, an existing path and plain text with spaces are
-    taken as they are. A list of dicts, such as a pipeline, is read as JSON.
+    So a `data_root`, an existing path and plain text with spaces stay as they are, and a list of dicts is read as JSON.
     """
     from mmengine.config import ConfigDict, DictAction
 

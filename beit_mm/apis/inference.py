@@ -85,9 +85,9 @@ def classify_by_neighbours(checkpoint: Checkpoint, images: Sources, labelled: st
     extract = FeatureExtractor(checkpoint)
     known = {str(bank.root / path): classes.index(name) for path, name in bank.names.items() if name}
     features, labels, _ = extract.labelled(known)
-    if len(labels.unique()) < 2:
-        found = f'{len(classes)} class folders, and readable images in {len(labels.unique())} of them'
-        raise UserError(f'--labelled: {str(labelled)!r} has {found}; expected 2 or more')
+    if (number := len(labels.unique())) < 2:
+        folders = f'{len(classes)} class folders, {number} of them with readable images'
+        raise UserError(f'--labelled: {str(labelled)!r} has {folders}; expected 2 or more')
     queries, _, found = extract.labelled({path: 0 for path in extract.reader.sources(images)})
     names = iter(knn_predict(queries, features, labels, len(classes)).tolist() if len(queries) else [])
     return [result if 'error' in result else dict(result, name=classes[next(names)]) for result in found]
@@ -297,7 +297,7 @@ def attention(
         points: 'x,y' in pixels, or in shares of width and height with decimal points; several by ';' or as a list.
         out: picture; one below the other for several points.
         layer: block, 0-based, negative from the end.
-        short_side: of the image that the model sees, in pixels; None: the checkpoint's, or 30 patches where it is less.
+        short_side: of the image that the model sees, in pixels; None: the checkpoint's, or 30 patches if it is less.
     """
     path = check_picture(out)
     with quiet():

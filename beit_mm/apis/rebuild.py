@@ -75,18 +75,12 @@ def rebuild(
     multi_scale: bool = False,
     max_pixels: int | None = None,
 ) -> Rebuilt:
-    """Builds the model in a checkpoint and the preparation of its images.
+    """Builds the 'classifier' or 'segmentor' in a checkpoint, and the preparation of its images.
 
     Args:
-        checkpoint: any file of a BEiT.
-        task: 'classifier' or 'segmentor'.
         config: a trusted one in place of the checkpoint's own, which may name any type.
         multi_scale: build the config's `tta_model` and `tta_pipeline`.
         max_pixels: of an image file, in place of the config's.
-
-    Raises:
-        CheckpointError: neither config nor tensors show the model, the stored config names what is not allowed, or it
-            is of another task or does not fit the weights.
     """
     if config is not None:
         recipe = given_recipe(config, task, multi_scale)
@@ -279,10 +273,8 @@ def classes_of(checkpoint: Checkpoint, number: int) -> tuple[tuple[str, ...], li
 def metainfo_of_name(checkpoint: Path, num_classes: int) -> dict[str, Any]:
     """Names, and of ADE20K colours, of the classes in a file that names none itself; empty if it cannot be known.
 
-    Other data have 1000 or 150 classes too, so the name must also end as those of released files do: 'ft1k',
-    'ft22kto1k', '_in1k', 'ftade20k'. Of transformers' and timm's files the name of the folder or repository counts.
-
-    Source: mmpretrain `ImageNet.METAINFO`, mmseg `ADE20KDataset.METAINFO`; their order is the released heads'.
+    Other data have 1000 or 150 classes too, so the name must also end as those of released files do. Of transformers'
+    and timm's files the name of the folder or repository counts. The order of the names is the released heads'.
     """
     names = checkpoint.absolute().parts[-4:-1] if checkpoint.name in HUB_FILES else [checkpoint.stem]
     found = next((match for name in names if (match := TRAINED_ON.search(name))), None)
@@ -349,13 +341,9 @@ def backbone_config(checkpoint: Checkpoint, channels: int = 3) -> dict[str, Any]
 
 
 def tokenizer_config(checkpoint: Checkpoint) -> dict[str, Any]:
-    """The config of the tokenizer that a checkpoint was trained with, and its files.
+    """The config of the tokenizer that a checkpoint was trained with, and its files; CheckpointError if it is unknown.
 
     Released checkpoints do not name it. It is DALL-E's if the vocabulary fits and they are not BEiT v2's.
-
-    Raises:
-        CheckpointError: it cannot be known, or is not allowed.
-        FileNotFoundError: its file is gone.
     """
     predicted, _ = head_sizes(checkpoint)
     with as_checkpoint_error(checkpoint.path):

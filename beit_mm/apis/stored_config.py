@@ -62,13 +62,8 @@ class RefusedError(UserError):
 def check_part(values: Any, types: Sequence[str], place: str) -> dict[str, Any]:
     """A part of a stored config, as a new dict without what only training needs.
 
-    Args:
-        values: what is stored.
-        types: the types that may be built of it and of what is inside.
-        place: where it stands in the config, for the message.
-
-    Raises:
-        RefusedError: another type, or a value that is not a name, a number within the limits or a short list.
+    RefusedError for a type, also inside of it, that is not among `types`, and for a value that is not a name, a number
+    within the limits or a short list. `place` is where it stands in the config.
     """
     if not isinstance(values, dict):
         raise RefusedError(place, values, 'a dict')

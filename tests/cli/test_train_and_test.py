@@ -355,7 +355,7 @@ def test_the_arguments_of_test(tmp_path):
         (wrapped, '--tta', 'already a TTA.*leave --tta out'),
         ('demo/pretrain', '--tta', '--tta is for a classifier'),
         ('demo/linear_probe_folder', '--tta', 'model.layers='),
-        ('demo/pretrain', '--show-dir=x', 'draws what classifiers and segmentors predict'),
+        ('demo/pretrain', '--show-dir=x', 'classifiers and segmentors'),
     ):
         with pytest.raises(UserError, match=message):
             config_of('test', name, 'x.pth', word)
