@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 READ_TOO = 'runner_type model_wrapper_cfg tta_model tta_pipeline sync_bn find_unused_parameters data_root'
 # What builders of hooks, optimizer wrappers and schedulers read beside the arguments of a class.
 READ_BY_BUILDERS = '_scope_ _delete_ priority constructor paramwise_cfg convert_to_iter_based'
-VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
 
 def train(arguments: Sequence[str] | None = None) -> None:
@@ -453,9 +452,9 @@ def arguments_of(kind: Any, scope: str) -> tuple[set[str], bool]:
     for one in found:
         bases = inspect.getmro(one) if inspect.isclass(one) else ()
         for function in [vars(base)['__init__'] for base in bases if '__init__' in vars(base)] or [one]:
-            parameters = inspect.signature(function).parameters.values()
-            names |= {parameter.name for parameter in parameters if parameter.kind not in VARIADIC} - {'self'}
-            if not any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters):
+            kinds = {parameter.name: parameter.kind for parameter in inspect.signature(function).parameters.values()}
+            names |= {name for name, kind in kinds.items() if not kind.name.startswith('VAR_')} - {'self'}
+            if inspect.Parameter.VAR_KEYWORD not in kinds.values():
                 break
             takes_others = True  # which it hands to its base, or to another library
     return names, takes_others

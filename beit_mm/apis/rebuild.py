@@ -69,11 +69,7 @@ class Rebuilt:
 
 
 def rebuild(
-    checkpoint: Checkpoint,
-    task: str,
-    config: ConfigInput = None,
-    multi_scale: bool = False,
-    max_pixels: int | None = None,
+    checkpoint: Checkpoint, task: str, config: ConfigInput, multi_scale: bool, max_pixels: int | None
 ) -> Rebuilt:
     """Builds the 'classifier' or 'segmentor' in a checkpoint, and the preparation of its images.
 
@@ -413,9 +409,9 @@ def find_dalle() -> dict[str, Any] | None:
     folders = filter(None, (os.environ.get(WEIGHTS_VARIABLE), f'{torch.hub.get_dir()}/checkpoints'))
     for encoder in (Path(folder, name) for folder in folders for name in ('dalle_encoder.pth', 'encoder.pkl')):
         if encoder.is_file():
-            decoder = encoder.with_name('decoder.pkl')
-            dalle = dict(type='beit_mm.DALLETokenizer', checkpoint=str(encoder.resolve()))
-            return dict(dalle, decoder_checkpoint=str(decoder.resolve())) if decoder.is_file() else dalle
+            files = dict(checkpoint=encoder, decoder_checkpoint=encoder.with_name('decoder.pkl'))
+            found = {key: str(file.resolve()) for key, file in files.items() if file.is_file()}
+            return dict(found, type='beit_mm.DALLETokenizer')
     return None
 
 
