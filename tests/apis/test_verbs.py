@@ -322,7 +322,8 @@ def test_what_cannot_be_read_costs_no_other_results(run, images, tmp_path, monke
     for sources in ('.', ['a.png', 'gone.png', '~nobody.png']):
         found = beit_mm.classify(run, sources, labelled=images)
         assert [result.get('name') for result in found] == ['red', None, 'blue'] and 'gone.png' in found[1]['error']
-    assert inference.reconstructions(Checkpoint.open(run), inference.iterate_images('.'))[0] == ['a.png', '~nobody.png']
+    model = rebuild.rebuild_pretrainer(Checkpoint.open(run))
+    assert [*inference.masked_samples(model, inference.iterate_images('.'))] == ['a.png', '~nobody.png']
     with pytest.raises(OSError, match='gone.png'):
         beit_mm.embed(run, '.')
     call('embed', run, '.', '--out', 'x.npz')
@@ -349,7 +350,7 @@ def test_a_run_can_be_moved(run, images, tmp_path):
     ('stored', 'sha256', 'message'),
     [
         (dict(type='subprocess.Popen'), None, "type='subprocess.Popen'"),
-        (dict(type='beit_mm.DALLETokenizer', random_weights=True), None, 'random_weights=True'),  # of any size
+        (dict(type='beit_mm.DALLETokenizer', random_weights=[False]), None, 'random_weights=[False]'),  # of any size
         (dict(checkpoint=None), None, 'does not name the file of its tokenizer'),
         ({}, "and0'\n{{$Z9:x}}", 'gives no SHA-256 of its tokenizer'),
         (dict(checkpoint='/proc/kmsg'), None, 'is gone: looked for /proc/kmsg'),  # reading it waits
@@ -371,7 +372,7 @@ def test_a_stored_tokenizer_is_data(run, images, tmp_path, stored, sha256, messa
 
 def test_a_head_and_a_tokenizer_of_another_kind_are_named(run, images, tmp_path):
     for tokenizer, head, message in (
-        (5, torch.zeros(512, 32), 'target_generator=5'),
+        (5, torch.zeros(512, 32), "'int' object"),
         (None, torch.tensor(1.0), 'head.lm_head.weight has the shape ()'),
         (None, torch.zeros(1024, 16), 'the head takes 16'),
     ):
@@ -401,7 +402,7 @@ def test_a_mistake_is_one_line(run, images, tmp_path):
         ('holds other files', 'pretrain', images, '--out', tmp_path),
         ('began with verb=pretrain, this call says verb=finetune', 'finetune', images, '--init', run, '--out', run),
         ('has no class folders', 'finetune', images / 'red', '--init', run, '--out', out),
-        ('is pretrained and does not know classes; give --labelled FOLDER', 'classify', run, image),
+        ('for pretraining, not for classification; give --labelled FOLDER', 'classify', run, image),
         ('broken.png', 'reconstruct', run, broken, '--out', tmp_path / 'picture.png'),
     ):
         mistake(message, *words)

