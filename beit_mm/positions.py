@@ -1,8 +1,7 @@
 """Relative position bias and position embedding at any patch grid.
 
-A relative position bias is read from a table with one row for each offset between two patches of an h x w grid,
-(2h-1)(2w-1) of them, and three more rows for the class token: cls -> patch, patch -> cls, cls -> cls. A position
-embedding has one row for the class token and one for each patch. Both are resampled to another grid.
+A bias table has one row for each offset between two patches of an h x w grid, (2h-1)(2w-1) of them, and three rows for
+the class token: cls -> patch, patch -> cls, cls -> cls. A position embedding has a row for each token.
 """
 
 from collections.abc import Callable
@@ -49,14 +48,12 @@ def _keep(array: np.ndarray, device: torch.device | str) -> Tensor:
 
 
 def relative_position_index(grid: Grid) -> Tensor:
-    """Row of the bias table for every (query, key) pair, int64 (1 + h*w, 1 + h*w), class token first.
-
-    Source: microsoft/unilm `beit/modeling_finetune.py`, generalised to rectangles.
-    """
+    """Row of the bias table for every (query, key) pair, int64 (1 + h*w, 1 + h*w), class token first."""
     return torch.from_numpy(_relative_positions(grid))
 
 
 def _relative_positions(grid: Grid) -> np.ndarray:
+    # Source: microsoft/unilm `beit/modeling_finetune.py`, generalised to rectangles.
     height, width = grid
     rows, columns = np.divmod(np.arange(height * width), width)
     row_offset = rows[:, None] - rows[None, :] + height - 1
@@ -82,13 +79,10 @@ def bias_from_table(table: Tensor, table_grid: Grid, grid: Grid, dtype: torch.dt
 
     Args:
         table: (num_relative_positions(table_grid), heads).
-        table_grid: patch grid that the table was made for.
-        grid: patch grid (h, w) of the input.
+        table_grid, grid: patch grids (h, w) of the table and of the input.
         dtype: of the bias; None: the table's.
 
-    Returns:
-        (1, heads, N, P), where N = 1 + h*w and P is N rounded up to a multiple of ALIGNMENT: P = 200 for N = 197. The
-        bias is `[..., :N]`; the rest is padding.
+    Returns (1, heads, N, P), where N = 1 + h*w and P is N rounded up to a multiple of ALIGNMENT, with padding after N.
     """
     table = resize_bias_table(table, table_grid, grid)
     if not (torch.is_grad_enabled() and table.requires_grad):
@@ -101,9 +95,8 @@ def bias_from_table(table: Tensor, table_grid: Grid, grid: Grid, dtype: torch.dt
 def resize_bias_table(table: Tensor, source: Grid, target: Grid) -> Tensor:
     """Resamples a bias table (num_relative_positions(source), heads) to another patch grid, each axis on its own.
 
-    The trained offsets are placed at a geometric sequence, dense near zero, whose end falls on the target's largest
-    offset; a cubic spline is read at the target's integer offsets. Linear interpolation clearly hurts ADE20K (unilm
-    issue 376). Source: microsoft/unilm `beit/run_class_finetuning.py`.
+    A cubic spline through the trained offsets, at `geometric_offsets`, is read at the target's integer offsets. Linear
+    interpolation clearly hurts ADE20K (unilm issue 376). Source: microsoft/unilm `beit/run_class_finetuning.py`.
     """
     if source == target:
         return table
@@ -155,8 +148,7 @@ def geometric_offsets(source: int, target: int) -> np.ndarray:
 def resize_position_embedding(pos_embed: Tensor, source: Grid, target: Grid, mode: str = 'bicubic') -> Tensor:
     """Resamples a position embedding (1, 1 + h*w, channels) to another grid; the class token's row is kept.
 
-    Source: microsoft/unilm `beit/run_class_finetuning.py` (bicubic, align_corners=False); paper appendix,
-    hyper-parameters of ADE20K (bilinear).
+    Source: microsoft/unilm `beit/run_class_finetuning.py` (bicubic); paper appendix, ADE20K (bilinear).
     """
     if source == target:
         return pos_embed

@@ -143,7 +143,7 @@ def _hf_config(weights: Mapping[str, Tensor], meta: Mapping[str, Any]) -> dict[s
         use_relative_position_bias=model['rel_pos_bias'] == 'per_layer',
         # above zero switches LayerScale on
         layer_scale_init_value=model['layer_scale_init'] or 0.0,
-        # which the pretraining model does not ask
+        # the pretraining model has its final norm whatever this says
         use_mean_pooling=task == 'pretraining' or 'backbone.norm.weight' not in weights,
     )
     if task == 'pretraining':
