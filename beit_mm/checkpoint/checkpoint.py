@@ -1,4 +1,4 @@
-"""An opened checkpoint, and its weights fitted to a backbone, with a report of what happened to each tensor."""
+"""An opened checkpoint, and its weights fitted to a backbone."""
 
 import copy
 import math
@@ -96,7 +96,6 @@ class Checkpoint:
 
     @property
     def normalisation(self) -> tuple[dict[str, list[float]], str]:
-        """`mean` and `std` of its images, see `normalisation_of`."""
         found, name, weights = self.preprocessing, self.path.stem, self.converted.state_dict
         if 'mean' not in found and name in released().keys() - {DEMO}:  # OpenMMLab's files do not have it
             found = Config.fromfile(released()[name].config).model.data_preprocessor
@@ -162,7 +161,7 @@ def normalisation_of(
 
 
 def given_levels(mean: Levels = None, std: Levels = None) -> dict[str, list[float]]:
-    """The ones that a user gives, as lists; UserError if pixels 0-255 cannot have them."""
+    """Those that a user gives, as lists; UserError if pixels 0-255 cannot have them."""
     given = {}
     for name, levels in (('mean', mean), ('std', std)):
         if levels is None:
@@ -230,13 +229,12 @@ def fit_weights(
     interpolate_mode: str,
     origin: Mapping | None = None,
 ) -> tuple[names.Weights, LoadReport]:
-    """Fits a state dict to a backbone: its tensors under the backbone's names and in its shapes, and a report.
+    """The tensors of a state dict under a backbone's names and in its shapes, and a report.
 
     Args:
         state_dict: of a model or a backbone, in any format.
-        own, grid, num_heads: the backbone's state dict, patch grid (h, w) and attention heads.
-        interpolate_mode: of position embeddings, 'bicubic' or 'bilinear'.
-        origin: the description of the file, see `Checkpoint.state_dict`; None for a state dict by itself.
+        own, grid, num_heads, interpolate_mode: of the backbone; `own` is its state dict.
+        origin: what `Checkpoint.state_dict` says of the file; None for a state dict by itself.
 
     Raises CheckpointError, without the path.
     """

@@ -17,13 +17,12 @@ from beit_mm.files import file_sha256
 
 # The part of a run's meta that belongs to the weights
 KEPT = ('preprocessing', 'architecture', 'tokenizer', 'dataset_meta', 'CLASSES', 'PALETTE', 'config_dict')
-HF_CLASSES = dict(
-    pretraining='BeitForMaskedImageModeling',
-    classification='BeitForImageClassification',
-    segmentation='BeitForSemanticSegmentation',
-    features='BeitModel',
+HF_CLASSES = dict(  # transformers' class of a task, and its tag
+    pretraining=('BeitForMaskedImageModeling', 'image-feature-extraction'),
+    classification=('BeitForImageClassification', 'image-classification'),
+    segmentation=('BeitForSemanticSegmentation', 'image-segmentation'),
+    features=('BeitModel', 'image-feature-extraction'),
 )
-TAGS = dict(classification='image-classification', segmentation='image-segmentation')
 # transformers' pyramid and UperNet, which are as wide as the backbone
 HF_HEAD = ['neck.upsample_4x.0', 'neck.upsample_2x.0']
 HF_HEAD += ['decode_head.psp_modules.3.1.conv', 'decode_head.fpn_bottleneck.conv']
@@ -128,7 +127,7 @@ def _hf_config(weights: Mapping[str, Tensor], meta: Mapping[str, Any]) -> dict[s
     height, width = model['img_size']
     config = dict(
         model_type='beit',
-        architectures=[HF_CLASSES[task]],
+        architectures=[HF_CLASSES[task][0]],
         hidden_size=dims,
         num_hidden_layers=depth,
         num_attention_heads=model['arch']['num_heads'],
@@ -185,8 +184,8 @@ def _write_hub_folder(
     if (card := folder / 'README.md').exists():
         notes.append(f'{card} exists and is left as it is')
     else:
-        tag = TAGS.get(task, 'image-feature-extraction')
-        card.write_text(CARD.format(name=folder.name, task=task, kind=HF_CLASSES[task], tag=tag))
+        kind, tag = HF_CLASSES[task]
+        card.write_text(CARD.format(name=folder.name, task=task, kind=kind, tag=tag))
     file = folder / 'preprocessor_config.json'
     if not {'mean', 'std', 'size'} <= set(preprocessing):
         file.unlink(missing_ok=True)  # of other weights

@@ -36,14 +36,10 @@ WHOLE = 'this config'  # what a metafile says of weights that fill the config's 
 
 
 def locate_weights(source: str, advice: str) -> Path:
-    """Finds a weight file; raises FileNotFoundError, which names all places, if there is none.
+    """A weight file, from a path, a folder, an http(s) URL or hf://owner/name; else FileNotFoundError with `advice`.
 
     The file of a URL is looked for by name (see `name_of_url`) in the folder $BEIT_MM_WEIGHTS, then in torch hub's
     cache. The first process of each node downloads it into that cache, so all processes of a job must make this call.
-
-    Args:
-        source: path, folder of transformers, timm or a run, http(s) URL, or hf://owner/name (see `fetch_hub_folder`).
-        advice: second line of the error: where to get the file and which config key names it.
     """
     if not source.startswith(('http://', 'https://')):
         path = fetch_hub_folder(source, advice) if source.startswith(HUB_SCHEME) else Path(source).expanduser()
@@ -72,10 +68,9 @@ def locate_weights(source: str, advice: str) -> Path:
 
 
 def fetch_hub_folder(source: str, advice: str) -> Path:
-    """The folder with weights and JSON files of a Hugging Face repository; FileNotFoundError if there is none.
+    """The folder with weights and JSON files of hf://owner/name or hf://owner/name@revision.
 
-    hf://owner/name is looked for in $BEIT_MM_WEIGHTS/owner/name first. It and hf://owner/name@revision are fetched into
-    huggingface_hub's cache, where later calls find them without a network.
+    That is $BEIT_MM_WEIGHTS/owner/name, or in huggingface_hub's cache, where later calls need no network.
     """
     name, _, revision = source.removeprefix(HUB_SCHEME).partition('@')
     folder = os.environ.get(WEIGHTS_VARIABLE)
@@ -101,10 +96,7 @@ def fetch_hub_folder(source: str, advice: str) -> Path:
 
 
 def download(url: str, path: Path) -> None:
-    """Fetches a checkpoint. The file gets its name once it can be read and has the hash in its name, if there is one.
-
-    A truncated answer, or a page to log in, would otherwise stay in the cache.
-    """
+    """Fetches a checkpoint, which gets its name once it can be read and has the hash that the name may hold."""
     digits = HASH_IN_NAME.search(path.name)
     seconds = socket.getdefaulttimeout()
     socket.setdefaulttimeout(seconds or STALLED)  # torch sets none
@@ -120,7 +112,7 @@ def download(url: str, path: Path) -> None:
 
 
 def name_of_url(url: str) -> str:
-    """The name under which a URL's file is kept: its own, after a hash of the URL if many sites have such a name."""
+    """The name of a URL's file, after a hash of the URL if many sites have such a name."""
     name = Path(urlsplit(url).path).name
     return f'{hashlib.sha256(url.encode()).hexdigest()[:8]}-{name}' if GENERIC_NAME.match(name) else name
 
@@ -133,7 +125,7 @@ class Released(NamedTuple):
 
 @functools.cache
 def released() -> dict[str, Released]:
-    """'demo' and all released weights in the configs' metafiles, by the names of their files."""
+    """'demo' and the released weights in the configs' metafiles, by the names of their files."""
     configs = config_folders()[0]
     found = {DEMO: Released(configs / 'demo/pretrain.py', str(PACKAGED / 'pretrained.safetensors'), WHOLE)}
     for file in sorted(configs.glob('*/metafile.yml')):

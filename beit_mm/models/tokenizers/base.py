@@ -159,7 +159,7 @@ def usage_of(tokens: Tensor, vocab_size: int) -> dict[str, Tensor]:
 
 
 def without_autocast(tensor: Tensor) -> AbstractContextManager:
-    """Switches autocast off, because rounded logits would change the tokens, their argmax."""
+    """Without it rounded logits would change the tokens, their argmax."""
     return torch.autocast(tensor.device.type, enabled=False)
 
 

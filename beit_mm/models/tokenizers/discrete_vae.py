@@ -37,9 +37,9 @@ class DiscreteVAE(base.TrainableTokenizer, base.CodebookTokenizer, BaseModel):
         temperature, temperature_steps: start and end of the Gumbel-softmax temperature, and training steps between.
         kl_weight: DALL-E's beta, which keeps the vocabulary in use. 6.6 suits 'laplace', 0.5 suits 'mse'.
         kl_steps: training steps in which the weight rises from 0.
-        checkpoint: trained weights, a path or a URL: a checkpoint of a run or a plain state dict.
-        decoder_checkpoint: weights of the decoder if `checkpoint` holds only the encoder, like DALL-E's decoder.pkl and
-            encoder.pkl, which need arch 'dalle', loss 'laplace' and embed_dims 128.
+        checkpoint: trained weights, a path or a URL.
+        decoder_checkpoint: weights of the decoder if `checkpoint` holds only the encoder, as DALL-E's files do, which
+            need arch 'dalle', loss 'laplace' and embed_dims 128.
         sha256: expected hash of `checkpoint`.
         data_preprocessor: must give `images` in [0, 1].
 
