@@ -23,7 +23,6 @@ from beit_mm.files import atomic_file, file_sha256, printable
 
 META_KEY = 'beit_mm'  # in the metadata of safetensors files, which has strings only: `meta` as JSON
 MAX_NAME = 300  # characters of a tensor's name, which messages quote
-MAX_INFLATION = 8  # bytes of content for each byte of the file; torch.save compresses nothing
 MAX_EXPANDED = 2**26  # bytes that expanded tensors (stride 0) may have in excess of what is stored
 SUFFIXES = ('.pth', '.pt', '.bin', '.safetensors')
 NOT_CHECKPOINTS = {  # what a download can leave in place of a checkpoint, by its first bytes
@@ -115,7 +114,7 @@ def _read_zip(path: Path) -> Any:
         # Python could import code that lies beside the tensors.
         if others := [name for name in archive.namelist() if not re.fullmatch(ZIP_ENTRY, name)]:
             raise CheckpointError(f'it holds {others[0][:MAX_NAME]!r}, which torch.save does not write')
-        if (held := sum(entry.file_size for entry in archive.infolist())) > MAX_INFLATION * size:
+        if (held := sum(entry.file_size for entry in archive.infolist())) > size:  # torch.save compresses nothing
             raise CheckpointError(f'its {size:,} bytes would become {held:,}; save it again without compression')
         if damaged := archive.testzip():  # torch does not compare check sums
             raise zipfile.BadZipFile(f'{damaged} does not have its check sum')

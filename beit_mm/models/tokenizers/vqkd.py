@@ -9,8 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from beit_mm.checkpoint.names import Weights
-from beit_mm.errors import UserError, check_choice, log
+from beit_mm.errors import UserError, check_choice
 from beit_mm.models.tokenizers import base
 from beit_mm.models.tokenizers.discrete_vae import ConvDecoder
 from beit_mm.models.vit import BEiTBackbone
@@ -28,7 +27,8 @@ UNUSED = tuple(
     'decoder. decode_task_layer. usage started teacher_model. scaling_layer. loss quantize.cluster_size '
     'quantize.embedding.cluster_size quantize.embedding.embed_avg quantize.embedding.initted'.split()
 )
-RENAMED = {'quantize.embedding.weight': 'codebook', 'encoder.fc_norm.': 'encoder.norm.'}
+RENAMED = {f'{network}.fc_norm.': f'{network}.norm.' for network in ('encoder', 'decoder')}  # of the released files
+RENAMED['quantize.embedding.weight'] = 'codebook'
 
 
 @MODELS.register_module()
@@ -81,10 +81,13 @@ class VQKDTokenizer(base.Tokenizer):
                 sizes = dict(num_levels=patch_size.bit_length() - 1, channels=3, **pixel_decoder)
                 self.pixel_decoder = ConvDecoder(vocab_size=vocab_size, **sizes)
         self.can_decode = self.pixel_decoder is not None
+        self.register_load_state_dict_pre_hook(_rename_released)
         if not random_weights:
             self.to_empty(device='cpu')  # the encoder translates mmpretrain's names while it loads
             unused = UNUSED if self.can_decode else (*UNUSED, 'pixel_decoder.')
-            base.load_exactly(self, _own_weights(self.read(checkpoint, sha256, ADVICE), checkpoint, unused), checkpoint)
+            weights = self.read(checkpoint, sha256, ADVICE).items()
+            own = {name: tensor for name, tensor in weights if not name.startswith(unused)}
+            base.load_exactly(self, own, checkpoint)
         self.encoder._load_state_dict_pre_hooks.clear()  # it raises without weights, and a pretraining's file has none
         self.requires_grad_(False)
 
@@ -117,11 +120,9 @@ class VQKDTokenizer(base.Tokenizer):
         return self.encode((images + 1) / 2).flatten(1)
 
 
-def _own_weights(weights: Weights, source: str, unused: tuple[str, ...]) -> Weights:
-    """Selects and renames the tokenizer's weights."""
-    own = {name: tensor for name, tensor in weights.items() if not name.startswith(unused)}
-    prefixes = ', '.join(part.strip('.') for part in unused if any(name.startswith(part) for name in weights)) or 'none'
-    log(f'VQ-KD from {source}: {len(own)} tensors used, {len(weights) - len(own)} not needed ({prefixes})')
-    for theirs, ours in RENAMED.items():
-        own = {name.replace(theirs, ours): tensor for name, tensor in own.items()}
-    return own
+def _rename_released(model: VQKDTokenizer, state_dict: dict[str, Tensor], prefix: str, *_: object) -> None:
+    for name in [name for name in state_dict if name.startswith(prefix)]:
+        own = name
+        for theirs, ours in RENAMED.items():
+            own = own.replace(theirs, ours)
+        state_dict[own] = state_dict.pop(name)

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from beit_mm.checkpoint.checkpoint import Checkpoint, CheckpointInput, Levels
 from beit_mm.errors import UserError
 from beit_mm.models.tokenizers import base
-from beit_mm.models.tokenizers.vqkd import RENAMED, VQKDTokenizer
+from beit_mm.models.tokenizers.vqkd import VQKDTokenizer
 from beit_mm.models.vit import INIT_STD, BEiTBackbone, block_indices, sizes_of
 from beit_mm.positions import Grid
 from beit_mm.registry import MODELS
@@ -90,7 +90,7 @@ class VQKD(base.TrainableTokenizer, VQKDTokenizer, BaseModel):
         self.register_buffer('usage', torch.ones(self.vocab_size))  # patches nearest to each code, moving average
         self.register_buffer('started', torch.tensor(not kmeans_init))
         self.has_started = False  # copy of `started`, so that the host does not wait for the device
-        self.register_load_state_dict_pre_hook(_rename_released)
+        self.register_load_state_dict_pre_hook(_has_started)
 
     def init_weights(self) -> None:
         super().init_weights()
@@ -190,13 +190,8 @@ class VQKD(base.TrainableTokenizer, VQKDTokenizer, BaseModel):
         return sums[:, :1], sums[:, 1:]
 
 
-def _rename_released(model: VQKD, state_dict: dict[str, Tensor], prefix: str, *_: object) -> None:
+def _has_started(model: VQKD, state_dict: dict[str, Tensor], prefix: str, *_: object) -> None:
     """Load hook for a released file, which can be tested and trained further."""
-    for name in [name for name in state_dict if name.startswith(prefix)]:
-        own = name
-        for theirs, ours in (RENAMED | {'decoder.fc_norm.': 'decoder.norm.'}).items():
-            own = own.replace(theirs, ours)
-        state_dict[own] = state_dict.pop(name)
     if f'{prefix}codebook' in state_dict:
         state_dict.setdefault(f'{prefix}started', torch.tensor(True))
 
