@@ -31,7 +31,8 @@ def _remember(maxsize: int) -> Callable:
 
         @torch.compiler.assume_constant_result
         def call(*args: object) -> Tensor:
-            tensor = remembered(*args)
+            with torch.inference_mode(False):  # later training can save it for backward
+                tensor = remembered(*args)
             if type(tensor) is not Tensor:  # torch.export's stand-in, which later calls cannot compute with
                 remembered.cache_clear()
             return tensor
@@ -41,19 +42,11 @@ def _remember(maxsize: int) -> Callable:
     return decorate
 
 
-def _keep(array: np.ndarray, device: torch.device | str) -> Tensor:
-    """A tensor to remember, made outside inference mode because later training can save it for backward."""
-    with torch.inference_mode(False):
-        return torch.from_numpy(array).to(device)
-
-
 def relative_position_index(grid: Grid) -> Tensor:
-    """Row of the bias table for every (query, key) pair, int64 (1 + h*w, 1 + h*w), class token first."""
-    return torch.from_numpy(_relative_positions(grid))
+    """Row of the bias table for every (query, key) pair, int64 (1 + h*w, 1 + h*w), class token first.
 
-
-def _relative_positions(grid: Grid) -> np.ndarray:
-    # Source: microsoft/unilm `beit/modeling_finetune.py`, generalised to rectangles.
+    Source: microsoft/unilm `beit/modeling_finetune.py`, generalised to rectangles.
+    """
     height, width = grid
     rows, columns = np.divmod(np.arange(height * width), width)
     row_offset = rows[:, None] - rows[None, :] + height - 1
@@ -64,14 +57,14 @@ def _relative_positions(grid: Grid) -> np.ndarray:
     index[0, :] = total - 3  # cls looks at a patch
     index[:, 0] = total - 2  # a patch looks at cls
     index[0, 0] = total - 1  # cls looks at itself
-    return index
+    return torch.from_numpy(index)
 
 
 @_remember(maxsize=8)  # 20 MB each at 640 x 640 pixels
 def _padded_index(grid: Grid, device: torch.device) -> Tensor:
     """The relative position index, each row padded to a multiple of ALIGNMENT: int64 (N * P,), on the device."""
-    index = _relative_positions(grid)
-    return _keep(np.pad(index, ((0, 0), (0, -len(index) % ALIGNMENT))).ravel(), device)
+    index = relative_position_index(grid)
+    return F.pad(index, (0, -len(index) % ALIGNMENT)).flatten().to(device)
 
 
 def bias_from_table(table: Tensor, table_grid: Grid, grid: Grid, dtype: torch.dtype | None = None) -> Tensor:
@@ -116,16 +109,17 @@ def offset_spline(source: int, target: int, device: torch.device) -> Tensor:
     """Matrix (2*target-1, 2*source-1) that resamples offsets along an axis of `source` patches."""
     num_source, num_target = 2 * source - 1, 2 * target - 1
     if source == target:
-        return _keep(np.eye(num_source), device)
-    if source == 1:  # one offset has nothing to interpolate
-        return _keep(np.ones((num_target, 1)), device)
-    from scipy.interpolate import make_interp_spline  # takes a third of a second
+        matrix = np.eye(num_source)
+    elif source == 1:  # one offset has nothing to interpolate
+        matrix = np.ones((num_target, 1))
+    else:
+        from scipy.interpolate import make_interp_spline  # takes a third of a second
 
-    positions = geometric_offsets(source, target)
-    spline = make_interp_spline(positions, np.eye(num_source), k=min(3, num_source - 1))
-    # The bisection can leave the outermost position some 1e-4 short of the target's last offset.
-    offsets = np.clip(np.arange(1 - target, target), positions[0], positions[-1])
-    return _keep(spline(offsets), device)
+        positions = geometric_offsets(source, target)
+        spline = make_interp_spline(positions, np.eye(num_source), k=min(3, num_source - 1))
+        # The bisection can leave the outermost position some 1e-4 short of the target's last offset.
+        matrix = spline(np.clip(np.arange(1 - target, target), positions[0], positions[-1]))
+    return torch.from_numpy(matrix).to(device)
 
 
 def geometric_offsets(source: int, target: int) -> np.ndarray:
