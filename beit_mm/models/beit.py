@@ -202,11 +202,20 @@ def _expect_no_tokenizer(model: nn.Module, incompatible_keys: Any) -> None:
 
 
 class PatchHead(BaseModule):
-    """A linear layer on the hidden states (..., embed_dims) of patches."""
+    """A linear layer, which checkpoints call `layer`, on the hidden states (..., embed_dims) of patches."""
 
-    def __init__(self, embed_dims: int, init_cfg: dict | None):
+    layer: str
+
+    def __init__(self, embed_dims: int, outputs: int, init_cfg: dict | None):
         super().__init__(init_cfg)
         self.embed_dims = embed_dims
+        linear = nn.Linear(embed_dims, outputs)
+        truncated_normal_(linear.weight)
+        nn.init.zeros_(linear.bias)
+        self.add_module(self.layer, linear)
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        return getattr(self, self.layer)(hidden)  # ..., outputs
 
     def compare(self, hidden: Tensor, targets: Tensor) -> dict[str, Tensor]:
         """Values (B, K) of each prediction, also at padding."""
@@ -241,13 +250,11 @@ class BEiTMIMHead(PatchHead):
     `beit/engine_for_pretraining.py` (loss and accuracy over all masked patches of a batch, not image by image).
     """
 
-    def __init__(self, embed_dims: int, vocab_size: int = 8192, init_cfg: dict | None = None):
-        super().__init__(embed_dims, init_cfg)
-        self.vocab_size = vocab_size
-        self.lm_head = _small_linear(embed_dims, vocab_size)
+    layer = 'lm_head'
 
-    def forward(self, hidden: Tensor) -> Tensor:
-        return self.lm_head(hidden)  # ..., vocab_size
+    def __init__(self, embed_dims: int, vocab_size: int = 8192, init_cfg: dict | None = None):
+        super().__init__(embed_dims, vocab_size, init_cfg)
+        self.vocab_size = vocab_size
 
     def loss(self, hidden: Tensor, targets: Tensor, positions: Tensor | None) -> dict[str, Tensor] | Tensor:
         """Mean cross entropy `loss` and accuracy `mim_acc`, both 0 if no patch counts; targets are int64 (B, K).
@@ -282,23 +289,14 @@ class PixelRegressionHead(PatchHead):
     Source: paper section 3.3 (no code was released).
     """
 
-    def __init__(self, embed_dims: int, patch_size: int = 16, in_channels: int = 3, init_cfg: dict | None = None):
-        super().__init__(embed_dims, init_cfg)
-        self.patch_size, self.in_channels = patch_size, in_channels
-        self.pixel_head = _small_linear(embed_dims, in_channels * patch_size**2)
+    layer = 'pixel_head'
 
-    def forward(self, hidden: Tensor) -> Tensor:
-        return self.pixel_head(hidden)  # ..., in_channels * patch_size**2
+    def __init__(self, embed_dims: int, patch_size: int = 16, in_channels: int = 3, init_cfg: dict | None = None):
+        super().__init__(embed_dims, in_channels * patch_size**2, init_cfg)
+        self.patch_size, self.in_channels = patch_size, in_channels
 
     def compare(self, hidden: Tensor, targets: Tensor) -> dict[str, Tensor]:
         return dict(loss=(self(hidden).float() - targets).square().mean(dim=-1))  # B, K
-
-
-def _small_linear(in_features: int, out_features: int) -> nn.Linear:
-    linear = nn.Linear(in_features, out_features)
-    truncated_normal_(linear.weight)
-    nn.init.zeros_(linear.bias)
-    return linear
 
 
 def _mean(values: Tensor, positions: Tensor | None) -> Tensor:

@@ -144,20 +144,23 @@ class DALLEBlock(nn.Module):
         return torch.add(self.id_path(x), self.res_path(x), alpha=self.gain)
 
 
-def _groups(
-    in_channels: int, widths: list[int], kernel_sizes: tuple[int, ...], between: tuple[str, nn.Module]
-) -> OrderedDict:
-    """`group_1` ... `group_n` of residual blocks, with a resampling layer between the groups."""
+def _blocks(
+    first: DALLEConv2d, widths: list[int], kernel_sizes: tuple[int, ...], between: tuple[str, nn.Module], outputs: int
+) -> nn.Sequential:
+    """`input`, `group_1` ... `group_n` of residual blocks with a resampling layer between them, and `output`."""
     gain = 1 / (len(widths) * BLOCKS_PER_GROUP) ** 2  # keeps the variance of a deep stack at 1
-    groups: OrderedDict[str, nn.Module] = OrderedDict()
+    blocks, channels = nn.Sequential(OrderedDict(input=first)), len(first.b)
     for g, width in enumerate(widths, start=1):
-        group = groups[f'group_{g}'] = nn.Sequential()
+        group = nn.Sequential()
         for b in range(1, BLOCKS_PER_GROUP + 1):
-            group.add_module(f'block_{b}', DALLEBlock(in_channels, width, kernel_sizes, gain))
-            in_channels = width
+            group.add_module(f'block_{b}', DALLEBlock(channels, width, kernel_sizes, gain))
+            channels = width
         if g < len(widths):
             group.add_module(*between)
-    return groups
+        blocks.add_module(f'group_{g}', group)
+    output = OrderedDict(relu=nn.ReLU(), conv=DALLEConv2d(channels, outputs, 1))
+    blocks.add_module('output', nn.Sequential(output))
+    return blocks
 
 
 class DALLEEncoder(nn.Module):
@@ -166,13 +169,8 @@ class DALLEEncoder(nn.Module):
     def __init__(self, hidden: int = 256, vocab_size: int = 8192, in_channels: int = 3) -> None:
         super().__init__()
         widths = [factor * hidden for factor in GROUP_WIDTHS]
-        self.blocks = nn.Sequential(
-            OrderedDict(
-                input=DALLEConv2d(in_channels, hidden, 7),
-                **_groups(hidden, widths, (3, 3, 3, 1), ('pool', nn.MaxPool2d(2))),
-                output=nn.Sequential(OrderedDict(relu=nn.ReLU(), conv=DALLEConv2d(widths[-1], vocab_size, 1))),
-            )
-        )
+        first, pool = DALLEConv2d(in_channels, hidden, 7), ('pool', nn.MaxPool2d(2))
+        self.blocks = _blocks(first, widths, (3, 3, 3, 1), pool, vocab_size)
 
     def features(self, x: Tensor) -> Tensor:
         """Mapped pixels (B, in_channels, H, W) to the input of `output`, (B, 8 * hidden, H/8, W/8)."""
@@ -196,14 +194,8 @@ class DALLEDecoder(nn.Module):
     def __init__(self, hidden: int = 256, vocab_size: int = 8192, embed_dims: int = 128, out_channels: int = 6) -> None:
         super().__init__()
         widths = [factor * hidden for factor in reversed(GROUP_WIDTHS)]
-        upsample = ('upsample', nn.Upsample(scale_factor=2, mode='nearest'))
-        self.blocks = nn.Sequential(
-            OrderedDict(
-                input=DALLEConv2d(vocab_size, embed_dims, 1),
-                **_groups(embed_dims, widths, (1, 3, 3, 3), upsample),
-                output=nn.Sequential(OrderedDict(relu=nn.ReLU(), conv=DALLEConv2d(hidden, out_channels, 1))),
-            )
-        )
+        first, upsample = DALLEConv2d(vocab_size, embed_dims, 1), ('upsample', nn.Upsample(scale_factor=2))
+        self.blocks = _blocks(first, widths, (1, 3, 3, 3), upsample, out_channels)
 
     def forward(self, z: Tensor) -> Tensor:
         """Weights of the tokens (B, V, h, w), which sum to 1 over V, to (B, out_channels, 8h, 8w)."""
