@@ -59,15 +59,14 @@ class DALLETokenizer(base.CodebookTokenizer):
         check_choice('precision', precision, base.PRECISIONS)
         self.vocab_size, self.stride, self.precision = vocab_size, STRIDE, precision
         self.provenance = dict(type='DALLETokenizer', precision=precision, path='random weights', sha256='')
-        has_decoder = random_weights or decoder_checkpoint is not None
         with base.initialisation(random_weights):
-            self.encoder = DALLEEncoder(hidden, vocab_size)
-            self.decoder = DALLEDecoder(hidden, vocab_size) if has_decoder else None
+            self.encoder, decoder = DALLEEncoder(hidden, vocab_size), DALLEDecoder(hidden, vocab_size)
         if not random_weights:
             base.load_exactly(self.encoder, self.read(checkpoint, sha256, ENCODER_ADVICE), checkpoint)
-        if not random_weights and self.decoder is not None:
+        if not random_weights and decoder_checkpoint is not None:
             weights = self.read(decoder_checkpoint, None, DECODER_ADVICE, 'decoder_')
-            base.load_exactly(self.decoder, weights, decoder_checkpoint)
+            base.load_exactly(decoder, weights, decoder_checkpoint)
+        self.decoder = decoder if random_weights or decoder_checkpoint is not None else None
         self.requires_grad_(False)
         self.to(memory_format=torch.channels_last)
 
