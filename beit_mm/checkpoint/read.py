@@ -67,7 +67,9 @@ def read_checkpoint(path: str | Path, sha256: str | None = None) -> dict[str, An
     path = Path(path)
     read = _reader_of(path)
     if sha256 is not None and (actual := file_sha256(path)) != sha256.lower():
-        raise CheckpointError(f'{path} has SHA-256 {actual}, expected {sha256}: fetch it again.')
+        raise CheckpointError(
+            f'{path} has SHA-256 {actual}, expected {sha256}: it is another file, or was changed on its way here.'
+        )
     try:
         content = read(path)
         if not isinstance(content, dict):
