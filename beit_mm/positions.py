@@ -1,8 +1,7 @@
 """Relative position bias and position embedding at any patch grid.
 
-A relative position bias is read from a table with one row for each offset between two patches of an h x w grid,
-(2h-1)(2w-1) of them, and three more rows for the class token: cls -> patch, patch -> cls, cls -> cls. A position
-embedding has one row for the class token and one for each patch. Both are resampled to another grid.
+A bias table has one row for each offset between two patches of an h x w grid, (2h-1)(2w-1) of them, and three rows for
+the class token: cls -> patch, patch -> cls, cls -> cls. A position embedding has a row for each token.
 """
 
 from collections.abc import Callable
@@ -32,7 +31,8 @@ def _remember(maxsize: int) -> Callable:
 
         @torch.compiler.assume_constant_result
         def call(*args: object) -> Tensor:
-            tensor = remembered(*args)
+            with torch.inference_mode(False):  # later training can save it for backward
+                tensor = remembered(*args)
             if type(tensor) is not Tensor:  # torch.export's stand-in, which later calls cannot compute with
                 remembered.cache_clear()
             return tensor
@@ -42,21 +42,11 @@ def _remember(maxsize: int) -> Callable:
     return decorate
 
 
-def _keep(array: np.ndarray, device: torch.device | str) -> Tensor:
-    """A tensor to remember, made outside inference mode because later training can save it for backward."""
-    with torch.inference_mode(False):
-        return torch.from_numpy(array).to(device)
-
-
 def relative_position_index(grid: Grid) -> Tensor:
     """Row of the bias table for every (query, key) pair, int64 (1 + h*w, 1 + h*w), class token first.
 
     Source: microsoft/unilm `beit/modeling_finetune.py`, generalised to rectangles.
     """
-    return torch.from_numpy(_relative_positions(grid))
-
-
-def _relative_positions(grid: Grid) -> np.ndarray:
     height, width = grid
     rows, columns = np.divmod(np.arange(height * width), width)
     row_offset = rows[:, None] - rows[None, :] + height - 1
@@ -67,14 +57,14 @@ def _relative_positions(grid: Grid) -> np.ndarray:
     index[0, :] = total - 3  # cls looks at a patch
     index[:, 0] = total - 2  # a patch looks at cls
     index[0, 0] = total - 1  # cls looks at itself
-    return index
+    return torch.from_numpy(index)
 
 
 @_remember(maxsize=8)  # 20 MB each at 640 x 640 pixels
 def _padded_index(grid: Grid, device: torch.device) -> Tensor:
     """The relative position index, each row padded to a multiple of ALIGNMENT: int64 (N * P,), on the device."""
-    index = _relative_positions(grid)
-    return _keep(np.pad(index, ((0, 0), (0, -len(index) % ALIGNMENT))).ravel(), device)
+    index = relative_position_index(grid)
+    return F.pad(index, (0, -len(index) % ALIGNMENT)).flatten().to(device)
 
 
 def bias_from_table(table: Tensor, table_grid: Grid, grid: Grid, dtype: torch.dtype | None = None) -> Tensor:
@@ -82,13 +72,10 @@ def bias_from_table(table: Tensor, table_grid: Grid, grid: Grid, dtype: torch.dt
 
     Args:
         table: (num_relative_positions(table_grid), heads).
-        table_grid: patch grid that the table was made for.
-        grid: patch grid (h, w) of the input.
+        table_grid, grid: patch grids (h, w) of the table and of the input.
         dtype: of the bias; None: the table's.
 
-    Returns:
-        (1, heads, N, P), where N = 1 + h*w and P is N rounded up to a multiple of ALIGNMENT: P = 200 for N = 197. The
-        bias is `[..., :N]`; the rest is padding.
+    Returns (1, heads, N, P), where N = 1 + h*w and P is N rounded up to a multiple of ALIGNMENT, with padding after N.
     """
     table = resize_bias_table(table, table_grid, grid)
     if not (torch.is_grad_enabled() and table.requires_grad):
@@ -101,9 +88,8 @@ def bias_from_table(table: Tensor, table_grid: Grid, grid: Grid, dtype: torch.dt
 def resize_bias_table(table: Tensor, source: Grid, target: Grid) -> Tensor:
     """Resamples a bias table (num_relative_positions(source), heads) to another patch grid, each axis on its own.
 
-    The trained offsets are placed at a geometric sequence, dense near zero, whose end falls on the target's largest
-    offset; a cubic spline is read at the target's integer offsets. Linear interpolation clearly hurts ADE20K (unilm
-    issue 376). Source: microsoft/unilm `beit/run_class_finetuning.py`.
+    A cubic spline through the trained offsets, at `geometric_offsets`, is read at the target's integer offsets. Linear
+    interpolation clearly hurts ADE20K (unilm issue 376). Source: microsoft/unilm `beit/run_class_finetuning.py`.
     """
     if source == target:
         return table
@@ -123,16 +109,17 @@ def offset_spline(source: int, target: int, device: torch.device) -> Tensor:
     """Matrix (2*target-1, 2*source-1) that resamples offsets along an axis of `source` patches."""
     num_source, num_target = 2 * source - 1, 2 * target - 1
     if source == target:
-        return _keep(np.eye(num_source), device)
-    if source == 1:  # one offset has nothing to interpolate
-        return _keep(np.ones((num_target, 1)), device)
-    from scipy.interpolate import make_interp_spline  # takes a third of a second
+        matrix = np.eye(num_source)
+    elif source == 1:  # one offset has nothing to interpolate
+        matrix = np.ones((num_target, 1))
+    else:
+        from scipy.interpolate import make_interp_spline  # takes a third of a second
 
-    positions = geometric_offsets(source, target)
-    spline = make_interp_spline(positions, np.eye(num_source), k=min(3, num_source - 1))
-    # The bisection can leave the outermost position some 1e-4 short of the target's last offset.
-    offsets = np.clip(np.arange(1 - target, target), positions[0], positions[-1])
-    return _keep(spline(offsets), device)
+        positions = geometric_offsets(source, target)
+        spline = make_interp_spline(positions, np.eye(num_source), k=min(3, num_source - 1))
+        # The bisection can leave the outermost position some 1e-4 short of the target's last offset.
+        matrix = spline(np.clip(np.arange(1 - target, target), positions[0], positions[-1]))
+    return torch.from_numpy(matrix).to(device)
 
 
 def geometric_offsets(source: int, target: int) -> np.ndarray:
@@ -155,8 +142,7 @@ def geometric_offsets(source: int, target: int) -> np.ndarray:
 def resize_position_embedding(pos_embed: Tensor, source: Grid, target: Grid, mode: str = 'bicubic') -> Tensor:
     """Resamples a position embedding (1, 1 + h*w, channels) to another grid; the class token's row is kept.
 
-    Source: microsoft/unilm `beit/run_class_finetuning.py` (bicubic, align_corners=False); paper appendix,
-    hyper-parameters of ADE20K (bilinear).
+    Source: microsoft/unilm `beit/run_class_finetuning.py` (bicubic); paper appendix, ADE20K (bilinear).
     """
     if source == target:
         return pos_embed
