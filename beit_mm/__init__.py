@@ -7,13 +7,13 @@ Every registered type is found as `type='beit_mm.NAME'` in any config. Where wha
     errors.py       The user's mistakes, and lines in the log of a run
     files.py        Files written completely or not at all, their hashes, and text that is safe in files, configs and
                     terminals
-    pictures.py     Pictures of what a model makes of images: sheets of titled pictures, reconstructions, attention
-                    maps, curves
+    pictures.py     Sheets of titled pictures, reconstructions, attention maps (P points, h x w the patch grid), and
+                    curves
     positions.py    Relative position bias and position embedding at any patch grid
     precision.py    Which floating-point type a device computes in
     registry.py     Child registries of mmengine's, scope `beit_mm`: `type='beit_mm.X'` finds our classes from any
                     config
-    terminal.py     What a terminal gets to see: nothing of the libraries that a user cannot act on, and one line for a
+    terminal.py     What a terminal shows: nothing of the libraries that a user cannot act on, and one line for a
                     mistake
     apis/           What users call from Python: imports nothing, so that each call loads only what it needs: commands,
                     configs, export, inference, inferencers, plans, rebuild, reports, segmentation_report, split,
