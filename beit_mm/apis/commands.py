@@ -344,7 +344,7 @@ def merge_options(cfg: Config, pairs: Iterable[str]) -> None:
         options[key] = parse_value(key, value)
         if key.endswith('init_cfg.checkpoint'):
             options.setdefault(key.replace('init_cfg.checkpoint', 'init_cfg.type'), 'Pretrained')
-    types = {key: value for key, value in options.items() if key.rpartition('.')[2] == 'type'}
+    types = {key: value for key, value in options.items() if key.rpartition('.')[2] in ('type', '_delete_')}
     others = {key: value for key, value in options.items() if key not in types}
     for part in (types, others):  # the other keys are arguments of these types
         for key in part:

@@ -374,7 +374,7 @@ def test_a_head_and_a_tokenizer_of_another_kind_are_named(run, images, tmp_path)
     for tokenizer, head, message in (
         (5, torch.zeros(512, 32), "'int' object"),
         (None, torch.tensor(1.0), 'head.lm_head.weight has the shape ()'),
-        (None, torch.zeros(1024, 16), 'the head takes 16'),
+        (None, torch.zeros(1024, 16), 'model.head.embed_dims is 16'),
     ):
         content = torch.load(run / 'pretrained.pth', weights_only=True)
         if tokenizer is not None:
