@@ -298,7 +298,7 @@ def parameter_groups(model: nn.Module, rate: float = 1.0, lr: float | None = Non
         raise UserError('layer_decay_rate needs the learning rate of the last layer; set optim_wrapper.optimizer.lr')
     if rate != 1 and len(backbones) != 1:
         raise UserError(f'layer_decay_rate needs one BEiTBackbone, BEiTViT or VisionTransformer, not {len(backbones)}')
-    no_decay = {f'{prefix}{name}' for prefix, _ in backbones for name in ('cls_token', 'pos_embed')}
+    no_decay = {f'{prefix}{name}' for prefix, _ in backbones for name in ('cls_token', 'pos_embed', 'register_tokens')}
     groups: dict = {}
     for name, parameter in model.named_parameters():
         if not parameter.requires_grad:

@@ -112,7 +112,7 @@ class BEiTPretrainer(BaseModel):
         """Hidden states (B, K, C) of the patches to predict."""
         if positions is not None:
             return self.backbone(inputs['images'], inputs['mask'], positions)[0]
-        return self.backbone(inputs['images'], inputs['mask'])[0][:, 1:]  # B, h*w, C, without the class token
+        return self.backbone(inputs['images'], inputs['mask'])[0][:, self.backbone.num_prefix_tokens :]  # B, h*w, C
 
     @torch.no_grad()
     def predict(self, inputs: dict) -> list[dict]:
@@ -146,7 +146,7 @@ class BEiTPretrainer(BaseModel):
         tokenizer = self.target_generator
         if tokenizer is not None and tokenizer.can_decode:
             tokens = tokenizer.encode(inputs['tokenizer_images'])  # B, h, w
-            hidden = self.backbone(inputs['images'], mask)[0][:, 1:]  # B, h*w, C
+            hidden = self.backbone(inputs['images'], mask)[0][:, self.backbone.num_prefix_tokens :]  # B, h*w, C
             weights = self.head(hidden).float().softmax(dim=-1).unflatten(1, tokens.shape[1:])  # B, h, w, vocab_size
             if mask is not None:
                 weights[~mask] = F.one_hot(tokens[~mask], tokenizer.vocab_size).float()

@@ -74,9 +74,10 @@ class LinearProbe(BaseModel):
     def features(self, images: Tensor) -> list[Tensor]:
         """Features (B, C) or (B, 2 C) of each probed block."""
         tokens = self.backbone(images)  # B, N, C of each block
+        first = self.backbone.num_prefix_tokens
         if self.feature == 'mean':
-            return [x[:, 1:].mean(dim=1) for x in tokens]
-        return [torch.cat([x[:, 0], x[:, 1:].mean(dim=1)], dim=1) for x in tokens]
+            return [x[:, first:].mean(dim=1) for x in tokens]
+        return [torch.cat([x[:, 0], x[:, first:].mean(dim=1)], dim=1) for x in tokens]
 
     def predict(self, logits: list[Tensor], data_samples: list[DataSample] | None) -> list[DataSample]:
         """Adds `layer_labels` to the data samples, a dict layer -> most likely class.

@@ -97,7 +97,7 @@ def vit_with_norms_of_queries_and_keys() -> dict:
 NO_BEIT = {
     'empty': (dict, 'tensors are none'),
     'ResNet': (lambda: RESNET, r'conv1.weight, .*, \.\.\.$'),
-    'ViT of transformers': (vit_of_transformers, 'embeddings'),
+    'ViT of transformers': (vit_of_transformers, 'save_pretrained'),
     'q_norm': (vit_with_norms_of_queries_and_keys, 'not a BEiT.* backbone.blocks.0.attn.q_norm.weight'),
 }
 
