@@ -15,7 +15,7 @@ from mmengine.runner.checkpoint import CheckpointLoader
 from torch import Tensor
 
 from beit_mm.checkpoint import names
-from beit_mm.checkpoint.find import DEMO, HUB_SCHEME, path_of_checkpoint, released
+from beit_mm.checkpoint.find import DEMO, HUB_SCHEME, path_of_checkpoint, plain_vits, released
 from beit_mm.checkpoint.read import as_checkpoint_error, read_checkpoint
 from beit_mm.errors import CheckpointError, UserError, warn
 from beit_mm.positions import Grid, resize_bias_table, resize_patch_embedding, resize_position_embedding
@@ -108,7 +108,9 @@ class Checkpoint:
     def normalisation(self) -> tuple[dict[str, list[float]], str]:
         """`mean` and `std` of its images, see `normalisation_of`."""
         found, name, weights = self.preprocessing, self.path.stem, self.converted.state_dict
-        if 'mean' not in found and name in released().keys() - {DEMO}:  # OpenMMLab's files do not have it
+        if 'mean' not in found and name in plain_vits():
+            found = names.IMAGENET if plain_vits()[name]['normalisation'] == 'imagenet' else names.HALF
+        elif 'mean' not in found and name in released().keys() - {DEMO}:  # OpenMMLab's files do not have it
             found = Config.fromfile(released()[name].config).model.data_preprocessor
         return normalisation_of(str(self), found, weights, weights[f'backbone.{PATCHES}'].shape[1], **self.levels)
 
