@@ -259,14 +259,13 @@ class BEiTMIMHead(PatchHead):
     def loss(self, hidden: Tensor, targets: Tensor, positions: Tensor | None) -> dict[str, Tensor] | Tensor:
         """Mean cross entropy `loss` and accuracy `mim_acc`, both 0 if no patch counts; targets are int64 (B, K).
 
-        mmpretrain's BEiT passes hidden states with the class token first, (B, 1+h*w, embed_dims), one-hot targets
+        mmpretrain's BEiT passes hidden states of all tokens, patches last, (B, N, embed_dims), one-hot targets
         (B, vocab_size, h, w) and the mask (B, h, w); then only the loss is returned.
         """
         if targets.dim() == 4:
             counted = positions.flatten(1).bool().long() - 1  # 0 where the mask is set, else -1
-            return self.loss(
-                hidden[:, -targets.shape[2] * targets.shape[3] :], targets.argmax(dim=1).flatten(1), counted
-            )['loss']
+            patches = hidden[:, -targets[0, 0].numel() :]
+            return self.loss(patches, targets.argmax(dim=1).flatten(1), counted)['loss']
         means = super().loss(hidden, targets, positions)
         return dict(loss=means['loss'], mim_acc=means['correct'])
 
