@@ -217,14 +217,15 @@ def attention_of_patches(
         layer: block, 0-based, negative from the end.
 
     Returns:
-        float32 (P, heads, h, w) on the CPU. The class token's column is left out, so a map adds up to less than 1.
+        float32 (P, heads, h, w) on the CPU. Only the patches' columns are kept, so a map adds up to less than 1.
 
     Source: paper section 4.4; microsoft/unilm `beit2/visualize_attention.py`.
     """
     width = -(-image.shape[2] // backbone.patch_size)  # rounded up, as the input is padded
-    queries = torch.tensor([[1 + row * width + column for row, column in patches]], device=image.device)  # 1, P
+    first = backbone.num_prefix_tokens
+    queries = torch.tensor([[first + row * width + column for row, column in patches]], device=image.device)  # 1, P
     attention, grid = backbone.attention_maps(image.unsqueeze(0), layer, queries)  # 1, heads, P, N
-    return attention[0, :, :, 1:].transpose(0, 1).unflatten(-1, grid).float().cpu()  # P, heads, h, w
+    return attention[0, :, :, first:].transpose(0, 1).unflatten(-1, grid).float().cpu()  # P, heads, h, w
 
 
 def largest_mass_mask(attention: Tensor, mass: float = MASS) -> Tensor:

@@ -1,7 +1,8 @@
 """Relative position bias and position embedding at any patch grid.
 
 A bias table has one row for each offset between two patches of an h x w grid, (2h-1)(2w-1) of them, and three rows for
-the class token: cls -> patch, patch -> cls, cls -> cls. A position embedding has a row for each token.
+the class token: cls -> patch, patch -> cls, cls -> cls. A position embedding has a row for the class token and each
+patch. Other tokens before the patches, such as registers, share the class token's rows of a table and have no position.
 """
 
 from collections.abc import Callable
@@ -42,8 +43,8 @@ def _remember(maxsize: int) -> Callable:
     return decorate
 
 
-def relative_position_index(grid: Grid) -> Tensor:
-    """Row of the bias table for every (query, key) pair, int64 (1 + h*w, 1 + h*w), class token first.
+def relative_position_index(grid: Grid, num_prefix: int = 1) -> Tensor:
+    """Row of the bias table for every (query, key) pair, int64 (N, N), where N = num_prefix + h*w, patches last.
 
     Source: microsoft/unilm `beit/modeling_finetune.py`, generalised to rectangles.
     """
@@ -52,37 +53,41 @@ def relative_position_index(grid: Grid) -> Tensor:
     row_offset = rows[:, None] - rows[None, :] + height - 1
     column_offset = columns[:, None] - columns[None, :] + width - 1
     total = num_relative_positions(grid)
-    index = np.empty((1 + height * width, 1 + height * width), dtype=np.int64)
-    index[1:, 1:] = row_offset * (2 * width - 1) + column_offset
-    index[0, :] = total - 3  # cls looks at a patch
-    index[:, 0] = total - 2  # a patch looks at cls
-    index[0, 0] = total - 1  # cls looks at itself
+    index = np.empty([num_prefix + height * width] * 2, dtype=np.int64)
+    index[num_prefix:, num_prefix:] = row_offset * (2 * width - 1) + column_offset
+    index[:num_prefix, :] = total - 3  # cls looks at a patch
+    index[:, :num_prefix] = total - 2  # a patch looks at cls
+    index[:num_prefix, :num_prefix] = total - 1  # cls looks at itself
     return torch.from_numpy(index)
 
 
 @_remember(maxsize=8)  # 20 MB each at 640 x 640 pixels
-def _padded_index(grid: Grid, device: torch.device) -> Tensor:
+def _padded_index(grid: Grid, num_prefix: int, device: torch.device) -> Tensor:
     """The relative position index, each row padded to a multiple of ALIGNMENT: int64 (N * P,), on the device."""
-    index = relative_position_index(grid)
+    index = relative_position_index(grid, num_prefix)
     return F.pad(index, (0, -len(index) % ALIGNMENT)).flatten().to(device)
 
 
-def bias_from_table(table: Tensor, table_grid: Grid, grid: Grid, dtype: torch.dtype | None = None) -> Tensor:
+def bias_from_table(
+    table: Tensor, table_grid: Grid, grid: Grid, dtype: torch.dtype | None = None, num_prefix: int = 1
+) -> Tensor:
     """Additive attention bias of a patch grid, in rows that CUDA's fused attention can read.
 
     Args:
         table: (num_relative_positions(table_grid), heads).
         table_grid, grid: patch grids (h, w) of the table and of the input.
         dtype: of the bias; None: the table's.
+        num_prefix: tokens before the patches.
 
-    Returns (1, heads, N, P), where N = 1 + h*w and P is N rounded up to a multiple of ALIGNMENT, with padding after N.
+    Returns (1, heads, N, P), where N = num_prefix + h*w and P is N rounded up to a multiple of ALIGNMENT, with padding
+    after N.
     """
     table = resize_bias_table(table, table_grid, grid)
     if not (torch.is_grad_enabled() and table.requires_grad):
         table = table.to(dtype or table.dtype)  # less to read; but gradients add up over the pairs in float32
-    index = _padded_index(grid, table.device)
+    index = _padded_index(grid, num_prefix, table.device)
     bias = table.t().contiguous().index_select(1, index)  # heads, N * P: a third of the time that table[index] takes
-    return bias.to(dtype or table.dtype).view(1, table.shape[1], 1 + grid[0] * grid[1], -1)
+    return bias.to(dtype or table.dtype).view(1, table.shape[1], num_prefix + grid[0] * grid[1], -1)
 
 
 def resize_bias_table(table: Tensor, source: Grid, target: Grid) -> Tensor:
@@ -142,16 +147,32 @@ def geometric_offsets(source: int, target: int) -> np.ndarray:
 def resize_position_embedding(pos_embed: Tensor, source: Grid, target: Grid, mode: str = 'bicubic') -> Tensor:
     """Resamples a position embedding (1, 1 + h*w, channels) to another grid; the class token's row is kept.
 
-    Source: microsoft/unilm `beit/run_class_finetuning.py` (bicubic); paper appendix, ADE20K (bilinear).
+    Source: microsoft/unilm `beit/run_class_finetuning.py` (bicubic); paper appendix, ADE20K (bilinear); DINOv2 with
+    registers (bicubic_antialias).
     """
     if source == target:
         return pos_embed
     cls_row, patch_rows = pos_embed[:, :1], pos_embed[:, 1:]
     patch_rows = patch_rows.unflatten(1, source).permute(0, 3, 1, 2)  # 1, channels, h, w
     # Interpolated in float32: bfloat16 weights would round the kernel itself.
-    patch_rows = F.interpolate(patch_rows.float(), target, mode=mode, align_corners=False)  # 1, channels, h', w'
+    kind, _, antialias = mode.partition('_')
+    options = dict(mode=kind, antialias=bool(antialias), align_corners=False)
+    patch_rows = F.interpolate(patch_rows.float(), target, **options)  # 1, channels, h', w'
     patch_rows = patch_rows.flatten(2).transpose(1, 2).to(pos_embed.dtype)  # 1, h'*w', channels
     return torch.cat([cls_row, patch_rows], dim=1)
+
+
+def resize_patch_embedding(weight: Tensor, side: int) -> Tensor:
+    """Patch embedding (C, channels, p, p) for patches of `side` x `side` pixels.
+
+    An upsampled patch gives the token that the patch gave: the pseudo-inverse of bicubic resizing is applied.
+    Source: FlexiViT, arXiv 2212.08013, section 3.4.
+    """
+    before = weight.shape[-1]
+    pixels = torch.eye(before**2).view(-1, 1, before, before)  # each a patch with one white pixel
+    resized = F.interpolate(pixels, (side, side), mode='bicubic', antialias=True).flatten(1)  # p * p, side * side
+    inverse = torch.linalg.pinv(resized).to(weight)  # side * side, p * p
+    return (weight.flatten(2) @ inverse.t()).unflatten(2, (side, side))
 
 
 def take_tokens(x: Tensor, index: Tensor) -> Tensor:

@@ -1,6 +1,7 @@
 """Fixtures that tests share: small images, and a small pretraining on them."""
 
 import importlib
+import logging
 from pathlib import Path
 
 import numpy as np
@@ -8,6 +9,7 @@ import pytest
 import torch
 from helpers import ROOT, narrow_dino_model, narrow_model
 from mmengine.config import Config, ConfigDict
+from mmengine.logging import MMLogger
 from mmengine.registry import DefaultScope
 from PIL import Image
 
@@ -90,3 +92,12 @@ def narrow_dino_pretraining(images: Path, folder: Path) -> Config:
 def pretrain_config(images: Path, tmp_path: Path) -> Config:
     """See `narrow_pretraining`."""
     return narrow_pretraining(images, tmp_path)
+
+
+@pytest.fixture
+def warnings(caplog):
+    """A function that returns the warnings so far."""
+    logger = MMLogger.get_current_instance()
+    logger.addHandler(caplog.handler)
+    yield lambda: [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
+    logger.removeHandler(caplog.handler)

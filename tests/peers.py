@@ -14,6 +14,7 @@ import torch
 import transformers
 from mmpretrain.registry import MODELS as MMPRETRAIN
 from timm.models.beit import Beit
+from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 
 from beit_mm.checkpoint.names import weights_of
@@ -122,12 +123,27 @@ def positions(variant: str, *names: str) -> dict:
     return dict(zip(names, (options['abs_pos_embed'], kind == 'per_layer', kind == 'shared', scale), strict=True))
 
 
-def timm_peer(task: str, variant: str, size: int = SIZE, **changes) -> nn.Module:
+def has_bias_table(variant: str) -> bool:
+    return 'rel_pos_bias' in VARIANTS[variant]
+
+
+def timm_options(task: str, size: int) -> dict:
     is_classifier = task == 'classification'
     sizes = dict(img_size=size, patch_size=PATCH, embed_dim=DIMS, depth=DEPTH[task], num_heads=HEADS)
-    head = dict(num_classes=CLASSES if is_classifier else 0, global_pool='avg' if is_classifier else '')
+    return dict(sizes, num_classes=CLASSES if is_classifier else 0, global_pool='avg' if is_classifier else '')
+
+
+def beit_of_timm(task: str, variant: str, size: int = SIZE, **changes) -> nn.Module:
     names = 'use_abs_pos_emb', 'use_rel_pos_bias', 'use_shared_rel_pos_bias', 'init_values'
-    return randomise(Beit(**sizes | head | positions(variant, *names) | changes))
+    return randomise(Beit(**timm_options(task, size) | positions(variant, *names) | changes))
+
+
+def timm_peer(task: str, variant: str, size: int = SIZE, **changes) -> nn.Module:
+    """The class of timm that our conversion is for."""
+    if has_bias_table(variant):
+        return beit_of_timm(task, variant, size, **changes)
+    scale = dict(init_values=VARIANTS[variant].get('layer_scale_init'))
+    return randomise(VisionTransformer(**timm_options(task, size) | scale | changes))
 
 
 HF_CLASSES = dict(
@@ -180,7 +196,7 @@ PEERS = dict(timm=timm_peer, hf=hf_peer, mmpretrain=mmpretrain_peer, mmseg=mmseg
 @torch.no_grad()
 def peer_outputs(model: nn.Module, task: str, images: Tensor, mask: Tensor | None = None) -> list[Tensor]:
     """What a peer gives, in the order of `outputs`."""
-    if isinstance(model, Beit):
+    if isinstance(model, Beit | VisionTransformer):
         return [model(images)]
     if not isinstance(model, transformers.PreTrainedModel):
         return outputs(model, task, images, mask)

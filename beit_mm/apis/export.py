@@ -236,18 +236,20 @@ class ResamplingBackbone(BEiTBackbone):
             table = self.pos_embed[0, 1:].unflatten(0, self.grid).permute(2, 0, 1)  # C, h', w'
             x = x + resample(table, self.resamplings, grid).flatten(1).t()
             cls_token = cls_token + self.pos_embed[:, :1]
-        x = torch.cat([cls_token.expand(x.shape[0], -1, -1), x], dim=1)
-        return x, grid, None if self.rel_pos_bias is None else self.rel_pos_bias(grid, x.dtype)
+        x = self.insert_registers(torch.cat([cls_token.expand(x.shape[0], -1, -1), x], dim=1))
+        if self.rel_pos_bias is None:
+            return x, grid, None
+        return x, grid, self.rel_pos_bias(grid, x.dtype, self.num_prefix_tokens)
 
 
 class ResamplingAttention(Attention):
-    def _bias(self, grid: Grid, bias: Tensor | None, queries: Tensor | None, dtype: torch.dtype) -> Tensor:
-        return resampled_bias(self, grid)
+    def _bias(self, grid: Grid, num_tokens: int, *rest: Any) -> Tensor:
+        return resampled_bias(self, grid, num_tokens - grid[0] * grid[1])
 
 
 class ResamplingBias(SharedRelativePositionBias):
-    def forward(self, grid: Grid, dtype: torch.dtype) -> Tensor:
-        return resampled_bias(self, grid)
+    def forward(self, grid: Grid, dtype: torch.dtype, num_prefix: int = 1) -> Tensor:
+        return resampled_bias(self, grid, num_prefix)
 
 
 class Resampling(nn.Module):
@@ -273,7 +275,7 @@ def resample(table: Tensor, resamplings: nn.ModuleList, grid: Grid, offsets: boo
     return rows @ table @ columns.t()
 
 
-def resampled_bias(module: Any, grid: Grid) -> Tensor:
+def resampled_bias(module: Any, grid: Grid, num_prefix: int) -> Tensor:
     """What bias_from_table gives, (1, heads, N, N), of a module's table."""
     height, width = grid
     patches, cls_rows = module.relative_position_bias_table.t().split(  # heads, rows of the table
@@ -287,6 +289,7 @@ def resampled_bias(module: Any, grid: Grid) -> Tensor:
     heads, number = len(table), height * width
     inner = table.flatten(1)[:, index.reshape(-1)].view(heads, number, number)
     to_patch, to_cls, to_itself = cls_rows.unsqueeze(2).unbind(1)  # heads, 1
-    top = torch.cat([to_itself, to_patch.expand(heads, number)], dim=1)[:, None]  # heads, 1, N
-    left = to_cls[:, None].expand(heads, number, 1)
+    top = torch.cat([to_itself.expand(heads, num_prefix), to_patch.expand(heads, number)], dim=1)[:, None]
+    top = top.expand(-1, num_prefix, -1)  # heads, prefix, N
+    left = to_cls[:, None].expand(heads, number, num_prefix)
     return torch.cat([top, torch.cat([left, inner], dim=2)], dim=1)[None]

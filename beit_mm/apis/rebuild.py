@@ -18,7 +18,7 @@ from torch import nn
 from beit_mm.apis import stored_config
 from beit_mm.apis.configs import own_config
 from beit_mm.checkpoint.checkpoint import Checkpoint, CheckpointInput, check_finite
-from beit_mm.checkpoint.find import DEMO, HUB_FILES, WEIGHTS_VARIABLE, WHOLE, nearest, released
+from beit_mm.checkpoint.find import DEMO, HUB_FILES, WEIGHTS_VARIABLE, WHOLE, nearest, plain_vits, released
 from beit_mm.checkpoint.names import released_out_indices
 from beit_mm.checkpoint.read import CheckpointError, as_checkpoint_error
 from beit_mm.datasets.reading import LoadBands
@@ -27,7 +27,7 @@ from beit_mm.datasets.transforms import as_size
 from beit_mm.errors import UserError
 from beit_mm.features.extractor import ImageReader, usual_preparation
 from beit_mm.files import quoted
-from beit_mm.models import LinearProbe
+from beit_mm.models import BEiTBackbone, LinearProbe
 from beit_mm.models.beit import BEiTPretrainer
 from beit_mm.models.provenance import preprocessing_of_model
 from beit_mm.models.tokenizers.dalle import DECODER_URL, GET_ENCODER, STRIDE
@@ -286,7 +286,7 @@ def metainfo_of_name(checkpoint: Path, num_classes: int) -> dict[str, Any]:
 
 
 def get_model(name: str, pretrained: bool | CheckpointInput | None = None) -> nn.Module:
-    """A model of a released file: a pretrainer without its tokenizer, a classifier or a segmentor.
+    """A model of a released file: a pretrainer without its tokenizer, a classifier, a segmentor or a plain ViT.
 
     Args:
         name: one of `list_models`.
@@ -296,6 +296,10 @@ def get_model(name: str, pretrained: bool | CheckpointInput | None = None) -> nn
     Returns:
         The model of the file's config, in evaluation mode. What its images need is in its `data_preprocessor`.
     """
+    if name in plain_vits():
+        if not pretrained:
+            raise UserError(f'{name} is built from its file: get_model(name, pretrained=True)')
+        return BEiTBackbone.from_checkpoint(name if pretrained is True else pretrained)
     if name not in released():
         raise UserError(f'no released model {name!r}{nearest(name) or "; see list_models()"}')
     entry = released()[name]

@@ -14,11 +14,11 @@ from mmengine.config import Config
 from mmengine.runner.checkpoint import CheckpointLoader
 from torch import Tensor
 
-from beit_mm.checkpoint import names
-from beit_mm.checkpoint.find import DEMO, HUB_SCHEME, path_of_checkpoint, released
+from beit_mm.checkpoint import description, names
+from beit_mm.checkpoint.find import DEMO, HUB_SCHEME, path_of_checkpoint, plain_vits, released
 from beit_mm.checkpoint.read import as_checkpoint_error, read_checkpoint
 from beit_mm.errors import CheckpointError, UserError, warn
-from beit_mm.positions import Grid, resize_bias_table, resize_position_embedding
+from beit_mm.positions import Grid, resize_bias_table, resize_patch_embedding, resize_position_embedding
 
 ORIGIN = 'beit_mm'  # key in a state dict's metadata, which torch hands to load hooks as `local_metadata`
 TRANSLATED = ('unilm', 'timm', 'hf')  # formats without a prefix for the backbone
@@ -37,7 +37,7 @@ class Checkpoint:
         weights: its state dict under its own names, without the prefixes of wrappers (`module.`, `_orig_mod.`).
         converted, state_dict: the weights under the names of our models, and as any model loads them.
         format: one of `names.FORMATS`, or None if it is not a BEiT.
-        meta, preprocessing, architecture: see `names.describe_source`.
+        meta, preprocessing, architecture: see `description.describe_source`.
         levels: `mean` and `std` that the user gave.
     """
 
@@ -46,9 +46,12 @@ class Checkpoint:
         with as_checkpoint_error(path):
             self.path, self.content = path, content
             self.weights = names.weights_of(content)
-            self.format = names.detect_format(self.weights)
-            names.meta_of(content).pop('config', None)
-            self.meta = names.describe_source(content, path)
+            bare = names.bare_names(self.weights)
+            self.format = names.detect_format(bare)
+            if self.format is not None:
+                self.weights = bare
+            description.meta_of(content).pop('config', None)
+            self.meta = description.describe_source(content, path)
         self.preprocessing: dict[str, Any] = self.meta['preprocessing']
         self.architecture: dict[str, Any] = self.meta['architecture']
 
@@ -87,7 +90,7 @@ class Checkpoint:
     @property
     def classes(self) -> tuple[str, ...] | None:
         with as_checkpoint_error(self.path):
-            return names.class_names(self.meta)
+            return description.class_names(self.meta)
 
     def backbone_arguments(self) -> dict[str, Any]:
         """Arguments of the BEiTBackbone that the weights fit."""
@@ -97,7 +100,9 @@ class Checkpoint:
     @property
     def normalisation(self) -> tuple[dict[str, list[float]], str]:
         found, name, weights = self.preprocessing, self.path.stem, self.converted.state_dict
-        if 'mean' not in found and name in released().keys() - {DEMO}:  # OpenMMLab's files do not have it
+        if 'mean' not in found and name in plain_vits():
+            found = description.IMAGENET if plain_vits()[name]['normalisation'] == 'imagenet' else description.HALF
+        elif 'mean' not in found and name in released().keys() - {DEMO}:  # OpenMMLab's files do not have it
             found = Config.fromfile(released()[name].config).model.data_preprocessor
         return normalisation_of(str(self), found, weights, weights[f'backbone.{PATCHES}'].shape[1], **self.levels)
 
@@ -149,7 +154,7 @@ def normalisation_of(
         unknown = f'{source} does not say how its images were normalised'
         if channels != 3:
             raise UserError(f'{unknown}, which have {channels} channels; give the mean and std of each: --mean, --std')
-        usual, whose = names.usual_normalisation(weights)
+        usual, whose = description.usual_normalisation(weights)
         assumed = ' and '.join(name for name in usual if name not in known)
         warning = f'{unknown}. Assumed {assumed}: {whose}; --mean and --std set others'
         warn(warning)
@@ -193,11 +198,11 @@ class LoadReport:
     """What happened to each tensor when a backbone was loaded; names without `backbone.`."""
 
     source: str  # file and format
-    preprocessing: Mapping  # of the images that the weights were trained on, see `names.describe_source`
+    preprocessing: Mapping  # of the images that the weights were trained on, see `description.describe_source`
     matched: list[str] = field(default_factory=list)  # loaded as they were in the file
     expanded: list[str] = field(default_factory=list)  # tables copied from the shared one
     resized: dict[str, str] = field(default_factory=dict)  # tables and position embeddings: name -> patch grids
-    adapted: list[str] = field(default_factory=list)  # patch embeddings made for another number of channels
+    adapted: list[str] = field(default_factory=list)  # patch embeddings made for other channels or patch sizes
     folded: list[str] = field(default_factory=list)  # LayerScale multiplied into other weights
     missing_keys: list[str] = field(default_factory=list)  # not in the file, so they keep their initial values
     unexpected_keys: list[str] = field(default_factory=list)  # in the file, but not in the model
@@ -251,10 +256,12 @@ def fit_weights(
     if 'blocks.0.gamma_1' not in own:
         report.folded = [name for name in weights if '.gamma_' in name]
         _fold_layer_scale(weights)
-    file_grid = names.trained_grid(origin, own[PATCHES].shape[-1])
+    file_grid = names.trained_grid(origin, weights[PATCHES].shape[-1])
     fitted = {name: weights[name] for name in own if name in weights}
     for name, tensor in fitted.items():
         if name == PATCHES and tensor.shape != own[name].shape:
+            if tensor.shape[-1] != own[name].shape[-1]:
+                tensor = resize_patch_embedding(tensor, own[name].shape[-1])
             fitted[name] = _adapt_channels(tensor, own[name].shape[1])
             report.adapted.append(name)
         elif name.endswith(names.POSITIONS) and (before := names.grid_of(name, tensor, file_grid, grid)) != grid:
@@ -274,6 +281,8 @@ def fit_weights(
 def _check_sizes(weights: names.Weights, own: Mapping[str, Tensor], file_heads: Any, num_heads: int) -> None:
     blocks, own_blocks = (sum(name.endswith('attn.qkv.weight') for name in part) for part in (weights, own))
     sizes: list[tuple[str, Any, Any]] = [('heads', file_heads, num_heads), ('blocks', blocks, own_blocks)]
+    if (registers := weights.get('register_tokens')) is not None and 'register_tokens' not in own:
+        sizes.append(('num_registers', registers.shape[1], 0))
     unlike = [name for name in weights if name in own and not _same_shape(name, weights[name], own[name])]
     sizes += [(name, tuple(weights[name].shape), tuple(own[name].shape)) for name in unlike[:1]]  # the others follow
     if differences := [f'{what} {theirs}, the model has {ours}' for what, theirs, ours in sizes if theirs != ours]:
@@ -285,8 +294,8 @@ def _check_sizes(weights: names.Weights, own: Mapping[str, Tensor], file_heads: 
 
 def _same_shape(name: str, *tensors: Tensor) -> bool:
     """Whether tensors have one shape, except for the axis that can be adapted."""
-    free_axis = 0 if name.endswith(names.TABLE) else 1 if name in ('pos_embed', PATCHES) else None
-    return len({tuple(s for axis, s in enumerate(tensor.shape) if axis != free_axis) for tensor in tensors}) == 1
+    free_axes = {PATCHES: (1, 2, 3), 'pos_embed': (1,)}.get(name, (0,) if name.endswith(names.TABLE) else ())
+    return len({tuple(s for axis, s in enumerate(tensor.shape) if axis not in free_axes) for tensor in tensors}) == 1
 
 
 def check_finite(weights: Mapping[str, Tensor], source: str) -> None:
@@ -311,6 +320,8 @@ def _fold_layer_scale(weights: names.Weights) -> None:
 
 def _adapt_channels(weight: Tensor, channels: int) -> Tensor:
     """Patch embedding (dims, c, patch, patch) for images with another number of channels."""
+    if channels == weight.shape[1]:
+        return weight
     if channels == 1:  # a gray image gives what its RGB copy gave
         return weight.sum(dim=1, keepdim=True)
     # the filters are repeated and scaled to the same sum

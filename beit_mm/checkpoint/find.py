@@ -10,7 +10,7 @@ from contextlib import suppress
 from difflib import get_close_matches
 from fnmatch import fnmatch
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
 import torch
@@ -18,7 +18,7 @@ from mmengine import dist
 from mmengine.fileio import load
 
 from beit_mm.checkpoint.read import read_checkpoint
-from beit_mm.errors import CheckpointError, UserError
+from beit_mm.errors import CheckpointError, UserError, warn
 from beit_mm.files import atomic_file, config_folders
 
 WEIGHTS_VARIABLE = 'BEIT_MM_WEIGHTS'  # a folder with weight files, for machines without a network
@@ -138,9 +138,29 @@ def released() -> dict[str, Released]:
     return found
 
 
-def list_models(pattern: str = '*') -> list[str]:
-    """Sorted names of released weights, for `get_model`; `pattern` as for files: '*ade20k', 'beitv2_large*'."""
-    return sorted(name for name in released() if fnmatch(name, pattern))
+@functools.cache
+def plain_vits() -> dict[str, dict[str, str]]:
+    """Released weights of plain ViTs by the names of their files: url, model, licence, normalisation and figures."""
+    return load(config_folders()[0] / 'plain_vits.yml')
+
+
+def list_models(pattern: str = '*', details: bool = False) -> Any:
+    """Names of released weights, of BEiTs and of plain ViTs, which stand wherever a checkpoint does.
+
+    Args:
+        pattern: as for files: '*ade20k', 'beitv2_large*', 'dinov2*'.
+        details: with what is known of each.
+
+    Returns:
+        A sorted list of names; with details, a dict from name to dict(url=...), of a BEiT also config, of a plain ViT
+        model, licence, normalisation ('imagenet' or 'half') and the figures that its authors report.
+    """
+    known: dict[str, dict[str, str]] = {
+        name: dict(url=entry.url, config=str(entry.config)) for name, entry in released().items()
+    }
+    known |= plain_vits()
+    found = {name: known[name] for name in sorted(known) if fnmatch(name, pattern)}
+    return found if details else list(found)
 
 
 def path_of_checkpoint(source: str | Path, part: str = 'pretrained') -> Path:
@@ -155,8 +175,10 @@ def path_of_checkpoint(source: str | Path, part: str = 'pretrained') -> Path:
         return PACKAGED / f'{part}.safetensors'
     if '://' in str(source) or Path(source).expanduser().exists():
         return locate_weights(str(source), advice)
-    if known := released().get(str(source)):
-        return locate_weights(known.url, advice)
+    if known := list_models(details=True).get(str(source)):
+        if 'forbids' in known.get('licence', ''):
+            warn(f'{source}: its licence is {known["licence"]}')
+        return locate_weights(known['url'], advice)
     raise FileNotFoundError(
         f'{str(source)!r} does not exist; expected a checkpoint, the folder of a finished run, demo or a released model'
         + (nearest(Path(source).stem) or ' (see list_models())')
@@ -165,5 +187,5 @@ def path_of_checkpoint(source: str | Path, part: str = 'pretrained') -> Path:
 
 def nearest(name: str) -> str:
     """The end of an error: a question that names released models with nearly this name, if there are any."""
-    near = get_close_matches(name.lower(), released(), n=3, cutoff=0.6)
+    near = get_close_matches(name.lower(), list_models(), n=3, cutoff=0.6)
     return f'; did you mean {" or ".join(map(repr, near))}?' if near else ''

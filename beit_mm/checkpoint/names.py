@@ -1,20 +1,18 @@
-"""Translates the names of a BEiT's tensors between published formats, and reads a model's arguments from them.
+"""Translates the names of the tensors of a BEiT or plain ViT between published formats, and reads a model's arguments
+from them.
 
 A table has a row for each group of tensors: how their names begin in our models, and in the other format. `*` is the
 number of a block, and None means that the format has no such tensors. The first row that fits a name decides.
 """
 
-import json
 import math
 import re
 from collections.abc import Iterable, Mapping
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from beit_mm.checkpoint.find import HUB_FILES
 from beit_mm.errors import CheckpointError
 from beit_mm.positions import Grid, num_relative_positions, relative_position_index
 
@@ -38,8 +36,14 @@ UNILM_SEGMENTATION: Table = (
     ('neck.upsample_2x.', 'backbone.fpn2.'),
     *((name, name) for name in ('backbone.', 'decode_head.', 'auxiliary_head.')),
 )
-TIMM: Table = (('backbone.mask_token', None), *UNILM[2:])  # no pretraining head
-TIMM_VIT: Table = (*((f'backbone.blocks.*.gamma_{i}', f'blocks.*.ls{i}.gamma') for i in (1, 2)), *UNILM)
+TIMM: Table = (('backbone.mask_token', None), *UNILM[2:])  # its BEiT has no pretraining head
+# A plain ViT, as timm, DeiT, MAE and DINO name it; DINOv2's own files have another name for the registers
+VIT: Table = (
+    *((f'backbone.blocks.*.gamma_{i}', f'blocks.*.ls{i}.gamma') for i in (1, 2)),
+    ('backbone.register_tokens', 'reg_token'),
+    *TIMM,
+)
+VIT_READ: Table = (*VIT[:3], ('backbone.register_tokens', 'register_tokens'), ('head_dist.', None), *UNILM)
 OPENMMLAB_BLOCK: Table = (
     ('norm1.', 'ln1.'),
     ('norm2.', 'ln2.'),
@@ -55,6 +59,10 @@ MMPRETRAIN: Table = (
     ('backbone.fc_norm.', 'backbone.ln2.'),
     ('head.lm_head.', 'head.cls_head.'),
     *((name, name) for name in ('backbone.', 'head.', 'neck.', 'decode_head.', 'auxiliary_head.')),
+)
+MMPRETRAIN_VIT: Table = (
+    ('backbone.blocks.*.gamma_1', 'backbone.layers.*.attn.gamma1.weight'),
+    ('backbone.blocks.*.gamma_2', 'backbone.layers.*.ffn.gamma2.weight'),
 )
 MMPRETRAIN_V2: Table = (('backbone.norm.', 'neck.norm.'), *MMPRETRAIN)  # BEiT v2 in pretraining
 NOT_IN_MMSEG = ('backbone.mask_token', 'backbone.norm.', 'backbone.fc_norm.', 'head.', 'patch_aggregation.')
@@ -85,8 +93,21 @@ HF: Table = (
     *((name, name) for name in ('decode_head.', 'auxiliary_head.')),
 )
 HF_PRETRAINING: Table = (('backbone.norm.', 'layernorm.'), *HF)
+# The plain ViTs of transformers: what differs from its BEiT, once `beit.` has replaced their root
+HF_ROOTS = ('beit.', 'vit.', 'deit.', 'dinov2.', 'dinov2_with_registers.')
+HF_VIT: Table = (
+    ('backbone.dist_token', 'beit.embeddings.distillation_token'),
+    ('backbone.register_tokens', 'beit.embeddings.register_tokens'),
+    ('backbone.blocks.*.norm', 'beit.encoder.layer.*.norm'),
+    ('backbone.blocks.*.mlp.fc', 'beit.encoder.layer.*.mlp.fc'),
+    ('backbone.blocks.*.gamma_1', 'beit.encoder.layer.*.layer_scale1.lambda1'),
+    ('backbone.blocks.*.gamma_2', 'beit.encoder.layer.*.layer_scale2.lambda1'),
+    ('head.fc.', 'cls_classifier.'),
+)
 TABLES: dict[str, Table] = dict(beit_mm=(('', ''),), unilm=UNILM, timm=TIMM, hf=HF, mmpretrain=MMPRETRAIN, mmseg=MMSEG)
-READ = TABLES | dict(timm=TIMM_VIT, hf=HF_PRETRAINING, mmpretrain=MMPRETRAIN_V2)  # these cover all tasks of a format
+READ = TABLES | dict(  # these cover all tasks and models of a format
+    timm=VIT_READ, hf=(*HF_VIT, *HF_PRETRAINING), mmpretrain=(*MMPRETRAIN_VIT, *MMPRETRAIN_V2)
+)
 FORMATS = tuple(TABLES)
 
 # All that our backbone can have. A block with another name has a layer that BEiT does not have.
@@ -94,29 +115,31 @@ STEM_PARTS = ('cls_token', 'patch_embed.proj.weight', 'patch_embed.proj.bias')
 BLOCK_PARTS = ('attn.qkv.weight', 'attn.q_bias', 'attn.v_bias', 'attn.proj.weight', 'attn.proj.bias') + tuple(
     f'{part}.{kind}' for part in ('norm1', 'norm2', 'mlp.fc1', 'mlp.fc2') for kind in ('weight', 'bias')
 )
-OPTIONAL_PARTS = ('mask_token', 'pos_embed', SHARED_TABLE, f'attn.{TABLE}', 'gamma_1', 'gamma_2') + tuple(
-    f'{part}.{kind}' for part in ('norm', 'fc_norm') for kind in ('weight', 'bias')
-)
+OPTIONAL_PARTS = (
+    'mask_token',
+    'register_tokens',
+    'pos_embed',
+    SHARED_TABLE,
+    f'attn.{TABLE}',
+    'gamma_1',
+    'gamma_2',
+) + tuple(f'{part}.{kind}' for part in ('norm', 'fc_norm') for kind in ('weight', 'bias'))
 ARCHITECTURES = {
     'tiny': dict(embed_dims=192, num_layers=12, num_heads=3),
     'small': dict(embed_dims=384, num_layers=12, num_heads=6),
     'base': dict(embed_dims=768, num_layers=12, num_heads=12),
     'large': dict(embed_dims=1024, num_layers=24, num_heads=16),
+    'huge': dict(embed_dims=1280, num_layers=32, num_heads=16),
 }
-MAX_NUMBER = 1e6  # of pixels, means, blocks
-HEAD_DIMS = 64  # channels of an attention head in every published BEiT
-PATCH_EMBEDDING = re.compile(r'patch_embed\w*\.proj\w*\.weight$')  # in every format
-FORMAT_VERSION = 1  # of the checkpoints that we write, `meta['beit_mm_format']`
+HEAD_DIMS = 64  # channels of an attention head in every published BEiT and most ViTs
+OTHER_HEADS = {1152: 16, 1280: 16, 1408: 16, 1664: 16}  # width -> heads of the published ViTs with other heads
+# The names of the patch embedding in all formats, behind what a trainer's module puts in front of them.
+ROOT = re.compile(r'^(.*?)(backbone\.)?((\w+\.)?embeddings\.)?patch_embed\w*\.proj\w*\.weight$')
+# Parts of other encoders; a backbone without them would compute something else.
+ENCODER_PARTS = ('blocks.', 'patch_embed.', 'norm_pre.', 'pre_norm.', 'rope.')
+HF_ENCODER_PARTS = ('beit.embeddings.', 'beit.encoder.')
 # Keys of the state dict. DINO's checkpoints have a student too, of which the teacher is the average.
 WRAPPERS = ('state_dict', 'model', 'module', 'weights', 'model_ema', 'state_dict_ema', 'teacher')
-IMAGENET = dict(mean=[123.675, 116.28, 103.53], std=[58.395, 57.12, 57.375])
-HALF = dict(mean=[127.5] * 3, std=[127.5] * 3)
-# Names of released files, which tell how images were normalised: by microsoft/unilm's README and ADE20K configs, and
-# by timm, whose names of the same files end in `.in22k_ft_in1k` or the like.
-RELEASED = re.compile(
-    r'beit(?P<v2>v2)?_(?:base|large)_patch16_(?P<size>\d+)[_.](?P<data>(?:pt|in)(?:1k|22k))\w*?(?P<ade>ade20k)?'
-    r'(?:-\w+)?\.\w+$'
-)
 
 
 class Converted(NamedTuple):
@@ -130,26 +153,33 @@ class Converted(NamedTuple):
 def convert_state_dict(
     state_dict: Mapping[str, Tensor], source: str | None = None, target: str = 'beit_mm', grid: Grid | None = None
 ) -> Converted:
-    """Translates the state dict of a BEiT, of a whole model or a backbone, from one format into another.
+    """Translates the state dict of a BEiT or plain ViT, of a whole model or a backbone, from one format into another.
 
     Computed buffers are left out of 'beit_mm', and so is the bias of a plain ViT's keys: it adds the same number to all
-    scores of a query, which the softmax takes away again. Other formats get all that their class has.
+    scores of a query, which the softmax takes away again. DeiT's distillation token becomes a register. Other formats
+    get all that their class has; in 'timm' that is VisionTransformer for weights without bias tables, else Beit.
 
     Args:
         state_dict: names to tensors; left as it is.
         source, target: each one of FORMATS; a source of None is detected.
-        grid: patch grid (h, w) of the bias tables, for their buffers; None: a square one.
+        grid: patch grid (h, w) of the position parameters; None: a square one.
 
     Raises:
-        CheckpointError: not a BEiT, or the target would compute something else.
+        CheckpointError: not a BEiT or plain ViT, or the target would compute something else.
     """
-    weights = {unwrapped(name): tensor for name, tensor in state_dict.items() if not name.endswith(INDEX)}
+    weights = {name: tensor for name, tensor in bare_names(state_dict).items() if not name.endswith(INDEX)}
     source = source or detect_format(weights)
     if source is None:
-        raise CheckpointError(f'holds no BEiT weights; its tensors are {preview(weights)}')
-    ours, dropped = _to_ours(weights, source)
+        raise CheckpointError(f'holds no weights of a BEiT or plain ViT; its tensors are {preview(weights)}')
+    ours, dropped = _to_ours(weights, source, grid)
     if target == 'beit_mm':
         return Converted(ours, dropped, source)
+    if target == 'timm' and not any(name.endswith(TABLE) for name in ours):
+        _join_bias(ours)
+        converted, without_place = _rename(ours, VIT)
+        return Converted(converted, dropped + without_place, source)
+    if 'backbone.register_tokens' in ours:
+        raise CheckpointError(f'has registers, which the models of {target} do not have')
     if target == 'mmseg':
         _fit_mmseg(ours)
     if target == 'hf':
@@ -166,14 +196,14 @@ def convert_state_dict(
 
 
 def detect_format(names: Iterable[str]) -> str | None:
-    """One of FORMATS, by the names of a state dict's tensors; None if it is not a BEiT.
+    """One of FORMATS, by the names of a state dict's tensors; None if it is not a BEiT or plain ViT.
 
-    A BEiT of timm counts as 'unilm'. A plain ViT of timm, DeiT, DINO or mmpretrain counts as a BEiT without extras.
+    A BEiT of timm counts as 'unilm'; the plain ViTs of DeiT, MAE, DINO and DINOv2 count as 'timm'.
     """
     names = set(names)
-    if {f'{root}embeddings.patch_embeddings.projection.weight' for root in ('', 'beit.')} & names:
-        # that library's other models have a bias for the keys
-        return None if any(name.endswith(('key.bias', 'k_proj.bias')) for name in names) else 'hf'
+    for root in ('', *HF_ROOTS):
+        if {f'{root}embeddings.cls_token', f'{root}embeddings.patch_embeddings.projection.weight'} <= names:
+            return 'hf'
     if not {'cls_token', 'backbone.cls_token'} & names:
         return None
     if {'layers.0.attn.qkv.weight', 'backbone.layers.0.attn.qkv.weight'} & names:
@@ -182,7 +212,8 @@ def detect_format(names: Iterable[str]) -> str | None:
         return 'unilm' if 'backbone.fpn1.0.weight' in names else 'beit_mm'
     if 'blocks.0.attn.qkv.weight' not in names:
         return None
-    return 'timm' if {'blocks.0.attn.qkv.bias', 'blocks.0.ls1.gamma'} & names else 'unilm'
+    of_vit = {'blocks.0.attn.qkv.bias', 'blocks.0.ls1.gamma', 'reg_token', 'register_tokens'}
+    return 'timm' if of_vit & names else 'unilm'
 
 
 def task_of(weights: Mapping[str, Tensor]) -> str:
@@ -200,7 +231,7 @@ def backbone_arguments(weights: Mapping[str, Tensor], meta: Mapping[str, Any]) -
     dims, channels, patch, _ = weights['backbone.patch_embed.proj.weight'].shape
     depth = sum(name.startswith('backbone.blocks.') and name.endswith('attn.qkv.weight') for name in weights)
     hidden = len(weights['backbone.blocks.0.mlp.fc1.bias'])
-    heads = heads_of(weights, meta) or dims / HEAD_DIMS
+    heads = heads_of(weights, meta) or OTHER_HEADS.get(dims, dims / HEAD_DIMS)
     if heads != int(heads):
         raise CheckpointError(f'does not say how many attention heads it has (width {dims}, not n * {HEAD_DIMS})')
     if heads < 1 or dims % heads:
@@ -211,6 +242,7 @@ def backbone_arguments(weights: Mapping[str, Tensor], meta: Mapping[str, Any]) -
         size = [side * patch for side in known]
     bias = {f'backbone.{SHARED_TABLE}': 'shared', f'backbone.blocks.0.attn.{TABLE}': 'per_layer'}
     output = {'backbone.norm.weight': 'raw', 'backbone.fc_norm.weight': 'avg_featmap'}
+    registers = weights.get('backbone.register_tokens', torch.empty(1, 0)).shape[1]
     return dict(
         arch=dict(embed_dims=dims, num_layers=depth, num_heads=int(heads), feedforward_channels=hidden),
         img_size=tuple(size or (224, 224)),
@@ -218,6 +250,8 @@ def backbone_arguments(weights: Mapping[str, Tensor], meta: Mapping[str, Any]) -
         in_channels=channels,
         abs_pos_embed='backbone.pos_embed' in weights,
         rel_pos_bias=next((kind for name, kind in bias.items() if name in weights), None),
+        num_registers=registers,
+        interpolate_mode='bicubic_antialias' if registers > 1 else 'bicubic',  # as DINOv2 resizes, and DeiT
         layer_scale_init=0.1 if 'backbone.blocks.0.gamma_1' in weights else None,
         masked_input='backbone.mask_token' in weights,
         out_type=next((kind for name, kind in output.items() if name in weights), 'featmap'),
@@ -254,6 +288,24 @@ def unwrapped(name: str) -> str:
     return re.sub(r'^(module\.)+', '', name.replace('_orig_mod.', ''))
 
 
+def bare_names(weights: Mapping[str, Tensor]) -> Weights:
+    """Weights under their names in the encoder's own code, without what trainers add to them.
+
+    These are the name of the model in a Lightning module (`model.`, `student.backbone.`) and DINOv2's groups of blocks
+    (`blocks.1.7.`, where 7 is the block). Of two models, a teacher or moving average is taken.
+    """
+    bare = {re.sub(r'\bblocks\.\d+\.(\d+\.)', r'blocks.\1', unwrapped(name)): part for name, part in weights.items()}
+    roots = {match[1] for name in bare if (match := ROOT.match(name))}
+    if len(roots) == 2 and '' not in roots:
+        roots = {root for root in roots if re.search('teacher|ema', root)} or roots
+    if len(roots) == 1:
+        (root,) = roots
+        bare = {name.removeprefix(root): part for name, part in bare.items() if name.startswith(root)}
+    if {'backbone.blocks.0.attn.qkv.bias', 'backbone.blocks.0.ls1.gamma'} & bare.keys():  # as ours never has them
+        bare = {name.removeprefix('backbone.'): part for name, part in bare.items()}
+    return bare
+
+
 def preview(names: Iterable[str]) -> str:
     names = list(names)
     return ', '.join(names[:4]) + (', ...' if len(names) > 4 else '') if names else 'none'
@@ -288,27 +340,74 @@ def expand_shared_table(weights: Weights) -> None:
             weights[own] = weights[own] + table if own in weights else table.clone()
 
 
-def _to_ours(weights: Weights, source: str) -> tuple[Weights, list[str]]:
+def _to_ours(weights: Weights, source: str, grid: Grid | None) -> tuple[Weights, list[str]]:
     if source == 'hf':
         if any('.q_proj.' in name for name in weights):
             raise CheckpointError('has the names of a transformers model in memory: save it by its save_pretrained')
-        if not any(name.startswith('beit.') for name in weights):  # BeitModel; other models have it below `beit.`
-            roots = ('embeddings.', 'encoder.', 'pooler.', 'layernorm.')
-            weights = {f'beit.{name}' if name.startswith(roots) else name: part for name, part in weights.items()}
+        roots = re.compile('(' + '|'.join(map(re.escape, HF_ROOTS)) + ')?(?=embeddings|encoder|pooler|layernorm)')
+        weights = {roots.sub('beit.', name, count=1) if roots.match(name) else name: weights[name] for name in weights}
     elif 'layers.0.attn.qkv.weight' in weights:
         weights = {f'backbone.{name}': tensor for name, tensor in weights.items()}
     is_unilm_segmentation = source == 'unilm' and 'backbone.fpn1.0.weight' in weights
     table = UNILM_SEGMENTATION if is_unilm_segmentation else READ[source]
     ours, dropped = _rename(weights, tuple((theirs, mine) for mine, theirs in table if theirs is not None))
     _fuse_qkv(ours)
-    for name in [name for name in ours if name.startswith('backbone.')]:
-        if is_part(name.removeprefix('backbone.')):
-            continue
-        if name.startswith('backbone.blocks.'):
-            raise CheckpointError(f'is not a BEiT: its blocks have {name}')
-        dropped.append(name)
-        del ours[name]
+    foreign = [name for name in dropped if name.startswith(HF_ENCODER_PARTS)]
+    for name in [name for name in ours if name.startswith('backbone.') and name != 'backbone.dist_token']:
+        if not is_part(name.removeprefix('backbone.')):
+            (foreign if name.removeprefix('backbone.').startswith(ENCODER_PARTS) else dropped).append(name)
+            del ours[name]
+    if foreign:
+        raise CheckpointError(f'is not a BEiT or plain ViT: it has {preview(foreign)}')
+    fc1, fc2 = (ours.get(f'backbone.blocks.0.mlp.{layer}.weight') for layer in ('fc1', 'fc2'))
+    if fc1 is not None and fc2 is not None and fc1.shape[0] != fc2.shape[1]:
+        raise CheckpointError(f'has gated MLPs (SwiGLU): blocks.0.mlp.fc2 reads {fc2.shape[1]} of {len(fc1)} values')
+    if source in ('timm', 'hf', 'mmpretrain'):
+        _fit_plain_vit(ours, dropped, grid)
     return ours, dropped
+
+
+def _fit_plain_vit(weights: Weights, dropped: list[str], grid: Grid | None) -> None:
+    """Brings the tokens, positions and head of another ViT into our shapes, in place; CheckpointError if it cannot.
+
+    A distillation token is the first register. Registers get their positions added, if they have any. A position
+    embedding without a row for the class token gets one of zeros.
+    """
+    if not any(name.endswith(POSITIONS) for name in weights):
+        raise CheckpointError('has no position embedding or bias table: its positions are computed (rotary)')
+    dims = weights['backbone.patch_embed.proj.weight'].shape[0]
+    mask_token = weights.get('backbone.mask_token')
+    if mask_token is not None and mask_token.shape[-1] == dims:
+        weights['backbone.mask_token'] = mask_token.view(1, 1, dims)
+    elif mask_token is not None:
+        dropped.append('backbone.mask_token')  # of MAE's decoder
+    for name in [name for name in weights if name.startswith('head.fc.')]:
+        # DINO has a network there, and DINOv2's classifiers read the class token and the mean
+        if name not in ('head.fc.weight', 'head.fc.bias') or weights['head.fc.weight'].shape[-1] != dims:
+            dropped.append(name)
+    for name in dropped:
+        weights.pop(name, None)
+    prefix = [weights.pop(f'backbone.{name}', None) for name in ('dist_token', 'register_tokens')]
+    registers = torch.cat([torch.empty(1, 0, dims), *(tokens for tokens in prefix if tokens is not None)], dim=1)
+    positions = weights.get('backbone.pos_embed')
+    if positions is not None:
+        rows = _prefix_rows(positions.shape[1], registers.shape[1], grid)
+        if rows == 0:
+            weights['backbone.pos_embed'] = torch.cat([torch.zeros_like(positions[:, :1]), positions], dim=1)
+        elif rows > 1:
+            registers = registers + positions[:, 1:rows]
+            weights['backbone.pos_embed'] = torch.cat([positions[:, :1], positions[:, rows:]], dim=1)
+    if registers.shape[1]:
+        weights['backbone.register_tokens'] = registers
+
+
+def _prefix_rows(rows: int, registers: int, grid: Grid | None) -> int:
+    """How many rows of a position embedding belong to tokens before the patches: 1, 0 or 1 + registers."""
+    for number in (1, 0, 1 + registers):
+        patches = rows - number
+        if patches > 0 and patches == (grid[0] * grid[1] if grid else math.isqrt(patches) ** 2):
+            return number
+    return 1  # of a rectangle; `grid_of` finds which or refuses it
 
 
 def _rename(weights: Weights, table: Table) -> tuple[Weights, list[str]]:
@@ -340,6 +439,7 @@ def _fuse_qkv(weights: Weights) -> None:
         weights[f'{stem}qkv.weight'] = torch.cat(parts)
         weights[f'{stem}q_bias'] = weights.pop(f'{stem}query.bias')
         weights[f'{stem}v_bias'] = weights.pop(f'{stem}value.bias')
+        weights.pop(f'{stem}key.bias', None)
     for name in [name for name in weights if name.endswith('attn.qkv.bias')]:
         q_bias, _, v_bias = weights.pop(name).chunk(3)
         weights[name.replace('qkv.bias', 'q_bias')] = q_bias
@@ -353,6 +453,18 @@ def _split_qkv(weights: Weights) -> None:
             weights[f'{stem}{part}.weight'] = rows
         weights[f'{stem}query.bias'] = weights.pop(f'{stem}q_bias')
         weights[f'{stem}value.bias'] = weights.pop(f'{stem}v_bias')
+
+
+def _join_bias(weights: Weights) -> None:
+    """Gives a plain ViT of timm what it has: one bias for queries, keys and values, and no position at registers."""
+    for name in [name for name in weights if name.endswith('attn.q_bias')]:
+        stem = name.removesuffix('q_bias')
+        q_bias, v_bias = weights.pop(name), weights.pop(f'{stem}v_bias')
+        weights[f'{stem}qkv.bias'] = torch.cat([q_bias, torch.zeros_like(q_bias), v_bias])
+    if 'backbone.register_tokens' in weights and 'backbone.pos_embed' in weights:
+        positions = weights['backbone.pos_embed']
+        weights['backbone.cls_token'] = weights['backbone.cls_token'] + positions[:, :1]
+        weights['backbone.pos_embed'] = positions[:, 1:]
 
 
 def _fit_mmseg(weights: Weights) -> None:
@@ -373,114 +485,3 @@ def weights_of(content: Mapping[str, Any]) -> Weights:
     for _ in WRAPPERS:  # a file may hold itself
         content = next((content[key] for key in WRAPPERS if isinstance(content.get(key), dict)), content)
     return {unwrapped(key): part for key, part in content.items() if isinstance(key, str) and isinstance(part, Tensor)}
-
-
-def meta_of(content: Mapping[str, Any]) -> dict[str, Any]:
-    """The `meta` of OpenMMLab's and our files; empty for others."""
-    meta = content.get('meta')
-    return meta if isinstance(meta, dict) else {}
-
-
-def class_names(meta: Mapping[str, Any]) -> tuple[str, ...] | None:
-    """Class names in a file's `meta`, or None; CheckpointError for anything else than names."""
-    dataset = meta.get('dataset_meta')
-    names = (dataset.get('classes') if isinstance(dataset, dict) else None) or meta.get('CLASSES') or ()
-    if not isinstance(names, (list, tuple)) or not all(isinstance(name, str) for name in names):
-        raise CheckpointError(f'has classes of type {type(names).__name__}, expected a list of names')
-    return tuple(names) or None
-
-
-def describe_source(content: Mapping[str, Any], path: Path) -> dict[str, Any]:
-    """The `meta` of a file, completed by its arguments, its name and JSON files beside it.
-
-    Returns:
-        preprocessing: of the images: `mean` and `std` of each channel, pixels 0-255, and `size` (height, width).
-        architecture: what the shapes of the weights do not show, `num_heads` and `out_indices`.
-        dataset_meta: with the names of the `classes`, also where only transformers' config.json has them.
-        All else is as it is in the file.
-
-    Raises CheckpointError for the file of a later version, a neighbour that is not JSON, or a mean of other channels.
-    """
-    meta = dict(meta_of(content))
-    version = meta.get('beit_mm_format', 0)
-    if not isinstance(version, int) or version > FORMAT_VERSION:
-        raise CheckpointError(f'has format {ascii(version):.40}, this version reads {FORMAT_VERSION}: upgrade beit_mm.')
-    config = _neighbour(path, 'config.json')
-    found = meta.get('preprocessing') or _find_preprocessing(content, config, path)
-    found = found if isinstance(found, dict) else {}
-    mean, std = (_numbers(found.get(name)) for name in ('mean', 'std'))
-    size = _numbers(found.get('size'), int)
-    meta['preprocessing'] = dict(size=size) if len(size) == 2 and min(size) > 0 else {}
-    if mean and std and min(std) > 0 and len({len(mean), len(std)} - {1}) < 2:  # one number is for all channels
-        number, weights = max(len(mean), len(std)), weights_of(content).items()
-        channels = {part.shape[1] for name, part in weights if PATCH_EMBEDDING.search(name) and part.dim() == 4}
-        if channels and number not in (1, *channels):
-            raise CheckpointError(f'has a mean and std of {number} channels, its patch embedding has {max(channels)}')
-        meta['preprocessing'].update(mean=mean, std=std)
-    architecture = meta.get('architecture')
-    if not architecture and config.get('model_type') == 'beit':
-        architecture = dict(num_heads=config.get('num_attention_heads'))
-    known = architecture.items() if isinstance(architecture, dict) else ()
-    meta['architecture'] = {name: value for name, value in known if isinstance(value, int) or _numbers(value, int)}
-    labels = config.get('id2label')
-    if isinstance(labels, dict) and labels and not meta.get('dataset_meta'):
-        classes = [labels.get(str(label)) for label in range(len(labels))]
-        if all(isinstance(name, str) for name in classes):
-            meta['dataset_meta'] = dict(classes=classes)
-    return meta
-
-
-def _find_preprocessing(content: Mapping[str, Any], config: Mapping[str, Any], path: Path) -> Any:
-    """Mean, std and size by the first of: unilm's arguments, JSON files, a config's text, the name of the file."""
-    args, text = content.get('args'), meta_of(content).get('cfg')
-    if isinstance(args, dict) and 'imagenet_default_mean_and_std' in args:
-        normalisation = IMAGENET if args['imagenet_default_mean_and_std'] else HALF
-        return dict(normalisation, size=[args.get('input_size')] * 2)
-    processor = _neighbour(path, 'preprocessor_config.json')
-    if processor or config:  # of transformers and timm, which have pixels in [0, 1]
-        timm = config.get('pretrained_cfg')
-        timm = timm if isinstance(timm, dict) else {}
-        size = config.get('image_size') or _numbers(timm.get('input_size'))[-2:]
-        return dict(
-            mean=[255 * value for value in _numbers(processor.get('image_mean') or timm.get('mean'))],
-            std=[255 * value for value in _numbers(processor.get('image_std') or timm.get('std'))],
-            size=[size] * 2 if isinstance(size, int) else size,
-        )
-    if isinstance(text, str):  # that OpenMMLab's runner writes; it is not executed
-        levels = text.partition('data_preprocessor')[2]
-        lists = {name: re.search(rf'\b{name}=\[([\d.,\s]{{1,999}})\]', levels) for name in ('mean', 'std')}
-        return {name: [*map(float, re.findall(r'\d+\.?\d*', found[1]))] for name, found in lists.items() if found}
-    if match := RELEASED.search(path.name):
-        normalisation = IMAGENET if match['data'].endswith('1k') or match['ade'] else HALF
-        # the names of BEiT v2's ADE20K files keep the size of the pretraining
-        return dict(normalisation, size=[512 if match['v2'] and match['ade'] else int(match['size'])] * 2)
-    # timm's trainer writes `arch`
-    return IMAGENET if 'beitv2' in f'{path.name} {content.get("arch")}' else {}
-
-
-def usual_normalisation(names: Iterable[str]) -> tuple[dict[str, list[float]], str]:
-    """Mean and std that released weights with such names have, and where they come from."""
-    names = [*names]
-    has_tables = any(name.endswith(TABLE) for name in names)
-    if not has_tables or any(name.startswith(('patch_aggregation.', 'decode_head.')) for name in names):
-        return IMAGENET, "ImageNet's"
-    imagenet = ' '.join(f'--{name} {",".join(map(str, values))}' for name, values in IMAGENET.items())
-    return HALF, f"BEiT's 127.5, by its bias tables (BEiT v2 has them too: give {imagenet})"
-
-
-def _numbers(values: Any, kind: Any = (int, float)) -> list:
-    """The values as a list, if they are numbers that an image or a BEiT can have; otherwise an empty one."""
-    numbers = list(values) if isinstance(values, (list, tuple)) else []
-    return numbers if all(isinstance(number, kind) and abs(number) < MAX_NUMBER for number in numbers) else []
-
-
-def _neighbour(path: Path, name: str) -> dict[str, Any]:
-    """Content of a JSON file beside weights with one of the hub's names; empty without one."""
-    file = path.with_name(name)
-    if path.name not in HUB_FILES or not file.is_file():
-        return {}
-    try:
-        content = json.loads(file.read_text())
-    except (ValueError, RecursionError) as error:
-        raise CheckpointError(f'{file} beside the weights is not JSON: {error}.') from None
-    return content if isinstance(content, dict) else {}

@@ -277,7 +277,7 @@ def parameter_groups(model: nn.Module, rate: float = 1.0, lr: float | None = Non
     if rate != 1 and (lr is None or len(backbones) != 1):
         needed = 'optim_wrapper.optimizer.lr and one BEiTBackbone, BEiTViT or VisionTransformer'
         raise UserError(f'layer_decay_rate needs {needed}; found lr={lr} and {len(backbones)}')
-    no_decay = {f'{prefix}{name}' for prefix, _ in backbones for name in ('cls_token', 'pos_embed')}
+    no_decay = {f'{prefix}{name}' for prefix, _ in backbones for name in ('cls_token', 'pos_embed', 'register_tokens')}
     groups: dict = {}
     for name, parameter in model.named_parameters():
         if not parameter.requires_grad:

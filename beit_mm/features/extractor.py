@@ -247,7 +247,7 @@ class FeatureExtractor:
                 if index in wanted:
                     states[index] = x
         x = torch.stack([states[index] for index in wanted], dim=1).float()  # B, layers, N, C
-        tokens = x[:, :, 1:]
+        tokens = x[:, :, self.backbone.num_prefix_tokens :]
         return dict(class_token=x[:, :, 0], mean=tokens.mean(dim=2), patches=tokens.unflatten(2, grid))
 
     def __call__(

@@ -3,6 +3,6 @@
 from .beit import BEiTMIMHead, BEiTPretrainer, PixelRegressionHead, TwoViewDataPreprocessor
 from .beit_v2 import BEiTV2Pretrainer
 from .dino import DINOHead, DINOPretrainer, MultiCropDataPreprocessor
-from .probe import ClassificationDataPreprocessor, LinearProbe
+from .probe import AttentiveProbe, ClassificationDataPreprocessor, LinearProbe
 from .tokenizers import VQKD, DALLETokenizer, DiscreteVAE, Tokenizer, VQKDTokenizer
 from .vit import BEiTBackbone

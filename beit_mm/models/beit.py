@@ -107,7 +107,7 @@ class BEiTPretrainer(BaseModel):
     def _hidden(self, inputs: dict, positions: Tensor | None) -> Tensor:
         """Hidden states (B, K, C) of the patches to predict."""
         hidden = self.backbone(inputs['images'], inputs['mask'], positions)[0]
-        return hidden[:, 1:] if positions is None else hidden  # without the class token
+        return hidden[:, self.backbone.num_prefix_tokens :] if positions is None else hidden
 
     @torch.no_grad()
     def predict(self, inputs: dict) -> list[dict]:
@@ -141,7 +141,7 @@ class BEiTPretrainer(BaseModel):
         if tokenizer is None or not tokenizer.can_decode:
             return columns
         tokens = tokenizer.encode(inputs['tokenizer_images'])  # B, h, w
-        hidden = self.backbone(inputs['images'], mask)[0][:, 1:]  # B, h*w, C
+        hidden = self.backbone(inputs['images'], mask)[0][:, self.backbone.num_prefix_tokens :]  # B, h*w, C
         weights = self.head(hidden).float().softmax(dim=-1).unflatten(1, tokens.shape[1:])  # B, h, w, vocab_size
         if mask is not None:
             weights[~mask] = F.one_hot(tokens[~mask], tokenizer.vocab_size).float()
@@ -259,12 +259,13 @@ class BEiTMIMHead(PatchHead):
     def loss(self, hidden: Tensor, targets: Tensor, positions: Tensor | None) -> dict[str, Tensor] | Tensor:
         """Mean cross entropy `loss` and accuracy `mim_acc`, both 0 if no patch counts; targets are int64 (B, K).
 
-        mmpretrain's BEiT passes hidden states with the class token first, (B, 1+h*w, embed_dims), one-hot targets
+        mmpretrain's BEiT passes hidden states of all tokens, patches last, (B, N, embed_dims), one-hot targets
         (B, vocab_size, h, w) and the mask (B, h, w); then only the loss is returned.
         """
         if targets.dim() == 4:
             counted = positions.flatten(1).bool().long() - 1  # 0 where the mask is set, else -1
-            return self.loss(hidden[:, 1:], targets.argmax(dim=1).flatten(1), counted)['loss']
+            patches = hidden[:, -targets[0, 0].numel() :]
+            return self.loss(patches, targets.argmax(dim=1).flatten(1), counted)['loss']
         means = super().loss(hidden, targets, positions)
         return dict(loss=means['loss'], mim_acc=means['correct'])
 

@@ -60,15 +60,18 @@ class BEiTV2Pretrainer(BEiTPretrainer):
     def _both_hidden(self, inputs: dict, positions: Tensor | None) -> tuple[Tensor, Tensor]:
         """Hidden states (B, K, C) of the patches to predict, from the last block and from the additional blocks."""
         backbone = self.backbone
-        queries = with_class = None
+        first = backbone.num_prefix_tokens
+        queries = with_prefix = None
         if positions is not None:
-            queries = positions + 1  # the class token is first, so padding (-1) becomes the class token
-            with_class = torch.cat([torch.zeros_like(queries[:, :1]), queries], dim=1)  # B, 1+K
+            queries = positions + first  # padding (-1) becomes the token before the patches
+            prefix = torch.arange(first, device=queries.device).expand(len(queries), -1)
+            with_prefix = torch.cat([prefix, queries], dim=1)  # B, prefix + K
         x, grid, bias = backbone.embed(inputs['images'], inputs['mask'])
         early = backbone.run_blocks(backbone.blocks[: self.early_layers], x, grid, bias)  # B, N, C
-        last = backbone.run_blocks(backbone.blocks[self.early_layers :], early, grid, bias, with_class)  # B, 1+K, C
-        mixed = torch.cat([last[:, :1], early[:, 1:]], dim=1)  # B, N, C
+        later_blocks = backbone.blocks[self.early_layers :]
+        last = backbone.run_blocks(later_blocks, early, grid, bias, with_prefix)  # B, prefix + K, C
+        mixed = torch.cat([last[:, :first], early[:, first:]], dim=1)  # B, N, C
         mixed = backbone.run_blocks(self.patch_aggregation, mixed, grid, bias, queries)  # B, K or N, C
         if positions is None:
-            mixed = mixed[:, 1:]
-        return backbone.norm(last[:, 1:]), backbone.norm(mixed)
+            mixed = mixed[:, first:]
+        return backbone.norm(last[:, first:]), backbone.norm(mixed)

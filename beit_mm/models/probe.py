@@ -1,6 +1,7 @@
-"""The linear probe, and a data preprocessor for classification with random erasing."""
+"""The linear and the attentive probe, and a data preprocessor for classification with random erasing."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 import torch.nn as nn
@@ -10,8 +11,8 @@ from mmpretrain.models import ClsDataPreprocessor
 from mmpretrain.structures import DataSample
 from torch import Tensor
 
-from beit_mm.errors import check_choice
-from beit_mm.models.vit import sizes_of
+from beit_mm.errors import UserError, check_choice
+from beit_mm.models.vit import INIT_STD, NORM_EPS, sizes_of
 from beit_mm.registry import MODELS
 
 
@@ -73,9 +74,10 @@ class LinearProbe(BaseModel):
     def features(self, images: Tensor) -> list[Tensor]:
         """Features (B, C) or (B, 2 C) of each probed block."""
         tokens = self.backbone(images)  # B, N, C of each block
+        first = self.backbone.num_prefix_tokens
         if self.feature == 'mean':
-            return [x[:, 1:].mean(dim=1) for x in tokens]
-        return [torch.cat([x[:, 0], x[:, 1:].mean(dim=1)], dim=1) for x in tokens]
+            return [x[:, first:].mean(dim=1) for x in tokens]
+        return [torch.cat([x[:, 0], x[:, first:].mean(dim=1)], dim=1) for x in tokens]
 
     def predict(self, logits: list[Tensor], data_samples: list[DataSample] | None) -> list[DataSample]:
         """Adds `layer_labels`, layer -> most likely class; of one layer also `pred_score` and `pred_label`."""
@@ -92,6 +94,56 @@ class LinearProbe(BaseModel):
         super().train(mode)
         self.backbone.eval()  # frozen
         return self
+
+
+class AttentivePooling(nn.Module):
+    """Cross-attention from learned queries to the patches (B, N, C), to (B, C): no projection of keys, one of values.
+
+    Each query has C / num_queries channels of the values to itself. Source: billpsomas/efficient-probing, and
+    arXiv 2506.10178, section 3.
+    """
+
+    def __init__(self, dims: int, num_queries: int):
+        super().__init__()
+        if dims % num_queries:
+            raise UserError(f'num_queries is {num_queries}; expected a divisor of the width {dims}')
+        self.queries = nn.Parameter(INIT_STD * torch.randn(num_queries, dims))
+        self.value = nn.Linear(dims, dims, bias=False)
+
+    def forward(self, patches: Tensor) -> Tensor:
+        number, dims = self.queries.shape
+        attention = (patches @ self.queries.t() * dims**-0.5).softmax(dim=1)  # B, N, Q
+        values = self.value(patches).unflatten(2, (number, -1))  # B, N, Q, C / Q
+        return (attention.unsqueeze(3) * values).sum(dim=1).flatten(1)  # B, C
+
+
+@MODELS.register_module()
+class AttentiveProbe(LinearProbe):
+    """A LinearProbe whose classifiers read the patches by cross-attention instead of their mean.
+
+    Masked image modeling trains patches and no summary of the image, which a mean can only partly make up for. Patches
+    of the last block have the backbone's final norm; the pooled features are batch-normalised.
+
+    Args:
+        num_queries: learned queries of each classifier.
+        others: of LinearProbe, without `feature`.
+
+    Source: billpsomas/efficient-probing, whose benchmark has 32 queries.
+    """
+
+    def __init__(self, backbone: dict, num_classes: int, num_queries: int = 1, **others: Any):
+        super().__init__(backbone, num_classes, **others)
+        dims = self.backbone.embed_dims
+        self.backbone.norm = nn.LayerNorm(dims, eps=NORM_EPS)
+        self.backbone.requires_grad_(False)
+        for layer, classifier in self.heads.items():
+            pooling = AttentivePooling(dims, num_queries)
+            self.heads[layer] = nn.Sequential(pooling, nn.BatchNorm1d(dims, affine=False), classifier)
+
+    @torch.no_grad()
+    def features(self, images: Tensor) -> list[Tensor]:
+        """Patches (B, N, C) of each probed block."""
+        return [x[:, self.backbone.num_prefix_tokens :] for x in self.backbone(images)]
 
 
 @MODELS.register_module()

@@ -1,6 +1,6 @@
 """The vision Transformer of BEiT (paper sections 2.1 and 2.2): patch embedding, attention, blocks, BEiTBackbone.
 
-Shapes: B images, N = 1 + h*w tokens with the class token first, C channels, d channels of a head, K selected tokens,
+Shapes: B images, N tokens (class token, registers, h*w patches), C channels, d channels of a head, K selected tokens,
 P >= N columns of a bias (see bias_from_table).
 """
 
@@ -26,6 +26,7 @@ from beit_mm.registry import MODELS
 
 INIT_STD = 0.02
 NORM_EPS = 1e-6
+EMBEDDINGS = ('cls_token', 'mask_token', 'register_tokens', 'pos_embed', 'patch_embed')
 # The attributes where a layer keeps its hooks: torch 2.6 to 2.13 has no public way to list them.
 HOOKS = ('_forward_pre_hooks', '_forward_hooks', '_backward_pre_hooks', '_backward_hooks')
 
@@ -80,8 +81,9 @@ class SharedRelativePositionBias(nn.Module):
         self.relative_position_bias_table = nn.Parameter(torch.zeros(num_relative_positions(grid), num_heads))
         self.table_grid = grid
 
-    def forward(self, grid: Grid, dtype: torch.dtype) -> Tensor:
-        return bias_from_table(self.relative_position_bias_table, self.table_grid, grid, dtype)  # 1, heads, N, P
+    def forward(self, grid: Grid, dtype: torch.dtype, num_prefix: int = 1) -> Tensor:
+        table = self.relative_position_bias_table
+        return bias_from_table(table, self.table_grid, grid, dtype, num_prefix)  # 1, heads, N, P
 
 
 class Attention(nn.Module):
@@ -109,8 +111,8 @@ class Attention(nn.Module):
         """Attends from the queries to all tokens.
 
         Args:
-            x: (B, N, C) normalised tokens, class token first.
-            grid: patch grid (h, w), N = 1 + h*w.
+            x: (B, N, C) normalised tokens, patches last.
+            grid: patch grid (h, w).
             shared_bias: (1, heads, N, P) bias that all blocks share, in the type of their computation.
             queries: int64 (B, K) indices of the tokens to compute; None for all.
 
@@ -118,7 +120,7 @@ class Attention(nn.Module):
             (B, K, C), where K = N without queries.
         """
         q, k, v = self._qkv(x, queries)  # B, heads, K, d; B, heads, N, d twice
-        bias = self._bias(grid, shared_bias, queries, q.dtype)  # 1 or B, heads, K, N
+        bias = self._bias(grid, x.shape[1], shared_bias, queries, q.dtype)  # 1 or B, heads, K, N
         if x.device.type == 'cpu' and (q.dtype is torch.bfloat16 or bias is not None and bias.requires_grad):
             # The fused kernel of CPUs is slow in bfloat16 (five times in the backward pass), without a bias gradient.
             x = _attention_scores(q, k, bias).softmax(dim=-1) @ v
@@ -129,7 +131,7 @@ class Attention(nn.Module):
     def attention_scores(self, x: Tensor, grid: Grid, shared_bias: Tensor | None, queries: Tensor | None) -> Tensor:
         """Input of the softmax, (B, heads, K, N); Args as forward."""
         q, k, _ = self._qkv(x, queries)
-        return _attention_scores(q, k, self._bias(grid, shared_bias, queries, q.dtype))
+        return _attention_scores(q, k, self._bias(grid, x.shape[1], shared_bias, queries, q.dtype))
 
     def _qkv(self, x: Tensor, queries: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
         """Queries (B, heads, K, d), keys and values (B, heads, N, d)."""
@@ -147,15 +149,18 @@ class Attention(nn.Module):
             k, v = F.linear(x, kv_weight, kv_bias).chunk(2, dim=-1)
         return tuple(t.unflatten(-1, (self.num_heads, -1)).transpose(1, 2) for t in (q, k, v))
 
-    def _bias(self, grid: Grid, bias: Tensor | None, queries: Tensor | None, dtype: torch.dtype) -> Tensor | None:
+    def _bias(
+        self, grid: Grid, num_tokens: int, bias: Tensor | None, queries: Tensor | None, dtype: torch.dtype
+    ) -> Tensor | None:
         """Bias (1 or B, heads, K, N) for the queries, from the layer's own table or the shared `bias`."""
         if self.relative_position_bias_table is not None and self.table_grid is not None:
-            bias = bias_from_table(self.relative_position_bias_table, self.table_grid, grid, dtype)
+            num_prefix = num_tokens - grid[0] * grid[1]
+            bias = bias_from_table(self.relative_position_bias_table, self.table_grid, grid, dtype, num_prefix)
         if bias is None:
             return None
         if queries is not None:
             bias = bias[0][:, queries].transpose(0, 1)  # heads, B, K, P -> B, heads, K, P
-        return bias[..., : 1 + grid[0] * grid[1]]
+        return bias[..., :num_tokens]
 
 
 def _attention_scores(q: Tensor, k: Tensor, bias: Tensor | None) -> Tensor:
@@ -225,27 +230,29 @@ class BEiTBackbone(BaseModule):
     """Vision Transformer of the paper (the defaults) and of the released checkpoints.
 
     The paper's model has an absolute position embedding; the released models have a relative position bias and
-    LayerScale ("BEiT+" in our configs). Weights of any BEiT can be loaded, from a file or a state dict, and are resized
-    to fit; `load_report` lists what happened to each tensor. The output of the last block is normalised: by `norm` for
-    'raw' and 'cls_token', by `fc_norm` after the mean for 'avg_featmap', not at all for 'featmap'.
+    LayerScale ("BEiT+" in our configs). Weights of any BEiT or plain ViT can be loaded, from a file or a state dict,
+    and are resized to fit; `load_report` lists what happened to each tensor. The output of the last block is
+    normalised: by `norm` for 'raw' and 'cls_token', by `fc_norm` after the mean for 'avg_featmap', not at all for
+    'featmap'.
 
     Args:
-        arch: 'tiny', 'small', 'base', 'large', or a dict of `embed_dims`, `num_layers`, `num_heads` and optionally
-            `feedforward_channels` (default 4 * embed_dims).
+        arch: 'tiny', 'small', 'base', 'large', 'huge', or a dict of `embed_dims`, `num_layers`, `num_heads` and
+            optionally `feedforward_channels` (default 4 * embed_dims).
         img_size: image side in pixels, or (height, width); for other sizes the position parameters are resized.
         patch_size: side of a patch in pixels.
         in_channels: channels of the image.
         out_indices: blocks whose output is returned, in this order; 0-based, negative from the end.
-        out_type: 'raw' (B, 1+h*w, C), 'cls_token' (B, C), 'avg_featmap' (B, C), the mean of the patches, or 'featmap'
+        out_type: 'raw' (B, N, C), 'cls_token' (B, C), 'avg_featmap' (B, C), the mean of the patches, or 'featmap'
             (B, C, h, w).
         masked_input: add a mask token, for pretraining.
         abs_pos_embed: add an absolute position embedding.
         rel_pos_bias: None, 'shared' by all blocks (pretraining) or 'per_layer' (fine-tuning).
+        num_registers: tokens between the class token and the patches, as in DINOv2 with registers.
         layer_scale_init: initial value of LayerScale (released: 0.1 base, 1e-5 large); None or 0 for no LayerScale.
         drop_path_rate: drop path rate of the last block; rises linearly from 0 in the first block.
         frozen_stages: -1 freezes nothing, 0 the embeddings, n the first n blocks too.
         with_cp: recompute each block in the backward pass to save memory.
-        interpolate_mode: how the position embedding is resized, 'bicubic' or 'bilinear'.
+        interpolate_mode: how the position embedding is resized, 'bicubic', 'bilinear' or 'bicubic_antialias'.
         init_cfg: as in mmengine, for example dict(type='Pretrained', checkpoint=..., prefix='backbone.').
         pretrained: path of a checkpoint; mmseg's segmentors pass their own `pretrained` here.
 
@@ -263,6 +270,7 @@ class BEiTBackbone(BaseModule):
         masked_input: bool = False,
         abs_pos_embed: bool = True,
         rel_pos_bias: str | None = None,
+        num_registers: int = 0,
         layer_scale_init: float | None = None,
         drop_path_rate: float = 0.0,
         frozen_stages: int = -1,
@@ -276,7 +284,7 @@ class BEiTBackbone(BaseModule):
         super().__init__(init_cfg)
         check_choice('out_type', out_type, ('raw', 'cls_token', 'avg_featmap', 'featmap'))
         check_choice('rel_pos_bias', rel_pos_bias, (None, 'shared', 'per_layer'))
-        check_choice('interpolate_mode', interpolate_mode, ('bicubic', 'bilinear'))
+        check_choice('interpolate_mode', interpolate_mode, ('bicubic', 'bilinear', 'bicubic_antialias'))
         sizes = sizes_of(arch)
         self.embed_dims = dims = sizes['embed_dims']
         self.num_layers = depth = sizes['num_layers']
@@ -291,8 +299,10 @@ class BEiTBackbone(BaseModule):
         self.patch_embed = PatchEmbed(patch_size, in_channels, dims)
         self.cls_token = nn.Parameter(torch.zeros(1, 1, dims))
         self.mask_token = nn.Parameter(torch.zeros(1, 1, dims)) if masked_input else None
-        num_tokens = 1 + self.grid[0] * self.grid[1]
-        self.pos_embed = nn.Parameter(torch.zeros(1, num_tokens, dims)) if abs_pos_embed else None
+        self.register_tokens = nn.Parameter(torch.zeros(1, num_registers, dims)) if num_registers else None
+        self.num_prefix_tokens = 1 + num_registers  # where the patches begin
+        num_positions = 1 + self.grid[0] * self.grid[1]  # registers have none
+        self.pos_embed = nn.Parameter(torch.zeros(1, num_positions, dims)) if abs_pos_embed else None
         self.rel_pos_bias = SharedRelativePositionBias(self.grid, heads) if rel_pos_bias == 'shared' else None
         hidden = sizes.get('feedforward_channels', 4 * dims)
         drop_paths = [drop_path_rate * index / max(depth - 1, 1) for index in range(depth)]
@@ -307,7 +317,8 @@ class BEiTBackbone(BaseModule):
 
         self.init_transformer()
         if frozen_stages >= 0:
-            frozen = [self.cls_token, self.mask_token, self.pos_embed, *self.patch_embed.parameters()]
+            frozen = [self.cls_token, self.mask_token, self.pos_embed, self.register_tokens]
+            frozen += self.patch_embed.parameters()
             if frozen_stages and self.rel_pos_bias is not None:  # torch 2.11 fails on GPUs if only this is trained
                 frozen += self.rel_pos_bias.parameters()
             for parameter in [*frozen, *self.blocks[:frozen_stages].parameters()]:
@@ -326,7 +337,7 @@ class BEiTBackbone(BaseModule):
                 truncated_normal_(module.weight, bound)
                 if module.bias is not None:
                     nn.init.zeros_(module.bias)
-        for tokens in (self.cls_token, self.mask_token, self.pos_embed):
+        for tokens in (self.cls_token, self.mask_token, self.pos_embed, self.register_tokens):
             if tokens is not None:
                 truncated_normal_(tokens, bound)
         for depth, block in enumerate(self.blocks, start=1):
@@ -341,8 +352,8 @@ class BEiTBackbone(BaseModule):
         Args:
             images: (B, 3, H, W) normalised.
             mask: bool (B, h, w), True (or 1) = replaced by the mask token; needs `masked_input=True`.
-            positions: int64 (B, K) patches, -1 = padding. Then the last block computes only these, (B, K, C), with the
-                class token at padding. Needs out_type 'raw' and the last block as the only output.
+            positions: int64 (B, K) patches, -1 = padding. Then the last block computes only these, (B, K, C), with a
+                class token or register at padding. Needs out_type 'raw' and the last block as the only output.
         """
         if mask is not None and self.mask_token is None:
             raise UserError('BEiTBackbone got a mask but has no mask token; set masked_input=True')
@@ -353,15 +364,15 @@ class BEiTBackbone(BaseModule):
         done = 0  # blocks that have run
         for index in sorted(set(self.out_indices)):
             last = index == self.num_layers - 1
-            # The class token is first, so padding (-1) becomes the class token.
-            queries = positions + 1 if last and positions is not None else None
+            # Padding (-1) becomes the token before the patches.
+            queries = positions + self.num_prefix_tokens if last and positions is not None else None
             x = self.run_blocks(self.blocks[done : index + 1], x, grid, shared_bias, queries)  # B, N or K, C
             outputs[index] = self._format(x, grid, last)
             done = index + 1
         return tuple(outputs[index] for index in self.out_indices)
 
     def embed(self, images: Tensor, mask: Tensor | None) -> tuple[Tensor, Grid, Tensor | None]:
-        """H_0 of the paper: class token and embedded or masked patches, with their positions.
+        """H_0 of the paper: class token, registers and embedded or masked patches, with their positions.
 
         Returns tokens (B, N, C), the patch grid (h, w), and the bias (1, heads, N, P) that all blocks share, or None.
         """
@@ -374,7 +385,17 @@ class BEiTBackbone(BaseModule):
         x = torch.cat([self.cls_token.expand(x.shape[0], -1, -1).to(x.dtype), x], dim=1)  # B, N, C
         if self.pos_embed is not None:
             x = x + resize_position_embedding(self.pos_embed, self.grid, grid, self.interpolate_mode)
-        return x, grid, None if self.rel_pos_bias is None else self.rel_pos_bias(grid, compute_dtype)
+        x = self.insert_registers(x)
+        if self.rel_pos_bias is None:
+            return x, grid, None
+        return x, grid, self.rel_pos_bias(grid, compute_dtype, self.num_prefix_tokens)
+
+    def insert_registers(self, x: Tensor) -> Tensor:
+        """Tokens (B, 1+h*w, C) to (B, N, C)."""
+        if self.register_tokens is None:
+            return x
+        registers = self.register_tokens.expand(x.shape[0], -1, -1).to(x.dtype)
+        return torch.cat([x[:, :1], registers, x[:, 1:]], dim=1)
 
     def run_blocks(
         self, blocks: nn.ModuleList, x: Tensor, grid: Grid, shared_bias: Tensor | None, queries: Tensor | None = None
@@ -396,14 +417,14 @@ class BEiTBackbone(BaseModule):
         if self.out_type == 'cls_token':
             return x[:, 0]
         if self.out_type == 'avg_featmap':
-            x = x[:, 1:].mean(dim=1)
+            x = x[:, self.num_prefix_tokens :].mean(dim=1)
             return self.fc_norm(x) if last else x
-        return x[:, 1:].transpose(1, 2).unflatten(2, grid)  # B, C, h, w
+        return x[:, self.num_prefix_tokens :].transpose(1, 2).unflatten(2, grid)  # B, C, h, w
 
     def attention_maps(
         self, images: Tensor, layer: int = -1, queries: Tensor | None = None, softmax: bool = True
     ) -> tuple[Tensor, Grid]:
-        """Attention of one block, (B, heads, K, N), class token first, and the patch grid (h, w).
+        """Attention of one block, (B, heads, K, N), patches last, and the patch grid (h, w).
 
         Args:
             images: (B, 3, H, W) normalised.
@@ -439,7 +460,7 @@ class BEiTBackbone(BaseModule):
         """
         name = param_name.removeprefix(prefix) if param_name.startswith(prefix) else ''
         part, _, rest = name.partition('.')
-        layer = 0 if part in ('cls_token', 'mask_token', 'pos_embed', 'patch_embed') else self.num_layers + 1
+        layer = 0 if part in EMBEDDINGS else self.num_layers + 1
         return (int(rest.partition('.')[0]) + 1 if part == 'blocks' else layer), self.num_layers + 2
 
     def train(self, mode: bool = True) -> 'BEiTBackbone':

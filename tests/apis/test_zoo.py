@@ -10,12 +10,15 @@ from mmengine.registry import DefaultScope
 from narrow_segmentors import SEGMENTOR
 from peers import assert_equal
 from timm.models.beit import Beit
+from timm.models.vision_transformer import VisionTransformer
 
 from beit_mm.apis import rebuild
 from beit_mm.apis.inferencers import ClassificationInferencer, SegmentationInferencer
 from beit_mm.apis.rebuild import get_model
 from beit_mm.checkpoint import find
+from beit_mm.checkpoint.checkpoint import Checkpoint
 from beit_mm.checkpoint.find import list_models, path_of_checkpoint
+from beit_mm.errors import UserError
 from beit_mm.registry import MODELS
 
 RELEASED = 'beit_base_patch16_224_pt22k_ft22kto1k'
@@ -25,9 +28,16 @@ PRETRAINED = 'beit_base_patch16_224_pt22k'
 
 def test_every_file_of_the_page_of_released_files_has_a_name():
     page, names = (ROOT / 'docs/released.md').read_text(), list_models()
-    assert names == sorted(set(names)) and [name for name in names if f'{name}.pth' not in page] == ['demo']
+    assert names == sorted(set(names)) and [name for name in names if f'[{name}](' not in page] == ['demo']
     files = set(re.findall(r'/([\w.-]+)\.pth\b', page))
     assert len(files) >= 30 and files <= set(names)
+    details = list_models(details=True)
+    assert list(details) == names and all(
+        entry['url'] in page or name == 'demo' or '://timm/' in entry['url'] for name, entry in details.items()
+    )
+    assert [name for name in names if 'forbids commercial use' in details[name].get('licence', '')] == list_models(
+        'mae*'
+    )
     assert list_models('beit_large*ade20k') == ['beit_large_patch16_640_pt22k_ft22ktoade20k']
 
 
@@ -95,3 +105,20 @@ def test_a_head_of_ade20k_names_its_classes_in_its_colours(tmp_path):
     segment = SegmentationInferencer(tmp_path / f'{SEGMENTING}.pth', device='cpu')
     assert segment.classes[:3] == ('wall', 'building', 'sky') and segment.classes[149] == 'flag'
     assert segment.palette[:2] == [[120, 120, 120], [180, 120, 120]] and len(segment.palette) == 150
+
+
+def test_a_plain_vit_by_its_name(weights, warnings):
+    """Its normalisation is known by the name, and a licence that forbids commercial use is said."""
+    peer = VisionTransformer(img_size=32, embed_dim=64, depth=1, num_heads=1, num_classes=0)
+    torch.save(dict(model=peer.state_dict()), weights / 'mae_pretrain_vit_base.pth')
+    with pytest.raises(UserError, match='pretrained=True'):
+        get_model('mae_pretrain_vit_base')
+    images = torch.randn(1, 3, 32, 32)
+    with torch.no_grad():
+        found = get_model('mae_pretrain_vit_base', pretrained=True)(images)[0]
+        torch.testing.assert_close(found, peer.eval().forward_features(images), atol=1e-5, rtol=1e-5)
+    (licence,) = warnings()
+    assert 'CC BY-NC 4.0' in licence
+    mean, std = Checkpoint.open('mae_pretrain_vit_base').normalisation[0].values()
+    assert (mean, std) == ([123.675, 116.28, 103.53], [58.395, 57.12, 57.375])
+    assert all(warning == licence for warning in warnings())

@@ -138,7 +138,7 @@ def test_a_tokenizers_path_is_not_published_and_a_wrong_file_leaves_nothing(tmp_
     published = publish_checkpoint(tmp_path / 'run.pth', tmp_path / 'beit.safetensors')
     assert read_checkpoint(published)['meta']['tokenizer'] == dict(type='DALLETokenizer', sha256='12')
     torch.save(RESNET, tmp_path / 'resnet.pth')
-    with pytest.raises(CheckpointError, match='holds no BEiT weights'):
+    with pytest.raises(CheckpointError, match='holds no weights'):
         publish_checkpoint(tmp_path / 'resnet.pth', tmp_path / 'out/beit.pth')
     assert not (tmp_path / 'out').exists()
 

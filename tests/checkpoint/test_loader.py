@@ -164,7 +164,6 @@ def state_of(variant: str = 'per_layer', **changes):
 PATCHES = 'patch_embed.proj.weight'
 WRONG = {  # the model's variant, what is in the file, the error
     'resnet': ('per_layer', lambda: below('backbone.', RESNET), 'conv1.weight'),
-    'patch size': ('per_layer', state_of(patch_size=16), rf'{PATCHES} \(32, 3, 16, 16\), the model has \(32, 3, 8, 8'),
     'width': ('vit', state_of(embed_dim=64), r'cls_token \(1, 1, 64\), the model has \(1, 1, 32\)'),
     'depth': ('per_layer', state_of(depth=3), 'blocks 3, the model has 2'),
     'heads': ('per_layer', state_of(num_heads=4), 'heads 4, the model has 2'),

@@ -13,7 +13,8 @@ from helpers import RELEASED_BLOCK, WEIGHT_AND_BIAS
 from mmengine.runner import CheckpointLoader
 from peers import DEPTH, DIMS, HEADS, RESNET, assert_equal, ours
 
-from beit_mm.checkpoint.names import convert_state_dict, describe_source, released_out_indices
+from beit_mm.checkpoint.description import describe_source
+from beit_mm.checkpoint.names import convert_state_dict, released_out_indices
 from beit_mm.checkpoint.read import CheckpointError
 
 BATCH_NORM = (*WEIGHT_AND_BIAS, 'running_mean', 'running_var', 'num_batches_tracked')
@@ -97,7 +98,7 @@ def vit_with_norms_of_queries_and_keys() -> dict:
 NO_BEIT = {
     'empty': (dict, 'tensors are none'),
     'ResNet': (lambda: RESNET, r'conv1.weight, .*, \.\.\.$'),
-    'ViT of transformers': (vit_of_transformers, 'embeddings'),
+    'ViT of transformers': (vit_of_transformers, 'save_pretrained'),
     'q_norm': (vit_with_norms_of_queries_and_keys, 'not a BEiT.* backbone.blocks.0.attn.q_norm.weight'),
 }
 

@@ -2,7 +2,6 @@
 
 import argparse
 import json
-import logging
 import re
 import shlex
 from pathlib import Path
@@ -14,7 +13,6 @@ import timm
 import torch
 from labelled import classifier_config
 from mmengine.config import Config
-from mmengine.logging import MMLogger
 from mmengine.registry import DefaultScope
 from peers import HEADS, ours, timm_peer
 from PIL import Image
@@ -48,15 +46,6 @@ def narrow(name: str, **options):
 def normalisation(path: Path, **levels) -> tuple[list[float], str]:
     found, warning = Checkpoint.open(path, **levels).normalisation
     return [*found['mean'], *found['std']], warning
-
-
-@pytest.fixture
-def warnings(caplog):
-    """A function that returns the warnings so far."""
-    logger = MMLogger.get_current_instance()
-    logger.addHandler(caplog.handler)
-    yield lambda: [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
-    logger.removeHandler(caplog.handler)
 
 
 @pytest.mark.parametrize('name', CONFIGS)

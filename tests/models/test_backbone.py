@@ -120,7 +120,7 @@ def test_what_stochastic_depth_leaves_is_scaled_exactly(dtype):
 @pytest.mark.parametrize(
     ('options', 'message'),
     [
-        (dict(arch='huge'), "arch is 'huge'"),
+        (dict(arch='enormous'), "arch is 'enormous'"),
         (dict(arch=['embed_dims', 64]), 'arch is .*expected tiny, small, base'),
         (dict(arch=dict(embed_dims=64)), 'a dict of embed_dims, num_layers, num_heads'),
         (dict(out_type='pooled'), 'out_type'),

@@ -20,6 +20,7 @@ from pathlib import Path
 import config_facts as facts
 from config_facts import ROOT
 
+from beit_mm.checkpoint.find import plain_vits
 from beit_mm.terminal import quiet
 
 MAP = 'docs/architecture.md'
@@ -115,7 +116,11 @@ def update_released() -> str:
             groups[group] = [*groups[group], released_row(config, weights)]
     head = '| name | CONFIG below configs/ | reported |\n| --- | --- | --- |\n'
     text = ''.join(f'## {title}\n\n{head}' + '\n'.join(rows) + '\n\n' for title, rows in groups.items())
-    return between_marks(ROOT / RELEASED, text)
+    text += '## Plain ViTs\n\n| name | model | licence | reported on ImageNet-1K, % |\n| --- | --- | --- | --- |\n'
+    for name, entry in plain_vits().items():
+        url = entry['url'].replace('hf://', 'https://huggingface.co/')
+        text += f'| [{name}]({url}) | {entry["model"]} | {entry["licence"]} | {entry.get("figures", "")} |\n'
+    return between_marks(ROOT / RELEASED, text + '\n')
 
 
 def title_of(file: Path) -> str:

@@ -239,7 +239,7 @@ class BEiTTeacher(Teacher):
     def patches(self, images: Tensor) -> Tensor:
         network = self.network
         x, grid, shared_bias = network.embed(images, None)
-        x = network.run_blocks(network.blocks[: self.layer + 1], x, grid, shared_bias)[:, 1:]
+        x = network.run_blocks(network.blocks[: self.layer + 1], x, grid, shared_bias)[:, network.num_prefix_tokens :]
         return network.norm(x) if network.norm and self.layer == network.num_layers - 1 else x
 
 

@@ -1,0 +1,307 @@
+"""Plain ViTs of other code bases, in every layout that they are published in: our backbone computes their features."""
+
+import json
+
+import pytest
+import timm
+import torch
+import transformers
+from peers import randomise
+from timm.layers import resample_abs_pos_embed
+from timm.layers.patch_embed import resample_patch_embed
+from timm.models.vision_transformer import VisionTransformer
+from torch import Tensor
+
+from beit_mm.checkpoint.checkpoint import Checkpoint
+from beit_mm.checkpoint.convert import convert_checkpoint
+from beit_mm.checkpoint.names import convert_state_dict
+from beit_mm.errors import CheckpointError
+from beit_mm.features.extractor import FeatureExtractor
+from beit_mm.models.vit import BEiTBackbone
+from beit_mm.positions import resize_patch_embedding
+
+DIMS, DEPTH, PATCH, SIZE = 128, 3, 14, 84
+SHAPES = [(SIZE, SIZE), (140, 140), (70, 126)]
+
+
+def timm_vit(size: int | tuple = SIZE, **options) -> VisionTransformer:
+    sizes = dict(embed_dim=DIMS, depth=DEPTH, num_heads=DIMS // 64, patch_size=PATCH, img_size=size)
+    return randomise(VisionTransformer(**sizes, num_classes=7, **options))
+
+
+def timm_features(options: dict, shape: tuple[int, int], images: Tensor) -> list[Tensor]:
+    """Patches after each block, at another size with the position embedding resampled as its authors do it."""
+    weights, peer = timm_vit(**options).state_dict(), timm_vit(shape, **options)
+    prefix = weights['pos_embed'].shape[1] - (SIZE // PATCH) ** 2
+    grid = [side // PATCH for side in shape]
+    is_antialiased = 'reg_tokens' in options  # as Meta's code does it
+    weights['pos_embed'] = resample_abs_pos_embed(weights['pos_embed'], grid, None, prefix, antialias=is_antialiased)
+    peer.load_state_dict(weights)
+    return peer.forward_intermediates(images, intermediates_only=True)
+
+
+HF = {
+    'ViT': (transformers.ViTModel, transformers.ViTConfig, dict(intermediate_size=4 * DIMS)),
+    'ViT with a classifier': (
+        transformers.ViTForImageClassification,
+        transformers.ViTConfig,
+        dict(intermediate_size=4 * DIMS),
+    ),
+    'ViTMAE': (
+        transformers.ViTMAEForPreTraining,
+        transformers.ViTMAEConfig,
+        dict(intermediate_size=4 * DIMS, decoder_hidden_size=64, decoder_num_hidden_layers=1, mask_ratio=0.0),
+    ),
+    'DeiT': (transformers.DeiTModel, transformers.DeiTConfig, dict(intermediate_size=4 * DIMS)),
+    'DINOv2': (transformers.Dinov2Model, transformers.Dinov2Config, {}),
+    'DINOv2 with a classifier': (transformers.Dinov2ForImageClassification, transformers.Dinov2Config, {}),
+    'DINOv2 with registers': (
+        transformers.Dinov2WithRegistersModel,
+        transformers.Dinov2WithRegistersConfig,
+        dict(num_register_tokens=4),
+    ),
+}
+
+
+def hf_vit(name: str):
+    kind, config, options = HF[name]
+    sizes = dict(hidden_size=DIMS, num_hidden_layers=DEPTH, num_attention_heads=DIMS // 64)
+    # google's and Meta's ViTs were trained with this epsilon; the configs of some copies say 1e-12
+    images = dict(image_size=SIZE, patch_size=PATCH, layer_norm_eps=1e-6)
+    return randomise(kind(config(**sizes, **images, **options)))
+
+
+def hf_features(peer, shape: tuple[int, int], images: Tensor) -> list[Tensor]:
+    encoder = getattr(peer, getattr(peer, 'base_model_prefix', ''), peer)
+    resampled = {} if 'Dinov2' in type(peer).__name__ else dict(interpolate_pos_encoding=True)
+    if 'MAE' in type(peer).__name__:  # it shuffles the patches
+        count = shape[0] * shape[1] // PATCH**2
+        resampled['noise'] = torch.arange(count).float()[None].expand(len(images), -1)
+    states = encoder(images, output_hidden_states=True, **resampled).hidden_states[1:]
+    grid = [side // PATCH for side in shape]
+    return [x[:, -grid[0] * grid[1] :].transpose(1, 2).unflatten(2, grid) for x in states]
+
+
+def meta_dinov2(registers: int) -> dict:
+    """Meta's own names and shapes, of weights in timm's: each token has a position except for the registers."""
+    weights = timm_vit(**TIMM['DINOv2 with registers' if registers else 'DINOv2']).state_dict()
+    if registers:
+        weights['register_tokens'] = weights.pop('reg_token')
+        first_row = torch.linspace(-1, 1, DIMS).view(1, 1, DIMS)
+        weights['cls_token'] = weights['cls_token'] - first_row
+        weights['pos_embed'] = torch.cat([first_row, weights['pos_embed']], dim=1)
+    return without_head(weights) | dict(mask_token=torch.zeros(1, DIMS))
+
+
+def without_head(weights: dict) -> dict:
+    return {name: part for name, part in weights.items() if not name.startswith('head')}
+
+
+def prefixed(prefix: str, weights: dict) -> dict:
+    return {prefix + name: part for name, part in weights.items()}
+
+
+def mae_pretraining() -> dict:
+    decoder = dict(mask_token=torch.zeros(1, 1, 64), decoder_pos_embed=torch.zeros(1, 37, 64))
+    decoder |= {'decoder_embed.weight': torch.zeros(64, DIMS), 'decoder_blocks.0.norm1.weight': torch.ones(64)}
+    return without_head(timm_vit().state_dict()) | decoder
+
+
+def in_groups_of_blocks(weights: dict) -> dict:
+    """DINOv2's training keeps the index of a block behind the index of its group."""
+    groups = {f'blocks.{i}.': f'blocks.{i // 2}.{i}.' for i in range(DEPTH)}
+    return {groups.get(name[:9], name[:9]) + name[9:]: part for name, part in weights.items()}
+
+
+def wrong(weights: dict) -> dict:
+    return {name: torch.full_like(part, 9.0) for name, part in weights.items()}
+
+
+TIMM = {
+    'ViT': {},
+    'mean of the patches': dict(global_pool='avg', fc_norm=True),
+    'DeiT-3, no position at the class token': dict(no_embed_class=True, init_values=0.1),
+    'DINOv2': dict(init_values=0.1),
+    'DINOv2 with registers': dict(init_values=0.1, reg_tokens=4, no_embed_class=True),
+    'registers with positions': dict(reg_tokens=4),
+}
+PLAIN = timm_vit().state_dict()
+FILES = {  # layout: how the truth is built, and the content of its file
+    **{f'timm, {name}': (options, timm_vit(**options).state_dict) for name, options in TIMM.items()},
+    'MAE, pretraining': ({}, lambda: dict(model=mae_pretraining())),
+    'DINO, teacher and student': (
+        {},
+        lambda: dict(
+            teacher=prefixed('backbone.', without_head(PLAIN)) | {'head.mlp.0.weight': torch.ones(8, DIMS)},
+            student=prefixed('module.backbone.', wrong(without_head(PLAIN))),
+        ),
+    ),
+    'Meta, DINOv2': (TIMM['DINOv2'], lambda: meta_dinov2(0)),
+    'Meta, DINOv2 with registers': (TIMM['DINOv2 with registers'], lambda: meta_dinov2(4)),
+    'Meta, DINOv2 in training': (
+        TIMM['DINOv2'],
+        lambda: dict(teacher=prefixed('backbone.', in_groups_of_blocks(meta_dinov2(0)))),
+    ),
+    'Lightning': ({}, lambda: dict(state_dict=prefixed('model.', PLAIN), loops={})),
+    'Lightning, backbone and head': (
+        {},
+        lambda: dict(state_dict=prefixed('net.backbone.', without_head(PLAIN)) | {'head.weight': torch.ones(3, DIMS)}),
+    ),
+    'teacher beside student': (
+        {},
+        lambda: prefixed('teacher.backbone.', PLAIN) | prefixed('student.backbone.', wrong(PLAIN)),
+    ),
+    'DistributedDataParallel': ({}, lambda: dict(state_dict=prefixed('module.', PLAIN))),
+    'moving average': ({}, lambda: dict(state_dict_ema=PLAIN)),
+}
+
+
+def deit_distilled():
+    """timm's model of the released DeiT with a distillation token."""
+    sizes = dict(embed_dim=DIMS, depth=DEPTH, num_heads=DIMS // 64, patch_size=PATCH, img_size=SIZE)
+    return randomise(timm.models.deit.VisionTransformerDistilled(**sizes))
+
+
+@torch.no_grad()
+def assert_features(path, expected: dict[tuple[int, int], list[Tensor]], images: dict) -> None:
+    """Inner blocks, the last one, at the file's size, at another and as a rectangle."""
+    arguments = Checkpoint.open(path).backbone_arguments()
+    backbone = BEiTBackbone(**arguments | dict(out_indices=range(DEPTH), out_type='featmap'))
+    backbone.load_state_dict(Checkpoint.open(path).state_dict)
+    backbone.eval()
+    assert not backbone.load_report.missing_keys and not backbone.load_report.resized
+    for shape, features in expected.items():
+        for found, truth in zip(backbone(images[shape]), features, strict=True):
+            assert truth.std() > 0.1
+            torch.testing.assert_close(found, truth, atol=1e-5, rtol=1e-5)
+
+
+@pytest.fixture(scope='module')
+def images() -> dict:
+    torch.manual_seed(0)
+    return {shape: torch.randn(2, 3, *shape) for shape in SHAPES}
+
+
+@pytest.mark.parametrize('layout', FILES)
+@torch.no_grad()
+def test_a_layout_of_a_plain_vit(layout, images, tmp_path):
+    options, content = FILES[layout]
+    torch.save(content(), tmp_path / 'vit.pth')
+    expected = {shape: timm_features(options, shape, images[shape]) for shape in SHAPES}
+    assert_features(tmp_path / 'vit.pth', expected, images)
+
+
+@pytest.mark.parametrize('name', HF)
+@torch.no_grad()
+def test_a_folder_of_transformers(name, images, tmp_path):
+    peer = hf_vit(name)
+    peer.save_pretrained(tmp_path / 'hub')
+    assert json.loads((tmp_path / 'hub/config.json').read_text())['num_attention_heads'] == DIMS // 64
+    expected = {shape: hf_features(peer, shape, images[shape]) for shape in SHAPES}
+    assert_features(tmp_path / 'hub', expected, images)
+
+
+@torch.no_grad()
+def test_a_distilled_deit(images, tmp_path):
+    peer = deit_distilled()
+    torch.save(dict(model=peer.state_dict()), tmp_path / 'deit.pth')
+    shape = (SIZE, SIZE)
+    expected = peer.forward_intermediates(images[shape], intermediates_only=True)
+    assert_features(tmp_path / 'deit.pth', {shape: expected}, images)
+    backbone = BEiTBackbone.from_checkpoint(tmp_path / 'deit.pth')
+    torch.testing.assert_close(backbone(images[shape])[0], peer.forward_features(images[shape]), atol=1e-5, rtol=1e-5)
+
+
+def of_timm(name: str):
+    return lambda: timm.create_model(name, **({} if 'swin' in name else dict(depth=1))).state_dict()
+
+
+REFUSED = {  # what is not plain, and the word that names it
+    'EVA-02': (of_timm('eva02_tiny_patch14_224'), 'SwiGLU'),
+    'DINOv2 giant': (lambda: timm_vit(mlp_layer=timm.layers.SwiGLUPacked, init_values=0.1).state_dict(), 'SwiGLU'),
+    'DINOv3': (of_timm('vit_small_patch16_dinov3'), 'rotary'),
+    'CLIP': (lambda: timm_vit(pre_norm=True).state_dict(), 'norm_pre.weight'),
+    'BEiT-3': (of_timm('beit3_base_patch16_224'), 'attn.norm.weight'),
+    'SigLIP': (lambda: timm_vit(class_token=False, global_pool='avg').state_dict(), 'ViT'),
+    'Swin': (of_timm('swin_tiny_patch4_window7_224'), 'ViT'),
+    'two encoders': (lambda: prefixed('image.', PLAIN) | prefixed('depth.', PLAIN), 'image.cls_token'),
+}
+
+
+@pytest.mark.parametrize('case', REFUSED)
+def test_another_encoder_is_refused_by_its_part(case, tmp_path):
+    content, part = REFUSED[case]
+    torch.save(content(), tmp_path / 'other.pth')
+    with pytest.raises(CheckpointError, match=part) as error:
+        BEiTBackbone.from_checkpoint(tmp_path / 'other.pth')
+    assert str(tmp_path / 'other.pth') in str(error.value) and '\n' not in str(error.value)
+
+
+def test_a_giant_of_transformers_is_refused_by_its_part(tmp_path):
+    config = transformers.Dinov2Config(hidden_size=DIMS, num_hidden_layers=1, image_size=SIZE, use_swiglu_ffn=True)
+    transformers.Dinov2Model(config).save_pretrained(tmp_path)
+    with pytest.raises(CheckpointError, match='weights_in'):
+        BEiTBackbone.from_checkpoint(tmp_path)
+
+
+def test_registers_need_a_backbone_with_registers():
+    weights = timm_vit(**TIMM['DINOv2 with registers']).state_dict()
+    arch = dict(embed_dims=DIMS, num_layers=DEPTH, num_heads=DIMS // 64)
+    with pytest.raises(CheckpointError, match='num_registers'):
+        BEiTBackbone(arch, SIZE, PATCH, layer_scale_init=0.1).load_state_dict(weights)
+
+
+def test_heads_of_a_huge_vit_are_not_64_channels_wide(tmp_path):
+    """Its width is 20 x 64, but every published one has 16 heads."""
+    peer = randomise(
+        VisionTransformer(img_size=28, patch_size=14, embed_dim=1280, depth=1, num_heads=16, num_classes=0)
+    )
+    torch.save(peer.state_dict(), tmp_path / 'huge.pth')
+    images = torch.randn(1, 3, 28, 28)
+    with torch.no_grad():
+        found = BEiTBackbone.from_checkpoint(tmp_path / 'huge.pth')(images)[0]
+        torch.testing.assert_close(found, peer.forward_features(images), atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize(('before', 'after'), [(14, 16), (16, 14), (16, 8)])
+def test_a_patch_embedding_of_another_size(before, after):
+    weight = torch.randn(DIMS, 3, before, before)
+    expected = resample_patch_embed(weight, [after, after])
+    torch.testing.assert_close(resize_patch_embedding(weight, after), expected, atol=1e-5, rtol=1e-5)
+
+
+def test_patches_of_another_size_are_reported():
+    backbone = BEiTBackbone(dict(embed_dims=DIMS, num_layers=DEPTH, num_heads=2), 96, 16)
+    backbone.load_state_dict(timm_vit().state_dict())
+    assert backbone.load_report.adapted == ['patch_embed.proj.weight'] and not backbone.load_report.resized
+
+
+@pytest.mark.parametrize('options', [dict(), dict(init_values=0.1), dict(reg_tokens=4, no_embed_class=True)])
+@torch.no_grad()
+def test_there_and_back_in_timm(options, images, tmp_path):
+    """Also with the registers of DINOv2; only the bias of the keys, which has no effect, is lost."""
+    peer = timm_vit(**options)
+    torch.save(peer.state_dict(), tmp_path / 'vit.pth')
+    convert_checkpoint(tmp_path / 'vit.pth', tmp_path / 'ours.pth')
+    convert_checkpoint(tmp_path / 'ours.pth', tmp_path / 'back.pth', 'timm')
+    back = timm_vit(**options)
+    back.load_state_dict(torch.load(tmp_path / 'back.pth'))
+    torch.testing.assert_close(back(images[SIZE, SIZE]), peer(images[SIZE, SIZE]), atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize('target', ['unilm', 'hf', 'mmpretrain', 'mmseg'])
+def test_registers_have_no_place_in_other_formats(target):
+    with pytest.raises(CheckpointError, match='registers'):
+        convert_state_dict(timm_vit(reg_tokens=4).state_dict(), target=target)
+
+
+@torch.no_grad()
+def test_the_extractor_leaves_registers_out_of_the_patches(images, tmp_path):
+    peer = timm_vit(**TIMM['DINOv2 with registers'])
+    torch.save(peer.state_dict(), tmp_path / 'vit.pth')
+    extractor = FeatureExtractor(tmp_path / 'vit.pth', mean=127.5, std=50.0, device='cpu')
+    pixels = images[SIZE, SIZE]
+    found = extractor.features(50 * pixels + 127.5, [DEPTH - 1])
+    expected = peer.forward_intermediates(pixels, intermediates_only=True)[-1]
+    torch.testing.assert_close(found['patches'][:, 0].permute(0, 3, 1, 2), expected, atol=2e-5, rtol=1e-4)
+    torch.testing.assert_close(found['mean'][:, 0], expected.mean(dim=(2, 3)), atol=2e-5, rtol=1e-4)
