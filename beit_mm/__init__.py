@@ -19,14 +19,14 @@ Every registered type is found as `type='beit_mm.NAME'` in any config. Where wha
                     configs, export, inference, inferencers, plans, rebuild, reports, segmentation_report, split,
                     stored_config, training
     checkpoint/     Weights from any BEiT file into a model and out again, without running what a file holds:
-                    checkpoint, convert, find, names, read
+                    checkpoint, convert, description, find, names, read
     datasets/       Images, their transforms, masks and samplers: image_folder, masking, multi_crop, reading, samplers,
                     segmentation_folder, transforms
     engine/         How a run goes: loops, signals, steps, logs, checkpoints, checks, optimizer wrappers, metrics:
                     checkpoints, checks, dino, logs, loops, metrics, optim, resuming, signals, steps, unreadable
     features/       Features of images, and what a classifier of them alone reaches: evaluation, extractor
     models/         Backbone, tokenizers, heads and algorithms, registered in mmengine's MODELS under `beit_mm`: base,
-                    beit, beit_v2, dalle, dino, discrete_vae, probe, provenance, vit, vqkd, vqkd_training
+                    beit, beit_v2, dalle, dino, discrete_vae, lora, probe, provenance, vit, vqkd, vqkd_training
     segmentation/   Semantic segmentation with MMSegmentation. Outside this folder only functions in apis import mmseg:
                     heads, segmentor
 """
