@@ -81,7 +81,7 @@ def change_record(folder: Path, **changes: object) -> None:
 
 def test_a_run_leaves_weights_pictures_and_a_report_and_says_when_it_is_finished(run, images, tmp_path, capsys):
     report, page = (run / 'report.md').read_text(), (run / 'report.html').read_text()
-    for text in ('Verdict: ', 'mim_loss', 'position_entropy', 'with random weights', 'with thumbnails'):
+    for text in ('Verdict: ', 'mim_loss', 'position_entropy', '| random weights |', '| thumbnails |'):
         assert text in report
     for name in ('reconstruction', 'neighbours', 'loss'):
         assert f'({name}.png)' in report and f'src="{name}.png"' in page and Image.open(run / f'{name}.png').width > 100
@@ -145,7 +145,8 @@ def test_a_pretraining_goes_on_with_the_tokens_it_knows(run, images, tmp_path, c
     first, second = (record_of(folder)['stages']['pretrain'] for folder in (run, out))
     assert second['mim_loss_start'] == pytest.approx(first['mim_loss']) and 'mim_loss_start' not in first
     first, second = (record_of(folder)['metrics'] for folder in (run, out))  # value, standard error and number of each
-    assert second['knn_accuracy_start'] == pytest.approx(first['knn_accuracy'])
+    for method in ('knn', 'linear', 'attentive'):
+        assert second[f'{method}_accuracy_start'] == pytest.approx(first[f'{method}_accuracy'])
     report = (out / 'report.md').read_text()
     assert 'that of the weights that the training began with' in report and 'Next: ' in report
 
