@@ -97,9 +97,9 @@ def export_onnx(
     """Writes a classifier or segmentor as an ONNX graph and checks it against the model.
 
     The graph takes `images`, float32 (N, C, H, W), normalised, and gives `logits`, float32 (N, classes), of a segmentor
-    (N, classes, H, W), before the softmax. H and W are multiples of `divisor`, at most `most`; position parameters are
-    resampled in the graph. A segmentor sees the image as one window. The metadata describe `input` and `output` in
-    words; `beit_mm` is JSON of `mean` and `std` (of pixel values 0 to 255, where the data preprocessor knows them),
+    (N, classes, H, W), before the softmax; a mask head gives probabilities, and `probabilities` in the metadata is
+    true. H and W are multiples of `divisor`, at most `most`; position parameters are resampled in the graph. A
+    segmentor sees the image as one window. The metadata describe `input` and `output` in words; `beit_mm` is JSON of `mean` and `std` (of pixel values 0 to 255, where the data preprocessor knows them),
     `size` (height, width) that the model was built for, `divisor`, `most` and `notes`. A graph above 2 GB has its
     weights in a second file, PATH.data.
 
@@ -127,6 +127,7 @@ def export_onnx(
     most = max(MIN_MOST, *(2 * side for side in backbone.grid)) * patch // divisor * divisor
     grid = [-(-side * patch // divisor) * divisor for side in backbone.grid]
     metadata = dict(preprocessing_of_model(model), size=grid, divisor=divisor, most=most, **(notes or {}))
+    metadata['probabilities'] = segments and model.gives_probabilities
     original = copy.deepcopy(WholeImage(model) if segments else model).cpu().float().eval()
     exported = copy.deepcopy(original)
     take_any_size(exported, most // patch)
@@ -148,7 +149,8 @@ def export_onnx(
     program.model.metadata_props.update(
         beit_mm=json.dumps(metadata),
         input=f'images: float32 (batch, channels, height, width), (pixel 0..255 - mean) / std, RGB; {sides}',
-        output=f'logits: float32 (batch, classes{", height, width" if segments else ""}), before the softmax',
+        output=f'logits: float32 (batch, classes{", height, width" if segments else ""}), '
+        f'{"probabilities" if metadata["probabilities"] else "before the softmax"}',
     )
 
     path = Path(path)

@@ -25,7 +25,9 @@ MAX_SIDE = 8192  # pixels
 MAX_LENGTH = 64  # of lists, such as the scales of a test
 LEAST_STRIDE = 8  # pixels; a window also has at most so many strides along a side
 LIMITS = {
-    **dict.fromkeys('num_layers num_levels num_convs bottleneck_blocks windows_per_batch dilation'.split(), 256),
+    **dict.fromkeys(
+        'num_layers num_levels num_convs num_blocks bottleneck_blocks windows_per_batch dilation'.split(), 256
+    ),
     **dict.fromkeys('crop_size img_size short_side size size_divisor pad_size_divisor'.split(), MAX_SIDE),
     **dict.fromkeys('ratios scale_factor up_scale rescales'.split(), 16),
     'pool_scales': 64,
@@ -41,7 +43,8 @@ PARTS = dict(
     """.split(),
     segmentor=f"""
         beit_mm.SlidingSegmentor beit_mm.MultiScaleTTA SegDataPreProcessor Feature2Pyramid UPerHead SETRUPHead FCNHead
-        beit_mm.EfficientUPerHead beit_mm.SETRUPHead beit_mm.EfficientSETRUPHead beit_mm.FCNHead {LAYERS}
+        beit_mm.EfficientUPerHead beit_mm.SETRUPHead beit_mm.EfficientSETRUPHead beit_mm.FCNHead
+        beit_mm.MaskClassificationHead {LAYERS}
     """.split(),
 )
 TOKENIZERS = ('beit_mm.DiscreteVAE', 'beit_mm.DALLETokenizer')

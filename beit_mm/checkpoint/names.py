@@ -236,7 +236,8 @@ def task_of(weights: Mapping[str, Tensor]) -> str:
         return 'pretraining'
     if 'head.fc.weight' in weights:
         return 'classification'
-    return 'segmentation' if 'decode_head.conv_seg.weight' in weights else 'features'
+    segments = 'decode_head.conv_seg.weight' in weights or 'decode_head.class_predictor.weight' in weights
+    return 'segmentation' if segments else 'features'
 
 
 def backbone_arguments(weights: Mapping[str, Tensor], meta: Mapping[str, Any]) -> dict[str, Any]:

@@ -11,6 +11,7 @@ Sources: MaskFormer and Mask2Former (arXiv 2107.06278, 2112.01527) for scores an
 the masks, the queries in the backbone and the annealing, PMT for blocks of the head's own.
 """
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -88,7 +89,7 @@ class MaskClassificationHead(BaseDecodeHead):
             in_channels,
             num_classes=num_classes,
             out_channels=num_classes,
-            threshold=1.0 if num_classes == 1 else None,  # nothing is above: the only class is everywhere
+            threshold=math.inf if num_classes == 1 else None,  # nothing is above: the only class is everywhere
             dropout_ratio=0,
             in_index=in_index,
             input_transform='multiple_select',

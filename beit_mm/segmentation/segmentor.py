@@ -149,6 +149,11 @@ class SlidingSegmentor(EncoderDecoder):
         return samples
 
     @property
+    def gives_probabilities(self) -> bool:
+        """Whether the head's results, here called logits, are probabilities already."""
+        return getattr(self.decode_head, 'gives_probabilities', False)
+
+    @property
     def divisor(self) -> int:
         """Side of the coarsest cell in pixels; windows are padded to multiples of it."""
         patch_size = self.backbone.patch_size if isinstance(self.backbone, BEiTBackbone) else 1
@@ -336,7 +341,7 @@ class MultiScaleTTA(BaseTTAModel):
     """Mean of the class probabilities over the views of MultiScaleViews and their mirror images.
 
     The windows of all views of all images share batches. The logits of a view are resized to the image before the
-    softmax.
+    softmax, which the probabilities of a mask head do not need.
 
     Args:
         module: the segmentor, a SlidingSegmentor or its config.
@@ -383,7 +388,8 @@ class MultiScaleTTA(BaseTTAModel):
             mean = 0
             for weight in (weight for weight in weights_of_image for _ in FLIPS):
                 view = next(logits)  # C, H, W
-                view = view.sigmoid() if len(view) == 1 else view.softmax(dim=0)
+                if not self.module.gives_probabilities:
+                    view = view.sigmoid() if len(view) == 1 else view.softmax(dim=0)
                 mean += view.mul_(weight / (len(FLIPS) * sum(weights_of_image)))
             yield mean
 

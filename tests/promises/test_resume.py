@@ -10,6 +10,7 @@ import pytest
 import torch
 from conftest import narrow_dino_pretraining, narrow_pretraining
 from helpers import ROOT, make_runner
+from label_maps import make_label_maps, mask_training
 from labelled import classifier_config, make_images
 from mmengine.config import Config
 
@@ -85,6 +86,11 @@ def fine_tuning(folder: Path, images: Path) -> Config:
     return config
 
 
+def of_masks(folder: Path, images: Path) -> Config:
+    """Where a random share of the queries is masked, which falls with the steps."""
+    return mask_training(make_label_maps(folder / 'maps'), folder)
+
+
 def balanced(folder: Path, images: Path) -> Config:
     config = fine_tuning(folder, images)
     dataset = config.train_dataloader.dataset
@@ -118,7 +124,17 @@ def run(config: Config, folder: Path, **changes: object) -> dict:
     return torch.load((folder / 'last_checkpoint').read_text(), weights_only=True)
 
 
-TASKS = [pretraining, accumulating, by_iterations, with_dino, of_vqkd, fine_tuning, balanced, of_another_library]
+TASKS = [
+    pretraining,
+    accumulating,
+    by_iterations,
+    with_dino,
+    of_vqkd,
+    fine_tuning,
+    of_masks,
+    balanced,
+    of_another_library,
+]
 
 
 @pytest.mark.parametrize('task', TASKS)

@@ -4,6 +4,7 @@ import itertools
 
 import pytest
 import torch
+from helpers import run_ranks
 from mmengine.structures import PixelData
 from mmseg.structures import SegDataSample
 from torch import Tensor, nn
@@ -183,3 +184,21 @@ def test_scores_are_sums_of_probabilities():
     for image, query, label in itertools.product(range(2), range(3), range(CLASSES)):
         expected[image, label] += classes[image, query].softmax(0)[label] * masks[image, query].sigmoid()
     torch.testing.assert_close(class_scores(masks, classes), expected)
+
+
+def test_two_processes_learn_what_one_learns(tmp_path, monkeypatch):
+    """The mean of their losses and gradients is that on the joined batch, also where one has more objects."""
+    labels = torch.tensor([[0] * 16, [0, 1, 2, 3] * 4, [255] * 16, [4] * 16]).view(4, 4, 4)
+    features, points = torch.randn(4, DIMS, 3, 4), torch.rand(200, 2)
+    model = head().eval()  # without masks, which are drawn
+    monkeypatch.setattr(torch, 'rand', lambda *shape, **_: points[: shape[1]].expand(*shape).clone())
+
+    def step(images: slice) -> list[Tensor]:
+        model.zero_grad()
+        found = model.loss([features[images]], samples(labels[images]), None)
+        sum(found.values()).backward()
+        return [*found.values(), *(p.grad for p in model.parameters() if p.grad is not None)]
+
+    ranks = run_ranks(lambda rank: [t.detach() for t in step(slice(2 * rank, 2 * rank + 2))], tmp_path)
+    for alone, *of_ranks in zip(step(slice(4)), *ranks, strict=True):
+        torch.testing.assert_close(sum(of_ranks) / 2, alone.detach(), atol=1e-6, rtol=1e-5)
