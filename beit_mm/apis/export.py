@@ -99,9 +99,9 @@ def export_onnx(
     The graph takes `images`, float32 (N, C, H, W), normalised, and gives `logits`, float32 (N, classes), of a segmentor
     (N, classes, H, W), before the softmax; a mask head gives probabilities, and `probabilities` in the metadata is
     true. H and W are multiples of `divisor`, at most `most`; position parameters are resampled in the graph. A
-    segmentor sees the image as one window. The metadata describe `input` and `output` in words; `beit_mm` is JSON of `mean` and `std` (of pixel values 0 to 255, where the data preprocessor knows them),
-    `size` (height, width) that the model was built for, `divisor`, `most` and `notes`. A graph above 2 GB has its
-    weights in a second file, PATH.data.
+    segmentor sees the image as one window. The metadata describe `input` and `output` in words; `beit_mm` is JSON of
+    `mean` and `std` (of pixel values 0 to 255, where the data preprocessor knows them), `size` (height, width) that the
+    model was built for, `divisor`, `most` and `notes`. A graph above 2 GB has its weights in a second file, PATH.data.
 
     Args:
         model: such as mmpretrain's ImageClassifier, or a SlidingSegmentor, on a BEiTBackbone; left as it is.

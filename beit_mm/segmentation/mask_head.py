@@ -24,8 +24,8 @@ from mmseg.structures import SegDataSample
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from beit_mm.errors import check_choice
-from beit_mm.models.vit import NORM_EPS, Block, truncated_normal_
+from beit_mm.errors import UserError, check_choice
+from beit_mm.models.vit import NORM_EPS, BEiTBackbone, Block, truncated_normal_
 from beit_mm.positions import Grid, take_tokens
 from beit_mm.registry import MODELS
 
@@ -56,10 +56,12 @@ class MaskClassificationHead(BaseDecodeHead):
         num_classes: K.
         num_queries: Q; of an image with more classes the Q most frequent are learned.
         num_blocks: blocks that mix queries and patches.
-        where: 'decoder': the head has these blocks itself, and takes feature maps of any backbone, which may be frozen.
-        in_index: feature maps, which are added after a norm and a linear layer each.
-        num_heads: of the head's own blocks; None: one for each 64 channels.
-        drop_path_rate: of the head's own blocks.
+        where: 'decoder': the head has these blocks itself, and takes feature maps of any backbone, which may be frozen;
+            'backbone': they are the last blocks of the BEiTBackbone of a SlidingSegmentor, where queries are further
+            prefix tokens, with the position bias of the class token.
+        in_index: in a decoder the feature maps, which are added after a norm and a linear layer each.
+        num_heads: of a decoder; None: one for each 64 channels.
+        drop_path_rate: of a decoder.
         with_cp: recompute each block in the backward pass to save memory.
         num_points: P, at which the loss reads a mask.
         loss_weights: of cross-entropy of the classes, binary cross-entropy and dice loss of the masks.
@@ -97,19 +99,23 @@ class MaskClassificationHead(BaseDecodeHead):
             ignore_index=ignore_index,
             init_cfg=None,
         )
-        check_choice('where', where, ('decoder',))
-        self.where, self.with_cp = where, with_cp
+        check_choice('where', where, ('decoder', 'backbone'))
+        self.where, self.num_blocks, self.num_queries, self.with_cp = where, num_blocks, num_queries, with_cp
         self.num_points, self.loss_weights = num_points, tuple(loss_weights)
         self.conv_seg = None  # mmseg's classifier of pixels
         dims = in_channels
-        self.laterals = nn.ModuleList(
-            nn.Sequential(nn.LayerNorm(dims, eps=NORM_EPS), nn.Linear(dims, dims)) for _ in in_index
-        )
-        heads = num_heads or max(1, dims // 64)
-        self.blocks = nn.ModuleList(Block(dims, heads, 4 * dims, drop_path_rate, None, None) for _ in range(num_blocks))
-        for module in self.blocks.modules():
-            if isinstance(module, nn.Linear):
-                truncated_normal_(module.weight)
+        self.joined: list[nn.Module] = []  # blocks of the backbone, whose parameters are not the head's
+        if where == 'decoder':
+            self.laterals = nn.ModuleList(
+                nn.Sequential(nn.LayerNorm(dims, eps=NORM_EPS), nn.Linear(dims, dims)) for _ in in_index
+            )
+            heads = num_heads or max(1, dims // 64)
+            self.blocks = nn.ModuleList(
+                Block(dims, heads, 4 * dims, drop_path_rate, None, None) for _ in range(num_blocks)
+            )
+            for module in self.blocks.modules():
+                if isinstance(module, nn.Linear):
+                    truncated_normal_(module.weight)
         self.queries = nn.Parameter(torch.randn(1, num_queries, dims))
         self.norm = nn.LayerNorm(dims, eps=NORM_EPS)
         self.class_predictor = nn.Linear(dims, num_classes + 1)
@@ -117,6 +123,14 @@ class MaskClassificationHead(BaseDecodeHead):
             nn.Linear(dims, dims), nn.GELU(), nn.Linear(dims, dims), nn.GELU(), nn.Linear(dims, dims)
         )
         self.upscale = nn.Sequential(*upscaling(dims), *upscaling(dims))
+
+    def join(self, backbone: BEiTBackbone) -> None:
+        """Takes the backbone's last blocks for the queries."""
+        if not 0 < self.num_blocks <= backbone.num_layers:
+            found, most = self.num_blocks, backbone.num_layers
+            raise UserError(f'decode_head.num_blocks is {found}; expected 1 to {most}, the blocks of the backbone')
+        self.joined = [*backbone.blocks[-self.num_blocks :]]
+        self.with_cp = self.with_cp or backbone.with_cp
 
     # The network
 
@@ -130,11 +144,11 @@ class MaskClassificationHead(BaseDecodeHead):
         """The last prediction, and in training before it the prediction in front of each block."""
         x, grid, bias = self.sequence(inputs)  # B, N, C
         found = []
-        for index, block in enumerate(self.blocks):
+        for index, block in enumerate(self.joined or self.blocks):
             hidden = None
             if self.training:
                 found.append(self.predict_masks(x, grid))
-                probability = masking_probability(index, len(self.blocks), training_progress())
+                probability = masking_probability(index, self.num_blocks, training_progress())
                 hidden = hidden_tokens(found[-1][0], grid, x.shape[1], probability)  # B, Q, N
             if self.with_cp and self.training:
                 x = checkpoint(block, x, grid, bias, None, hidden, use_reentrant=False)
@@ -143,17 +157,21 @@ class MaskClassificationHead(BaseDecodeHead):
         return [*found, self.predict_masks(x, grid)]
 
     def sequence(self, inputs: Sequence[Tensor]) -> tuple[Tensor, Grid, Tensor | None]:
-        """Queries and patches (B, N, C), the patch grid (h, w), and the bias that the blocks share."""
-        features = self._transform_inputs(inputs)  # each B, C, h, w
-        grid = features[0].shape[2], features[0].shape[3]
-        layers = zip(self.laterals, features, strict=True)
-        x = sum(lateral(feature.flatten(2).transpose(1, 2)) for lateral, feature in layers)  # B, h*w, C
+        """Queries, other prefix tokens and patches (B, N, C), the patch grid, and the bias that the blocks share."""
+        bias = None
+        if self.joined:
+            x, grid, bias = inputs  # of BEiTBackbone.first_blocks
+        else:
+            features = self._transform_inputs(inputs)  # each B, C, h, w
+            grid = features[0].shape[2], features[0].shape[3]
+            layers = zip(self.laterals, features, strict=True)
+            x = sum(lateral(feature.flatten(2).transpose(1, 2)) for lateral, feature in layers)  # B, h*w, C
         queries = self.queries.expand(x.shape[0], -1, -1).to(x.dtype)
-        return torch.cat([queries, x], dim=1), grid, None
+        return torch.cat([queries, x], dim=1), grid, bias
 
     def predict_masks(self, x: Tensor, grid: Grid) -> Prediction:
         x = self.norm(x)  # B, N, C
-        queries, patches = x[:, : self.queries.shape[1]], x[:, x.shape[1] - grid[0] * grid[1] :]
+        queries, patches = x[:, : self.num_queries], x[:, x.shape[1] - grid[0] * grid[1] :]
         fine = self.upscale(patches.transpose(1, 2).unflatten(2, grid))  # B, C, 4h, 4w
         masks = torch.einsum('bqc,bchw->bqhw', self.mask_mlp(queries), fine)
         return masks, self.class_predictor(queries)

@@ -92,9 +92,20 @@ class SlidingSegmentor(EncoderDecoder):
         if isinstance(data_preprocessor, dict) and len(data_preprocessor.get('mean') or ()) not in (0, 1, 3):
             data_preprocessor = dict(data_preprocessor, type='beit_mm.BandsDataPreprocessor')
         super().__init__(*args, data_preprocessor=data_preprocessor, **kwargs)
+        self.joins = getattr(self.decode_head, 'where', None) == 'backbone'
+        if self.joins:
+            if self.with_neck or self.with_auxiliary_head or not isinstance(self.backbone, BEiTBackbone):
+                raise UserError("decode_head.where='backbone' needs a BEiTBackbone, no neck and no auxiliary_head")
+            self.decode_head.join(self.backbone)
         self.data_preprocessor._non_blocking = True  # the host does not wait for copies; mmseg has no argument for it
         check_test_cfg(self.test_cfg or {})
         self.takes_rgb = not (data_preprocessor or {}).get('bgr_to_rgb', False)
+
+    def extract_feat(self, inputs: Tensor) -> Sequence:
+        """Feature maps for the head, or, for queries that join the backbone, what its first blocks give."""
+        if not self.joins:
+            return super().extract_feat(inputs)
+        return self.backbone.first_blocks(inputs, self.decode_head.num_blocks, self.decode_head.num_queries)
 
     def test_step(self, data: dict) -> list[SegDataSample]:
         # For an array, mmseg's `inference_model` replaces LoadImage with a loader of BGR that sets img_path=None.

@@ -91,6 +91,10 @@ def of_masks(folder: Path, images: Path) -> Config:
     return mask_training(make_label_maps(folder / 'maps'), folder)
 
 
+def of_joined_queries(folder: Path, images: Path) -> Config:
+    return mask_training(make_label_maps(folder / 'maps'), folder, where='backbone')
+
+
 def balanced(folder: Path, images: Path) -> Config:
     config = fine_tuning(folder, images)
     dataset = config.train_dataloader.dataset
@@ -124,17 +128,8 @@ def run(config: Config, folder: Path, **changes: object) -> dict:
     return torch.load((folder / 'last_checkpoint').read_text(), weights_only=True)
 
 
-TASKS = [
-    pretraining,
-    accumulating,
-    by_iterations,
-    with_dino,
-    of_vqkd,
-    fine_tuning,
-    of_masks,
-    balanced,
-    of_another_library,
-]
+TASKS = [pretraining, accumulating, by_iterations, with_dino, of_vqkd, fine_tuning, balanced, of_another_library]
+TASKS += [of_masks, of_joined_queries]
 
 
 @pytest.mark.parametrize('task', TASKS)

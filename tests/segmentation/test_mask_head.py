@@ -1,14 +1,19 @@
 """MaskClassificationHead: matching, gradients, what counts, masked attention, and what an image of little holds."""
 
+import copy
 import itertools
 
 import pytest
 import torch
 from helpers import run_ranks
+from mmengine.registry import DefaultScope
 from mmengine.structures import PixelData
 from mmseg.structures import SegDataSample
+from narrow_segmentors import SEGMENTOR, UPERNET, WIDTH, narrow_config, narrow_segmentor
+from peers import randomise
 from torch import Tensor, nn
 
+from beit_mm.errors import UserError
 from beit_mm.models.vit import Block
 from beit_mm.registry import MODELS
 from beit_mm.segmentation import MaskClassificationHead
@@ -202,3 +207,59 @@ def test_two_processes_learn_what_one_learns(tmp_path, monkeypatch):
     ranks = run_ranks(lambda rank: [t.detach() for t in step(slice(2 * rank, 2 * rank + 2))], tmp_path)
     for alone, *of_ranks in zip(step(slice(4)), *ranks, strict=True):
         torch.testing.assert_close(sum(of_ranks) / 2, alone.detach(), atol=1e-6, rtol=1e-5)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize('bias', ['per_layer', 'shared'])
+def test_a_query_in_the_backbone_stands_where_the_class_token_does(bias):
+    """One that is the class token when it joins is it in the end, also on another grid than the tables'."""
+    model = narrow_segmentor('bias', 'backbone')
+    backbone, head = model.backbone, model.decode_head
+    if bias == 'shared':
+        config = narrow_config('bias', 'backbone')
+        config.backbone.rel_pos_bias = 'shared'
+        with DefaultScope.overwrite_default_scope('mmseg'):
+            model = randomise(MODELS.build(config))
+        backbone, head = model.backbone, model.decode_head
+    inputs = model.extract_feat(torch.randn(1, 3, 48, 80))
+    head.queries.copy_(inputs[0][:, :1].expand(-1, head.num_queries, -1))
+    x, grid, shared = head.sequence(inputs)
+    for block in backbone.blocks[-2:]:
+        x = block(x, grid, shared)
+    assert x.std() > 0.1
+    for place in range(head.num_queries):
+        torch.testing.assert_close(x[:, place], x[:, head.num_queries], atol=1e-5, rtol=1e-5)
+
+
+def test_queries_join_a_backbone_that_has_the_blocks_and_nothing_behind_it():
+    for changes, key in [
+        (dict(decode_head=dict(num_blocks=5)), 'num_blocks'),
+        (dict(neck=SEGMENTOR['neck']), 'neck'),
+        (dict(auxiliary_head=dict(UPERNET, type='mmseg.FCNHead', in_channels=WIDTH, in_index=0)), 'auxiliary_head'),
+    ]:
+        config = narrow_config('bias', 'backbone')
+        for part, settings in changes.items():
+            config[part] = dict(config.get(part, {}), **settings)
+        with DefaultScope.overwrite_default_scope('mmseg'), pytest.raises(UserError, match=key):
+            MODELS.build(config)
+
+
+@pytest.mark.parametrize('where', ['decoder', 'backbone'])
+def test_every_parameter_learns_and_a_copy_has_blocks_of_its_own(where):
+    model = narrow_segmentor('bias', where).train()
+    copied = copy.deepcopy(model)
+    images, labels = torch.randn(2, 3, 64, 64), torch.randint(0, CLASSES, (2, 64, 64))
+    sum(copied.loss(images, samples(labels)).values()).backward()
+    assert all(parameter.grad is not None for parameter in copied.parameters())
+    assert all(parameter.grad is None for parameter in model.parameters())
+
+
+def test_a_frozen_backbone_stays_under_a_decoder():
+    config = narrow_config('bias', 'decoder')
+    config.backbone.frozen_stages = 4
+    with DefaultScope.overwrite_default_scope('mmseg'):
+        model = randomise(MODELS.build(config)).train()
+    labels = torch.randint(0, CLASSES, (2, 64, 64))
+    sum(model.loss(torch.randn(2, 3, 64, 64), samples(labels)).values()).backward()
+    assert all(parameter.grad is None for parameter in model.backbone.parameters())
+    assert all(parameter.grad is not None for parameter in model.decode_head.parameters())

@@ -88,6 +88,7 @@ def save_image(folder, name: str, height: int, width: int, mode: str = 'RGB'):
         ('bias', 'beit_mm.EfficientUPerHead', 'UPerHead'),
         ('absolute', 'beit_mm.EfficientSETRUPHead', 'SETRUPHead'),
         ('bias', 'decoder', 'decoder'),  # of masks
+        ('bias', 'backbone', 'backbone'),
     ],
 )
 @pytest.mark.parametrize(
