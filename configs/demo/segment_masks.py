@@ -20,7 +20,9 @@ model = dict(
         patch_size=8,
         out_indices=(1, 2, 3, 4),
         init_cfg=dict(type='Pretrained', checkpoint='demo')),
-    decode_head=dict(in_channels=128, num_classes=13, num_queries=30, num_blocks=2, num_points=2048),
+    decode_head=dict(
+        where='decoder', in_channels=128, in_index=(0, 1, 2, 3), num_classes=13, num_queries=30, num_blocks=2,
+        num_points=2048),
     test_cfg=dict(crop_size=(128, 128), stride=(85, 85)))
 
 optim_wrapper = dict(clip_grad=dict(max_norm=0.1), optimizer=dict(lr=2e-3))
