@@ -25,12 +25,11 @@ MAX_SIDE = 8192  # pixels
 MAX_LENGTH = 64  # of lists, such as the scales of a test
 LEAST_STRIDE = 8  # pixels; a window also has at most so many strides along a side
 LIMITS = {
-    **dict.fromkeys(
-        'num_layers num_levels num_convs num_blocks bottleneck_blocks windows_per_batch dilation'.split(), 256
-    ),
+    **dict.fromkeys('num_layers num_levels num_convs bottleneck_blocks windows_per_batch dilation'.split(), 256),
     **dict.fromkeys('crop_size img_size short_side size size_divisor pad_size_divisor'.split(), MAX_SIDE),
     **dict.fromkeys('ratios scale_factor up_scale rescales'.split(), 16),
     'pool_scales': 64,
+    'num_blocks': 256,
     'max_pixels': MAX_PIXELS,
 }
 

@@ -92,6 +92,8 @@ class SlidingSegmentor(EncoderDecoder):
         if isinstance(data_preprocessor, dict) and len(data_preprocessor.get('mean') or ()) not in (0, 1, 3):
             data_preprocessor = dict(data_preprocessor, type='beit_mm.BandsDataPreprocessor')
         super().__init__(*args, data_preprocessor=data_preprocessor, **kwargs)
+        # whether the head's results, here called logits, need no softmax
+        self.gives_probabilities = getattr(self.decode_head, 'gives_probabilities', False)
         self.joins = getattr(self.decode_head, 'where', None) == 'backbone'
         if self.joins:
             if self.with_neck or self.with_auxiliary_head or not isinstance(self.backbone, BEiTBackbone):
@@ -158,11 +160,6 @@ class SlidingSegmentor(EncoderDecoder):
             labels = [(strip @ logits @ columns.T).argmax(dim=0, keepdim=True) for strip in strips]
             sample.pred_sem_seg = PixelData(data=torch.cat(labels, dim=1))  # 1, H, W
         return samples
-
-    @property
-    def gives_probabilities(self) -> bool:
-        """Whether the head's results, here called logits, are probabilities already."""
-        return getattr(self.decode_head, 'gives_probabilities', False)
 
     @property
     def divisor(self) -> int:

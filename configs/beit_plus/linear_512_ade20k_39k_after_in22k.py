@@ -14,8 +14,8 @@ Steps:   39,120 updates, 1,500 of them warm-up
 Data:    ADE20K, 20,210 images, 31.0 times
 Cost:    643 GFLOP an image forward and backward; 0.9 GPU hours of an A100 at 40 %
 
-Differs: from masks_512_ade20k_39k_after_in22k.py in the head, its loss, and in having no clipping. It costs little above
-         the encoder and ranks encoders as Mask2Former does (arXiv 2404.12172). Not run here.
+Differs: from masks_512_ade20k_39k_after_in22k.py in the head, its loss, and in having no clipping. It costs little more
+         than the encoder and ranks encoders as Mask2Former does (arXiv 2404.12172). Not run here.
 """
 _base_ = [
     '../_base_/models/masks_base.py',

@@ -18,6 +18,7 @@ from beit_mm.models.vit import Block
 from beit_mm.registry import MODELS
 from beit_mm.segmentation import MaskClassificationHead
 from beit_mm.segmentation.mask_head import (
+    IGNORED,
     assign,
     class_scores,
     hidden_tokens,
@@ -66,18 +67,18 @@ def test_costs_that_are_not_finite_end_no_training():
 
 
 def test_objects_are_the_most_frequent_labels_and_what_is_ignored_is_none():
-    labels = torch.tensor([[[3, 3, 3, 1, 1, 4]], [[255] * 6], [[2] * 6]])
-    objects, number = objects_of(labels, 5, 2, 255)
+    labels = torch.tensor([[[3, 3, 3, 1, 1, 4]], [[IGNORED] * 6], [[2] * 6]])
+    objects, number = objects_of(labels, 5, 2)
     assert number.tolist() == [2, 0, 1]
     assert objects.shape == (3, 2) and objects[0].tolist() == [3, 1] and objects[2, 0] == 2
-    many, number = objects_of(labels[:1], 20_000, 100, 255)
+    many, number = objects_of(labels[:1], 20_000, 100)
     assert many.shape == (1, 100) and many[0, :3].tolist() == [3, 1, 4] and number.tolist() == [3]
 
 
 def test_targets_are_the_masks_read_bilinearly():
     labels = torch.randint(0, 3, (2, 5, 7))
     points, images, objects = torch.rand(4, 30, 2), torch.tensor([1, 0, 1, 1]), torch.randint(0, 3, (4, 2))
-    targets, counts = targets_at(labels, images, objects, points, None)
+    targets, counts = targets_at(labels, images, objects, points)
     masks = (labels[images][:, None] == objects[..., None, None]).float()  # R, M, H, W
     expected = nn.functional.grid_sample(masks, 2 * points[:, None] - 1, align_corners=False)[:, :, 0]
     torch.testing.assert_close(targets, expected.transpose(1, 2), atol=1e-6, rtol=1e-5)
