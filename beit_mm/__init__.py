@@ -7,26 +7,26 @@ Every registered type is found as `type='beit_mm.NAME'` in any config. Where wha
     errors.py       The user's mistakes, and lines in the log of a run
     files.py        Files written completely or not at all, their hashes, and text that is safe in files, configs and
                     terminals
-    pictures.py     Pictures of what a model makes of images: sheets of titled pictures, reconstructions, attention
-                    maps, curves
+    pictures.py     Sheets of titled pictures, reconstructions, attention maps (P points, h x w the patch grid), and
+                    curves
     positions.py    Relative position bias and position embedding at any patch grid
     precision.py    Which floating-point type a device computes in
     registry.py     Child registries of mmengine's, scope `beit_mm`: `type='beit_mm.X'` finds our classes from any
                     config
-    terminal.py     What a terminal gets to see: nothing of the libraries that a user cannot act on, and one line for a
+    terminal.py     What a terminal shows: nothing of the libraries that a user cannot act on, and one line for a
                     mistake
     apis/           What users call from Python: imports nothing, so that each call loads only what it needs: commands,
                     configs, export, inference, inferencers, plans, rebuild, reports, segmentation_report, split,
                     stored_config, training
     checkpoint/     Weights from any BEiT file into a model and out again, without running what a file holds:
-                    checkpoint, convert, find, names, read
+                    checkpoint, convert, description, find, names, read
     datasets/       Images, their transforms, masks and samplers: image_folder, masking, multi_crop, reading, samplers,
                     segmentation_folder, transforms
     engine/         How a run goes: loops, signals, steps, logs, checkpoints, checks, optimizer wrappers, metrics:
                     checkpoints, checks, dino, logs, loops, metrics, optim, resuming, signals, steps, unreadable
     features/       Features of images, and what a classifier of them alone reaches: evaluation, extractor
     models/         Backbone, tokenizers, heads and algorithms, registered in mmengine's MODELS under `beit_mm`: base,
-                    beit, beit_v2, dalle, dino, discrete_vae, probe, provenance, vit, vqkd, vqkd_training
+                    beit, beit_v2, dalle, dino, discrete_vae, lora, probe, provenance, vit, vqkd, vqkd_training
     segmentation/   Semantic segmentation with MMSegmentation. Outside this folder only functions in apis import mmseg:
                     heads, mask_head, segmentor
 """

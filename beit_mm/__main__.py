@@ -41,8 +41,8 @@ def main(words: Sequence[str] | None = None) -> None:
 
 def parser() -> argparse.ArgumentParser:
     program = terminal.program()
-    begin = f'To begin: {program} reconstruct demo'
-    top = terminal.Parser(prog=program, description='BEiT on your own images.', epilog=begin)
+    description = f'BEiT on your own images. To begin: {program} reconstruct demo'
+    top = terminal.Parser(prog=program, description=description)
     top.add_argument('--version', action='version', version=f'beit_mm {beit_mm.__version__}')
     verbs = top.add_subparsers(dest='verb', required=True, metavar='VERB')
 
@@ -52,48 +52,43 @@ def parser() -> argparse.ArgumentParser:
 
     verb = add('pretrain', 'learn from images without labels', 'images/ --out run --minutes 15')
     length = add_training(verb, 'folder of images, searched to any depth')
-    what = 'demo, the packaged one, or new, one of these images (default: that of --init)'
-    verb.add_argument('--tokenizer', choices=('demo', 'new'), help=what)
+    verb.add_argument('--tokenizer', choices=('demo', 'new'), help='packaged, or trained (default: that of --init)')
     length.add_argument('--steps', type=int, help='instead of minutes; the tokenizer gets at most as many')
 
     verb = add('finetune', 'train a classifier or segmentor', 'images/ --init run --out run_ft --minutes 5')
     length = add_training(verb, 'folder with one folder a class; or with images/, annotations/ and classes.txt')
     add_zero_label(verb)
-    balance = 'of class folders: show images of small classes more often'
-    verb.add_argument('--balance', action='store_true', help=balance)
-    bands = 'of images with label maps: which, counted from 0, or all (default: all where RGB would lose some)'
+    verb.add_argument('--balance', action='store_true', help='show images of small class folders more often')
+    bands = 'of images with label maps, counted from 0 (default: all if RGB would lose some)'
     verb.add_argument('--bands', type=bands_of, metavar='all|B,B,...', help=bands)
     length.add_argument('--epochs', type=float, help='instead of minutes; times through the images')
 
     verb = add('classify', 'name the class of images', 'run_ft new_images/ --out classes.csv')
     add_inputs(verb)
-    labelled = 'with one folder a class: the nearest of these images decide'
-    verb.add_argument('--labelled', metavar='FOLDER', help=labelled)
+    verb.add_argument('--labelled', metavar='FOLDER', help='one folder a class, whose nearest images decide')
     verb.add_argument('--out', metavar='FILE', help='.csv or .json')
 
     verb = add('segment', 'name the class of each pixel', 'segmentor.pth images/ --out maps')
     add_inputs(verb, 'three drawn scenes')
     verb.add_argument('--labelled', metavar='FOLDER', help='images/ and annotations/, whose nearest patches decide')
-    side = "with --labelled: short side of images (default: the checkpoint's)"
+    side = "short side of images, with --labelled (default: the checkpoint's)"
     verb.add_argument('--short-side', '--size', type=int, metavar='PIXELS', help=side)
     add_zero_label(verb)
     verb.add_argument('--multi-scale', action='store_true', help='of a segmentor: at all scales with flip')
-    limit = 'largest width x height of an image or label map (default: 178,956,970)'
-    verb.add_argument('--max-pixels', type=int, metavar='N', help=limit)
+    verb.add_argument('--max-pixels', type=int, metavar='N', help='of an image or label map (default: 178,956,970)')
     add_out(verb, 'FOLDER', 'segmentation', 'for label maps and overlays')
 
     verb = add('reconstruct', 'draw what is predicted', 'run images/ --out picture.png')
     add_inputs(verb)
     add_out(verb, 'PICTURE', 'reconstruction.png')
 
-    example = 'run image.jpg --points "210,140;0.5,0.2" --out attention.png'
-    verb = add('attention', 'draw what points attend to', example)
+    verb = add('attention', 'draw what points attend to', 'run image.jpg --points "210,140;0.5,0.2"')
     verb.add_argument('checkpoint', help=CHECKPOINT)
     verb.add_argument('image', nargs='?', default=argparse.SUPPRESS, help='a file (default: a packaged photo)')
     points = 'pixels, or shares of width and height (default: 0.5,0.5)'
     verb.add_argument('--points', default='0.5,0.5', metavar='X,Y[;X,Y]', help=points)
     verb.add_argument('--layer', type=int, default=-1, help='block, 0-based, negative from the end (default: -1)')
-    side = "short side of the image (default: the checkpoint's, or 30 patches where it is less)"
+    side = "short side (default: the checkpoint's, or 30 patches if it is less)"
     verb.add_argument('--short-side', '--size', type=int, metavar='PIXELS', help=side)
     commands.add_levels(verb)
     add_out(verb, 'PICTURE', 'attention.png')
@@ -103,8 +98,7 @@ def parser() -> argparse.ArgumentParser:
     add_out(verb, 'FILE', 'features.npz', 'with `features` and `paths`')
     verb.set_defaults(on_error='skip')
 
-    example = 'run_ft model.onnx; python tools/onnx_predict.py model.onnx image.jpg'
-    verb = add('export', 'write one ONNX file for images of any size', example)
+    verb = add('export', 'write one ONNX file for images of any size', 'run_ft model.onnx')
     verb.add_argument('checkpoint', help=f'classifier or segmentor: {CHECKPOINT}')
     verb.add_argument('out', help='ONNX file')
     verb.add_argument('--config', help='path of its config (default: what the checkpoint says)')
@@ -130,8 +124,8 @@ def bands_of(text: str) -> str | list[int]:
 def add_zero_label(verb: argparse.ArgumentParser) -> None:
     group = verb.add_mutually_exclusive_group()
     for option, value, meaning in (('reduce', True, 'marks unlabelled pixels'), ('keep', False, 'is a class')):
-        option, said = f'--{option}-zero-label', f'0 in label maps {meaning} (default: as classes.txt shows)'
-        group.add_argument(option, dest='reduce_zero_label', action='store_const', const=value, help=said)
+        option, text = f'--{option}-zero-label', f'0 in label maps {meaning} (default: as classes.txt shows)'
+        group.add_argument(option, dest='reduce_zero_label', action='store_const', const=value, help=text)
 
 
 def add_training(verb: argparse.ArgumentParser, images: str) -> Any:
@@ -161,35 +155,32 @@ def add_out(verb: argparse.ArgumentParser, kind: str, default: str, what: str = 
 
 
 def show(verb: str, result: Any, out: str | None) -> None:
-    """Prints what a verb returned; exits with code 1 where none of its images could be read."""
-    lines: list[object] = []
+    """Prints what a verb returned; exits with code 1 if none of its images could be read."""
     if verb in ('reconstruct', 'attention'):
-        lines = [result]
+        terminal.say(result)
     elif verb == 'classify':
-        lines = [*map(line_of, result[:MAX_LINES])]
+        for image in result[:MAX_LINES]:
+            terminal.say(line_of(image))
         if len(result) > MAX_LINES:
-            lines.append(f'... and {len(result) - MAX_LINES} more{"" if out else "; --out FILE writes all"}')
-        lines += [out] if out else []
+            terminal.say(f'... and {len(result) - MAX_LINES} more')
     elif verb in ('segment', 'embed'):
-        images = result if verb == 'segment' else result['skipped']
-        lines = [f'unreadable: {image["error"]}' for image in images if 'error' in image]
+        unreadable = [image for image in (result if verb == 'segment' else result['skipped']) if 'error' in image]
+        for image in unreadable:
+            terminal.say(f'unreadable: {image["error"]}')
         if verb == 'segment':
-            lines.append(f'{len(images) - len(lines)} images: labels and overlays in {out}')
+            terminal.say(f'{len(result) - len(unreadable)} images: labels and overlays in {out}')
         else:
-            lines.append(f'{out}: {" x ".join(map(str, result["features"].shape))}')
-    for line in lines:
-        terminal.say(line)
+            terminal.say(f'{out}: {" x ".join(map(str, result["features"].shape))}')
     if verb in ('segment', 'classify') and all('error' in image for image in result):
         sys.exit(1)
 
 
 def line_of(image: dict[str, Any]) -> str:
-    """A result of `classify`."""
+    """A result of `classify`, with the path and the name of the class quoted."""
     from beit_mm.apis.inference import summary_of
 
     name, probability = summary_of(image)
-    name = name if 'error' in image else files.quoted(name)  # which is quoted
-    return f'{files.quoted(image["path"])}  {name}  {probability}'.rstrip()
+    return f'{files.quoted(image["path"])}  {name if "error" in image else files.quoted(name)}  {probability}'.rstrip()
 
 
 def script() -> None:

@@ -51,8 +51,7 @@ def printable(text: str) -> str:
 def atomic_file(path: str | Path) -> Iterator[BinaryIO]:
     """A file to write to, which gets its name when the block ends without an error and all of it is on the disk.
 
-    Until then what had the name stays as it was. Folders above it are created. A process that is killed meanwhile
-    leaves `NAME.<8 hexadecimal digits>.part`.
+    Folders above it are created. A process that is killed meanwhile leaves `NAME.<8 hexadecimal digits>.part`.
     """
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -75,7 +74,7 @@ def atomic_file(path: str | Path) -> Iterator[BinaryIO]:
 
 def remove_leftovers(folder: Path) -> None:
     """Removes what killed processes have left half written."""
-    for path in folder.glob('*.part') if folder.is_dir() else ():
+    for path in folder.glob('*.part'):
         if LEFTOVER.fullmatch(path.name):
             path.unlink(missing_ok=True)
 
@@ -87,9 +86,8 @@ def config_folders() -> list[Path]:
 
 
 def folder_of_images(path: str | Path) -> Path:
-    """An existing folder, without links and `~`; FileNotFoundError where there is none."""
+    """An existing folder, without links and `~`; FileNotFoundError if there is none."""
     folder = Path(path).expanduser().resolve()
     if not folder.is_dir():
-        what = 'is a file' if folder.exists() else 'does not exist'
-        raise FileNotFoundError(f'{str(path)!r} {what}; expected a folder of images')
+        raise FileNotFoundError(f'{str(path)!r} is not a folder; expected a folder of images')
     return folder

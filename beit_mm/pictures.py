@@ -1,7 +1,4 @@
-"""Pictures of what a model makes of images: sheets of titled pictures, reconstructions, attention maps, curves.
-
-Shapes: P points, h x w the patch grid.
-"""
+"""Sheets of titled pictures, reconstructions, attention maps (P points, h x w the patch grid), and curves."""
 
 import json
 import math
@@ -104,23 +101,21 @@ def pixels_of(figure: Figure) -> np.ndarray:
 
 
 def with_legend(image: Image.Image, entries: Sequence[tuple[str, Sequence[int]]]) -> Image.Image:
-    """An image above a white strip with a square of each colour (red, green, blue) and its name."""
+    """An image above a white strip with a square of each colour (red, green, blue) and its name, in columns."""
     size = max(14, image.width // 40)  # pixels
     font = ImageFont.truetype(get_data_path() + '/fonts/ttf/DejaVuSans.ttf', size)
-    places, width, left, row = [], image.width, size // 2, 0
-    for name, colour in entries:
-        text = shortened(name, 40)
-        right = left + round(1.5 * size + font.getlength(text) + size)
-        if places and right > width:
-            left, right, row = size // 2, right - left + size // 2, row + 1
-        places.append((left, image.height + round((1.5 * row + 0.5) * size), text, tuple(colour)))
-        width, left = max(width, right), right  # a name may be wider than the image
-    drawn = Image.new('RGB', (width, image.height + round((1.5 * row + 2) * size)), 'white')
+    names = [shortened(name, 40) for name, _ in entries]
+    cell = round(max(map(font.getlength, names), default=0) + 3 * size)
+    columns = max(1, image.width // cell)
+    height = image.height + round((1.5 * math.ceil(len(entries) / columns) + 0.5) * size)
+    drawn = Image.new('RGB', (max(image.width, cell), height), 'white')  # a name may be wider than the image
     drawn.paste(image)
     pen = ImageDraw.Draw(drawn)
-    for left, top, text, colour in places:
-        pen.rectangle((left, top, left + size, top + size), fill=colour, outline='black')
-        pen.text((left + 1.5 * size, top + size / 2), text, fill='black', font=font, anchor='lm')
+    for number, (name, (_, colour)) in enumerate(zip(names, entries, strict=True)):
+        left = number % columns * cell + size // 2
+        top = image.height + round((1.5 * (number // columns) + 0.5) * size)
+        pen.rectangle((left, top, left + size, top + size), fill=tuple(colour), outline='black')
+        pen.text((left + 1.5 * size, top + size / 2), name, fill='black', font=font, anchor='lm')
     return drawn
 
 
@@ -128,9 +123,7 @@ def with_legend(image: Image.Image, entries: Sequence[tuple[str, Sequence[int]]]
 class ReconstructionHook(Hook):
     """Shows what a pretraining or a tokenizer makes of eight held-out images, at each validation and test.
 
-    Of a pretraining: image, masked image, the prediction in the masked patches, and the right tokens decoded; of a
-    tokenizer: image and decoded tokens. They go to the run's visualizer, hence to TensorBoard and others, and as
-    `iter_<step>.png` and `test.png` to `pictures/` in the work directory.
+    The pictures go to the run's visualizer, and as `iter_<step>.png` and `test.png` to `pictures/` in its folder.
 
     Args:
         channels: of images with many bands, the three that are drawn as red, green and blue, counted from 0; of images
@@ -178,39 +171,37 @@ def attention_of_image(
 
     Args:
         extractor: of any BEiT or plain ViT, with `whole=True`.
-        points: see `parse_point`.
+        points: see `patch_at`.
         layer: see `attention_of_patches`.
     """
     extractor.check_whole()
     sample = extractor.reader.load(image)
-    sides = sample['img'].shape[:2]
-    places = [parse_point(text, sides) for text in points]
+    size = sample['img'].shape[:2]
     pixels = extractor.reader.prepare(sample)['inputs']  # 3, H, W
-    patch = extractor.backbone.patch_size
-    patches = patches_at(places, sides, (pixels.shape[1] // patch, pixels.shape[2] // patch))
+    side = extractor.backbone.patch_size
+    grid = pixels.shape[1] // side, pixels.shape[2] // side
+    patches = [patch_at(point, size, grid) for point in points]
     normalised = (pixels.to(extractor.device).float() - extractor.mean) / extractor.std
     maps = attention_of_patches(extractor.backbone, normalised, patches, layer)
     return ImageAttention(pixels.float() / 255, patches, maps)
 
 
-def parse_point(text: str, size: tuple[int, int]) -> tuple[float, float]:
-    """'210,140' (pixels) or '0.5,0.25' (shares) as (x, y) in pixels of an image of (height, width)."""
-    try:
-        x, y = text.split(',')
-        return float(x) * (size[1] if '.' in x else 1), float(y) * (size[0] if '.' in y else 1)
-    except ValueError:
-        expected = 'expected X,Y in pixels (210,140) or shares (0.5,0.25)'
-        raise UserError(f'--points: {text!r} is not a point; {expected}') from None
+def patch_at(point: str, size: tuple[int, int], grid: Grid) -> tuple[int, int]:
+    """The patch (row, column) of a grid (h, w) that holds a point 'X,Y' of an image of (height, width) pixels.
 
-
-def patches_at(points: Sequence[tuple[float, float]], size: tuple[int, int], grid: Grid) -> list[tuple[int, int]]:
-    """The patches (row, column) of a grid (h, w) in which points (x, y) of an image of (height, width) pixels lie."""
+    X and Y are pixels ('210,140'), or with a decimal point shares of the sides ('0.5,0.25').
+    """
     height, width = size
-    for x, y in points:
-        if not (0 <= x < width and 0 <= y < height):
-            sides = f'{width} x {height} pixels (width x height)'
-            raise UserError(f'point {x:g},{y:g} lies outside of the image of {sides}')
-    return [(int(y * grid[0] / height), int(x * grid[1] / width)) for x, y in points]
+    expected = f"expected X,Y within {width} x {height} pixels ('210,140') or as shares ('0.5,0.25')"
+    try:
+        first, second = point.split(',')
+        x = float(first) * (width if '.' in first else 1)
+        y = float(second) * (height if '.' in second else 1)
+    except ValueError:
+        x = y = -1.0
+    if not (0 <= x < width and 0 <= y < height):
+        raise UserError(f'--points: {point!r} is not a point of the image; {expected}')
+    return int(y * grid[0] / height), int(x * grid[1] / width)
 
 
 @torch.no_grad()
@@ -253,12 +244,8 @@ def draw_attention(
 ) -> Figure:
     """A sheet; for each point the image with its patch marked, the mean over the heads, and each head.
 
-    Dark to red, yellow and white is the least to the most attention of the tile.
-
     Args:
-        image: float (3, H, W) in [0, 1].
-        patches: (row, column) of the patches that attend.
-        maps: (P, heads, h, w), of `attention_of_patches`.
+        image, patches, maps: of an ImageAttention.
         control: the maps of random weights, whose mean over the heads stands beside.
     """
     means = {'mean of heads': maps} if control is None else {'mean of heads': maps, 'random weights': control}
@@ -286,10 +273,7 @@ def draw_attention(
 
 
 def read_scalars(work_dir: str | Path) -> tuple[Scalars, Scalars]:
-    """What a run has logged in training and in validations, in all its starts, by step in rising order.
-
-    Where two starts have a step, the later one counts.
-    """
+    """What a run has logged in training and in validations, by step; where two of its starts have one, the later."""
     training: Scalars = {}
     validation: Scalars = {}
     for path in sorted(Path(work_dir).glob('*/vis_data/scalars.json')):
@@ -304,11 +288,7 @@ def read_scalars(work_dir: str | Path) -> tuple[Scalars, Scalars]:
 
 
 def draw_runs(runs: Mapping[str, tuple[Scalars, Scalars]], keys: Sequence[str]) -> Figure:
-    """A panel for each key, with a curve of each run: in training a line, in validations one with dots.
-
-    Args:
-        runs: name -> what `read_scalars` returns.
-    """
+    """A panel for each key, with a curve of each run (as `read_scalars` returns it), of validations one with dots."""
     rows, columns = (len(keys) + 1) // 2, min(len(keys), 2)
     figure = Figure(figsize=(6 * columns, 3.5 * rows), layout='constrained')
     panels = figure.subplots(rows, columns, squeeze=False).ravel()

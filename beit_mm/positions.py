@@ -1,9 +1,8 @@
 """Relative position bias and position embedding at any patch grid.
 
-A relative position bias is read from a table with one row for each offset between two patches of an h x w grid,
-(2h-1)(2w-1) of them, and three more rows for the class token: cls -> patch, patch -> cls, cls -> cls. Registers share
-the rows of the class token. A position embedding has one row for the class token and one for each patch. Both are
-resampled to another grid.
+A bias table has one row for each offset between two patches of an h x w grid, (2h-1)(2w-1) of them, and three rows for
+the class token: cls -> patch, patch -> cls, cls -> cls. A position embedding has a row for the class token and each
+patch. Other tokens before the patches, such as registers, share the class token's rows of a table and have no position.
 """
 
 from collections.abc import Callable
@@ -33,7 +32,8 @@ def _remember(maxsize: int) -> Callable:
 
         @torch.compiler.assume_constant_result
         def call(*args: object) -> Tensor:
-            tensor = remembered(*args)
+            with torch.inference_mode(False):  # later training can save it for backward
+                tensor = remembered(*args)
             if type(tensor) is not Tensor:  # torch.export's stand-in, which later calls cannot compute with
                 remembered.cache_clear()
             return tensor
@@ -43,21 +43,11 @@ def _remember(maxsize: int) -> Callable:
     return decorate
 
 
-def _keep(array: np.ndarray, device: torch.device | str) -> Tensor:
-    """A tensor to remember, made outside inference mode because later training can save it for backward."""
-    with torch.inference_mode(False):
-        return torch.from_numpy(array).to(device)
-
-
-def relative_position_index(grid: Grid) -> Tensor:
-    """Row of the bias table for every (query, key) pair, int64 (1 + h*w, 1 + h*w), class token first.
+def relative_position_index(grid: Grid, num_prefix: int = 1) -> Tensor:
+    """Row of the bias table for every (query, key) pair, int64 (N, N), where N = num_prefix + h*w, patches last.
 
     Source: microsoft/unilm `beit/modeling_finetune.py`, generalised to rectangles.
     """
-    return torch.from_numpy(_relative_positions(grid))
-
-
-def _relative_positions(grid: Grid, num_prefix: int = 1) -> np.ndarray:
     height, width = grid
     rows, columns = np.divmod(np.arange(height * width), width)
     row_offset = rows[:, None] - rows[None, :] + height - 1
@@ -68,14 +58,14 @@ def _relative_positions(grid: Grid, num_prefix: int = 1) -> np.ndarray:
     index[:num_prefix, :] = total - 3  # cls looks at a patch
     index[:, :num_prefix] = total - 2  # a patch looks at cls
     index[:num_prefix, :num_prefix] = total - 1  # cls looks at itself
-    return index
+    return torch.from_numpy(index)
 
 
 @_remember(maxsize=8)  # 20 MB each at 640 x 640 pixels
 def _padded_index(grid: Grid, num_prefix: int, device: torch.device) -> Tensor:
     """The relative position index, each row padded to a multiple of ALIGNMENT: int64 (N * P,), on the device."""
-    index = _relative_positions(grid, num_prefix)
-    return _keep(np.pad(index, ((0, 0), (0, -len(index) % ALIGNMENT))).ravel(), device)
+    index = relative_position_index(grid, num_prefix)
+    return F.pad(index, (0, -len(index) % ALIGNMENT)).flatten().to(device)
 
 
 def bias_from_table(
@@ -85,14 +75,12 @@ def bias_from_table(
 
     Args:
         table: (num_relative_positions(table_grid), heads).
-        table_grid: patch grid that the table was made for.
-        grid: patch grid (h, w) of the input.
+        table_grid, grid: patch grids (h, w) of the table and of the input.
         dtype: of the bias; None: the table's.
-        num_prefix: tokens before the patches, which all use the rows of the class token.
+        num_prefix: tokens before the patches.
 
-    Returns:
-        (1, heads, N, P), where N = num_prefix + h*w and P is N rounded up to a multiple of ALIGNMENT: P = 200 for
-        N = 197. The bias is `[..., :N]`; the rest is padding.
+    Returns (1, heads, N, P), where N = num_prefix + h*w and P is N rounded up to a multiple of ALIGNMENT, with padding
+    after N.
     """
     table = resize_bias_table(table, table_grid, grid)
     if not (torch.is_grad_enabled() and table.requires_grad):
@@ -105,9 +93,8 @@ def bias_from_table(
 def resize_bias_table(table: Tensor, source: Grid, target: Grid) -> Tensor:
     """Resamples a bias table (num_relative_positions(source), heads) to another patch grid, each axis on its own.
 
-    The trained offsets are placed at a geometric sequence, dense near zero, whose end falls on the target's largest
-    offset; a cubic spline is read at the target's integer offsets. Linear interpolation clearly hurts ADE20K (unilm
-    issue 376). Source: microsoft/unilm `beit/run_class_finetuning.py`.
+    A cubic spline through the trained offsets, at `geometric_offsets`, is read at the target's integer offsets. Linear
+    interpolation clearly hurts ADE20K (unilm issue 376). Source: microsoft/unilm `beit/run_class_finetuning.py`.
     """
     if source == target:
         return table
@@ -127,16 +114,17 @@ def offset_spline(source: int, target: int, device: torch.device) -> Tensor:
     """Matrix (2*target-1, 2*source-1) that resamples offsets along an axis of `source` patches."""
     num_source, num_target = 2 * source - 1, 2 * target - 1
     if source == target:
-        return _keep(np.eye(num_source), device)
-    if source == 1:  # one offset has nothing to interpolate
-        return _keep(np.ones((num_target, 1)), device)
-    from scipy.interpolate import make_interp_spline  # takes a third of a second
+        matrix = np.eye(num_source)
+    elif source == 1:  # one offset has nothing to interpolate
+        matrix = np.ones((num_target, 1))
+    else:
+        from scipy.interpolate import make_interp_spline  # takes a third of a second
 
-    positions = geometric_offsets(source, target)
-    spline = make_interp_spline(positions, np.eye(num_source), k=min(3, num_source - 1))
-    # The bisection can leave the outermost position some 1e-4 short of the target's last offset.
-    offsets = np.clip(np.arange(1 - target, target), positions[0], positions[-1])
-    return _keep(spline(offsets), device)
+        positions = geometric_offsets(source, target)
+        spline = make_interp_spline(positions, np.eye(num_source), k=min(3, num_source - 1))
+        # The bisection can leave the outermost position some 1e-4 short of the target's last offset.
+        matrix = spline(np.clip(np.arange(1 - target, target), positions[0], positions[-1]))
+    return torch.from_numpy(matrix).to(device)
 
 
 def geometric_offsets(source: int, target: int) -> np.ndarray:
@@ -159,8 +147,8 @@ def geometric_offsets(source: int, target: int) -> np.ndarray:
 def resize_position_embedding(pos_embed: Tensor, source: Grid, target: Grid, mode: str = 'bicubic') -> Tensor:
     """Resamples a position embedding (1, 1 + h*w, channels) to another grid; the class token's row is kept.
 
-    Source: microsoft/unilm `beit/run_class_finetuning.py` (bicubic, align_corners=False); paper appendix,
-    hyper-parameters of ADE20K (bilinear); DINOv2 with registers (bicubic_antialias).
+    Source: microsoft/unilm `beit/run_class_finetuning.py` (bicubic); paper appendix, ADE20K (bilinear); DINOv2 with
+    registers (bicubic_antialias).
     """
     if source == target:
         return pos_embed
@@ -168,9 +156,8 @@ def resize_position_embedding(pos_embed: Tensor, source: Grid, target: Grid, mod
     patch_rows = patch_rows.unflatten(1, source).permute(0, 3, 1, 2)  # 1, channels, h, w
     # Interpolated in float32: bfloat16 weights would round the kernel itself.
     kind, _, antialias = mode.partition('_')
-    patch_rows = F.interpolate(  # 1, channels, h', w'
-        patch_rows.float(), target, mode=kind, align_corners=False, antialias=bool(antialias)
-    )
+    options = dict(mode=kind, antialias=bool(antialias), align_corners=False)
+    patch_rows = F.interpolate(patch_rows.float(), target, **options)  # 1, channels, h', w'
     patch_rows = patch_rows.flatten(2).transpose(1, 2).to(pos_embed.dtype)  # 1, h'*w', channels
     return torch.cat([cls_row, patch_rows], dim=1)
 

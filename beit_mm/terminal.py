@@ -1,6 +1,6 @@
-"""What a terminal gets to see: nothing of the libraries that a user cannot act on, and one line for a mistake.
+"""What a terminal shows: nothing of the libraries that a user cannot act on, and one line for a mistake.
 
-Only the standard library is imported before somebody asks for more, so that `--help` answers at once.
+Only the standard library is imported at the top, so that `--help` answers at once.
 """
 
 import argparse
@@ -31,7 +31,6 @@ WORKER = re.compile(r'Caught \S+ in DataLoader worker process[\s\S]*\n\S+: (?=.*
 UNKNOWN_TYPE = re.compile(r"[\"']?(\S+) is not in the .+? registry")  # what mmengine's registries say
 LOST = re.compile('gloo.*(by peer|Broken pipe)')  # the process at the other end is gone
 SECONDS_TO_BE_ENDED = 3.0
-PORT_IN_USE = 'port {} of this machine is in use; choose another: PORT=...'
 LESS_MEMORY = 'A smaller batch needs less: --cfg-options train_dataloader.batch_size=... (in tests test_dataloader)'
 BUILDERS = ('build_from_cfg', 'build_scheduler_from_cfg')  # mmengine's
 
@@ -42,11 +41,11 @@ def program() -> str:
 
 
 def typed() -> str | None:
-    """The command line that called a verb or tools/train.py; None where it was called in Python."""
+    """The command line that called a verb or tools/train.py; None for a call in Python."""
     if program() == SCRIPT:
         return shlex.join([SCRIPT, *sys.argv[1:]])
-    of_ours = Path(sys.argv[0]).absolute().parts[-2:] in (('beit_mm', '__main__.py'), ('tools', 'train.py'))
-    return shlex.join(sys.orig_argv) if of_ours else None
+    is_program = Path(sys.argv[0]).absolute().parts[-2:] in (('beit_mm', '__main__.py'), ('tools', 'train.py'))
+    return shlex.join(sys.orig_argv) if is_program else None
 
 
 def say(text: object) -> None:
@@ -55,7 +54,7 @@ def say(text: object) -> None:
 
 
 class Parser(argparse.ArgumentParser):
-    """argparse's, which names the option that is nearest to an unknown one; of a verb that of the verb."""
+    """Names the option of the verb that is nearest to an unknown one."""
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> tuple[argparse.Namespace, list[str]]:
         known, unknown = super().parse_known_args(args, namespace)
@@ -79,10 +78,8 @@ def quiet() -> Iterator[None]:
         try:
             yield
         finally:
-            for handler, (level, formatter, filters) in before.items():
-                handler.setLevel(level)
-                handler.setFormatter(formatter)
-                handler.filters = filters
+            for handler, settings in before.items():
+                vars(handler).update(settings)
 
 
 def quiet_import(name: str) -> Any:
@@ -98,10 +95,10 @@ def without_output() -> Iterator[None]:
         yield
 
 
-def hush(logger: logging.Logger) -> dict[logging.Handler, tuple[int, logging.Formatter | None, list]]:
+def hush(logger: logging.Logger) -> dict[logging.Handler, dict[str, Any]]:
     """Lets a logger write to the terminal only what a user can act on; returns its handlers' old settings."""
     handlers = [handler for handler in logger.handlers if not isinstance(handler, logging.FileHandler)]
-    before = {handler: (handler.level, handler.formatter, [*handler.filters]) for handler in handlers}
+    before = {handler: dict(vars(handler), filters=[*handler.filters]) for handler in handlers}
     for handler in handlers:
         handler.setLevel(max(handler.level, logging.WARNING))  # mmengine's of other ranks says errors only
         handler.addFilter(worth_reading)
@@ -120,7 +117,7 @@ def printable_record(record: logging.LogRecord) -> bool:
 
 
 def with_bar(results: Iterable[Any], number: int) -> Iterator[Any]:
-    """Passes results on; where the standard error output is a terminal, a bar counts them."""
+    """Passes results on; a bar counts them if the standard error output is a terminal."""
     from rich.console import Console
     from rich.progress import track
 
@@ -137,7 +134,7 @@ def run(main: Callable[[], None]) -> None:
         print('stopped', file=sys.stderr)
         sys.exit(130)
     except Exception as error:
-        if LOST.search(str(error)):  # the launcher ends this process, so that what the first to fail said stands last
+        if LOST.search(str(error)):  # the launcher ends this process, and the message of the first to fail stands last
             time.sleep(SECONDS_TO_BE_ENDED)
         if (message := message_for_user(error)) is None:
             raise
@@ -145,19 +142,16 @@ def run(main: Callable[[], None]) -> None:
 
 
 def message_for_user(error: BaseException) -> str | None:
-    """The message for the user in a chain of errors; None for a bug.
-
-    Mistakes of the user are UserError, errors of the operating system, types and arguments that mmengine does not know,
-    a GPU without enough memory, a port in use, and a lost connection to another process.
-    """
+    """The message for the user in a chain of errors; None for a bug."""
     chain = [error]
     while following := chain[-1].__cause__ or (not chain[-1].__suppress_context__ and chain[-1].__context__):
         chain.append(following)
-    said = next(filter(None, map(mistake, chain)), None) or (str(error) if isinstance(error, OSError) else None)
-    return said and WORKER.sub('', said.rstrip())
+    message = next(filter(None, map(mistake, chain)), None) or (str(error) if isinstance(error, OSError) else None)
+    return message and WORKER.sub('', message.rstrip())
 
 
 def mistake(error: BaseException) -> str | None:
+    """The message of an error for which the user, the machine or another process is the reason; else None."""
     if isinstance(error, KeyError) and (missing := UNKNOWN_TYPE.match(str(error))):
         return f'no registry has the type {missing[1]!r}'
     if isinstance(error, TypeError) and re.search('unexpected keyword argument|takes no arguments', str(error)):
@@ -168,7 +162,7 @@ def mistake(error: BaseException) -> str | None:
     if type(error).__name__ == 'OutOfMemoryError':  # torch's, which may not be imported
         return f'{". ".join(str(error).split(". ")[:2])}. {LESS_MEMORY}, --batch of pretrain and finetune'
     if type(error).__name__ == 'DistNetworkError' and 'EADDRINUSE' in str(error):
-        return PORT_IN_USE.format(os.environ.get('MASTER_PORT', ''))
+        return f'port {os.environ.get("MASTER_PORT", "")} of this machine is in use; choose another: PORT=...'
     if LOST.search(str(error)):
         return f'another process has ended, or cannot be reached any more ({error})'
     return str(error) if isinstance(error, UserError) else None

@@ -1,6 +1,5 @@
 """Runs torchrun for dist_*.sh and ends with one line; torchrun's forty lines would hide what the processes printed."""
 
-import errno
 import logging
 import os
 import re
@@ -44,12 +43,8 @@ def check_port() -> None:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as torch does
             try:
                 probe.bind(('', int(port)))
-            except (ValueError, OverflowError):
-                raise UserError(f'PORT={port}: expected a number from 1 to 65535') from None
-            except OSError as error:
-                if error.errno != errno.EADDRINUSE:
-                    raise UserError(f'PORT={port} cannot be used: {error.strerror}') from None
-                raise UserError(terminal.PORT_IN_USE.format(port)) from None
+            except (OSError, OverflowError, ValueError) as error:
+                raise UserError(f'PORT={port} cannot be used ({error}); choose another') from None
 
 
 def first_failure(error: ChildFailedError) -> tuple[int, ProcessFailure]:

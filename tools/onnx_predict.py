@@ -21,7 +21,7 @@ def main() -> None:
         model = Model(args.model)
     except Exception as error:  # from onnxruntime, from JSON, or a missing key
         parser.error(f'{args.model!r}: expected an ONNX file of `beit-mm export` ({error!r:.300})')
-    if args.multi_scale and 'short_sides' not in model.notes:
+    if args.multi_scale and not model.notes.get('short_sides'):
         parser.error('--multi-scale: the ONNX file has no scales; export a segmentor whose config has a tta_pipeline')
     for path in args.images:
         try:

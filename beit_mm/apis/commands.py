@@ -1,14 +1,12 @@
 """`train` and `test`: train a config, or test a checkpoint of it, with OpenMMLab's arguments.
 
-Only the standard library is imported before the arguments are parsed, so that `--help` and a misspelt option answer at
-once.
+Only the standard library is imported before the arguments are parsed, so that `--help` answers at once.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
-import copy
 import inspect
 import json
 import os
@@ -26,11 +24,10 @@ if TYPE_CHECKING:
 
     from beit_mm.engine.logs import ProgressHook
 
-# What the Runner reads beside the arguments of its constructor, and what `merge_options` makes roots of datasets from.
+# What the Runner reads beside the arguments of its constructor, and what `merge_options` reads.
 READ_TOO = 'runner_type model_wrapper_cfg tta_model tta_pipeline sync_bn find_unused_parameters data_root'
-# What builders read beside the arguments of a class: those of hooks, of optimizer wrappers and of schedulers.
+# What builders of hooks, optimizer wrappers and schedulers read beside the arguments of a class.
 READ_BY_BUILDERS = '_scope_ _delete_ priority constructor paramwise_cfg convert_to_iter_based'
-VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
 
 def train(arguments: Sequence[str] | None = None) -> None:
@@ -48,7 +45,6 @@ def train(arguments: Sequence[str] | None = None) -> None:
 
 
 def train_parser() -> argparse.ArgumentParser:
-    """Parser of the arguments of `train`."""
     parser = argument_parser(
         """Trains what a config describes: a tokenizer, a pretraining, a fine-tuning, a segmentor.
 
@@ -58,14 +54,10 @@ def train_parser() -> argparse.ArgumentParser:
     )
     resume = "resume from a checkpoint, or the work directory's newest intact one; settings are the config's"
     parser.add_argument('--resume', nargs='?', const='auto', metavar='CHECKPOINT', help=resume)
-    short = (
-        'make it a run of N steps (batches, also where several are accumulated): warm-up and schedules keep their '
-        'shares; one validation, at the end, on its share of the images. What --cfg-options say holds, in steps'
-    )
+    short = 'make it a run of N batches: schedules keep their shares, --cfg-options hold, and it validates at the end'
     parser.add_argument('--steps', type=number_of_steps, metavar='N', help=short)
     parser.add_argument('--no-validate', action='store_true', help='train without held-out images')
-    scaled = "scale the learning rate by the ratio of this run's batch to the recipe's"
-    parser.add_argument('--auto-scale-lr', action='store_true', help=scaled)
+    parser.add_argument('--auto-scale-lr', action='store_true', help="scale the rates by this batch to the recipe's")
     parser.add_argument('--verbose', action='store_true', help='print the whole log instead of a line now and then')
     parser.add_argument('--compile', action='store_true', help="compile the model's part of a step (CompileHook)")
     return parser
@@ -116,7 +108,7 @@ def train_quietly(cfg: Config, name: str) -> None:
 
 
 def progress_hook(name: str) -> ProgressHook:
-    """Prints a line now and then, less often where nobody watches."""
+    """Prints a line now and then, less often if the output is not a terminal."""
     from beit_mm.engine.logs import SECONDS, ProgressHook
 
     return ProgressHook(name, SECONDS if sys.stdout.isatty() else 60.0)
@@ -126,9 +118,8 @@ def scale_to_steps(cfg: Config, steps: int) -> None:
     """Makes a config a run of `steps` steps (batches, before accumulation) and scales what is counted along the run.
 
     A schedule keeps its share of the run; one that counts steps in a run of epochs keeps its share of the longest
-    such schedule. A warm-up has at least two steps, because mmengine's does not end in one. What hooks count in epochs
-    is rounded; in a run of epochs its share is unknown and becomes 0. A schedule that would begin at the end of the run
-    stays in the list, so that options find the others under their numbers.
+    such schedule. A warm-up has at least two steps, because mmengine's does not end in one. A schedule that would begin
+    at the end of the run stays in the list, so that options find the others under their numbers.
     """
     unit = 'max_epochs' if 'max_epochs' in cfg.train_cfg else 'max_iters'
     length = cfg.train_cfg[unit]
@@ -160,7 +151,7 @@ def scale_to_steps(cfg: Config, steps: int) -> None:
                 part[key] = scaled(part[key])
         for key in ('warmup_epochs', 'freeze_last_layer'):  # DINOHook
             if key in part:
-                part[key] = round(part[key] * steps / length) if unit == 'max_iters' else 0
+                part[key] = round(part[key] * steps / length) if unit == 'max_iters' else 0  # of epochs: unknown
     cfg.train_cfg = dict(type='beit_mm.IterLoop', max_iters=steps, val_interval=steps, shortened_from={unit: length})
     hooks = dict(logger=dict(type='LoggerHook'), checkpoint=dict(type='CheckpointHook'))  # mmengine's defaults
     cfg.default_hooks = dict(hooks, **cfg.get('default_hooks', {}))
@@ -172,6 +163,9 @@ def scale_to_steps(cfg: Config, steps: int) -> None:
 def test(arguments: Sequence[str] | None = None) -> None:
     """Tests a checkpoint on the held-out images of its config; arguments as of `train`."""
     args = test_parser().parse_args(arguments)
+    if args.out:  # one that cannot be written fails before the test
+        args.out.parent.mkdir(parents=True, exist_ok=True)
+        args.out.open('a').close()
     from mmengine.dist import is_main_process
     from mmengine.registry import RUNNERS
 
@@ -186,21 +180,19 @@ def test(arguments: Sequence[str] | None = None) -> None:
         except RuntimeError as error:
             raise UserError(f'{args.checkpoint}: {" ".join(str(error).split()):.500}') from error
     predictions = None
-    if args.out and 'gt_label' in runner.test_dataloader.dataset.get_data_info(0):
-        predictions = Predictions(runner.test_dataloader.dataset.metainfo['classes'])
+    dataset = runner.test_dataloader.dataset
+    if args.out and 'gt_label' in dataset.get_data_info(0):
+        predictions = Predictions(dataset.metainfo['classes'])
         runner.test_evaluator.metrics.append(predictions)
-    if args.out:  # a folder that cannot be made shows before the test
-        args.out.parent.mkdir(parents=True, exist_ok=True)
     report: dict[str, Any] = runner.test()
     if args.out and is_main_process():
-        if predictions is not None and predictions.predicted:
+        if predictions and predictions.predicted:
             report = dict(report, classes=predictions.classes, predictions=predictions.predicted)
         text = json.dumps(report, indent=2, default=lambda value: value.tolist())  # mmseg's are numpy's numbers
         args.out.write_text(f'{text}\n', encoding='utf-8')
 
 
 def test_parser() -> argparse.ArgumentParser:
-    """Parser of the arguments of `test`."""
     parser = argument_parser(
         r"""Tests a checkpoint on the held-out images of its config.
 
@@ -210,36 +202,27 @@ def test_parser() -> argparse.ArgumentParser:
             %(prog)s dvae/dalle_8k_in1k --cfg-options \
                 model.checkpoint=encoder.pkl model.decoder_checkpoint=decoder.pkl
 
-        --out writes the metrics as one JSON object. For a classifier it also holds `classes`, the
-        names, and `predictions`: for each image its path, label and name of the most likely class, and scores,
-        [label, probability] of the five best.
+        --out writes the metrics as one JSON object; for a classifier also `classes`, the names, and
+        `predictions`: each image's path, label, name, and scores, [label, probability] of the five best.
         """
     )
-    checkpoint = "path of the checkpoint; none where the config's model.checkpoint names one"
-    parser.add_argument('checkpoint', nargs='?', help=checkpoint)
-    parser.add_argument('--out', type=json_file, metavar='FILE', help='also write metrics and predictions to it, JSON')
+    parser.add_argument('checkpoint', nargs='?', help="its path; none if the config's model.checkpoint names one")
+    parser.add_argument('--out', type=Path, metavar='FILE', help='also write metrics and predictions to it, JSON')
     parser.add_argument('--show-dir', metavar='FOLDER', help='also draw the predictions on the images')
-    default = 'without them the mean score of an image and its mirror image'
-    augmentation = f"test-time augmentation: the config's tta_model and tta_pipeline; {default}"
+    augmentation = "average over the views of the config's tta_pipeline, or over an image and its mirror image"
     parser.add_argument('--tta', action='store_true', help=augmentation)
     return parser
 
 
 def add_levels(parser: argparse.ArgumentParser) -> None:
     """Adds --mean and --std, for a checkpoint that does not name them or was trained with others."""
+
+    def numbers(text: str) -> list[float]:
+        return [float(number) for number in text.split(',')]
+
     what = 'of the images: three numbers, or one for all channels, of pixels 0-255 (default: as the checkpoint says)'
     for option, words in (('--mean', 'mean'), ('--std', 'standard deviation')):
         parser.add_argument(option, type=numbers, metavar='R,G,B', help=f'{words} {what}')
-
-
-def numbers(text: str) -> list[float]:
-    return [float(number) for number in text.split(',')]
-
-
-def json_file(text: str) -> Path:
-    if Path(text).is_dir():
-        raise argparse.ArgumentTypeError(f'{text} is a folder; expected a file')
-    return Path(text)
 
 
 def test_config(args: argparse.Namespace) -> Config:
@@ -253,7 +236,7 @@ def test_config(args: argparse.Namespace) -> Config:
     cfg.load_from = args.checkpoint
     if args.amp and not cfg.model.type.endswith('SlidingSegmentor'):
         cfg.test_cfg.fp16 = True
-    elif args.amp and cfg.model.test_cfg.get('precision') == 'float32':  # else it is mixed already
+    elif args.amp and cfg.model.test_cfg.get('precision') == 'float32':  # others are mixed already
         cfg.model.test_cfg.precision = 'bfloat16'
     check_kept(cfg, args.cfg_options)
     if args.tta:
@@ -273,10 +256,9 @@ def enable_tta(cfg: Config) -> None:
         raise UserError(f'--tta: the model is already a {cfg.model.type}, which augments; leave --tta out')
     if 'tta_model' not in cfg:
         *transforms, pack = dataset.pipeline
-        if pack.type != 'PackInputs':
-            raise UserError(f'--tta is for classifiers and segmentors; this test pipeline ends with {pack.type}')
-        if cfg.model.type.endswith('LinearProbe') and not isinstance(cfg.model.get('layers'), int):
-            raise UserError('--tta needs a probe of one layer; set model.layers=...')
+        of_many_layers = cfg.model.type.endswith('LinearProbe') and not isinstance(cfg.model.get('layers'), int)
+        if pack.type != 'PackInputs' or of_many_layers:
+            raise UserError('--tta is for a classifier, a segmentor, or a probe of one layer: set model.layers=...')
         mirror = [dict(type='RandomFlip', prob=1.0), dict(type='RandomFlip', prob=0.0)]
         cfg.tta_model = dict(type='mmpretrain.AverageClsScoreTTA')
         cfg.tta_pipeline = [*transforms, dict(type='TestTimeAug', transforms=[mirror, [pack]])]
@@ -286,18 +268,18 @@ def enable_tta(cfg: Config) -> None:
 
 def enable_drawing(cfg: Config, folder: str) -> None:
     """Lets the hooks of mmpretrain and mmseg draw each prediction into a folder."""
-    if cfg.test_dataloader.dataset.pipeline[0].type.endswith('LoadBands'):
-        raise UserError('--show-dir draws on RGB images, and these have other bands; leave --show-dir out')
-    if cfg.default_scope == 'mmseg':
+    pipeline = cfg.test_dataloader.dataset.pipeline
+    segments, backends = cfg.default_scope == 'mmseg', [dict(type='LocalVisBackend')]
+    if pipeline[0].type.endswith('LoadBands') or not (segments or pipeline[-1].type == 'PackInputs'):
+        what = 'what classifiers and segmentors predict of single RGB images'
+        raise UserError(f'--show-dir draws {what}; leave it or --tta out')
+    if segments:
         cfg.default_hooks.visualization = dict(type='SegVisualizationHook', draw=True, interval=1)
-        backends = [dict(type='LocalVisBackend')]
         cfg.visualizer = dict(dict(vis_backends=backends), **cfg.get('visualizer', {}))
         cfg.visualizer.update(type='SegLocalVisualizer', save_dir=folder)
-    elif cfg.test_dataloader.dataset.pipeline[-1].type == 'PackInputs':
-        cfg.default_hooks.visualization = dict(type='VisualizationHook', enable=True, interval=1, out_dir=folder)
-        cfg.visualizer = dict(type='UniversalVisualizer', vis_backends=[dict(type='LocalVisBackend')])
     else:
-        raise UserError('--show-dir draws what classifiers and segmentors predict of single images; leave --tta out')
+        cfg.default_hooks.visualization = dict(type='VisualizationHook', enable=True, interval=1, out_dir=folder)
+        cfg.visualizer = dict(type='UniversalVisualizer', vis_backends=backends)
 
 
 # Options of commands that take a config
@@ -308,13 +290,12 @@ def argument_parser(description: str, config_only: bool = False) -> argparse.Arg
     parser = Parser(description=inspect.cleandoc(description), formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument('config', help='path of a config file, or the end of one below configs/')
     override = 'override entries of the config, for example train_dataloader.batch_size=64 data_root=images'
-    pairs: dict[str, Any] = dict(nargs='+', default=[], action='extend', metavar='KEY=VALUE')
-    parser.add_argument('--cfg-options', help=override, **pairs)
+    parser.add_argument('--cfg-options', nargs='+', default=[], action='extend', metavar='KEY=VALUE', help=override)
     if config_only:
         parser.set_defaults(work_dir=None, launcher='none', local_rank=None)
         return parser
     parser.add_argument('--work-dir', help='folder of logs and checkpoints (default: work_dirs/<name of the config>)')
-    parser.add_argument('--amp', action='store_true', help='mixed precision, where the config has none')
+    parser.add_argument('--amp', action='store_true', help='mixed precision, if the config has none')
     started = 'how the processes are started (dist_train.sh passes pytorch)'
     parser.add_argument('--launcher', choices=['none', 'pytorch', 'slurm', 'mpi'], default='none', help=started)
     # Launchers older than torchrun pass the rank as an argument, in either spelling.
@@ -354,40 +335,34 @@ def load_config(args: argparse.Namespace, steps: int | None = None) -> Config:
 
 
 def merge_options(cfg: Config, pairs: Iterable[str]) -> None:
-    """Overrides entries of a config by KEY=VALUE pairs.
-
-    `data_root` is set for all datasets; where these have different roots (`data/imagenet/train`, `data/imagenet/val`)
-    it replaces their common part. A dataset whose own `data_root` is among the pairs keeps that one.
-
-    Raises:
-        UserError: for a pair without `=`, a key that nothing reads, or a list of dicts that is not JSON.
-    """
+    """Overrides entries of a config by KEY=VALUE pairs; UserError for a key that nothing reads."""
     options = {}
     for pair in pairs:
         key, equals, value = pair.partition('=')
         if not equals:
             raise UserError(f'--cfg-options: {pair!r} is not KEY=VALUE')
         options[key] = parse_value(key, value)
-    types = {key: value for key, value in options.items() if key.rpartition('.')[2] == 'type'}
-    for key in types:
-        check_key(cfg, key)
-    chosen = copy.deepcopy(cfg)
-    chosen.merge_from_dict(types)  # the other keys are arguments of these classes
-    for key in options:
-        if key not in types:
-            check_key(chosen, key)
-    weights = [key for key in options if key.endswith('init_cfg.checkpoint')]
-    options = {key.replace('init_cfg.checkpoint', 'init_cfg.type'): 'Pretrained' for key in weights} | options
-    if 'data_root' in options:
-        loaders = {name: cfg[name].dataset for name in cfg if name.endswith('_dataloader') and cfg[name]}
-        roots = {name: dataset.data_root for name, dataset in loaders.items() if dataset.get('data_root')}
-        if not roots:
-            raise UserError('--cfg-options data_root: no dataset of this config has one; set each data_prefix')
-        parts = {name: os.path.relpath(root, os.path.commonpath(roots.values())) for name, root in roots.items()}
-        new = options['data_root']
-        moved = {name: new if part == '.' else os.path.join(new, part) for name, part in parts.items()}
-        options = {f'{name}.dataset.data_root': root for name, root in moved.items()} | options
-    cfg.merge_from_dict(options)
+        if key.endswith('init_cfg.checkpoint'):
+            options.setdefault(key.replace('init_cfg.checkpoint', 'init_cfg.type'), 'Pretrained')
+    types = {key: value for key, value in options.items() if key.rpartition('.')[2] in ('type', '_delete_')}
+    others = {key: value for key, value in options.items() if key not in types}
+    for part in (types, others):  # the other keys are arguments of these types
+        for key in part:
+            check_key(cfg, key)
+        if 'data_root' in part:
+            part = roots_of_datasets(cfg, part['data_root']) | part
+        cfg.merge_from_dict(part)
+
+
+def roots_of_datasets(cfg: Config, new: str) -> dict[str, str]:
+    """The `data_root` of each dataset, with `new` in place of their common part: data/train and data/val in `data`."""
+    loaders = {name: cfg[name].dataset for name in cfg if name.endswith('_dataloader') and cfg[name]}
+    roots = {name: dataset.data_root for name, dataset in loaders.items() if dataset.get('data_root')}
+    if not roots:
+        raise UserError('--cfg-options data_root: no dataset of this config has one; set each data_prefix')
+    parts = {name: os.path.relpath(root, os.path.commonpath(roots.values())) for name, root in roots.items()}
+    moved = {name: new if part == '.' else os.path.join(new, part) for name, part in parts.items()}
+    return {f'{name}.dataset.data_root': root for name, root in moved.items()}
 
 
 def check_kept(cfg: Config, pairs: Iterable[str]) -> None:
@@ -402,10 +377,9 @@ def check_kept(cfg: Config, pairs: Iterable[str]) -> None:
 
 
 def parse_value(key: str, value: str) -> Any:
-    """The value of an option as mmengine's DictAction reads it, with three exceptions.
+    """The value of an option as mmengine's DictAction reads it, which drops spaces and splits at commas.
 
-    DictAction drops spaces and splits at commas. So a `data_root`, an existing path and plain text with spaces are
-    taken as they are. A list of dicts, such as a pipeline, is read as JSON.
+    So a `data_root`, an existing path and plain text with spaces stay as they are, and a list of dicts is read as JSON.
     """
     from mmengine.config import ConfigDict, DictAction
 
@@ -425,13 +399,7 @@ def parse_value(key: str, value: str) -> Any:
 
 
 def check_key(cfg: Config, key: str) -> None:
-    """Refuses a key that nothing reads, because it would be a new entry of the config, and names the nearest one.
-
-    Keys beside a `type` are arguments of its class. A class with `**kwargs` refuses unknown ones itself.
-    """
-    from mmengine.runner import Runner
-    from torch.utils.data import DataLoader
-
+    """Refuses a key that nothing reads, because it would be a new entry of the config, and names the nearest one."""
     if key in ('launcher', 'compile'):  # a run's config may be started otherwise; mmengine's way to compile fails
         raise UserError(f'--cfg-options {key}: the config does not say it; give --{key}')
     entry: Any = cfg.to_dict()
@@ -439,30 +407,34 @@ def check_key(cfg: Config, key: str) -> None:
     for name in key.split('.'):
         if not isinstance(entry, dict | list | tuple):
             return
-        is_loader, is_list = bool(path) and path[-1].endswith('_dataloader'), not isinstance(entry, dict)
-        known = {*(map(str, range(len(entry))) if is_list else entry)}
-        kind, takes_others = entry.get('type') if isinstance(entry, dict) else None, not is_loader and not is_list
-        if not path:
-            known, takes_others = {*inspect.signature(Runner).parameters, *READ_TOO.split()}, False
-        elif is_loader:  # it has no `type` to refuse others
-            known |= {*inspect.signature(DataLoader).parameters} - {'shuffle'}  # the sampler's holds
-        elif kind and name not in known:
-            arguments, takes_others = arguments_of(kind, cfg.get('default_scope') or 'mmengine')
-            known |= arguments
+        known, takes_others = keys_of(entry, path, cfg.get('default_scope') or 'mmengine')
         if name not in known:
-            near = get_close_matches(name, known, n=1, cutoff=0.85 if kind else 0.7)
+            near = get_close_matches(name, known, n=1, cutoff=0.85 if takes_others else 0.6)
             if takes_others and not near:
                 return
-            near = near or get_close_matches(name, known, n=1)
+            owner = entry.get('type') if isinstance(entry, dict) else None
+            owner = owner or '.'.join(path) or 'the config'
             advice = f'; did you mean {".".join([*path, *near])}?' if near else ''
-            if is_list:
-                advice = f'; {path[-1]} has entries 0 to {len(entry) - 1}'
-            elif name in entry:
-                advice = ' that is read; set those made of it, such as train_dataloader.dataset.pipeline'
-            where = f'argument of {kind}' if kind else 'entry of the config'
-            raise UserError(f'--cfg-options: {key}: {name} is not an {where}{advice}')
-        entry = entry[int(name)] if is_list else entry.get(name)
+            raise UserError(f'--cfg-options {key}: {name} is not a setting of {owner}{advice}')
+        entry = entry.get(name) if isinstance(entry, dict) else entry[int(name)]
         path.append(name)
+
+
+def keys_of(entry: Any, path: Sequence[str], scope: str) -> tuple[set[str], bool]:
+    """Keys that the entry of a config at a place may have, and whether what reads it may take others."""
+    from mmengine.runner import Runner
+    from torch.utils.data import DataLoader
+
+    if not path:
+        return {*inspect.signature(Runner).parameters, *READ_TOO.split()}, False
+    if not isinstance(entry, dict):
+        return {str(index) for index in range(len(entry))}, False
+    if path[-1].endswith('_dataloader'):
+        return {*entry, *inspect.signature(DataLoader).parameters} - {'shuffle'}, False  # the sampler's holds
+    if 'type' not in entry:
+        return {*entry}, True
+    arguments, takes_others = arguments_of(entry['type'], scope)
+    return arguments.union(entry), takes_others
 
 
 def arguments_of(kind: Any, scope: str) -> tuple[set[str], bool]:
@@ -480,9 +452,9 @@ def arguments_of(kind: Any, scope: str) -> tuple[set[str], bool]:
     for one in found:
         bases = inspect.getmro(one) if inspect.isclass(one) else ()
         for function in [vars(base)['__init__'] for base in bases if '__init__' in vars(base)] or [one]:
-            parameters = inspect.signature(function).parameters.values()
-            names |= {parameter.name for parameter in parameters if parameter.kind not in VARIADIC} - {'self'}
-            if not any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters):
+            kinds = {parameter.name: parameter.kind for parameter in inspect.signature(function).parameters.values()}
+            names |= {name for name, kind in kinds.items() if not kind.name.startswith('VAR_')} - {'self'}
+            if inspect.Parameter.VAR_KEYWORD not in kinds.values():
                 break
             takes_others = True  # which it hands to its base, or to another library
     return names, takes_others

@@ -27,9 +27,8 @@ def find_config(name: str) -> Path:
     if found:
         return files[found[0]]
     near = get_close_matches(wanted, files, n=1)
-    folders = ' or '.join(map(str, config_folders())) or 'an installed package'
-    advice = f'did you mean {near[0]!r}?' if near else f'looked for a file of this name, and in {folders}'
-    raise FileNotFoundError(f'no config {name!r}; {advice}')
+    looked = f'no file of this name, and no config below {" or ".join(map(str, config_folders()))}'
+    raise FileNotFoundError(f'{name!r}: {looked}' + (f'; did you mean {near[0]!r}?' if near else ''))
 
 
 def config_text(name: str) -> str:
@@ -52,10 +51,7 @@ class RunConfig(Config):
 
 
 def run_config(base: str, settings: Mapping[str, Any], path: Path | None = None) -> RunConfig:
-    """The config `base` with other settings, which `write_config` has written to `path`.
-
-    It never becomes text, so names of files and what checkpoints say stay values.
-    """
+    """The config that `write_config` has written to `path`, without parsing names of files and classes as code."""
     config = Config(own_config(base).to_dict())
     config.merge_from_dict(settings)
     return RunConfig(config.to_dict(), filename=path and str(path))

@@ -50,29 +50,25 @@ def export(
         opened = Checkpoint.open(checkpoint, mean=mean, std=std)
         segments = opened.task == 'segmentation'
         inferencer = (SegmentationInferencer if segments else ClassificationInferencer)(opened, 'cpu', config)
-        notes: dict[str, Any] = dict(classes=inferencer.classes)
-        notes['steps'] = [step for step in map(describe_step, inferencer.reader.prepare.transforms) if step]
-        if isinstance(inferencer, SegmentationInferencer):
-            test_cfg = inferencer.model.test_cfg
-            notes |= {key: list(test_cfg.get(key, ())) for key in ('crop_size', 'stride')}
-            notes['palette'] = inferencer.palette
-            if inferencer.built.short_sides:
-                notes['short_sides'] = inferencer.built.short_sides
+        transforms = inferencer.reader.prepare.transforms
+        steps = [describe_step(step) for step in transforms if not type(step).__name__.startswith('Pack')]
+        notes: dict[str, Any] = dict(classes=inferencer.classes, steps=steps)
+        if segments:
+            notes |= {key: list(inferencer.model.test_cfg.get(key, ())) for key in ('crop_size', 'stride')}
+            notes |= dict(palette=inferencer.palette, short_sides=inferencer.short_sides)
         path = Path(out).expanduser()
         difference = export_onnx(inferencer.model, path, float16, notes)
         say(f'{path}: images of any height and width, logits within {difference:.1e} of the largest')
     return path
 
 
-def describe_step(transform: Any) -> dict[str, Any] | None:
-    """What a transform of a test pipeline does to an image; None for one that packs it."""
+def describe_step(transform: Any) -> dict[str, Any]:
+    """What a transform of a test pipeline does to an image."""
     name = type(transform).__name__
-    if name.startswith('Pack'):
-        return None
-    if name == 'CenterCrop' and not getattr(transform, 'auto_pad', False):
+    if name == 'CenterCrop' and not transform.auto_pad:
         return dict(type=name, crop_size=transform.crop_size)
-    usual = name == 'Resize' and getattr(transform, 'keep_ratio', False) and transform.scale
-    usual = usual or name == 'ResizeEdge' and transform.edge == 'short'
+    usual = name == 'Resize' and transform.keep_ratio and transform.scale
+    usual = usual or (name == 'ResizeEdge' and transform.edge == 'short')
     if not usual or (transform.backend != 'pillow' and transform.interpolation != 'bilinear'):
         expected = 'Resize with keep_ratio, ResizeEdge of the short edge, CenterCrop, by Pillow or bilinear'
         raise UserError(f'the test pipeline has {transform}, which an ONNX file cannot describe; expected {expected}')
@@ -97,11 +93,10 @@ def export_onnx(
     """Writes a classifier or segmentor as an ONNX graph and checks it against the model.
 
     The graph takes `images`, float32 (N, C, H, W), normalised, and gives `logits`, float32 (N, classes), of a segmentor
-    (N, classes, H, W), before the softmax; a mask head gives probabilities, and `probabilities` in the metadata is
-    true. H and W are multiples of `divisor`, at most `most`; position parameters are resampled in the graph. A
-    segmentor sees the image as one window. The metadata describe `input` and `output` in words; `beit_mm` is JSON of
-    `mean` and `std` (of pixel values 0 to 255, where the data preprocessor knows them), `size` (height, width) that the
-    model was built for, `divisor`, `most` and `notes`. A graph above 2 GB has its weights in a second file, PATH.data.
+    (N, classes, H, W), before the softmax, or with `probabilities` in the metadata after it. H and W are multiples of
+    `divisor`, at most `most`. A segmentor sees the image as one window. The metadata `beit_mm` are JSON of `mean` and
+    `std` (of pixel values 0 to 255), `size` (height, width) that the model was built for, `divisor`, `most` and
+    `notes`. A graph above 2 GB has its weights in a second file, PATH.data.
 
     Args:
         model: such as mmpretrain's ImageClassifier, or a SlidingSegmentor, on a BEiTBackbone; left as it is.
@@ -116,13 +111,12 @@ def export_onnx(
         raise UserError(f'ONNX export needs {", ".join(missing)}: pip install {" ".join(PACKAGES)}')
     if torch.__version__.startswith('2.6.'):
         raise UserError(f'ONNX export needs torch 2.7 or newer, not {torch.__version__}')
-    backbone = dict(model.named_children()).get('backbone')
-    if not isinstance(backbone, BEiTBackbone):
-        found = f'{type(model).__name__} on {type(backbone).__name__}'
-        raise UserError(f'ONNX export takes a model whose backbone is a BEiTBackbone, not {found}')
-    segments, patch = hasattr(model, 'decode_head'), backbone.patch_size
-    if segments and (not hasattr(model, 'divisor') or model.decode_head.out_channels == 1):
-        raise UserError('ONNX export takes a beit_mm.SlidingSegmentor with one logit for each class')
+    backbone, segments = getattr(model, 'backbone', None), hasattr(model, 'decode_head')
+    fits = not segments or (hasattr(model, 'divisor') and model.decode_head.out_channels > 1)
+    if not isinstance(backbone, BEiTBackbone) or not fits:
+        expected = 'a classifier, or a SlidingSegmentor with one logit for each class, on a BEiTBackbone'
+        raise UserError(f'ONNX export takes {expected}, not a {type(model).__name__} on {type(backbone).__name__}')
+    patch = backbone.patch_size
     divisor = model.divisor if segments else patch
     most = max(MIN_MOST, *(2 * side for side in backbone.grid)) * patch // divisor * divisor
     grid = [-(-side * patch // divisor) * divisor for side in backbone.grid]
@@ -145,14 +139,7 @@ def export_onnx(
         shapes = ({0: torch.export.Dim('batch'), 2: rows, 3: columns},)
         options: dict[str, Any] = dict(input_names=['images'], output_names=['logits'], verbose=False, optimize=True)
         program = torch.onnx.export(exported, (batches[1],), dynamic_shapes=shapes, dynamo=True, **options)
-    sides = f'height and width are multiples of {divisor} up to {most}'
-    program.model.metadata_props.update(
-        beit_mm=json.dumps(metadata),
-        input=f'images: float32 (batch, channels, height, width), (pixel 0..255 - mean) / std, RGB; {sides}',
-        output=f'logits: float32 (batch, classes{", height, width" if segments else ""}), '
-        f'{"probabilities" if metadata["probabilities"] else "before the softmax"}',
-    )
-
+    program.model.metadata_props['beit_mm'] = json.dumps(metadata)
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     num_bytes = sum(t.numel() * t.element_size() for t in exported.state_dict().values())
@@ -190,8 +177,8 @@ def _difference(path: Path, batches: list[Tensor], logits: list[Tensor], toleran
 def take_any_size(model: nn.Module, most: int) -> None:
     """Changes a model in place, so that torch.export keeps height and width open, up to `most` patches a side.
 
-    Resampling is linear along each axis: a graph needs one matrix for each number of patches, made beforehand. mmseg,
-    which may be missing, is known by names.
+    Resampling is linear along each axis, so the graph holds one matrix for each number of patches. Classes of mmseg,
+    which may be missing, are found by their names.
     """
     for parent in [*model.modules()]:
         for name, module in [*parent.named_children()]:

@@ -15,7 +15,6 @@ import numpy as np
 import torch
 from mmengine.dataset import Compose, default_collate
 from PIL import Image
-from torch import Tensor
 
 from beit_mm.apis import split
 from beit_mm.apis.configs import own_config
@@ -30,6 +29,7 @@ from beit_mm.errors import UserError
 from beit_mm.features.evaluation import knn_predict, patch_classifier, patch_dataset, pixel_scores
 from beit_mm.features.extractor import FeatureExtractor, ImageInput, iterate_images
 from beit_mm.files import atomic_file, quoted
+from beit_mm.models.beit import BEiTPretrainer
 from beit_mm.pictures import attention_of_image, draw_attention, sheet_of_columns, with_legend
 from beit_mm.registry import TRANSFORMS
 from beit_mm.terminal import quiet, with_bar
@@ -63,20 +63,17 @@ def classify(
     if out is not None and Path(out).suffix not in ('.csv', '.json'):
         raise UserError(f'{str(out)!r}: expected a file ending in .csv or .json')
     with quiet():
-        checkpoint = Checkpoint.open(checkpoint, 'classifier' if labelled is None else 'pretrained', mean=mean, std=std)
-        task = checkpoint.task
-        if task == 'segmentation':
-            raise UserError(f'{checkpoint} is a segmentor; use segment')
+        opened = Checkpoint.open(checkpoint, 'classifier' if labelled is None else 'pretrained', mean=mean, std=std)
         if labelled is not None:
-            results = classify_by_neighbours(checkpoint, images, labelled)
-        elif task == 'classification':
-            classifier = ClassificationInferencer(checkpoint)
+            results = classify_by_neighbours(opened, images, labelled)
+        elif opened.task == 'classification':
+            classifier = ClassificationInferencer(opened)
             sources = list(classifier.reader.sources(images))
             found = classifier.reader.results(sources, classifier.predict, 32, on_error='skip')
             results = list(with_bar(found, len(sources)))
         else:
             advice = 'give --labelled FOLDER with one folder a class, or fine-tune it first: python -m beit_mm finetune'
-            raise UserError(f'{checkpoint} is pretrained and does not know classes; {advice}')
+            raise UserError(f'{opened} holds weights for {opened.task}, not for classification; {advice}')
     if out is not None:
         write_results(Path(out).expanduser(), results)
     return results
@@ -85,14 +82,12 @@ def classify(
 def classify_by_neighbours(checkpoint: Checkpoint, images: Sources, labelled: str | Path) -> list[dict[str, Any]]:
     bank = split.list_folder(split.training_folder(labelled))
     classes = sorted({*bank.names.values()} - {''})
-    if len(classes) < 2:
-        known_classes = f'{str(labelled)!r} has {len(classes)} class folders with images'
-        raise UserError(f'--labelled: {known_classes}; expected 2 or more')
     extract = FeatureExtractor(checkpoint)
     known = {str(bank.root / path): classes.index(name) for path, name in bank.names.items() if name}
     features, labels, _ = extract.labelled(known)
-    if not len(labels):
-        raise UnreadableImageError(f'--labelled: none of the {len(known)} images in {str(labelled)!r} can be read')
+    if (number := len(labels.unique())) < 2:
+        folders = f'{len(classes)} class folders, {number} of them with readable images'
+        raise UserError(f'--labelled: {str(labelled)!r} has {folders}; expected 2 or more')
     queries, _, found = extract.labelled({path: 0 for path in extract.reader.sources(images)})
     names = iter(knn_predict(queries, features, labels, len(classes)).tolist() if len(queries) else [])
     return [result if 'error' in result else dict(result, name=classes[next(names)]) for result in found]
@@ -149,23 +144,22 @@ def segment(
         For each image dict(path, labels=file, overlay=file), of many bands on bands 1 to 3, or dict(path, error).
     """
     with quiet():
-        part, folder = 'segmentor' if labelled is None else 'pretrained', Path(out).expanduser()
-        checkpoint = Checkpoint.open(checkpoint, part, mean=mean, std=std)
+        opened = Checkpoint.open(checkpoint, 'segmentor' if labelled is None else 'pretrained', mean=mean, std=std)
+        folder = Path(out).expanduser()
         if labelled is not None:
             if multi_scale:
                 raise UserError('--multi-scale is for segmentors; leave it or --labelled out')
             limit = MAX_PIXELS if max_pixels is None else max_pixels
             if not (found := split.find_label_maps(labelled, reduce_zero_label, True, max_pixels=limit)):
                 raise FileNotFoundError(f'--labelled: no label maps in {str(labelled)!r}; {split.EXPECTED}')
-            results, meta = segment_by_neighbours(checkpoint, images, found, short_side, limit)
+            results, meta = segment_by_neighbours(opened, images, found, short_side, limit)
             return write_maps(results, meta['classes'], meta['palette'], folder)
         if short_side is not None or reduce_zero_label is not None:
             raise UserError('--short-side and --keep-zero-label only apply to --labelled FOLDER; give that too')
-        if (task := checkpoint.task) != 'segmentation':
-            model = 'a classifier' if task == 'classification' else 'pretrained'
+        if opened.task != 'segmentation':
             advice = 'give --labelled FOLDER with images/, annotations/ and classes.txt, or fine-tune it on them first'
-            raise UserError(f'{checkpoint} is {model}, not a segmentor; {advice}')
-        segmentor = SegmentationInferencer(checkpoint, multi_scale=multi_scale, max_pixels=max_pixels)
+            raise UserError(f'{opened} holds weights for {opened.task}, not for segmentation; {advice}')
+        segmentor = SegmentationInferencer(opened, multi_scale=multi_scale, max_pixels=max_pixels)
         sources = list(segmentor.reader.sources(images))
         results = with_bar(segmentor(sources, on_error='skip', return_images=True), len(sources))
         return write_maps(results, segmentor.classes, segmentor.palette, folder)
@@ -211,17 +205,15 @@ def write_maps(
         stem = Path(result['path']).stem
         names = (f'{stem}_{number}.png' if number > 1 else f'{stem}.png' for number in count(1))
         used.add(name := next(name for name in names if name not in used))
-        files = dict(path=result['path'], labels=str(folder / 'labels' / name))
+        files = dict(path=result['path'], labels=str(folder / 'labels' / name), overlay=str(folder / 'overlays' / name))
         labels = result['labels']
         image = Image.fromarray(labels)
         if labels.dtype == np.uint8:
             image.putpalette(np.array(palette, np.uint8).tobytes())
         image.save(files['labels'])
-        if 'image' in result:
-            files['overlay'] = str(folder / 'overlays' / name)
-            found, pixels = np.unique(labels, return_counts=True)
-            legend = [(classes[label], palette[label]) for label in found[pixels.argsort()[::-1]]]
-            with_legend(overlay(result['image'], labels, palette), legend).save(files['overlay'])
+        found, pixels = np.unique(labels, return_counts=True)
+        legend = [(classes[label], palette[label]) for label in found[pixels.argsort()[::-1]]]
+        with_legend(overlay(result['image'], labels, palette), legend).save(files['overlay'])
         written.append(files)
     return written
 
@@ -248,14 +240,16 @@ def reconstruct(
     """
     out = check_picture(out)
     with quiet():
-        opened = Checkpoint.open(checkpoint, mean=mean, std=std)
-        _, columns = reconstructions(opened, islice(iterate_images(images), MAX_ROWS))
+        model = rebuild_pretrainer(Checkpoint.open(checkpoint, mean=mean, std=std))
+        samples = masked_samples(model, islice(iterate_images(images), MAX_ROWS))
+        with torch.no_grad():
+            columns = model.pictures(model.data_preprocessor(default_collate([*samples.values()]))['inputs'])
         sheet_of_columns(columns).savefig(out)
     return out
 
 
 def check_picture(out: str | Path) -> Path:
-    """The path of a picture, checked before any work is done, in a folder that is there."""
+    """The path of a picture, checked before any work is done; makes its folder."""
     path = Path(out).expanduser()
     if path.suffix.lower() not in ('.png', '.jpg', '.jpeg', '.webp') or path.is_dir():
         raise UserError(f'{str(out)!r}: expected the path of a picture, ending in .png or .jpg')
@@ -263,34 +257,25 @@ def check_picture(out: str | Path) -> Path:
     return path
 
 
-def reconstructions(checkpoint: Checkpoint, images: Iterable[ImageInput]) -> tuple[list[str], dict[str, Tensor]]:
-    """The files that `reconstruct` draws, without broken ones; title -> pictures float (B, 3, H, W) in [0, 1]."""
-    model = rebuild_pretrainer(checkpoint)
-    rows, columns = model.backbone.grid
-    patch, stride = model.backbone.patch_size, model.target_generator.stride
-    recipe, size = own_config(NARROW_PRETRAINING), (rows * patch, columns * patch)
-    pipeline = resized(recipe.val_pipeline, size, **views(model.backbone.grid, stride))
-    samples = masked_samples(pipeline, images)
-    with torch.no_grad():
-        pictures = model.pictures(model.data_preprocessor(default_collate([*samples.values()]))['inputs'])
-    return [*samples], pictures
-
-
-def masked_samples(pipeline: Sequence[Any], paths: Iterable[ImageInput]) -> dict[str, dict]:
-    """Applies a pipeline to each file that can be read, with the same masks at every call."""
-    prepare = Compose([TRANSFORMS.build(step) for step in pipeline])
+def masked_samples(model: BEiTPretrainer, paths: Iterable[ImageInput]) -> dict[str, dict]:
+    """Prepares each file that can be read, with the same masks at every call."""
+    rows, columns = grid = model.backbone.grid
+    size = rows * model.backbone.patch_size, columns * model.backbone.patch_size
+    steps = own_config(NARROW_PRETRAINING).val_pipeline
+    steps = resized(steps, size, **views(grid, model.target_generator.stride))
+    prepare = Compose([TRANSFORMS.build(step) for step in steps])
     samples: dict[str, dict] = {}
-    broken: list[UnreadableImageError] = []
+    problem = 'no images; expected files or folders of images'
     state = random.getstate()
     for index, path in enumerate(paths):
         random.seed(index)  # masks are drawn by this generator
         try:
             samples[str(path)] = prepare(dict(img_path=str(path)))
         except UnreadableImageError as error:
-            broken.append(error)
+            problem = str(error)
     random.setstate(state)
     if not samples:
-        raise broken[0] if broken else UnreadableImageError('no images; expected files or folders of images')
+        raise UnreadableImageError(problem)
     return samples
 
 
@@ -312,7 +297,7 @@ def attention(
         points: 'x,y' in pixels, or in shares of width and height with decimal points; several by ';' or as a list.
         out: picture; one below the other for several points.
         layer: block, 0-based, negative from the end.
-        short_side: of the image that the model sees, in pixels; None: the checkpoint's, or 30 patches where it is less.
+        short_side: of the image that the model sees, in pixels; None: the checkpoint's, or 30 patches if it is less.
     """
     path = check_picture(out)
     with quiet():

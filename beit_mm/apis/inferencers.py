@@ -11,14 +11,35 @@ from mmengine.device import get_device
 
 from beit_mm.apis.rebuild import ConfigInput, rebuild
 from beit_mm.checkpoint.checkpoint import Checkpoint, CheckpointInput, Levels
-from beit_mm.checkpoint.read import CheckpointError
-from beit_mm.datasets.segmentation_folder import distinct_colours
 from beit_mm.engine.metrics import TOP, describe
 from beit_mm.features.extractor import Device, ImageInput
 from beit_mm.precision import inference_autocast
 
 
-class ClassificationInferencer:
+class Inferencer:
+    task: str
+
+    def __init__(
+        self,
+        checkpoint: CheckpointInput,
+        device: Device = None,
+        config: ConfigInput = None,
+        *,
+        multi_scale: bool = False,
+        max_pixels: int | None = None,
+        mean: Levels = None,
+        std: Levels = None,
+    ):
+        opened = Checkpoint.open(checkpoint, self.task, mean=mean, std=std)
+        built = rebuild(opened, self.task, config, multi_scale, max_pixels)
+        self.device = torch.device(device or get_device())
+        self.model = built.model.to(self.device)
+        self.reader, self.classes = built.reader, built.classes
+        self.num_classes = len(built.classes)
+        self.palette, self.short_sides = built.palette, built.short_sides
+
+
+class ClassificationInferencer(Inferencer):
     """A trained classifier, with the names of its `classes` and the preparation of its images.
 
     Args:
@@ -26,32 +47,20 @@ class ClassificationInferencer:
             show the model, by its path, address or name in `list_models`. Other files need the `config`.
         device: such as 'cuda:1' or 'cpu'; None for a GPU, if there is one.
         config: path of a config, or a Config, in place of the checkpoint's own; unlike that one it may name any type.
+        multi_scale: at all scales with flip, by the config's `tta_model` and `tta_pipeline`; of segmentors.
+        max_pixels: of an image file, see LoadImage, in place of the config's.
         mean, std: of the images, see `Checkpoint.open`, in place of the config's.
 
     Raises:
         FileNotFoundError: no such file.
-        CheckpointError: neither config nor tensors show the model, the config names types which only a given config
-            may, or its weights do not fit.
-        UserError: the config describes something else than a classifier.
+        CheckpointError: neither config nor tensors show the model, the file's config names a type that is not allowed
+            there, or it is of another task or does not fit the weights.
 
-    `classes` are the names in the file, else those of `rebuild.metainfo_of_name`, else numbers. Without a test
-    pipeline it takes the middle of an image in the model's size.
+    `classes` are the names in the file, or ImageNet's or ADE20K's if the file's name ends like a released one, or
+    numbers. Without a test pipeline it takes the middle of an image in the model's size.
     """
 
-    def __init__(
-        self,
-        checkpoint: CheckpointInput,
-        device: Device = None,
-        config: ConfigInput = None,
-        mean: Levels = None,
-        std: Levels = None,
-    ):
-        opened = Checkpoint.open(checkpoint, 'classifier', mean=mean, std=std)
-        self.built = rebuild(opened, 'classifier', config)
-        self.device = torch.device(device or get_device())
-        self.model = self.built.model.to(self.device)
-        self.reader, self.classes = self.built.reader, self.built.classes
-        self.num_classes = len(self.classes)
+    task = 'classifier'
 
     def __call__(
         self, images: ImageInput | Sequence[ImageInput], batch_size: int = 32, top: int = TOP, on_error: str = 'raise'
@@ -76,37 +85,14 @@ class ClassificationInferencer:
         return [describe(sample.pred_score, self.classes, None, top) for sample in found]
 
 
-class SegmentationInferencer:
-    """A trained segmentor, with the names and colours of its classes and the preparation of its images.
+class SegmentationInferencer(Inferencer):
+    """A trained segmentor, with the names of its `classes`, their colours, and the preparation of its images.
 
-    Args:
-        checkpoint, device, config, mean, std: as of ClassificationInferencer.
-        multi_scale: at all scales with flip, by the config's `tta_model` and `tta_pipeline`.
-        max_pixels: of an image file, see LoadImage, in place of the config's.
-
-    Labels are those of tools/test.py. `classes` are the names, `palette` the colours, [red, green, blue] of 0-255.
+    Its arguments are those of ClassificationInferencer, and its labels those of tools/test.py. `palette` has the
+    colours, [red, green, blue] of 0-255.
     """
 
-    def __init__(
-        self,
-        checkpoint: CheckpointInput,
-        device: Device = None,
-        config: ConfigInput = None,
-        multi_scale: bool = False,
-        max_pixels: int | None = None,
-        mean: Levels = None,
-        std: Levels = None,
-    ):
-        opened = Checkpoint.open(checkpoint, 'segmentor', mean=mean, std=std)
-        self.built = rebuild(opened, 'segmentor', config, multi_scale, max_pixels)
-        self.device = torch.device(device or get_device())
-        self.model = self.built.model.to(self.device)
-        self.reader, self.classes = self.built.reader, self.built.classes
-        self.num_classes = len(self.classes)
-        palette = self.built.palette or distinct_colours(self.num_classes)
-        if not is_palette(palette, self.num_classes):
-            raise CheckpointError(f'{opened} has a palette that is not a list of {self.num_classes} colours')
-        self.palette: list[list[int]] = [list(colour) for colour in palette]
+    task = 'segmentor'
 
     def __call__(
         self, images: ImageInput | Sequence[ImageInput], on_error: str = 'raise', return_images: bool = False
@@ -120,20 +106,11 @@ class SegmentationInferencer:
             For each image dict(path=its file, None for an array or image; labels=uint8 (H, W), uint16 of more than 256
             classes, indices into `classes`, of the image as a viewer shows it).
         """
+        return self.reader.results(images, self.predict, on_error=on_error, return_images=return_images)
 
-        def predict(samples: list[dict]) -> list[dict]:
-            with torch.no_grad():
-                (sample,) = self.model.test_step(pseudo_collate(samples))
-            labels = sample.pred_sem_seg.data[0].cpu().numpy().astype(np.min_scalar_type(self.num_classes - 1))
-            return [dict(labels=labels)]
-
-        return self.reader.results(images, predict, on_error=on_error, return_images=return_images)
-
-
-def is_palette(colours: Any, number: int) -> bool:
-    """Whether this is a list of so many colours, [red, green, blue] of 0-255."""
-    try:
-        values = np.array(colours)
-    except ValueError:  # rows of several lengths
-        return False
-    return values.shape == (number, 3) and values.dtype.kind == 'i' and values.min() >= 0 and values.max() <= 255
+    def predict(self, samples: list[dict]) -> list[dict[str, Any]]:
+        """The labels of one sample of the pipeline."""
+        with torch.no_grad():
+            (sample,) = self.model.test_step(pseudo_collate(samples))
+        labels = sample.pred_sem_seg.data[0].cpu().numpy()
+        return [dict(labels=labels.astype(np.min_scalar_type(self.num_classes - 1)))]

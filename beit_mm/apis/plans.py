@@ -19,8 +19,9 @@ from beit_mm.apis import rebuild
 from beit_mm.apis.configs import own_config
 from beit_mm.apis.split import Images, LabelMaps
 from beit_mm.checkpoint.checkpoint import Checkpoint, given_levels, normalisation_of
+from beit_mm.checkpoint.description import IMAGENET
 from beit_mm.checkpoint.find import DEMO, path_of_checkpoint
-from beit_mm.checkpoint.names import IMAGENET, released_out_indices
+from beit_mm.checkpoint.names import released_out_indices
 from beit_mm.checkpoint.read import CheckpointError
 from beit_mm.datasets.transforms import as_size
 from beit_mm.errors import UserError, check_choice
@@ -58,10 +59,7 @@ class Length:
 
 @dataclass
 class Record:
-    """The call that made a run, what was planned for it, and what came of it.
-
-    What the call leaves open is None until it is planned. The options are those of `pretrain` and `finetune`.
-    """
+    """The call that made a run (what it leaves open is None until it is planned), the plan, and what came of it."""
 
     verb: str  # 'pretrain' or 'finetune'
     images: str = ''  # folder
@@ -180,12 +178,14 @@ def plan_training(images: Images, call: Record) -> Plan:
     tokenizer, keeps_head = None, False
     if call.verb == 'pretrain':
         tokenizer, keeps_head = choose_tokenizer(call.tokenizer_option, checkpoint, device)
-    number, workers = len(images.train.names), call.workers
-    if call.batch is not None and not 0 < call.batch <= number:
-        raise UserError(f'a batch of {call.batch} images; expected 1 to {number:,}, the images to learn from')
+    workers, batch, number = call.workers, call.batch, len(images.train.names)
     if workers is None:  # two cores are for the process that feeds a GPU; without one the training takes most cores
         cores = len(os.sched_getaffinity(0)) if hasattr(os, 'sched_getaffinity') else os.cpu_count() or 1
         workers = max(1, min(cores - 2, 16) if device == 'cuda' else cores // 4)
+    if batch is None:
+        batch = choose_batch(images, base, backbone, device)
+    elif not 0 < batch <= number:
+        raise UserError(f'a batch of {batch} images; expected 1 to {number:,}, the images to learn from')
     return Plan(
         device=device,
         base=base,
@@ -193,7 +193,7 @@ def plan_training(images: Images, call: Record) -> Plan:
         size=as_size(backbone['img_size']),
         preprocessing=preprocessing,
         assumed=assumed,
-        batch=call.batch or choose_batch(images, base, backbone, device),
+        batch=batch,
         workers=workers,
         init=None if init == NONE else init,
         tokenizer=tokenizer,
@@ -238,6 +238,19 @@ def choose_batch(images: Images, base: str, backbone: Mapping[str, Any], device:
     return 2 ** int(math.log2(max(2, min(most, few))))
 
 
+def largest_batch(device: str, sizes: Mapping[str, int], patches: float, segments: bool) -> float:
+    """The most images of a step for a model of these sizes and this number of patches."""
+    width, depth = sizes['embed_dims'], sizes['num_layers']
+    if device == 'cpu':
+        return CPU_BATCH[width > NARROW]
+    free = torch.cuda.mem_get_info()[0] / 2**30
+    gib_per_image = GIB_PER_IMAGE * (width / 768) * (patches / 196)  # in proportion to BEiT-Base at 224 pixels
+    if segments:
+        gib_per_image = (GIB_OF_HEADS + GIB_OF_BLOCKS * (width / 768) * (depth / 12)) * patches / 1024
+        free -= 16 * (12 * width**2 * depth + HEAD_PARAMETERS) / 2**30
+    return min(free / gib_per_image, MAX_BATCH)
+
+
 def choose_tokenizer(
     option: str | None, checkpoint: Checkpoint | None, device: str
 ) -> tuple[dict[str, Any] | None, bool]:
@@ -256,46 +269,29 @@ def choose_tokenizer(
 
 
 def describe_plan(plan: Plan, images: Images) -> list[str]:
-    """What was chosen and why, in lines for the user."""
+    """What was chosen, in lines for the user."""
     sizes, (height, width) = sizes_of(plan.backbone['arch']), plan.size
     shape = f'{sizes["num_layers"]} blocks of width {sizes["embed_dims"]}, {height} x {width} pixels'
     start = f'as in {plan.init}' if plan.init else 'random weights'
+    notes = images.notes if isinstance(images, LabelMaps) else []
+    few = images.few(plan.balance) if plan.base == NARROW_FINETUNING else ''
     lines = [
         f'images     {images}',
+        *(f'labels     {note}' for note in notes),
+        f'classes    {few}' if few else '',
         f'model      {shape} in patches of {plan.backbone["patch_size"]}: {start}',
         f'batch      {plan.batch} images, processes that read them: {plan.workers}; on {plan.device}',
     ]
-    few = images.few(plan.balance) if plan.base == NARROW_FINETUNING else ''
-    if few:
-        lines.insert(1, f'classes    {few}')
-    if isinstance(images, LabelMaps):
-        lines[1:1] = [f'labels     {note}' for note in images.notes]
-        if images.bands:
-            which = images.bands['load']['bands'] or f'all {len(images.bands["mean"])}'
-            lines.append(f'bands      {which}: 0 and 255 are the percentiles 1 and 99 of each in these images')
-    if plan.device == 'cuda' and torch.cuda.device_count() > 1:
-        lines.append('GPUs       one; all of them: tools/dist_train.sh with the configs in the run folder')
+    if isinstance(images, LabelMaps) and images.bands:
+        which = images.bands['load']['bands'] or f'all {len(images.bands["mean"])}'
+        lines.append(f'bands      {which}: 0 and 255 are the percentiles 1 and 99 of each in these images')
     if plan.keeps_head:
         lines.append(f'tokenizer  that of {plan.init}, whose head is trained further')
     elif plan.tokenizer:
-        packaged = plan.tokenizer['checkpoint'] == DEMO
-        lines.append(f'tokenizer  {"the packaged one" if packaged else plan.tokenizer_name}')
+        lines.append(f'tokenizer  {plan.tokenizer_name}')
     elif plan.base in (NARROW_PRETRAINING, WIDE_PRETRAINING):
         lines.append(f'tokenizer  one is trained first, {tokenizer_batch(plan.batch)} images a step')
-    return lines
-
-
-def largest_batch(device: str, sizes: Mapping[str, int], patches: float, segments: bool) -> float:
-    """The most images of a step for a model of these sizes and this number of patches."""
-    width, depth = sizes['embed_dims'], sizes['num_layers']
-    if device == 'cpu':
-        return CPU_BATCH[width > NARROW]
-    free = torch.cuda.mem_get_info()[0] / 2**30
-    gib_per_image = GIB_PER_IMAGE * (width / 768) * (patches / 196)  # in proportion to BEiT-Base at 224 pixels
-    if segments:
-        gib_per_image = (GIB_OF_HEADS + GIB_OF_BLOCKS * (width / 768) * (depth / 12)) * patches / 1024
-        free -= 16 * (12 * width**2 * depth + HEAD_PARAMETERS) / 2**30
-    return min(free / gib_per_image, MAX_BATCH)
+    return [*filter(None, lines)]
 
 
 def resized(pipeline: Sequence[Mapping[str, Any]], size: tuple[int, int], **others: Any) -> list[dict[str, Any]]:
@@ -404,12 +400,18 @@ def tuned_backbone(plan: Plan, **options: Any) -> dict[str, Any]:
     return dict(options, init_cfg=dict(type='Pretrained', checkpoint=plan.init) if plan.init else None)
 
 
+def tuned_optimizer(plan: Plan, recipe: Config, rate: float) -> dict[str, Any]:
+    """The recipe's layer decay, and its rate for the plan's batch; random weights learn alike in all layers."""
+    decay = recipe.optim_wrapper.paramwise_cfg.layer_decay_rate if plan.init else 1.0
+    rate = scaled(rate, plan.batch / recipe.auto_scale_lr.base_batch_size)
+    return dict(optimizer=dict(lr=rate), paramwise_cfg=dict(layer_decay_rate=decay))
+
+
 def finetuning_settings(base: Config, images: Images, plan: Plan, lists: Path, steps: int) -> dict[str, Any]:
     pipelines = [resized(base[f'{name}_pipeline'], plan.size) for name in ('train', 'test')]
     num_classes = dict(num_classes=len(images.classes))
     recipe = own_config(NARROW_FINETUNING if plan.width <= NARROW else WIDE_FINETUNING)
     rate = recipe.optim_wrapper.optimizer.lr if plan.init else RANDOM_RATE
-    layer_decay = recipe.optim_wrapper.paramwise_cfg.layer_decay_rate
     data = loaders(images, lists, plan, pipelines, 'held_out', classes=str(lists / 'classes.txt'))
     if plan.balance:
         learned = dict(type=base.train_dataloader.dataset.type, **data['train_dataloader']['dataset'])
@@ -423,10 +425,7 @@ def finetuning_settings(base: Config, images: Images, plan: Plan, lists: Path, s
             data_preprocessor=dict(plan.preprocessing, **num_classes),
         ),
         **data,
-        optim_wrapper=dict(
-            optimizer=dict(lr=scaled(rate, plan.batch / recipe.auto_scale_lr.base_batch_size)),
-            paramwise_cfg=dict(layer_decay_rate=layer_decay if plan.init else 1.0),  # random weights learn alike
-        ),
+        optim_wrapper=tuned_optimizer(plan, recipe, rate),
         **schedule(steps, steps // 6, plan.batch, base.param_scheduler[-1].eta_min_ratio),
     )
 
@@ -434,7 +433,7 @@ def finetuning_settings(base: Config, images: Images, plan: Plan, lists: Path, s
 def segmentation_settings(base: Config, images: Images, plan: Plan, lists: Path, steps: int) -> dict[str, Any]:
     assert isinstance(images, LabelMaps)
     indices = released_out_indices(sizes_of(plan.backbone['arch'])['num_layers'])
-    recipe, channels, num_classes = base.optim_wrapper, plan.width, len(images.classes)
+    channels, num_classes = plan.width, len(images.classes)
     auxiliary = dict(in_channels=channels, num_classes=num_classes)
     rescales = [4, 2, 1, 0.5] if plan.backbone['patch_size'] > 8 else [2, 1, 0.5, 0.25]
     model: dict[str, Any] = dict(
@@ -455,10 +454,7 @@ def segmentation_settings(base: Config, images: Images, plan: Plan, lists: Path,
     return dict(
         model=model,
         **settings,
-        optim_wrapper=dict(
-            optimizer=dict(lr=scaled(recipe.optimizer.lr, plan.batch / base.auto_scale_lr.base_batch_size)),
-            paramwise_cfg=dict(layer_decay_rate=recipe.paramwise_cfg.layer_decay_rate if plan.init else 1.0),
-        ),
+        optim_wrapper=tuned_optimizer(plan, base, base.optim_wrapper.optimizer.lr),
         **schedule(steps, steps // 10, plan.batch),
     )
 

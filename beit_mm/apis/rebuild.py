@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeAlias
 
+import numpy as np
 import torch
 from mmengine.config import Config, ConfigDict
 from mmengine.registry import DefaultScope
@@ -21,6 +22,7 @@ from beit_mm.checkpoint.find import DEMO, HUB_FILES, WEIGHTS_VARIABLE, WHOLE, ne
 from beit_mm.checkpoint.names import released_out_indices
 from beit_mm.checkpoint.read import CheckpointError, as_checkpoint_error
 from beit_mm.datasets.reading import LoadBands
+from beit_mm.datasets.segmentation_folder import distinct_colours
 from beit_mm.datasets.transforms import as_size
 from beit_mm.errors import UserError
 from beit_mm.features.extractor import ImageReader, usual_preparation
@@ -32,7 +34,7 @@ from beit_mm.models.tokenizers.dalle import DECODER_URL, GET_ENCODER, STRIDE
 from beit_mm.registry import MODELS, TRANSFORMS
 
 ConfigInput: TypeAlias = str | Path | Config | None
-SCOPES = dict(classifier='mmpretrain', segmentor='mmseg')  # in which a task's types are named
+SCOPES = dict(classifier='mmpretrain', segmentor='mmseg')  # task -> the library whose types need no prefix
 ADVICE = 'pass the config that it was trained with: config=PATH of ClassificationInferencer or SegmentationInferencer'
 
 TOKENIZER = 'demo/dvae.py'  # the config of own tokenizers
@@ -40,7 +42,7 @@ OWN_KEYS = ('type', 'arch', 'hidden', 'vocab_size', 'embed_dims', 'num_levels', 
 DALLE_VOCABULARY = 8192
 FILES = ('checkpoint', 'decoder_checkpoint')  # arguments of tokenizers
 
-# How names of released, OpenMMLab's and timm's files end, for the data that the last stage of the training saw
+# How the names of files released by the authors, OpenMMLab and timm end, for the data of the last training
 TRAINED_ON = re.compile(r'(?:(?:ft|to|[._-]in)1k|(?P<ade>ade20k))(?:_\d{8})?(?:-[0-9a-f]{8})?$')
 
 
@@ -48,11 +50,11 @@ TRAINED_ON = re.compile(r'(?:(?:ft|to|[._-]in)1k|(?P<ade>ade20k))(?:_\d{8})?(?:-
 class Recipe:
     """Configs that a model and the preparation of its images are built from."""
 
-    scope: str  # the library whose types need no prefix
+    scope: str
     model: dict[str, Any]
     pipeline: list[dict[str, Any]]  # of a test; the first step loads an image
     tta_model: dict[str, Any] = field(default_factory=dict)  # around the model, for all scales; empty for one
-    views: dict[str, Any] = field(default_factory=dict)  # the last step of a test at all scales, where there is one
+    views: dict[str, Any] = field(default_factory=dict)  # MultiScaleViews, if a test at all scales has it
 
 
 @dataclass
@@ -62,30 +64,19 @@ class Rebuilt:
     model: nn.Module  # in evaluation mode, on the CPU; for all scales a model for test-time augmentation
     reader: ImageReader
     classes: tuple[str, ...]
-    palette: Any  # of the classes, as the checkpoint has it; None without one
+    palette: list[list[int]]  # [red, green, blue] of each class, 0-255
     short_sides: list[int]  # of a test at all scales, in pixels
 
 
 def rebuild(
-    checkpoint: Checkpoint,
-    task: str,
-    config: ConfigInput = None,
-    multi_scale: bool = False,
-    max_pixels: int | None = None,
+    checkpoint: Checkpoint, task: str, config: ConfigInput, multi_scale: bool, max_pixels: int | None
 ) -> Rebuilt:
-    """Builds the model in a checkpoint and the preparation of its images.
+    """Builds the 'classifier' or 'segmentor' in a checkpoint, and the preparation of its images.
 
     Args:
-        checkpoint: any file of a BEiT.
-        task: 'classifier' or 'segmentor'.
         config: a trusted one in place of the checkpoint's own, which may name any type.
         multi_scale: build the config's `tta_model` and `tta_pipeline`.
         max_pixels: of an image file, in place of the config's.
-
-    Raises:
-        CheckpointError: neither config nor tensors show the model, the stored config names what is not allowed, or the
-            weights do not fit.
-        UserError: the config describes something else than this task.
     """
     if config is not None:
         recipe = given_recipe(config, task, multi_scale)
@@ -102,76 +93,51 @@ def rebuild(
             settings = ConfigDict(recipe.model)  # mmseg reads its test_cfg by attributes
             model = built_as_stored(settings, checkpoint) if config is None else MODELS.build(settings)
             reader = built_reader(recipe.pipeline, model)
-            views = TRANSFORMS.build(recipe.views) if recipe.views else None
+            short_sides = [*TRANSFORMS.build(recipe.views).short_sides.elements()] if recipe.views else []
+            num_classes = number_of_classes(model, task)
+            model.load_state_dict(weights_of_test(checkpoint), strict=True)
         except Exception as error:
-            if config is not None:
-                raise
-            raise does_not_fit(checkpoint, error) from error
-        if (num_classes := number_of_classes(model, task)) is None:
-            raise UserError(f'{checkpoint} is not a {task}, but a {type(model).__name__}')
-        weights = copy.copy(checkpoint.state_dict)  # with its metadata
-        for name in [name for name in weights if name.startswith('auxiliary_head.')]:  # only training needs it
-            del weights[name]
-        try:
-            model.load_state_dict(weights, strict=True)
-        except RuntimeError as error:
-            raise does_not_fit(checkpoint, error) from None
+            reason = ' '.join(str(error).split())
+            raise CheckpointError(f'{checkpoint} does not fit its config: {reason:.500}') from error
         if recipe.tta_model:
             model = MODELS.build(dict(recipe.tta_model, module=model))
-    classes, palette = classes_of(checkpoint, num_classes)
-    short_sides = [*views.short_sides.elements()] if views else []
-    return Rebuilt(model.eval(), reader, classes, palette, short_sides)
+    return Rebuilt(model.eval(), reader, *classes_of(checkpoint, num_classes), short_sides)
 
 
 def given_recipe(config: str | Path | Config, task: str, multi_scale: bool) -> Recipe:
     values = config if isinstance(config, Config) else Config.fromfile(str(config))
-    recipe = selected(values, task, multi_scale, f'The config {values.filename or ""}'.rstrip())
-    recipe.model, recipe.pipeline = without_training(recipe.model), without_training(recipe.pipeline)
+    recipe = recipe_of_config(values, task, multi_scale, f'The config {values.filename or ""}'.rstrip())
+    recipe.model.pop('auxiliary_head', None)
     recipe.scope = values.get('default_scope', recipe.scope)
     return recipe
-
-
-def without_training(value: Any) -> Any:
-    """Nested containers without the keys that only training needs, which may name files; a LoRAModel keeps its own."""
-    if isinstance(value, dict):
-        if str(value.get('type')).endswith('LoRAModel'):  # its checkpoints lack the weights that it builds on
-            return value
-        kept = {key: inner for key, inner in value.items() if key not in stored_config.TRAINING_KEYS}
-        return {key: without_training(inner) for key, inner in kept.items()}
-    return type(value)(map(without_training, value)) if isinstance(value, (list, tuple)) else value
 
 
 def stored_recipe(checkpoint: Checkpoint, task: str, multi_scale: bool) -> Recipe:
     """By the config in a checkpoint, else by the shapes of its tensors; with nothing that is not allowed."""
     values = checkpoint.meta.get('config_dict')
-    if isinstance(values, dict):
-        recipe = selected(values, task, multi_scale, f'{checkpoint}: the config in it')
-    elif multi_scale:
-        raise CheckpointError(f'{checkpoint} holds no config with tta_model and tta_pipeline; {ADVICE}')
+    if isinstance(values, dict) or multi_scale:
+        recipe = recipe_of_config(values if isinstance(values, dict) else {}, task, multi_scale, str(checkpoint))
     else:
         recipe = recipe_of_tensors(checkpoint, task)
     check, parts, steps = stored_config.check_part, stored_config.PARTS[task], stored_config.STEPS
     try:
         recipe.model = check(recipe.model, parts, 'model')
         recipe.pipeline = [check(step, steps, f'pipeline[{index}]') for index, step in enumerate(recipe.pipeline)]
-        if recipe.tta_model:
-            recipe.tta_model = check(recipe.tta_model, parts, 'tta_model')
-        if recipe.views:
-            recipe.views = check(recipe.views, steps, 'tta_pipeline')
+        recipe.tta_model = recipe.tta_model and check(recipe.tta_model, parts, 'tta_model')
+        recipe.views = recipe.views and check(recipe.views, steps, 'tta_pipeline')
     except stored_config.RefusedError as error:
         message = f'{checkpoint} cannot be rebuilt as a {task}: {error}'
         raise CheckpointError(f'{message}; if you trust it, {ADVICE}') from None
     return recipe
 
 
-def selected(values: Mapping[str, Any], task: str, multi_scale: bool, name: str) -> Recipe:
-    """Model and test pipeline of a config; UserError where it has none."""
+def recipe_of_config(values: Mapping[str, Any], task: str, multi_scale: bool, name: str) -> Recipe:
+    """Model and test pipeline of a config; UserError if it has none."""
     try:
         model = dict(values['model'])
         if 'data_preprocessor' in values:  # mmpretrain's configs have it beside the model
             model.setdefault('data_preprocessor', values['data_preprocessor'])
         loader: Any = values.get('test_dataloader') or values.get('val_dataloader')
-        views = (values.get('tta_pipeline') or [{}])[-1]
         if multi_scale:
             pipeline = values['tta_pipeline']
         elif loader or task == 'segmentor':
@@ -181,6 +147,7 @@ def selected(values: Mapping[str, Any], task: str, multi_scale: bool, name: str)
         if task == 'segmentor':
             pipeline = [step for step in pipeline if 'LoadAnnotation' not in str(step.get('type'))]
         tta_model = dict(values['tta_model']) if multi_scale else {}
+        views = (values.get('tta_pipeline') or [{}])[-1]
         views = views if views.get('type') == 'beit_mm.MultiScaleViews' else {}
         model['type'], pipeline[0]['type']
     except (LookupError, TypeError, AttributeError, RuntimeError, ValueError):
@@ -190,54 +157,50 @@ def selected(values: Mapping[str, Any], task: str, multi_scale: bool, name: str)
 
 
 def recipe_of_tensors(checkpoint: Checkpoint, task: str) -> Recipe:
-    """As the tensors of a file without a config show: of timm's, transformers', the released code's and mmseg's."""
+    """By the tensors of a file without a config: timm's, transformers', the released code's and mmseg's."""
     backbone = dict(checkpoint.backbone_arguments(), type='beit_mm.BEiTBackbone')
+    levels, _ = checkpoint.normalisation
     try:
-        model, pipeline = (segmentor_of if task == 'segmentor' else classifier_of)(checkpoint, backbone)
+        return (segmentor_of if task == 'segmentor' else classifier_of)(checkpoint, backbone, levels)
     except KeyError as error:
         raise CheckpointError(f'{checkpoint} holds no config, and as a {task} lacks {error}; {ADVICE}') from None
-    return Recipe(SCOPES[task], model, pipeline)
 
 
-def classifier_of(checkpoint: Checkpoint, backbone: dict[str, Any]) -> tuple[dict, list[dict]]:
-    """Model and test pipeline by the tensors; KeyError for one that is missing."""
+def classifier_of(checkpoint: Checkpoint, backbone: dict[str, Any], levels: dict[str, Any]) -> Recipe:
     weights = checkpoint.converted.state_dict
     num_classes, dims = weights['head.fc.weight'].shape
-    levels, _ = checkpoint.normalisation
     model = dict(
         type='ImageClassifier',
         backbone=dict(backbone, out_type='avg_featmap' if 'backbone.fc_norm.weight' in weights else 'cls_token'),
         head=dict(type='LinearClsHead', num_classes=num_classes, in_channels=dims),
         data_preprocessor=dict(type='ClsDataPreprocessor', to_rgb=False, **levels),
     )
-    return model, [dict(type='beit_mm.LoadImage')]
+    return Recipe('mmpretrain', model, [dict(type='beit_mm.LoadImage')])
 
 
-def segmentor_of(checkpoint: Checkpoint, backbone: dict[str, Any]) -> tuple[dict, list[dict]]:
-    """An UperNet of the released code's shape; other heads do not show their resizings. KeyError as classifier_of."""
+def segmentor_of(checkpoint: Checkpoint, backbone: dict[str, Any], levels: dict[str, Any]) -> Recipe:
+    """An UperNet of the released code's shape: other heads do not show how they resize."""
     weights = checkpoint.converted.state_dict
     num_classes, channels = weights['decode_head.conv_seg.weight'].shape[:2]
     weights['decode_head.fpn_bottleneck.conv.weight'], weights['neck.upsample_4x.0.weight']
-    levels, _ = checkpoint.normalisation
     size, dims, depth = backbone['img_size'], backbone['arch']['embed_dims'], backbone['arch']['num_layers']
-    out_indices = checkpoint.architecture.get('out_indices') or released_out_indices(depth)
     norm = dict(type='beit_mm.SyncBN')
-    pyramid = dict(in_channels=[dims] * 4, in_index=[0, 1, 2, 3])
-    head = dict(pyramid, num_classes=num_classes, channels=channels, norm_cfg=norm)
+    head = dict(in_channels=[dims] * 4, in_index=[0, 1, 2, 3], channels=channels, num_classes=num_classes)
+    out_indices = checkpoint.architecture.get('out_indices') or released_out_indices(depth)
     model = dict(
         type='beit_mm.SlidingSegmentor',
         backbone=dict(backbone, out_type='featmap', out_indices=out_indices),
         neck=dict(type='Feature2Pyramid', embed_dim=dims, norm_cfg=norm),
-        decode_head=dict(head, type='beit_mm.EfficientUPerHead'),
+        decode_head=dict(head, type='beit_mm.EfficientUPerHead', norm_cfg=norm),
         data_preprocessor=dict(type='SegDataPreProcessor', size=size, **levels),
         test_cfg=dict(mode='slide', crop_size=size, stride=[side * 2 // 3 for side in size]),
     )
     resize = dict(type='Resize', scale=[2048, min(size)], keep_ratio=True)
-    return model, [dict(type='beit_mm.LoadImage'), resize, dict(type='PackSegInputs')]
+    return Recipe('mmseg', model, [dict(type='beit_mm.LoadImage'), resize, dict(type='PackSegInputs')])
 
 
 def built_as_stored(config: ConfigDict, checkpoint: Checkpoint) -> nn.Module:
-    """A model by a stored config, which gets memory once its shapes are seen to be the weights'."""
+    """A model by a stored config. It gets memory only if the weights have its shapes."""
     with torch.device('meta'):
         model = MODELS.build(config)
     weights = checkpoint.converted.state_dict if checkpoint.format else checkpoint.weights
@@ -252,7 +215,7 @@ def built_as_stored(config: ConfigDict, checkpoint: Checkpoint) -> nn.Module:
 
 
 def built_reader(pipeline: Sequence[dict], model: nn.Module) -> ImageReader:
-    """What reads and prepares images; of a pipeline that only loads, the middle of them in the model's size."""
+    """Reads and prepares images; a pipeline that only loads them is followed by a crop in the model's size."""
     load, *prepare = pipeline
     load = TRANSFORMS.build(load)
     backend = 'cv2' if isinstance(load, LoadBands) else 'pillow'
@@ -260,45 +223,54 @@ def built_reader(pipeline: Sequence[dict], model: nn.Module) -> ImageReader:
     return ImageReader([load, *(TRANSFORMS.build(step) for step in prepare)])
 
 
-def does_not_fit(checkpoint: Checkpoint, error: Exception) -> CheckpointError:
-    reason = ' '.join(str(error).split())
-    return CheckpointError(f'{checkpoint} does not fit its config: {reason:.500}')
-
-
-def number_of_classes(model: nn.Module, task: str) -> int | None:
-    """Classes of a classifier or segmentor; None for a model of another task."""
+def number_of_classes(model: nn.Module, task: str) -> int:
+    """Classes of a classifier or segmentor; UserError for a model of another task."""
     if task == 'segmentor':
         from mmseg.models import EncoderDecoder
 
-        return model.decode_head.num_classes if isinstance(model, EncoderDecoder) else None
-    if isinstance(model, LinearProbe):
-        return model.num_classes if len(model.layers) == 1 else None
-    return getattr(model.head, 'num_classes', None) if isinstance(model, ImageClassifier) else None
+        if isinstance(model, EncoderDecoder):
+            return model.decode_head.num_classes
+    elif isinstance(model, LinearProbe):
+        if len(model.layers) == 1:
+            return model.num_classes
+    elif isinstance(model, ImageClassifier) and hasattr(model.head, 'num_classes'):
+        return model.head.num_classes
+    raise UserError(f'a {type(model).__name__} is not a {task} of one prediction')
 
 
-def classes_of(checkpoint: Checkpoint, number: int) -> tuple[tuple[str, ...], Any]:
-    """Names of the classes, and colours or None: the file's, else by its name, else numbers."""
+def weights_of_test(checkpoint: Checkpoint) -> dict[str, Any]:
+    """The state dict, with its metadata, without the auxiliary head, which only training needs."""
+    weights = copy.copy(checkpoint.state_dict)
+    for name in [name for name in weights if name.startswith('auxiliary_head.')]:
+        del weights[name]
+    return weights
+
+
+def classes_of(checkpoint: Checkpoint, number: int) -> tuple[tuple[str, ...], list[list[int]]]:
+    """Names and colours of the classes: the file's, else by its name, else numbers and distinct colours."""
     with as_checkpoint_error(checkpoint.path):
         palette = (checkpoint.meta.get('dataset_meta') or {}).get('palette') or checkpoint.meta.get('PALETTE')
     names = checkpoint.classes
     if not names:
         known = metainfo_of_name(checkpoint.path, number)
         names, palette = known.get('classes', map(str, range(number))), known.get('palette', palette)
-    # a name that a terminal could obey is quoted
-    classes = tuple(map(quoted, names))
+    classes = tuple(map(quoted, names))  # a terminal could obey a name
     if len(classes) != number:
         raise CheckpointError(f'{checkpoint} names {len(classes)} classes, its model has {number}')
-    return classes, palette
+    try:
+        colours = np.array(palette or distinct_colours(number), np.uint8)
+    except (OverflowError, TypeError, ValueError):
+        colours = np.empty(0)
+    if colours.shape != (number, 3):
+        raise CheckpointError(f'{checkpoint} has a palette that is not a list of {number} colours')
+    return classes, colours.tolist()
 
 
 def metainfo_of_name(checkpoint: Path, num_classes: int) -> dict[str, Any]:
-    """Names, and of ADE20K colours, of the classes in a file that names none itself; empty where it cannot be known.
+    """Names, and of ADE20K colours, of the classes in a file that names none itself; empty if it cannot be known.
 
-    Other data have 1000 or 150 classes too, so the file's name must end as those of released files do: 'ft1k',
-    'ft22kto1k', '_in1k', 'ftade20k', with or without OpenMMLab's date and hash. Of transformers' and timm's files the
-    name of the folder counts, or of the repository in the hub's cache.
-
-    Source: mmpretrain `ImageNet.METAINFO`, mmseg `ADE20KDataset.METAINFO`; their order is the released heads'.
+    Other data have 1000 or 150 classes too, so the name must also end as those of released files do. Of transformers'
+    and timm's files the name of the folder or repository counts. The order of the names is the released heads'.
     """
     names = checkpoint.absolute().parts[-4:-1] if checkpoint.name in HUB_FILES else [checkpoint.stem]
     found = next((match for name in names if (match := TRAINED_ON.search(name))), None)
@@ -319,12 +291,10 @@ def get_model(name: str, pretrained: bool | CheckpointInput | None = None) -> nn
     Args:
         name: one of `list_models`.
         pretrained: True takes the released weights from $BEIT_MM_WEIGHTS, torch hub's cache or the web; others
-            see `Checkpoint.open`; False leaves random ones. None is True for 'demo', whose weights are here, and False
-            for others.
+            see `Checkpoint.open`; False leaves random ones. None: only for 'demo' True.
 
     Returns:
-        The model of the file's config, in evaluation mode. What its images need is in its `data_preprocessor`;
-        ClassificationInferencer, SegmentationInferencer and FeatureExtractor take files and do all of that.
+        The model of the file's config, in evaluation mode. What its images need is in its `data_preprocessor`.
     """
     if name in plain_vits():
         if not pretrained:
@@ -350,9 +320,8 @@ def rebuild_pretrainer(checkpoint: Checkpoint) -> BEiTPretrainer:
     """A pretrained model, built as the shapes of its weights say, in evaluation mode."""
     vocab_size, width = head_sizes(checkpoint)
     levels, _ = checkpoint.normalisation
-    backbone = dict(backbone_config(checkpoint), out_type='raw', masked_input=True)
     model = BEiTPretrainer(
-        backbone=dict(backbone, type='beit_mm.BEiTBackbone'),
+        backbone=dict(backbone_config(checkpoint), type='beit_mm.BEiTBackbone', out_type='raw', masked_input=True),
         head=dict(type='beit_mm.BEiTMIMHead', embed_dims=width, vocab_size=vocab_size),
         target_generator=tokenizer_config(checkpoint),
         data_preprocessor=dict(levels, type='beit_mm.TwoViewDataPreprocessor'),
@@ -362,7 +331,7 @@ def rebuild_pretrainer(checkpoint: Checkpoint) -> BEiTPretrainer:
 
 
 def backbone_config(checkpoint: Checkpoint, channels: int = 3) -> dict[str, Any]:
-    """Arguments of the backbone in a checkpoint of RGB images, or of ones with so many channels."""
+    """Arguments of the backbone in a checkpoint of RGB images, or of images with so many channels."""
     arguments = checkpoint.backbone_arguments()
     if (found := arguments['in_channels']) not in (3, channels):
         expected = 'RGB' if channels == 3 else f'RGB, or {channels}'
@@ -372,35 +341,26 @@ def backbone_config(checkpoint: Checkpoint, channels: int = 3) -> dict[str, Any]
 
 
 def tokenizer_config(checkpoint: Checkpoint) -> dict[str, Any]:
-    """The config of the tokenizer that a checkpoint was trained with, and its files.
+    """The config of the tokenizer that a checkpoint was trained with, and its files; CheckpointError if it is unknown.
 
-    A checkpoint that does not name it, as the released ones, was trained with DALL-E's if the vocabulary fits and it
-    is not BEiT v2.
-
-    Raises:
-        CheckpointError: it cannot be known, or is not allowed.
-        FileNotFoundError: its file is gone.
+    Released checkpoints do not name it. It is DALL-E's if the vocabulary fits and they are not BEiT v2's.
     """
     predicted, _ = head_sizes(checkpoint)
     with as_checkpoint_error(checkpoint.path):
         stored = ((checkpoint.meta.get('config_dict') or {}).get('model') or {}).get('target_generator')
-    if stored:
-        config = stored_tokenizer(checkpoint, stored)
-        with as_checkpoint_error(checkpoint.path):
+        if stored:
+            config = stored_tokenizer(checkpoint, stored)
             _, vocab_size = stride_and_vocab(config)
-        if vocab_size != predicted:
-            raise CheckpointError(f'{checkpoint} predicts {predicted} visual tokens, its tokenizer has {vocab_size}')
-        return config
+            if vocab_size != predicted:
+                raise UserError(f'predicts {predicted} visual tokens, its tokenizer has {vocab_size}')
+            return config
     message = f'{checkpoint} does not say which tokenizer its visual tokens are of'
-    if predicted != DALLE_VOCABULARY:
-        raise CheckpointError(message)
-    if any(name.startswith('patch_aggregation.') for name in checkpoint.converted.state_dict):
-        raise CheckpointError(f"{message}; the released files of BEiT v2's decode them into features, not pixels")
+    of_beit_v2 = any(name.startswith('patch_aggregation.') for name in checkpoint.converted.state_dict)
+    if predicted != DALLE_VOCABULARY or of_beit_v2:
+        raise CheckpointError(f"{message}, and they are not DALL-E's")
     if dalle := find_dalle():
         return dalle
-    folder = f'${WEIGHTS_VARIABLE} or {Path(torch.hub.get_dir(), "checkpoints")}'
-    advice = f'{GET_ENCODER} and {DECODER_URL}, and put both into {folder}'
-    raise CheckpointError(f"{message}; those of released files are DALL-E's. {advice}")
+    raise CheckpointError(f"{message}. For DALL-E's: {GET_ENCODER} and {DECODER_URL}, both into ${WEIGHTS_VARIABLE}")
 
 
 def head_sizes(checkpoint: Checkpoint) -> tuple[int, int]:
@@ -413,21 +373,15 @@ def head_sizes(checkpoint: Checkpoint) -> tuple[int, int]:
 
 
 def stored_tokenizer(checkpoint: Checkpoint, stored: Any) -> dict[str, Any]:
-    files: dict[str, str] = {}
-    if isinstance(stored, Mapping):
-        files = {key: str(stored[key]) for key in FILES if stored.get(key)}
-        stored = without_files(stored)
-    try:
-        config = stored_config.check_part(stored, stored_config.TOKENIZERS, 'target_generator')
-    except stored_config.RefusedError as error:
-        raise CheckpointError(f'{checkpoint}: {error}') from None
+    files = {key: str(stored[key]) for key in FILES if stored.get(key)}
+    config = stored_config.check_part(without_files(stored), stored_config.TOKENIZERS, 'target_generator')
     config |= {key: found_again(file, checkpoint) for key, file in files.items()}
     if config['type'] == 'beit_mm.DiscreteVAE' and 'checkpoint' not in files:
-        raise CheckpointError(f'{checkpoint} does not name the file of its tokenizer')
-    known = checkpoint.meta.get('tokenizer')
-    if 'checkpoint' in files and isinstance(known, dict) and (digest := known.get('sha256')):
-        if not isinstance(digest, str) or not re.fullmatch('[0-9a-f]{64}', digest):
-            raise CheckpointError(f'{checkpoint} gives no SHA-256 of its tokenizer, but {ascii(digest)[:80]}')
+        raise UserError('does not name the file of its tokenizer')
+    digest = (checkpoint.meta.get('tokenizer') or {}).get('sha256')
+    if digest and 'checkpoint' in files:
+        if not re.fullmatch('[0-9a-f]{64}', str(digest)):
+            raise UserError(f'gives no SHA-256 of its tokenizer, but {ascii(digest):.80}')
         config['sha256'] = digest
     return config
 
@@ -437,7 +391,7 @@ def without_files(tokenizer: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def found_again(file: str, checkpoint: Checkpoint) -> str:
-    """A file that a checkpoint names, also where the run has been moved."""
+    """A file that a checkpoint names, also if the run has been moved."""
     if file == DEMO:
         return file
     beside = checkpoint.path.resolve().parent
@@ -459,9 +413,9 @@ def find_dalle() -> dict[str, Any] | None:
     folders = filter(None, (os.environ.get(WEIGHTS_VARIABLE), f'{torch.hub.get_dir()}/checkpoints'))
     for encoder in (Path(folder, name) for folder in folders for name in ('dalle_encoder.pth', 'encoder.pkl')):
         if encoder.is_file():
-            decoder = encoder.with_name('decoder.pkl')
-            dalle = dict(type='beit_mm.DALLETokenizer', checkpoint=str(encoder.resolve()))
-            return dict(dalle, decoder_checkpoint=str(decoder.resolve())) if decoder.is_file() else dalle
+            files = dict(checkpoint=encoder, decoder_checkpoint=encoder.with_name('decoder.pkl'))
+            found = {key: str(file.resolve()) for key, file in files.items() if file.is_file()}
+            return dict(found, type='beit_mm.DALLETokenizer')
     return None
 
 

@@ -8,7 +8,7 @@ import shlex
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
@@ -24,42 +24,40 @@ from beit_mm.checkpoint.find import DEMO
 from beit_mm.datasets.reading import UnreadableImageError, read_image
 from beit_mm.datasets.transforms import TwoViewCenterCrop
 from beit_mm.features import evaluation
-from beit_mm.features.evaluation import knn_predict, mean_and_error, neighbours, ridge, standardiser, thumbnail
-from beit_mm.features.extractor import ExistingPath, FeatureExtractor
+from beit_mm.features.evaluation import confusion, knn_predict, mean_and_error, neighbours, standardiser, thumbnail
+from beit_mm.features.extractor import FeatureExtractor
 from beit_mm.files import atomic_file, quoted
 from beit_mm.pictures import SIDE, draw_runs, read_scalars, sheet, shortened
 
-ROWS = {  # of the report: a metric's name, what it is, how it is written
-    'mim_loss': ('loss on masked patches (mim_loss), nats', '{:.3f}'),
-    'mim_loss_start': ('the same with the weights that the training began with, nats', '{:.3f}'),
-    'token_entropy': ('loss of guessing by token frequency alone (token_entropy)', '{:.3f}'),
-    'position_entropy': ('loss of guessing by token frequency at each position (position_entropy)', '{:.3f}'),
-    'tokenizer/codes_used': ('different visual tokens in use', '{:.0f}'),
-    'mim_acc': ('masked tokens predicted right (mim_acc)', '{:.3f}'),
-    'accuracy/top1': ('classified right, %', '{:.1f}'),
-    'class_mean': ('the same, averaged over the classes, %', '{:.1f}'),
-    'mIoU': ('mIoU on held-out images, %', '{:.1f}'),
-    'thumbnails': ('ridge regression on thumbnails of 8 x 8 pixels, %', '{:.1f}'),
-    'thumbnails_class_mean': ('the same, averaged over the classes, %', '{:.1f}'),
-    'most_frequent': ('always the most frequent class, %', '{:.1f}'),
-    'most_frequent_class_mean': ('the same, averaged over the classes, %', '{:.1f}'),
-    'position_colour': ('naive Bayes of position and colour, %', '{:.1f}'),
-    'knn_accuracy': ('classified right by nearest neighbours, %', '{:.1f}'),
-    'knn_accuracy_start': ('the same with the weights that the training began with, %', '{:.1f}'),
-    'knn_accuracy_random': ('the same with random weights, %', '{:.1f}'),
-    'knn_accuracy_thumbnails': ('the same with thumbnails of 8 x 8 pixels, %', '{:.1f}'),
+ROWS = {  # of the report: a metric's name, and what it is
+    'mim_loss': 'loss on masked patches (mim_loss), nats',
+    'mim_loss_start': 'the same with the weights that the training began with, nats',
+    'token_entropy': 'loss of guessing by token frequency alone (token_entropy)',
+    'position_entropy': 'loss of guessing by token frequency at each position (position_entropy)',
+    'tokenizer/codes_used': 'different visual tokens in use',
+    'mim_acc': 'masked tokens predicted right (mim_acc)',
+    'accuracy/top1': 'classified right, %',
+    'class_mean': 'the same, averaged over the classes, %',
+    'mIoU': 'mIoU on held-out images, %',
+    'thumbnails': 'ridge regression on thumbnails of 8 x 8 pixels, %',
+    'thumbnails_class_mean': 'the same, averaged over the classes, %',
+    'most_frequent': 'always the most frequent class, %',
+    'most_frequent_class_mean': 'the same, averaged over the classes, %',
+    'position_colour': 'naive Bayes of position and colour, %',
+    'knn_accuracy': 'classified right by nearest neighbours, %',
+    'knn_accuracy_start': 'the same with the weights that the training began with, %',
+    'knn_accuracy_random': 'the same with random weights, %',
+    'knn_accuracy_thumbnails': 'the same with thumbnails of 8 x 8 pixels, %',
 }
 BASELINES = dict(  # what needs no network
     thumbnails='thumbnails', position_colour='position and colour', most_frequent='the most frequent class'
 )
-LINES = dict(token_entropy='guessing by token frequency', position_entropy='the same at each position', **BASELINES)
 OTHER_FEATURES = dict(start='those of its start', random='random weights', thumbnails='thumbnails')
 BETTER, WORSE, TOO_CLOSE = 'better than', 'worse than', 'too close to tell from'
 MIN_LOSS_GAIN = 0.05  # nats by which losses must differ to count
 NUM_QUERIES, NUM_NEIGHBOURS = 6, 5  # of the picture of neighbours
-MOST_THUMBNAILS = 20_000  # that a ridge regression learns from
-MIN_THUMBNAILS = 100  # even if time is short
-MIN_ANSWERS = 200  # twice the held-out images that a classifier is asked for even if time is short
+MIN_THUMBNAILS, MOST_THUMBNAILS = 100, 20_000  # that a ridge regression learns from; MIN_ even if time is short
+MIN_ANSWERS = 100  # held-out images that a classifier is asked for even if time is short
 MOST_CLASSES = 30  # in the table of a classifier
 MISTAKES, MISTAKES_COLUMNS, MISTAKES_SIDE = 24, 4, 240  # of their picture, and pixels of a tile
 
@@ -68,7 +66,7 @@ Paragraph: TypeAlias = str | Sequence[Sequence[str]]  # a text, or rows of a tab
 
 @dataclass(frozen=True)
 class Metric:
-    """A number that was measured, with its standard error and the number of images, where they are known."""
+    """A number that was measured, with its standard error and number of images, where they are known."""
 
     value: float
     error: float | None = None
@@ -108,19 +106,16 @@ class Report:
     """What a trained model is worth."""
 
     metrics: Metrics
-    verdict: str = ''
-    paragraphs: list[Paragraph] = field(default_factory=list)
-    pictures: list[Picture] = field(default_factory=list)
-    following: str = ''  # what to run next
+    verdict: str
+    paragraphs: list[Paragraph]
+    pictures: list[Picture]
+    following: str  # what to run next
 
 
 def write_report(folder: str | Path, title: str, parts: Iterable[Paragraph | Picture]) -> Path:
-    """Writes report.html and then report.md, the same text for a browser and for GitHub; returns the latter.
+    """Writes report.html and then report.md, the same for a browser and for GitHub; returns the latter.
 
-    Args:
-        folder: that the pictures lie in.
-        parts: texts, in which nothing is Markdown or HTML; pictures; tables, a list of rows, the first of them the
-            head. Empty ones are left out.
+    `parts` are plain texts, pictures in the folder, and tables, whose first row is the head; empty ones are left out.
     """
     shown: list[tuple[str, str]] = [(f'# {markdown(title)}', f'<h1>{hypertext(title)}</h1>')]
     for part in filter(None, parts):
@@ -158,11 +153,11 @@ def hypertext(text: str, quote: bool = True) -> str:
 def rows_of(metrics: Mapping[str, Metric]) -> list[tuple[str, str]]:
     """What the metrics of a run are and their values, with their standard errors."""
     rows = []
-    for name, (text, form) in ROWS.items():
+    for name, text in ROWS.items():
         metric = metrics.get(name)
         if metric is not None and not math.isnan(metric.value):
-            error = '' if metric.error is None else f' +- {metric.error:.1f}'
-            rows.append((text, form.format(metric.value) + error))
+            value = f'{metric.value:.1f}' if text.endswith('%') else f'{metric.value:.4g}'
+            rows.append((text, value if metric.error is None else f'{value} +- {metric.error:.1f}'))
     return rows
 
 
@@ -201,26 +196,22 @@ def describe_pretraining(weights: Path, images: Images, metrics: Metrics, compar
     chosen = [images.held_out.root / path for path in evenly(images.held_out.names, 8)]
     reconstruct(trained, chosen, folder / 'reconstruction.png')
     found, gains, neighbours_drawn = compare_features(trained, images, compared, start)
-    report = Report(metrics | found)
-    report.paragraphs = [
-        'A loss below that of guessing by token frequency shows that something is learned; one below that of guessing '
-        'at each position, that the surroundings are read and not only where things usually are.'
-    ]
+    neighbours_drawn.savefig(folder / 'neighbours.png')
+    paragraphs: list[Paragraph] = ['This is one training with one seed.']
     if found:
-        report.paragraphs.append(
+        paragraphs.append(
             f'Nearest neighbours: the 20 most alike images of the training vote on the class of each of '
-            f'{found["knn_accuracy"].number:,} held-out images; their labels had no part in the training. A difference '
-            'counts from two standard errors on, of pairs of answers to one image. It is one training with one seed.'
+            f'{found["knn_accuracy"].number:,} held-out images; their labels had no part in the training.'
         )
-    report.pictures = [Picture('reconstruction.png', 'Held-out images: masked, predicted, the right tokens decoded')]
-    if neighbours_drawn is not None:
-        neighbours_drawn.savefig(folder / 'neighbours.png')
-        text = 'Left held-out images, beside each the images to learn from whose features are most alike'
-        report.pictures.append(Picture('neighbours.png', text))
-    report.pictures.append(draw_curves(folder / 'pretrain', metrics))
-    if 'mim_loss' in metrics:
-        report.verdict, report.following = judge_pretraining(metrics, gains, folder, images, start)
-    return report
+    pictures = [
+        Picture('reconstruction.png', 'Held-out images: masked, predicted, the right tokens decoded'),
+        Picture(
+            'neighbours.png', 'Left held-out images, beside each the images to learn from with most alike features'
+        ),
+        draw_curves(folder / 'pretrain'),
+    ]
+    sentence, following = judge_pretraining(metrics, gains, folder, images, start)
+    return Report(metrics | found, sentence, paragraphs, pictures, following)
 
 
 def judge_pretraining(
@@ -229,7 +220,7 @@ def judge_pretraining(
     """A verdict from the metrics of a validation and the gains of `compare_features`, and what to run next.
 
     That begins with the pretraining's weights only where they are better than what they began with: by their features
-    or, where these are too close, by the loss. Arguments as of `describe_pretraining`.
+    or, where these are too close, by the loss.
     """
     loss = metrics['mim_loss'].value
     loss_gains = {
@@ -237,82 +228,65 @@ def judge_pretraining(
         for name in ('mim_loss_start', 'token_entropy')
         if name in metrics
     }
-    if loss_gains['token_entropy'].value < MIN_LOSS_GAIN:
+    if loss_gains['token_entropy'].sign != BETTER:
         sentence = 'nothing learned yet: the loss on masked patches is not clearly below guessing by token frequency'
     elif loss >= metrics['position_entropy'].value:
         sentence = 'learned, but no more is shown than where things usually are'
     else:
         sentence = 'masked patches are predicted from what surrounds them'
     if 'mim_loss_start' in loss_gains:
-        start_gain = loss_gains['mim_loss_start']
-        sentence += f'; the loss is {verdict({"that of the weights that the training began with": start_gain})}'
+        of_start = {'that of the weights that the training began with': loss_gains['mim_loss_start']}
+        sentence += f'; the loss is {verdict(of_start)}'
     if gains:
-        sentence += (
-            f'; the features that it learned are {verdict({OTHER_FEATURES[name]: gains[name] for name in gains})}'
-        )
+        of_features = {OTHER_FEATURES[name]: gain for name, gain in gains.items()}
+        sentence += f'; the features that it learned are {verdict(of_features)}'
 
     before, loss_before = ('start', 'mim_loss_start') if start else ('random', 'token_entropy')
     known = [group[name].sign for group, name in ((gains, before), (loss_gains, loss_before)) if name in group]
-    worth = next((sign for sign in known if sign != TOO_CLOSE), TOO_CLOSE)
+    is_better = next((sign for sign in known if sign != TOO_CLOSE), TOO_CLOSE) == BETTER
     labelled = str(images.train.root) if images.classes else 'LABELLED_IMAGES'
-    init = str(folder) if worth == BETTER else start or DEMO
+    init = str(folder) if is_better else start or DEMO
     following = shlex.join(['beit-mm', 'finetune', labelled, '--init', init, '--out', f'{folder}_ft'])
-    if worth != BETTER:
-        why = 'it made the weights worse' if worth == WORSE else 'nothing shows that it helps'
-        following = f'skip this pretraining, {why}, or give it more images and minutes: {following}'
+    if not is_better:
+        advice = 'skip this pretraining, which is not shown to help, or give it more images and minutes'
+        following = f'{advice}: {following}'
     return f'Verdict: {sentence}.', f'Next: {following}'
 
 
 def describe_finetuning(
-    weights: Path, images: Images, metrics: Metrics, seconds: float, asked: int, balance: bool, again: str
+    weights: Path, images: Images, metrics: Metrics, seconds: float, asked: int, balance: bool
 ) -> Report:
-    """The report on a classifier, by its validation; draws its pictures beside the weights.
+    """The report on a classifier, by its validation, `seconds` of baselines and the answers to `asked` images.
 
-    Args:
-        seconds: twice what the baselines take.
-        asked: twice the held-out images that are classified for the table of the classes.
-        again: command of another fine-tuning.
+    Draws its pictures beside the weights.
     """
-    folder, held_out = weights.parent, len(images.held_out.names)
-    found, learned = compare_classifier(images, seconds / 2)
-    report = Report(metrics | found)
-    if 'accuracy/top1' in metrics:
-        report.metrics['accuracy/top1'] = Metric.share(metrics['accuracy/top1'].value, held_out)
-    if balance:
-        report.paragraphs.append('Trained with --balance: images of small classes were shown more often.')
-    if found:
-        report.paragraphs.append(
-            f'Thumbnails and the most frequent class need no network: learned from {learned:,} of the '
-            f'{len(images.train.names):,} images, tested on {found["thumbnails"].number:,} held-out ones. A difference '
-            'counts from two standard errors on, as of independent numbers. Averaged over the classes, a class of one '
-            'image counts as much as one of many.'
-        )
-    report.paragraphs.append(
-        f'These are {held_out:,} held-out images and one training with one seed. They do not show what pretraining is '
-        'worth: that takes the same training with --init none.'
-    )
-    _, truths = labels_of(images, asked)
+    folder = weights.parent
+    found, learned = compare_classifier(images, seconds)
+    _, truths = labels_of(images, 2 * asked)
     results = zip(classify(weights, [*truths]), truths.values(), strict=True)
     answers = [dict(result, truth=label) for result, label in results if 'error' not in result]
-    if answers:
-        truth, predicted = (torch.tensor([answer[key] for answer in answers]) for key in ('truth', 'label'))
-        counts = evaluation.confusion(predicted, truth, len(images.classes))
-        report.metrics['class_mean'] = class_mean(counts)
-        limit = f', {MOST_CLASSES} of {len(images.classes):,}' if len(images.classes) > MOST_CLASSES else ''
-        report.paragraphs.append(f'Classes, the worst first{limit}, on {len(answers):,} held-out images:')
-        report.paragraphs.append(table_of_classes(counts, images))
-        report.pictures += draw_mistakes(answers, images.classes, folder / 'mistakes.png')
-    report.pictures.append(draw_curves(folder / 'finetune', found))
-    if found and answers and 'accuracy/top1' in metrics:
-        unequal = images.unequal and not balance
-        report.verdict, report.following = judge_finetuning(report.metrics, weights, unequal, again)
-    return report
+    truth, predicted = (torch.tensor([answer[key] for answer in answers]) for key in ('truth', 'label'))
+    counts = confusion(predicted, truth, len(images.classes))
+    metrics = metrics | found | {'class_mean': class_mean(counts)}
+    metrics['accuracy/top1'] = Metric.share(metrics['accuracy/top1'].value, len(images.held_out.names))
+    paragraphs: list[Paragraph] = [
+        'Trained with --balance: images of small classes were shown more often.' if balance else '',
+        f'Thumbnails and the most frequent class need no network: learned from {learned:,} of the '
+        f'{len(images.train.names):,} images, tested on {found["thumbnails"].number:,} held-out ones. This is one '
+        'training with one seed. What pretraining is worth takes the same training with --init none.',
+        f'Classes, the worst {MOST_CLASSES} first, on {len(answers):,} held-out images:',
+        table_of_classes(counts, images),
+    ]
+    pictures = draw_mistakes(answers, images.classes, folder / 'mistakes.png')
+    pictures.append(draw_curves(folder / 'finetune'))
+    sentence, following = judge_finetuning(metrics, weights, images.unequal and not balance)
+    return Report(metrics, sentence, paragraphs, pictures, following)
 
 
-def judge_finetuning(metrics: Mapping[str, Metric], weights: Path, unequal: bool, again: str) -> tuple[str, str]:
-    """A verdict from the metrics of a classifier and of its baselines, and what to run next.
+def judge_finetuning(metrics: Mapping[str, Metric], weights: Path, unequal: bool) -> tuple[str, str]:
+    """A verdict from the metrics of a classifier and of its baselines, and what to do next.
 
-    That is the classifier where it is better than its baselines, else `again`, another fine-tuning.
+    That is to use the classifier where it is better than its baselines.
     """
     of_images = gains_over('accuracy/top1', metrics)
     of_classes = gains_over('class_mean', metrics, '_class_mean')
@@ -326,7 +300,7 @@ def judge_finetuning(metrics: Mapping[str, Metric], weights: Path, unequal: bool
         return sentence, f'Next: beit-mm classify {run} new_images/ --out classes.csv; beit-mm export {run} model.onnx'
     balance = 'show images of small classes more often (--balance), ' if unequal else ''
     others = 'give it more images, more time, or a released model to begin with (--init NAME of beit_mm.list_models())'
-    return sentence, f'Next: {balance}{others}: {again}'
+    return sentence, f'Next: {balance}{others}.'
 
 
 def class_mean(counts: Tensor) -> Metric:
@@ -367,8 +341,8 @@ def draw_mistakes(answers: Sequence[Mapping[str, Any]], classes: Sequence[str], 
         tiles.append((title, center_tile(answer['path'], MISTAKES_SIDE)))
     rows = [tiles[first : first + MISTAKES_COLUMNS] for first in range(0, len(tiles), MISTAKES_COLUMNS)]
     sheet(rows, MISTAKES_SIDE).savefig(out)
-    which = f'The {len(tiles)} surest of {len(wrong):,} mistakes' if len(tiles) < len(wrong) else 'All mistakes'
-    return [Picture(out.name, f'{which} on {len(answers):,} held-out images: the right class as the predicted one')]
+    which = f'The {len(tiles)} surest of {len(wrong):,} mistakes on {len(answers):,} held-out images'
+    return [Picture(out.name, f'{which}: the right class as the predicted one')]
 
 
 def labels_of(images: Images, size: int) -> list[dict[str, int]]:
@@ -380,78 +354,67 @@ def labels_of(images: Images, size: int) -> list[dict[str, int]]:
     ]
 
 
+def read_thumbnails(labelled: Iterable[tuple[str, int]]) -> tuple[Tensor, Tensor]:
+    """Thumbnails (N, 192) and classes (N,) of the files that can be read."""
+    pixels, labels = [], []
+    for path, label in labelled:
+        with suppress(UnreadableImageError):
+            pixels.append(thumbnail(read_image(path)))
+            labels.append(label)
+    return torch.from_numpy(np.stack(pixels)), torch.tensor(labels)
+
+
 def compare_features(
     trained: Checkpoint, images: Images, size: int, start: str | None = None
-) -> tuple[Metrics, Metrics, Figure | None]:
-    """k-NN of held-out images by standardised features, of random weights too, and by thumbnails; and a picture.
+) -> tuple[Metrics, Metrics, Figure]:
+    """k-NN of held-out images by features of the trained, random and `start` weights, and by thumbnails.
 
-    Args:
-        size: images that they are compared with.
-        start: checkpoint that the training began with, whose features are compared too.
-
-    Returns:
-        Of labelled images the metrics knn_accuracy, of each; how much better the trained weights are than each of the
-        others, by pairs of answers to one image; and a `sheet`, None where no image can be read.
+    Their neighbours are among `size` images. Returns the metrics knn_accuracy of each; how much better the trained
+    weights are than each of the others, by pairs of answers to one image; and a picture of neighbours. The first two
+    are empty without classes.
     """
-    extract = FeatureExtractor(trained)
-    networks = dict(pretrained=extract)
-    if images.classes:
-        networks['random'] = extract.with_random_weights()
-        if start:
-            networks['start'] = FeatureExtractor(start, mean=extract.mean, std=extract.std)
-
-    parts = [read_features(networks, labels) for labels in labels_of(images, size)]
-    if not all(paths for paths, _ in parts):
-        return {}, {}, None
-    (known_paths, bank), (paths, held_out) = parts
-    for name in networks:  # no channel counts more than another
-        standardise = standardiser(bank[name])
-        bank[name], held_out[name] = standardise(bank[name]), standardise(held_out[name])
-    chosen = evenly(range(len(paths)), NUM_QUERIES)
-    queries = dict(paths=[paths[row] for row in chosen], features=held_out['pretrained'][chosen])
-    picture = draw_neighbours(queries, dict(paths=known_paths, features=bank['pretrained']), bool(images.classes))
+    parts, extract = labels_of(images, size), FeatureExtractor(trained)
+    bank, held_out = standardised(extract, parts)
+    chosen = evenly(range(len(held_out['paths'])), NUM_QUERIES)
+    queries = dict(paths=[held_out['paths'][row] for row in chosen], features=held_out['features'][chosen])
+    picture = draw_neighbours(queries, bank, bool(images.classes))
     if not images.classes:
         return {}, {}, picture
-    right = {
-        name: knn_predict(held_out[name], bank[name], bank['labels'], len(images.classes)) == held_out['labels']
-        for name in ('pretrained', *OTHER_FEATURES)
-        if name in bank
-    }
-    of_trained = right.pop('pretrained').double()
-    metrics = {f'knn_accuracy_{name}': Metric(*mean_and_error(each), len(each)) for name, each in right.items()}
-    metrics['knn_accuracy'] = Metric(*mean_and_error(of_trained), len(of_trained))
-    gains = {name: Metric(*mean_and_error(of_trained - each.double())) for name, each in right.items()}
+    networks = dict(random=extract.with_random_weights())
+    if start:
+        networks['start'] = FeatureExtractor(start, mean=extract.mean, std=extract.std)
+    others = {name: [part['features'] for part in standardised(each, parts)] for name, each in networks.items()}
+    thumbnails = [read_thumbnails(part.items())[0] for part in parts]
+    others['thumbnails'] = [pixels - pixels.mean(dim=1, keepdim=True) for pixels in thumbnails]  # without brightness
+
+    def right(known: Tensor, features: Tensor) -> Tensor:
+        return (knn_predict(features, known, bank['labels'], len(images.classes)) == held_out['labels']).double()
+
+    of_trained = right(bank['features'], held_out['features'])
+    metrics, gains = {'knn_accuracy': Metric(*mean_and_error(of_trained), len(of_trained))}, {}
+    for name, each in others.items():
+        of_other = right(*each)
+        metrics[f'knn_accuracy_{name}'] = Metric(*mean_and_error(of_other), len(of_other))
+        gains[name] = Metric(*mean_and_error(of_trained - of_other))
     return metrics, gains, picture
 
 
-def read_features(
-    networks: Mapping[str, FeatureExtractor], labels: Mapping[str, int]
-) -> tuple[list[str], dict[str, Tensor]]:
-    """The images of `labels` that can be read, and of these each network's features, `thumbnails` and `labels`."""
-
-    def compute(samples: list[dict]) -> list[dict]:
-        batch = torch.stack([sample['inputs'] for sample in samples])
-        found = {name: network.features(batch, [None])['mean'][:, 0].cpu() for name, network in networks.items()}
-        return [dict(zip(found, row, strict=True)) for row in zip(*found.values(), strict=True)]
-
-    read = []
-    files = [ExistingPath(path) for path in labels]
-    reader = networks['pretrained'].reader
-    for sample in reader.results(files, compute, 32, on_error='skip', return_images=True):
-        if 'error' not in sample:
-            pixels = torch.from_numpy(thumbnail(sample.pop('image')))
-            label = torch.tensor(labels[sample['path']])
-            read.append(dict(sample, labels=label, thumbnails=pixels - pixels.mean()))  # without the brightness
-    names = (*networks, 'thumbnails', 'labels') if read else ()
-    return [sample['path'] for sample in read], {name: torch.stack([each[name] for each in read]) for name in names}
+def standardised(extract: FeatureExtractor, parts: Sequence[Mapping[str, int]]) -> list[dict[str, Any]]:
+    """Of each part the paths, features and labels of readable files; no channel counts more than another."""
+    found = []
+    for part in parts:
+        features, labels, files = extract.labelled(part)
+        paths = [each['path'] for each in files if 'error' not in each]
+        found.append(dict(paths=paths, features=features, labels=labels))
+    standardise = standardiser(found[0]['features'])
+    return [dict(part, features=standardise(part['features'])) for part in found]
 
 
 def draw_neighbours(queries: Mapping[str, Any], bank: Mapping[str, Any], named: bool = True) -> Figure:
     """Images, each before the others of a bank whose features are most alike, with the cosine.
 
-    Args:
-        queries, bank: dict(paths=files, features=(N, C)), as `embed` returns them.
-        named: whether the folders that images lie in are their classes.
+    `queries` and `bank` are dict(paths=files, features=(N, C)), as `embed` returns them; with `named` the folders that
+    images lie in are their classes.
     """
     rows = []
     features, known = (torch.as_tensor(each['features']) for each in (queries, bank))
@@ -472,52 +435,31 @@ def center_tile(file: str, side: int = SIDE) -> Tensor:
 
 def compare_classifier(images: Images, seconds: float) -> tuple[Metrics, int]:
     """What ridge regression on `thumbnails` and the `most_frequent` class reach, and the images they learned from."""
-    begin, classes = time.monotonic(), len(images.classes)
-    number = {name: label for label, name in enumerate(images.classes)}
-    pixels, answers = [], []
-    for part, until in ((images.train, 0.8 * seconds), (images.held_out, seconds)):
-        values, labels = [], []
-        for path, name in drawn_until(part.names.items(), begin + until, MIN_THUMBNAILS):
-            if len(values) == MOST_THUMBNAILS:
-                break
-            with suppress(UnreadableImageError):
-                values.append(thumbnail(read_image(str(part.root / path))))
-                labels.append(number[name])
-        if not values:
-            return {}, 0
-        pixels.append(torch.from_numpy(np.stack(values)))
-        answers.append(torch.tensor(labels))
-    (x, held_out), (y, truth) = pixels, answers
-    by_thumbnails = evaluation.confusion(ridge(x, y, held_out), truth, classes)
-    by_frequency = evaluation.confusion(y.bincount().argmax().expand_as(truth), truth, classes)
-    metrics = {
-        'thumbnails': Metric.share(100 * evaluation.accuracy(by_thumbnails), len(truth)),
-        'thumbnails_class_mean': class_mean(by_thumbnails),
-        'most_frequent': Metric.share(100 * evaluation.accuracy(by_frequency), len(truth)),
-        # one class is right whatever images are drawn
-        'most_frequent_class_mean': Metric(class_mean(by_frequency).value, 0.0),
-    }
+    begin, (known, held_out) = time.monotonic(), labels_of(images, MOST_THUMBNAILS)
+    x, y = read_thumbnails(drawn_until(known.items(), begin + 0.8 * seconds, MIN_THUMBNAILS))
+    pixels, truth = read_thumbnails(drawn_until(held_out.items(), begin + seconds, MIN_THUMBNAILS))
+    metrics = {}
+    answers = dict(thumbnails=evaluation.ridge(x, y, pixels), most_frequent=y.bincount().argmax().expand_as(truth))
+    for name, predicted in answers.items():
+        counts = confusion(predicted, truth, len(images.classes))
+        metrics[name] = Metric.share(100 * evaluation.accuracy(counts), len(truth))
+        metrics[f'{name}_class_mean'] = class_mean(counts)
+    # one class is right whatever images are drawn
+    metrics['most_frequent_class_mean'] = Metric(metrics['most_frequent_class_mean'].value, 0.0)
     return metrics, len(y)
 
 
-def draw_curves(work_dir: Path, metrics: Mapping[str, Metric]) -> Picture:
-    """Draws loss.png beside a work directory: a run's losses and, where there is one, its accuracy on held-out images.
-
-    Horizontal lines are what the metrics of LINES reach without training.
-    """
+def draw_curves(work_dir: Path) -> Picture:
+    """Draws loss.png beside a work directory: a run's losses and its accuracy on held-out images, if it has one."""
     training, validation = read_scalars(work_dir)
-    accuracy = [name for name in ('accuracy/top1', 'mIoU') if any(name in row for row in validation.values())]
-    losses = {step: dict(row, loss=row['mim_loss']) if 'mim_loss' in row else row for step, row in validation.items()}
-    figure = draw_runs({'training': (training, {}), 'held-out images': ({}, losses)}, ['loss', *accuracy])
-    for number, name in enumerate(name for name in LINES if name in metrics):
-        level, style = metrics[name].value, ('--', ':')[number % 2]
-        figure.axes[-1].axhline(level, color='gray', linestyle=style, label=f'{LINES[name]}: {level:.3g}')
-    labels = 'loss, nats', 'mIoU, %' if 'mIoU' in accuracy else 'classified right, %'
-    for axes, label in zip(figure.axes, labels, strict=False):
-        axes.set_ylabel(label)
-        for line in axes.lines:
-            line.set_label(str(line.get_label()).removesuffix(', validation'))
-        axes.legend(fontsize=7)
+    for row in validation.values():
+        if 'mim_loss' in row:
+            row['loss'] = row['mim_loss']
+    labels = {'loss': 'loss, nats', 'accuracy/top1': 'classified right, %', 'mIoU': 'mIoU, %'}
+    shown = [key for key in labels if key == 'loss' or any(key in row for row in validation.values())]
+    figure = draw_runs({work_dir.name: (training, validation)}, shown)
+    for axes in figure.axes:
+        axes.set_ylabel(labels[axes.get_ylabel()])
     with atomic_file(work_dir.parent / 'loss.png') as file:
         figure.savefig(file, dpi=120)
     return Picture('loss.png', 'Loss in training, and what is reached on held-out images')

@@ -2,6 +2,7 @@
 
 import math
 import time
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from functools import cached_property
@@ -103,22 +104,17 @@ class Tested(NamedTuple):
         Standard errors are those of images drawn anew, the same for all (bootstrap); one image says nothing of others.
         """
         number = len(self.indices)
-        generator = torch.Generator().manual_seed(0)
-        drawn = torch.randint(number, (RESAMPLED, number), generator=generator)
-        drawn = torch.stack([row.bincount(minlength=number) for row in drawn]).double()
-        means = {name: self.ious(name, drawn).nanmean(dim=1) for name in self.hits}
-        whole = {name: float(self.ious(name).nanmean()) for name in self.hits}
+        drawn = torch.randint(number, (RESAMPLED, number), generator=torch.Generator().manual_seed(0))
+        once = torch.arange(number)[None]
+        samples = torch.stack([row.bincount(minlength=number) for row in torch.cat([once, drawn])]).double()
+        means = {name: self.ious(name, samples).nanmean(dim=1) for name in self.hits}
 
-        def metric(value: float, of_samples: Tensor) -> Metric:
-            return Metric(value, math.inf if number == 1 else float(of_samples.std()), number)
+        def metric(of_samples: Tensor) -> Metric:
+            return Metric(float(of_samples[0]), math.inf if number == 1 else float(of_samples[1:].std()), number)
 
-        metrics = {name: metric(whole[name], of_samples) for name, of_samples in means.items()}
-        gains = {
-            words: metric(whole['mIoU'] - whole[name], means['mIoU'] - means[name])
-            for name, words in BASELINES.items()
-            if name in means
-        }
-        return metrics, gains
+        named = {words: means[name] for name, words in BASELINES.items() if name in means}
+        gains = {words: metric(means['mIoU'] - of_samples) for words, of_samples in named.items()}
+        return {name: metric(of_samples) for name, of_samples in means.items()}, gains
 
 
 def describe_segmentation(weights: Path, images: LabelMaps, metrics: Metrics, seconds: float) -> Report:
@@ -143,14 +139,11 @@ def describe_segmentation(weights: Path, images: LabelMaps, metrics: Metrics, se
     ]
     pictures = [
         Picture('overlays.png', 'Held-out images of the highest, the median and the lowest mIoU'),
-        reports.draw_curves(folder / 'finetune', found),
+        reports.draw_curves(folder / 'finetune'),
     ]
+    following = 'give it more label maps and minutes'
     if all(gain.sign == reports.BETTER for gain in gains.values()):
         following = f'beit-mm segment {weights} new_images/ --out maps; beit-mm export {weights} model.onnx'
-    else:
-        following = 'give it more label maps and minutes'
-        if images.bands is None:
-            following += '; or without training: beit-mm segment demo new_images/ --labelled LABEL_MAPS --out maps'
     sentence = f'Verdict: the segmentor is {reports.verdict(gains)}.'
     return Report(metrics | found, sentence, paragraphs, pictures, f'Next: {following}.')
 
@@ -160,30 +153,31 @@ def compare_segmentor(segmentor: SegmentationInferencer, images: LabelMaps, list
     number = len(images.classes)
     baseline, begin = PositionAndColour(number), time.monotonic()
     load = images.bands['load'] if images.bands else dict(type='beit_mm.LoadImage')
-    pipeline = [load, dict(type='beit_mm.LoadAnnotation')]
-    options: dict[str, Any] = dict(pipeline=pipeline, test_mode=True)
+    options: dict[str, Any] = dict(pipeline=[load, dict(type='beit_mm.LoadAnnotation')], test_mode=True)
     train, held_out = (SegmentationFolder(**images.dataset(lists, name), **options) for name in ('train', 'held_out'))
     for _, sample in samples(train, begin + seconds / 4):
         baseline.learn(sample['img'], sample['gt_seg_map'])
     indices: list[int] = []
-    counts: dict[str, list[Tensor]] = {}
+    hits, unions = defaultdict(list), defaultdict(list)
+    counts = torch.zeros(number, number, dtype=torch.float64)
     for index, sample in samples(held_out, begin + seconds):
         truth = sample['gt_seg_map']  # H, W
         if not (truth < number).any():  # nothing to be right or wrong about
             continue
         (result,) = segmentor(sample['img_path'])
         indices.append(index)
-        for name, labels in dict(mIoU=result['labels'], **baseline.answers(sample['img'], truth.shape)).items():
+        for name, labels in dict(baseline.answers(sample['img'], truth.shape), mIoU=result['labels']).items():
             found = confusion(torch.from_numpy(labels.astype(np.int64)), torch.from_numpy(truth), number)
-            counts.setdefault(name, []).append(found)
+            hits[name].append(found.diagonal())
+            unions[name].append(found.sum(dim=0) + found.sum(dim=1) - found.diagonal())
+        counts += found  # of the last, the segmentor
     if not indices:
         raise UnreadableImageError('none of the held-out images can be read and has labels')
-    hits = {name: torch.stack([each.diagonal() for each in found]) for name, found in counts.items()}
-    sums = {name: torch.stack([each.sum(dim=0) + each.sum(dim=1) for each in found]) for name, found in counts.items()}
-    unions = {name: sums[name] - hits[name] for name in hits}
-    for union in unions.values():
+    all_hits = {name: torch.stack(found) for name, found in hits.items()}
+    all_unions = {name: torch.stack(found) for name, found in unions.items()}
+    for union in all_unions.values():
         union[:, images.unseen] = 0  # a class that no map holds counts for nobody
-    return Tested(held_out, indices, hits, unions, torch.stack(counts['mIoU']).sum(dim=0), baseline.images)
+    return Tested(held_out, indices, all_hits, all_unions, counts, baseline.images)
 
 
 def samples(dataset: SegmentationFolder, until: float) -> Iterator[tuple[int, dict]]:
@@ -198,11 +192,11 @@ def confused(counts: Tensor, classes: Sequence[str]) -> str:
     """Which classes are most often confused with others, with the share of their pixels."""
     shares = counts / counts.sum(dim=1, keepdim=True).clamp(min=1)
     shares.fill_diagonal_(0)
-    worst = shares.flatten().topk(min(NUM_PAIRS, shares.numel())).indices.tolist()
-    pairs = [divmod(index, len(classes)) for index in worst]
-    shown = [
-        f'{100 * shares[pair]:.0f} % of {classes[pair[0]]} as {classes[pair[1]]}' for pair in pairs if shares[pair]
-    ]
+    shown = []
+    for index in shares.flatten().topk(min(NUM_PAIRS, shares.numel())).indices.tolist():
+        truth, label = divmod(index, len(classes))
+        if shares[truth, label] > 0:
+            shown.append(f'{100 * shares[truth, label]:.0f} % of {classes[truth]} as {classes[label]}')
     return f'Confused: {"; ".join(shown)}.' if shown else ''
 
 

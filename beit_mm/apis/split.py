@@ -3,7 +3,7 @@
 import os
 import random
 import re
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -23,15 +23,13 @@ from beit_mm.files import atomic_file, folder_of_images, quoted
 from beit_mm.terminal import with_bar
 
 HELD_OUT = 0.1  # of the images, where no folder `val` lies beside `train`
-MIN_IMAGES = 100  # fewer say nothing about what images look like
+MIN_IMAGES, MIN_PAIRS = 100, 10  # to learn from: images, and images with label maps
 FEW, UNEQUAL = 10, 5  # images of a class that are few, and times that the largest class is the smallest
 DATE = re.compile(r'(19|20)\d\d[-_.]?(0[1-9]|1[0-2])([-_.]?[0-3]\d)?')  # such folders are not classes
 IMAGES = ('images', 'imgs', 'JPEGImages')  # names of folders, in the order in which they are looked for
 MAPS = ('annotations', 'masks', 'labels', 'SegmentationClass')
 TRAINING, VALIDATION, TESTING = ('training', 'train'), ('validation', 'val', 'valid'), ('testing', 'test')
 BESIDE = ('_mask.png', '-mask.png', '_label.png')  # ends of maps that lie beside their images
-MIN_PAIRS = 10  # to learn from
-OTHER_SIZE, UNREADABLE = 'whose map has another size', 'unreadable, or their maps'  # why images are left out
 READ = (*EXTENSIONS, '.npy')  # endings of images, some of them with many bands
 MAX_MEASURED = 100  # images that statistics of bands are taken from
 EXPECTED = 'expected images/a.jpg and annotations/a.png, or a.jpg and a_mask.png side by side'
@@ -57,9 +55,6 @@ class Images:
     def __str__(self) -> str:
         text = f'{len(self.train.names):,} images to learn from, {len(self.held_out.names):,} held out'
         return f'{text}, {len(self.classes)} classes' if self.classes else f'{text}, no class folders'
-
-    def class_lines(self) -> list[str]:
-        return [*map(quoted, self.classes)]
 
     @property
     def learned(self) -> Counter[str]:
@@ -94,14 +89,13 @@ def find_images(folder: str | Path) -> Images:
     """
     root = training_folder(folder)
     train = list_folder(root)
-    if not train.names:
-        raise FileNotFoundError(f'no images in {str(root)!r}; expected files ending in {" ".join(EXTENSIONS)}')
     vals = [root.parent / name for name in VALIDATION if (root.parent / name).is_dir()]
     held_out = list_folder(vals[0]) if vals and root.name in TRAINING else None
     if held_out is None or not held_out.names:
         train, held_out = hold_out(train)
     if len(train.names) < MIN_IMAGES:
-        raise UserError(f'{len(train.names)} images in {str(root)!r}; at least {MIN_IMAGES} are needed to learn from')
+        needed = f'at least {MIN_IMAGES} are needed to learn from, in files ending in {" ".join(EXTENSIONS)}'
+        raise UserError(f'{len(train.names)} images in {str(root)!r}; {needed}')
     classes = sorted(set(train.names.values()))
     named = len(classes) > 1 and '' not in classes and not all(map(DATE.fullmatch, classes))
     known = set(held_out.names.values()) <= set(classes)
@@ -122,13 +116,11 @@ def list_folder(folder: Path) -> ImageList:
 
 def hold_out(images: ImageList) -> tuple[ImageList, ImageList]:
     """Images to learn from, one of each folder if possible, and a tenth held out, of each folder in proportion."""
-    folders: dict[str, list[str]] = {}
+    folders: dict[str, list[str]] = defaultdict(list)
     for path, name in images.names.items():
-        folders.setdefault(name, []).append(path)
+        folders[name].append(path)
     shuffled = [random.Random(os.fsencode(name)).sample(paths, len(paths)) for name, paths in folders.items()]
-    free = [path for paths in shuffled for path in paths[1:]]
-    if not free and len(images.names) > 1:
-        free = [*images.names]
+    free = [path for paths in shuffled for path in paths[1:]] or [*images.names]
     held_out = {*evenly(free, max(1, round(HELD_OUT * len(images.names))))}
     learned = {path: name for path, name in images.names.items() if path not in held_out}
     others = {path: name for path, name in images.names.items() if path in held_out}
@@ -140,22 +132,6 @@ def evenly(items: Iterable[Any], number: int) -> list[Any]:
     items = [*items]
     step = max(1.0, len(items) / number)
     return [items[int((index + 0.5) * step)] for index in range(min(number, len(items)))]
-
-
-def write_lists(images: Images, folder: Path) -> None:
-    """Writes train.txt, held_out.txt, validated.txt (some of the latter) and, with classes, classes.txt."""
-    folder.mkdir(parents=True, exist_ok=True)
-    labels = {name: f' {label}' for label, name in enumerate(images.classes)}
-    validated = dict(evenly(images.held_out.names.items(), images.num_validated))
-    for name, listed in dict(train=images.train.names, held_out=images.held_out.names, validated=validated).items():
-        write_lines(folder / f'{name}.txt', [quoted(path) + labels.get(of, '') for path, of in listed.items()])
-    if images.classes:
-        write_lines(folder / 'classes.txt', images.class_lines())
-
-
-def write_lines(path: Path, lines: Iterable[str]) -> None:
-    with atomic_file(path) as file:
-        file.write(('\n'.join(lines) + '\n').encode())
 
 
 @dataclass
@@ -175,10 +151,6 @@ class LabelMaps(Images):
     def __str__(self) -> str:
         return super().__str__().replace('images', 'images with label maps', 1)
 
-    def class_lines(self) -> list[str]:
-        ends = [f' {red} {green} {blue}' for red, green, blue in self.colours or ()] or [''] * len(self.classes)
-        return [line + end for line, end in zip(super().class_lines(), ends, strict=True)]
-
     def dataset(self, lists: Path, name: str) -> dict[str, Any]:
         part, maps = (self.train, self.maps[0]) if name == 'train' else (self.held_out, self.maps[1])
         reduced = self.values == [*range(1, len(self.values) + 1)]
@@ -194,6 +166,24 @@ class LabelMaps(Images):
         )
 
 
+def write_lists(images: Images, folder: Path) -> None:
+    """Writes train.txt, held_out.txt, validated.txt (some of the latter) and, with classes, classes.txt."""
+    labels = {name: f' {label}' for label, name in enumerate(images.classes)}
+    validated = dict(evenly(images.held_out.names.items(), images.num_validated))
+    for name, listed in dict(train=images.train.names, held_out=images.held_out.names, validated=validated).items():
+        write_lines(folder / f'{name}.txt', [quoted(path) + labels.get(of, '') for path, of in listed.items()])
+    lines = [*map(quoted, images.classes)]
+    if isinstance(images, LabelMaps) and images.colours:
+        lines = [f'{line} {" ".join(map(str, rgb))}' for line, rgb in zip(lines, images.colours, strict=True)]
+    if lines:
+        write_lines(folder / 'classes.txt', lines)
+
+
+def write_lines(path: Path, lines: Iterable[str]) -> None:
+    with atomic_file(path) as file:
+        file.write(('\n'.join(lines) + '\n').encode())
+
+
 def find_label_maps(
     folder: str | Path,
     reduce_zero_label: bool | None = None,
@@ -203,12 +193,8 @@ def find_label_maps(
 ) -> LabelMaps | None:
     """The images and label maps of a folder, some of them held out; None where there are no label maps.
 
-    Either two folders hold them, `images` and `annotations` (IMAGES, MAPS), in which a map has the name of its image
-    or one with an ending, and both hold or lie in folders `training` and `validation`, or `train` and `val`. Or maps
-    lie beside their images, as a.jpg and a_mask.png. Without validation a tenth is held out.
-
     Args:
-        folder: may hold classes.txt, see SegmentationFolder.
+        folder: laid out as docs/label_maps.md describes.
         reduce_zero_label: whether 0 marks unlabelled pixels; None: as classes.txt shows.
         whole: hold none out of the images to learn from, which may be few.
         bands: bands of the images to take, counted from 0, or 'all'; None: all where reading as RGB would lose some.
@@ -229,13 +215,11 @@ def find_label_maps(
     pixels: Counter[int] = Counter()
     read = partial(read_pair, by_bands=bands is not None, by_colour=colours is not None, max_pixels=max_pixels)
     numbers = [find_pairs(*pair, suffix, read, pixels, notes) for pair in folders]
-    if len(folders) == 1 or not numbers[1]:  # no validation
+    parts = [ImageList(pair[0], dict.fromkeys(found, '')) for pair, found in zip(folders, numbers, strict=True)]
+    if len(parts) == 1 or not parts[1].names:  # no validation
         folders, numbers = folders[:1] * 2, numbers[:1] * 2
-        train = held_out = ImageList(folders[0][0], dict.fromkeys(numbers[0], ''))
-        if not whole:
-            train, held_out = hold_out(train)
-    else:
-        train, held_out = (ImageList(folders[i][0], dict.fromkeys(numbers[i], '')) for i in (0, 1))
+        parts = parts[:1] * 2 if whole else [*hold_out(parts[0])]
+    train, held_out = parts
     if len(train.names) < least:
         few = f'{len(train.names)} images with label maps in {str(root)!r}; {least} or more are needed'
         raise UserError('; '.join([few, *notes]))
@@ -248,11 +232,10 @@ def find_label_maps(
     unseen = [label for label, value in enumerate(values) if not pixels[value]]
     if unseen:
         meaning += f', never seen: {preview(classes[label] for label in unseen)}'
-    if not any(numbers[0][path] & {*values} for path in train.names):
-        where = f'the images to learn from in {str(folders[0][1])!r}'
-        raise UserError(f'no map of {where} has a pixel of a class; {meaning}')
-    if not any(numbers[1][path] & {*values} for path in held_out.names):
-        notes.append(f'no map of the {len(held_out.names):,} held-out images has a pixel of a class: no IoU')
+    for use, part, found in zip(('to learn from', 'held out'), parts, numbers, strict=True):
+        if not any(found[path] & {*values} for path in part.names):
+            where = f'the {len(part.names):,} images {use} in {str(part.root)!r}'
+            raise UserError(f'no map of {where} has a pixel of a class, label some; {meaning}')
     labelled = sum(pixels[value] for value in values) / pixels.total()
     notes.insert(0, f'{meaning}; {100 - 100 * labelled:.0f} % of the pixels are unlabelled')
     measured = None if bands is None else measure_bands([str(train.root / name) for name in train.names], bands)
@@ -261,17 +244,13 @@ def find_label_maps(
 
 
 def find_bands(folder: Path, bands: str | Sequence[int] | None) -> str | Sequence[int] | None:
-    """The bands to take, 'all' or a list, of the images in a folder; None where they are read as RGB.
-
-    Without a choice of the user's the first image decides.
-    """
+    """The bands to take of a folder's images, if not as given then as the first shows; None: read them as RGB."""
     path = str(folder / next(iter(list_images(str(folder), READ)), ''))
-    can_have = path.lower().endswith(BAND_EXTENSIONS)
-    if bands is not None and not can_have:
+    if path.lower().endswith(BAND_EXTENSIONS):
+        return 'all' if bands is None and has_hidden_bands(path) else bands
+    if bands is not None:
         raise UserError(f'--bands: {path} does not end in {", ".join(BAND_EXTENSIONS)}; leave it out')
-    if bands is None and can_have and has_hidden_bands(path):
-        return 'all'
-    return bands
+    return None
 
 
 def has_hidden_bands(path: str) -> bool:
@@ -280,15 +259,13 @@ def has_hidden_bands(path: str) -> bool:
     with suppress(UnreadableImageError), unreadable(path, Exception), open_image(path) as image:
         shown = len(image.getbands())
     try:
-        if read_bands(path).shape[2] > shown:
-            return True
-        reading.read_image(path)  # warns of a band that is marked as transparency
+        return read_bands(path).shape[2] > shown
     except UnreadableImageError:  # a kind of TIFF that only Pillow reads
         return False
     except UserError:  # a Python without tifffile
         if not shown:
             raise
-    return False
+        return False
 
 
 def measure_bands(paths: Sequence[str], bands: str | Sequence[int]) -> dict[str, Any]:
@@ -299,7 +276,7 @@ def measure_bands(paths: Sequence[str], bands: str | Sequence[int]) -> dict[str,
     return dict(load=load, mean=found['mean'], std=found['std'])
 
 
-def find_folders(root: Path, least: int = MIN_PAIRS) -> list[tuple[Path, Path]]:
+def find_folders(root: Path, least: int) -> list[tuple[Path, Path]]:
     """Folders of images and of their maps: to learn from and, if any, held out; empty without maps.
 
     Fewer maps beside their images than `least` may be images of masks.
@@ -312,25 +289,21 @@ def find_folders(root: Path, least: int = MIN_PAIRS) -> list[tuple[Path, Path]]:
 
     images, maps, splits = present(root, IMAGES), present(root, MAPS), present(root, TRAINING, VALIDATION)
     folders: list[tuple[Path, Path]] = []
-    if images and maps:
-        for name in present(root / images[0], TRAINING, VALIDATION) or ['']:
-            folders.append((root / images[0] / name, root / maps[0] / name))
-    elif images and not splits:  # no class has that name
-        others = ', '.join(sorted(f'{path.name}/' for path in root.iterdir() if path.is_dir()))
-        raise FileNotFoundError(f'no label maps in {str(root)!r}, only {others}; {EXPECTED}')
-    for name in [] if folders else splits:
-        found = find_folders(root / name, 1 if folders else least)
-        if folders and not found:
-            raise FileNotFoundError(f'no label maps in {str(root / name)!r}; {EXPECTED}')
-        folders += found[:1]
+    if images and (maps or not splits):  # no class has that name
+        pair = root / images[0], root / (maps or MAPS)[0]
+        folders = [(pair[0] / name, pair[1] / name) for name in present(pair[0], TRAINING, VALIDATION) or ['']]
+    else:
+        for name in splits:
+            missing = [(root / name, root / name / MAPS[0])] if folders else []
+            folders += find_folders(root / name, 1 if folders else least)[:1] or missing
     if not folders:
         names = list_images(str(root), READ)
         stems = {os.path.splitext(name)[0] for name in names}
         beside = [name for name in names for end in BESIDE if name.endswith(end) and name[: -len(end)] in stems]
         folders = [(root, root)] if len(beside) >= least else []
-    for _, maps_folder in folders:
-        if not maps_folder.is_dir():
-            raise FileNotFoundError(f'no folder {str(maps_folder)!r}; {EXPECTED}')
+    for _, folder in folders:
+        if not folder.is_dir():
+            raise FileNotFoundError(f'no label maps: no folder {str(folder)!r}; {EXPECTED}')
     return folders
 
 
@@ -364,24 +337,26 @@ def find_pairs(
     """
     listed = [path for path in list_images(str(images), READ) if images != maps or not path.endswith(BESIDE)]
     existing = {*list_images(str(maps))}
-    map_of = {path: name for path in listed if (name := os.path.splitext(path)[0] + suffix) in existing}
     numbers: dict[str, set[int]] = {}
-    left_out = {'without a map': [path for path in listed if path not in map_of], OTHER_SIZE: [], UNREADABLE: []}
-    for path, name in with_bar(map_of.items(), len(map_of)):
+    left_out: dict[str, list[str]] = defaultdict(list)
+    for path in with_bar(listed, len(listed)):
+        name = os.path.splitext(path)[0] + suffix
+        if name not in existing:
+            left_out['without a map'].append(path)
+            continue
         try:
             labels = read(str(images / path), str(maps / name))
         except UnreadableImageError:
-            left_out[UNREADABLE].append(path)
+            left_out['unreadable, or their maps'].append(path)
             continue
         if labels is None:
-            left_out[OTHER_SIZE].append(path)
+            left_out['whose map has another size'].append(path)
             continue
-        counts = dict(zip(*(found.tolist() for found in np.unique(labels, return_counts=True)), strict=True))
-        pixels.update(counts)
-        numbers[path] = {*counts}
-    for what, paths in left_out.items():
-        if paths:
-            notes.append(f'{len(paths):,} of {len(listed):,} images left out, {what}: {images / paths[0]}')
+        found, counts = np.unique(labels, return_counts=True)
+        pixels.update(dict(zip(found.tolist(), counts.tolist(), strict=True)))
+        numbers[path] = {*found.tolist()}
+    for why, paths in left_out.items():
+        notes.append(f'{len(paths):,} of {len(listed):,} images left out, {why}: {images / paths[0]}')
     return numbers
 
 
@@ -409,48 +384,41 @@ def choose_labels(
 
     `found` has the numbers in the map of each image, of each folder.
     """
-    numbers = sorted(set().union(*(held for part in found for held in part.values())) - {IGNORE_INDEX})
+    maps = [pair for part in found for pair in part.items()]
+    numbers = sorted(set().union(*(held for _, held in maps)) - {IGNORE_INDEX})
     if not numbers:
-        raise UserError(f'every pixel of the label maps is {IGNORE_INDEX}, which marks ignored ones')
+        return [], [], f'every pixel is {IGNORE_INDEX}, which marks ignored ones'
     if not reduce_zero_label and len(names or ()) < 3:
-        ignored = any(IGNORE_INDEX in held for part in found for held in part.values())
-        if numbers == [0] and ignored:
+        if numbers == [0] and any(IGNORE_INDEX in held for _, held in maps):
             numbers = [0, IGNORE_INDEX]  # a mask: nothing else would be left to learn
         if numbers in ([0, 1], [0, IGNORE_INDEX]):
             classes = [*(['background'] if len(names or ()) < 2 else []), *(names or ['foreground'])]
             return classes, numbers, f'masks of two classes: 0 is {classes[0]}, {numbers[1]} is {classes[1]}'
-    ask = 'say --reduce-zero-label if it marks unlabelled pixels, --keep-zero-label if it is a class'
+    ask = 'what is 0? Say --reduce-zero-label if it marks unlabelled pixels, --keep-zero-label if it is a class'
     if names is None:
-        others = [number for number in numbers if number]
-        if reduce_zero_label is None and 0 in numbers and others:
-            held = f'0 and other values ({preview(map(str, others))})'
-            raise UserError(f'label maps contain {held}, and there is no classes.txt to say what 0 means; {ask}')
-        values = others if reduce_zero_label else numbers
+        if reduce_zero_label is None and numbers[0] == 0 and len(numbers) > 1:
+            held = f'0 and other values ({preview(map(str, numbers[1:]))})'
+            raise UserError(f'the label maps hold {held}, and there is no classes.txt: {ask}')
+        values = [number for number in numbers if number or not reduce_zero_label]
         return [*map(str, values)], values, f'{len(values)} classes, called by their numbers without classes.txt'
     top, number = numbers[-1], len(names)
     if top > number or (top == number and reduce_zero_label is False):
-        image = next(path for part in found for path, held in part.items() if top in held)
+        image = next(path for path, held in maps if top in held)
         expected = f'expected 0 to {number - 1}, or 1 to {number}, and {IGNORE_INDEX} for ignored pixels'
         raise UserError(f'the label map of {image} holds {top}, classes.txt names {number} classes; {expected}')
     if reduce_zero_label is None and not (top == number or (top == number - 1 and 0 in numbers)):
-        held = f'{numbers[0]} to {top}, classes.txt names {number} classes'
-        raise UserError(f'the label maps hold {held}: what is 0? {ask}')
+        raise UserError(f'the label maps hold {numbers[0]} to {top}, classes.txt names {number} classes: {ask}')
     first = int(top == number if reduce_zero_label is None else reduce_zero_label)
     meaning = f'{number} classes of classes.txt, 0 is {"unlabelled" if first else repr(names[0])}'
-    if not first and reduce_zero_label is None:
-        meaning += ' (if it marks unlabelled pixels, say --reduce-zero-label)'
     return [*names], [*range(first, first + number)], meaning
 
 
 def read_pair(image: str, file: str, by_bands: bool, by_colour: bool, max_pixels: int) -> np.ndarray | None:
     """The numbers in a label map, see `read_labels`; None where its image, with bands or not, has another size."""
     labels = read_labels(file, by_colour, max_pixels)
-    size = read_bands(image, max_pixels).shape[1::-1] if by_bands else upright_size(image, max_pixels)
-    return labels if size == labels.shape[::-1] else None
-
-
-def upright_size(path: str, max_pixels: int) -> tuple[int, int]:
-    """Width and height in pixels as a viewer shows the image, by its header."""
-    with unreadable(path, Exception), open_image(path, max_pixels) as image:
-        width, height = image.size
-        return (height, width) if orientation(image) in SIDEWAYS else (width, height)
+    if by_bands:
+        height, width = read_bands(image, max_pixels).shape[:2]
+    else:  # by its header, upright
+        with unreadable(image, Exception), open_image(image, max_pixels) as opened:
+            width, height = opened.size[::-1] if orientation(opened) in SIDEWAYS else opened.size
+    return labels if labels.shape == (height, width) else None

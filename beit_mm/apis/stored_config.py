@@ -56,40 +56,33 @@ STEPS = """
 class RefusedError(UserError):
     """A value that is not allowed in a config stored in a checkpoint."""
 
-    def __init__(self, place: str, value: Any, expected: str = '') -> None:
-        hint = f' (expected {expected})' if expected else ''
-        super().__init__(f'{place}={reprlib.repr(value)} is not allowed in a config stored in a checkpoint{hint}')
+    def __init__(self, place: str, value: Any, expected: str) -> None:
+        found = f'{place}={reprlib.repr(value)}'
+        super().__init__(f'{found} is not allowed in a config stored in a checkpoint (expected {expected})')
 
 
 def check_part(values: Any, types: Sequence[str], place: str) -> dict[str, Any]:
     """A part of a stored config, as a new dict without what only training needs.
 
-    Args:
-        values: what is stored.
-        types: the types that may be built of it and of what is inside.
-        place: where it stands in the config, for the message.
-
-    Raises:
-        RefusedError: another type, or a value that is not a name, a number within the limits or a short list.
+    RefusedError for a type, also inside of it, that is not among `types`, and for a value that is not a name, a number
+    within the limits or a short list. `place` is where it stands in the config.
     """
     if not isinstance(values, dict):
         raise RefusedError(place, values, 'a dict')
     checked: dict[str, Any] = {}
-    if 'type' in values:
-        kind = values['type']
+    if 'type' in values or not place.endswith(UNTYPED):
+        kind = values.get('type')
         if values.get('_scope_') == 'beit_mm':  # LoadImage, under the name that mmseg's inferencers look for
             kind = f'beit_mm.{kind}'
         if not isinstance(kind, str) or re.sub(r'^(mmpretrain|mmseg)\.', '', kind) not in types:
-            raise RefusedError(f'{place}.type', kind)
+            raise RefusedError(f'{place}.type', kind, 'a type of our configs')
         checked['type'] = kind
-    elif not place.endswith(UNTYPED):
-        raise RefusedError(place, values, 'a dict with a type')
     for name, value in values.items():
         of_training = name in TRAINING_KEYS and not (name == 'loss' and isinstance(value, str))  # a tokenizer's
         if name == 'type' or (name, value) == ('_scope_', 'beit_mm') or of_training:
             continue
         if not isinstance(name, str) or not NAME.fullmatch(name):
-            raise RefusedError(f'{place}.{reprlib.repr(name)[1:-1]}', value)
+            raise RefusedError(f'{place}.{reprlib.repr(name)[1:-1]}', value, 'the name of an argument')
         checked[name] = check_value(name, value, types, f'{place}.{name}')
     check_sizes(checked, place)
     return checked
@@ -97,20 +90,18 @@ def check_part(values: Any, types: Sequence[str], place: str) -> dict[str, Any]:
 
 def check_value(name: str, value: Any, types: Sequence[str], place: str) -> Any:
     """An argument of a stored config; lists become tuples, which mmcv wants and JSON does not have."""
-    expected = 'a name, number or short list'
     if name in FIXED and value != FIXED[name]:
-        expected = repr(FIXED[name])
-    elif name in LIMITS and isinstance(value, (int, float)) and value > LIMITS[name]:
-        expected = f'at most {LIMITS[name]}'
-    elif isinstance(value, dict):
+        raise RefusedError(place, value, repr(FIXED[name]))
+    if isinstance(value, dict):
         return check_part(value, types, place)
-    elif isinstance(value, (list, tuple)) and len(value) <= MAX_LENGTH:
+    if isinstance(value, (list, tuple)) and len(value) <= MAX_LENGTH:
         return tuple(check_value(name, item, types, place) for item in value)
-    elif value is None or type(value) in (bool, int, float):
-        return value
-    elif isinstance(value, str) and NAME.fullmatch(value):
-        return value
-    raise RefusedError(place, value, expected)
+    plain = value is None or type(value) in (bool, int, float) or (isinstance(value, str) and NAME.fullmatch(value))
+    if not plain:
+        raise RefusedError(place, value, 'a name, number or short list')
+    if name in LIMITS and isinstance(value, (int, float)) and value > LIMITS[name]:
+        raise RefusedError(place, value, f'at most {LIMITS[name]}')
+    return value
 
 
 def check_sizes(values: dict, place: str) -> None:

@@ -1,4 +1,4 @@
-"""An opened checkpoint, and its weights fitted to a backbone, with a report of what happened to each tensor."""
+"""An opened checkpoint, and its weights fitted to a backbone."""
 
 import copy
 import math
@@ -14,7 +14,7 @@ from mmengine.config import Config
 from mmengine.runner.checkpoint import CheckpointLoader
 from torch import Tensor
 
-from beit_mm.checkpoint import names
+from beit_mm.checkpoint import description, names
 from beit_mm.checkpoint.find import DEMO, HUB_SCHEME, path_of_checkpoint, plain_vits, released
 from beit_mm.checkpoint.read import as_checkpoint_error, read_checkpoint
 from beit_mm.errors import CheckpointError, UserError, warn
@@ -29,7 +29,7 @@ Levels: TypeAlias = Sequence[float] | float | None  # of each channel or of all,
 
 
 class Checkpoint:
-    """A checkpoint file, read once and handed on. It holds all weights in memory, so keep only what you need of it.
+    """A checkpoint file, read once and handed on, with all weights in memory.
 
     Attributes:
         path: of the file.
@@ -37,7 +37,7 @@ class Checkpoint:
         weights: its state dict under its own names, without the prefixes of wrappers (`module.`, `_orig_mod.`).
         converted, state_dict: the weights under the names of our models, and as any model loads them.
         format: one of `names.FORMATS`, or None if it is not a BEiT.
-        meta: see `names.describe_source`; `preprocessing` and `architecture` are its.
+        meta, preprocessing, architecture: see `description.describe_source`.
         levels: `mean` and `std` that the user gave.
     """
 
@@ -50,24 +50,20 @@ class Checkpoint:
             self.format = names.detect_format(bare)
             if self.format is not None:
                 self.weights = bare
-            names.meta_of(content).pop('config', None)
-            self.meta = names.describe_source(content, path)
+            description.meta_of(content).pop('config', None)
+            self.meta = description.describe_source(content, path)
         self.preprocessing: dict[str, Any] = self.meta['preprocessing']
         self.architecture: dict[str, Any] = self.meta['architecture']
 
     @classmethod
     def open(cls, source: 'CheckpointInput', part: str = 'pretrained', **levels: Any) -> 'Checkpoint':
-        """Reads a file.
+        """Reads a file; raises FileNotFoundError, or CheckpointError for what is not a checkpoint.
 
         Args:
             source: a file, the folder of a finished run, of transformers or of timm, a URL (http, https,
                 hf://owner/name), 'demo', one of `find.list_models`, or a Checkpoint, which is returned.
             part: of the packaged weights 'demo', see `find.path_of_checkpoint`.
-            levels: `mean` and `std` of its images in place of the file's, see `given_levels`.
-
-        Raises:
-            FileNotFoundError: there is no such file.
-            CheckpointError: not a checkpoint, damaged, unsafe, or written by a later version.
+            levels: `mean` and `std` of its images in place of the file's, pixels 0-255.
         """
         if not isinstance(source, Checkpoint):
             path = path_of_checkpoint(source, part)
@@ -82,34 +78,30 @@ class Checkpoint:
 
     @cached_property
     def converted(self) -> names.Converted:
-        """The weights under the names of our models; CheckpointError if it is not a BEiT."""
         with as_checkpoint_error(self.path):
             return names.convert_state_dict(self.weights, self.format)
 
     @property
     def task(self) -> str:
-        """As `names.task_of`; CheckpointError if it is not a BEiT."""
         if any(name.startswith(('heads.', 'head.layers.')) for name in self.weights):  # linear probes, deeper heads
             return 'classification'
         return names.task_of(self.converted.state_dict)
 
     @property
     def classes(self) -> tuple[str, ...] | None:
-        """Names of the classes, or None; CheckpointError for anything else than names."""
         with as_checkpoint_error(self.path):
-            return names.class_names(self.meta)
+            return description.class_names(self.meta)
 
     def backbone_arguments(self) -> dict[str, Any]:
-        """Arguments of the BEiTBackbone that the weights fit; CheckpointError if the file does not tell them."""
+        """Arguments of the BEiTBackbone that the weights fit."""
         with as_checkpoint_error(self.path):
             return names.backbone_arguments(self.converted.state_dict, self.meta)
 
     @property
     def normalisation(self) -> tuple[dict[str, list[float]], str]:
-        """`mean` and `std` of its images, see `normalisation_of`."""
         found, name, weights = self.preprocessing, self.path.stem, self.converted.state_dict
         if 'mean' not in found and name in plain_vits():
-            found = names.IMAGENET if plain_vits()[name]['normalisation'] == 'imagenet' else names.HALF
+            found = description.IMAGENET if plain_vits()[name]['normalisation'] == 'imagenet' else description.HALF
         elif 'mean' not in found and name in released().keys() - {DEMO}:  # OpenMMLab's files do not have it
             found = Config.fromfile(released()[name].config).model.data_preprocessor
         return normalisation_of(str(self), found, weights, weights[f'backbone.{PATCHES}'].shape[1], **self.levels)
@@ -120,7 +112,7 @@ class Checkpoint:
 
         mmengine finds a backbone by its prefix, so unilm, timm and hf files are renamed; OpenMMLab's stay as they are.
         """
-        given, format = self.weights, self.format
+        given, format = self.content.get('state_dict', self.content), self.format
         if format in TRANSLATED:
             try:
                 given, dropped, _ = self.converted
@@ -128,10 +120,10 @@ class Checkpoint:
                     warn(f'{self.path} ({format}) holds tensors that none of our models has: {dropped}')
             except CheckpointError:  # not a BEiT: the model that asked for it knows its names
                 format = None
-        if format is None:
-            given = self.content.get('state_dict', self.content)
-            if not isinstance(given, dict) or not all(isinstance(name, str) for name in given):
-                raise CheckpointError(f'{self.path} is not the checkpoint of a model: expected names and tensors')
+        elif format is not None:
+            given = self.weights
+        if not isinstance(given, dict) or not all(isinstance(name, str) for name in given):
+            raise CheckpointError(f'{self.path} is not the checkpoint of a model: expected names and tensors')
         origin = dict(
             path=str(self.path),
             format=format,
@@ -154,7 +146,7 @@ def normalisation_of(
 ) -> tuple[dict[str, list[float]], str]:
     """`mean` and `std` of each channel of a model's images, pixels 0-255, and a warning if they are assumed.
 
-    The user's `levels` come first, then what was `found` in the file, then released weights with the same names (ours).
+    The user's `levels` come first, then what was `found` in the file, then those of released weights with these names.
     """
     known = {name: list(found[name]) for name in ('mean', 'std') if found.get(name)} | given_levels(**levels)
     warning = ''
@@ -162,7 +154,7 @@ def normalisation_of(
         unknown = f'{source} does not say how its images were normalised'
         if channels != 3:
             raise UserError(f'{unknown}, which have {channels} channels; give the mean and std of each: --mean, --std')
-        usual, whose = names.usual_normalisation(weights)
+        usual, whose = description.usual_normalisation(weights)
         assumed = ' and '.join(name for name in usual if name not in known)
         warning = f'{unknown}. Assumed {assumed}: {whose}; --mean and --std set others'
         warn(warning)
@@ -174,10 +166,12 @@ def normalisation_of(
 
 
 def given_levels(mean: Levels = None, std: Levels = None) -> dict[str, list[float]]:
-    """The ones that a user gives, as lists; UserError if pixels 0-255 cannot have them."""
-    both = {name: torch.as_tensor(values) for name, values in (('mean', mean), ('std', std)) if values is not None}
-    given = {name: values.double().flatten().tolist() for name, values in both.items()}
-    for name, values in given.items():
+    """Those that a user gives, as lists; UserError if pixels 0-255 cannot have them."""
+    given = {}
+    for name, levels in (('mean', mean), ('std', std)):
+        if levels is None:
+            continue
+        given[name] = values = torch.as_tensor(levels, dtype=torch.float64).flatten().tolist()
         if 0 < max(values) <= 1 or (name == 'std' and min(values) <= 0):
             raise UserError(f'{name} is {values}; expected it for pixels 0-255, such as 127.5, not 0.5')
     return given
@@ -185,10 +179,9 @@ def given_levels(mean: Levels = None, std: Levels = None) -> dict[str, list[floa
 
 @CheckpointLoader.register_scheme(prefixes=('', 'http://', 'https://', HUB_SCHEME), force=True)
 def load_from_file(filename: str, map_location: object = None) -> dict[str, Any]:
-    """Reads paths and URLs for mmengine: dict(state_dict=..., meta=..., ...), or a state dict by itself.
+    """Reads paths and URLs for mmengine: dict(state_dict=..., meta=..., ...), or a state dict, tensors on the CPU.
 
-    mmengine's reader fails with torch >= 2.6 in version 0.10.7, and executes files in later ones. `map_location` is
-    ignored: tensors are on the CPU.
+    mmengine's reader fails with torch >= 2.6 in version 0.10.7, and executes files in later ones.
     """
     checkpoint = Checkpoint.open(filename)
     state_dict: Any = checkpoint.state_dict
@@ -205,7 +198,7 @@ class LoadReport:
     """What happened to each tensor when a backbone was loaded; names without `backbone.`."""
 
     source: str  # file and format
-    preprocessing: Mapping  # of the images that the weights were trained on, see `names.describe_source`
+    preprocessing: Mapping  # of the images that the weights were trained on, see `description.describe_source`
     matched: list[str] = field(default_factory=list)  # loaded as they were in the file
     expanded: list[str] = field(default_factory=list)  # tables copied from the shared one
     resized: dict[str, str] = field(default_factory=dict)  # tables and position embeddings: name -> patch grids
@@ -230,7 +223,6 @@ class LoadReport:
 
 
 def drop_task_parts(keys: list[str]) -> list[str]:
-    """The names without TASK_PARTS."""
     return [key for key in keys if not key.startswith(TASK_PARTS)]
 
 
@@ -242,15 +234,14 @@ def fit_weights(
     interpolate_mode: str,
     origin: Mapping | None = None,
 ) -> tuple[names.Weights, LoadReport]:
-    """Fits a state dict to a backbone: its tensors under the backbone's names and in its shapes, and a report.
+    """The tensors of a state dict under a backbone's names and in its shapes, and a report.
 
     Args:
         state_dict: of a model or a backbone, in any format.
-        own, grid, num_heads: the backbone's state dict, patch grid (h, w) and attention heads.
-        interpolate_mode: of position embeddings, 'bicubic' or 'bilinear'.
-        origin: the description of the file, see `Checkpoint.state_dict`; None for a state dict by itself.
+        own, grid, num_heads, interpolate_mode: of the backbone; `own` is its state dict.
+        origin: what `Checkpoint.state_dict` says of the file; None for a state dict by itself.
 
-    Raises CheckpointError, without the path: not a BEiT, another architecture, less than 95 % of the backbone, NaN.
+    Raises CheckpointError, without the path.
     """
     origin = origin or dict(path='the state dict', format=None, preprocessing={}, architecture={})
     converted, dropped, format = names.convert_state_dict(state_dict)
@@ -288,7 +279,6 @@ def fit_weights(
 
 
 def _check_sizes(weights: names.Weights, own: Mapping[str, Tensor], file_heads: Any, num_heads: int) -> None:
-    """Raises CheckpointError for sizes that cannot be adapted."""
     blocks, own_blocks = (sum(name.endswith('attn.qkv.weight') for name in part) for part in (weights, own))
     sizes: list[tuple[str, Any, Any]] = [('heads', file_heads, num_heads), ('blocks', blocks, own_blocks)]
     if (registers := weights.get('register_tokens')) is not None and 'register_tokens' not in own:
@@ -296,12 +286,9 @@ def _check_sizes(weights: names.Weights, own: Mapping[str, Tensor], file_heads: 
     unlike = [name for name in weights if name in own and not _same_shape(name, weights[name], own[name])]
     sizes += [(name, tuple(weights[name].shape), tuple(own[name].shape)) for name in unlike[:1]]  # the others follow
     if differences := [f'{what} {theirs}, the model has {ours}' for what, theirs, ours in sizes if theirs != ours]:
-        arch = dict(embed_dims=weights['cls_token'].shape[-1], num_layers=blocks)
-        known = (name for name, sizes in names.ARCHITECTURES.items() if arch.items() <= sizes.items())
-        advice = f'model.backbone.arch={next(known, dict(arch, num_heads=file_heads))}'
         raise CheckpointError(
             f'does not fit the backbone: {names.preview(differences)}. Nothing was loaded; build the backbone like '
-            f'the weights ({advice}), or take other weights.'
+            'the weights (arch, patch_size), or take other weights.'
         )
 
 
@@ -313,10 +300,8 @@ def _same_shape(name: str, *tensors: Tensor) -> bool:
 
 def check_finite(weights: Mapping[str, Tensor], source: str) -> None:
     """Raises CheckpointError for NaN and infinity, which a run that diverged leaves."""
-    real = {name: tensor for name, tensor in weights.items() if tensor.is_floating_point() and not tensor.is_meta}
-    # a sum is 10 times faster, but huge finite numbers can overflow it
-    suspects = [name for name, tensor in real.items() if not tensor.sum(dtype=torch.float32).isfinite()]
-    if broken := [name for name in suspects if not real[name].isfinite().all()]:
+    real = {name: tensor for name, tensor in weights.items() if not tensor.is_meta}
+    if broken := [name for name, tensor in real.items() if not tensor.isfinite().all()]:
         raise CheckpointError(
             f'{source}: {len(broken)} of {len(weights)} tensors hold NaN or infinity: {names.preview(broken)}. '
             'Nothing was loaded; the run that wrote them had diverged: take one of its earlier checkpoints.'
@@ -345,20 +330,14 @@ def _adapt_channels(weight: Tensor, channels: int) -> Tensor:
 
 
 def _check_coverage(own: Mapping[str, Tensor], report: LoadReport) -> None:
-    """Raises CheckpointError if too much of the backbone would keep its initial values."""
+    """Raises CheckpointError if too much of the backbone, or its positions, would keep initial values."""
     needed, missing = len(drop_task_parts([*own])), drop_task_parts(report.missing_keys)
-    loaded = needed - len(missing)
-    if loaded / needed < MIN_COVERAGE:
-        raise CheckpointError(
-            f"has {loaded} of the backbone's {needed} tensors ({loaded / needed:.0%}, at least "
-            f'{MIN_COVERAGE:.0%} are needed): {len(missing)} missing ({names.preview(missing)}). Nothing was '
-            'loaded; build the backbone like the weights (rel_pos_bias, layer_scale_init, abs_pos_embed).'
-        )
     # A backbone without positions can be intended. To lose trained positions of another kind is not.
-    untrained = [key for key in missing if key.endswith(names.POSITIONS)]
     lost = [key for key in report.unexpected_keys if key.endswith(names.POSITIONS)]
-    if untrained and lost:
+    loses_positions = lost and any(key.endswith(names.POSITIONS) for key in missing)
+    if loses_positions or len(missing) > (1 - MIN_COVERAGE) * needed:
         raise CheckpointError(
-            f'has positions in {lost[0]}, the backbone in {untrained[0]}. Nothing was '
-            'loaded; build the backbone like the weights (rel_pos_bias, abs_pos_embed).'
+            f"has {needed - len(missing)} of the backbone's {needed} tensors: missing ({names.preview(missing)}), "
+            f'without a place there ({names.preview(lost)}). Nothing was loaded; build the backbone like the weights '
+            '(rel_pos_bias, layer_scale_init, abs_pos_embed).'
         )

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from beit_mm.checkpoint import names
+from beit_mm.checkpoint import description, names
 from beit_mm.checkpoint.checkpoint import Checkpoint, CheckpointInput
 from beit_mm.checkpoint.read import SUFFIXES, as_checkpoint_error, write_checkpoint
 from beit_mm.errors import CheckpointError, check_choice
@@ -17,13 +17,12 @@ from beit_mm.files import file_sha256
 
 # The part of a run's meta that belongs to the weights
 KEPT = ('preprocessing', 'architecture', 'tokenizer', 'dataset_meta', 'CLASSES', 'PALETTE', 'config_dict')
-HF_CLASSES = dict(
-    pretraining='BeitForMaskedImageModeling',
-    classification='BeitForImageClassification',
-    segmentation='BeitForSemanticSegmentation',
-    features='BeitModel',
+HF_CLASSES = dict(  # transformers' class of a task, and its tag
+    pretraining=('BeitForMaskedImageModeling', 'image-feature-extraction'),
+    classification=('BeitForImageClassification', 'image-classification'),
+    segmentation=('BeitForSemanticSegmentation', 'image-segmentation'),
+    features=('BeitModel', 'image-feature-extraction'),
 )
-TAGS = dict(classification='image-classification', segmentation='image-segmentation')
 # transformers' pyramid and UperNet, which are as wide as the backbone
 HF_HEAD = ['neck.upsample_4x.0', 'neck.upsample_2x.0']
 HF_HEAD += ['decode_head.psp_modules.3.1.conv', 'decode_head.fpn_bottleneck.conv']
@@ -51,9 +50,9 @@ Training images, their licence, and the figures that it reaches: to be filled in
 class Conversion(NamedTuple):
     """What `convert_checkpoint` did."""
 
-    source: str  # format of the source
+    source: str  # its format
     task: str  # as `names.task_of`, or 'tokenizer'
-    tensors: int  # number of tensors written
+    tensors: int  # how many were written
     dropped_keys: list[str]  # names in the source that the target has no place for
     notes: list[str]  # what differs there
 
@@ -65,27 +64,21 @@ class Conversion(NamedTuple):
 
 
 def convert_checkpoint(source: CheckpointInput, target: str | Path, to: str = 'beit_mm') -> Conversion:
-    """Converts a checkpoint file; the source's format is detected.
+    """Converts a checkpoint file; the source's format is detected. CheckpointError if the target cannot express it.
 
     Args:
         source: see `Checkpoint.open`.
         target: the file to write, .pth or .safetensors; for 'hf' a folder, which gets config.json, a model card
             (README.md) and, if the source says how images were prepared, preprocessor_config.json.
         to: one of `names.FORMATS`. DALL-E networks always become a plain state dict.
-
-    Raises:
-        CheckpointError: not a checkpoint of BEiT or DALL-E, or the target format cannot express it.
-        FileNotFoundError: there is no source.
     """
     check_choice('to', to, names.FORMATS)
     checkpoint, target = Checkpoint.open(source), Path(target)
     if 'blocks.input.w' in checkpoint.weights:
         write_checkpoint(target, checkpoint.weights)
         return Conversion('DALL-E', 'tokenizer', len(checkpoint.weights), [], [])
-    if to == 'hf' and (target.suffix in SUFFIXES or target.is_file()):
+    if to == 'hf' and target.suffix in SUFFIXES:
         raise CheckpointError(f'{target} must be a folder: the hf format has several files. Nothing was written.')
-    if to != 'hf' and target.suffix not in SUFFIXES:  # or the error would name the source
-        raise CheckpointError(f'{target} is not a name for a checkpoint: it must end in {", ".join(SUFFIXES)}.')
     with as_checkpoint_error(checkpoint.path):
         meta = {key: value for key, value in checkpoint.meta.items() if key in KEPT}
         if isinstance(tokenizer := meta.get('tokenizer'), dict):  # paths mean nothing elsewhere
@@ -95,28 +88,26 @@ def convert_checkpoint(source: CheckpointInput, target: str | Path, to: str = 'b
         grid = names.trained_grid(meta, ours['backbone.patch_embed.proj.weight'].shape[-1])
         weights, without_place, _ = names.convert_state_dict(ours, 'beit_mm', to, grid)
         task, notes = names.task_of(ours), []
-        if to == 'hf':
-            notes = _write_hub_folder(target, task, weights, _hf_config(ours, meta), meta['preprocessing'])
-        elif to == 'timm' or to == 'unilm' and task != 'segmentation':
-            is_torch = to == 'unilm' and target.suffix != '.safetensors'
-            write_checkpoint(target, dict(model=weights) if is_torch else weights)
-        else:
-            version = dict(beit_mm_format=names.FORMAT_VERSION) if to == 'beit_mm' else {}
-            write_checkpoint(target, dict(state_dict=weights, meta=meta | version))
-        return Conversion(format, task, len(weights), dropped + without_place, notes)
+        config = _hf_config(ours, meta) if to == 'hf' else {}
+    if to == 'hf':
+        notes = _write_hub_folder(target, task, weights, config, meta['preprocessing'])
+    elif to == 'timm' or to == 'unilm' and task != 'segmentation':
+        is_torch = to == 'unilm' and target.suffix != '.safetensors'
+        write_checkpoint(target, dict(model=weights) if is_torch else weights)
+    else:
+        version = dict(beit_mm_format=description.FORMAT_VERSION) if to == 'beit_mm' else {}
+        write_checkpoint(target, dict(state_dict=weights, meta=meta | version))
+    return Conversion(format, task, len(weights), dropped + without_place, notes)
 
 
 def publish_checkpoint(source: CheckpointInput, target: str | Path) -> Path:
-    """Strips a checkpoint to what others need: without optimizer, schedules and log.
-
-    The config keeps its paths. Raises as `convert_checkpoint`, and leaves nothing behind then.
+    """Strips a checkpoint to what others need: without optimizer, schedules and log. The config keeps its paths.
 
     Args:
         source: any BEiT checkpoint.
         target: name of the file, .safetensors or .pth.
 
-    Returns:
-        The file: `target` with the first eight digits of its SHA-256 before the suffix.
+    Returns the file: `target` with the first eight digits of its SHA-256 before the suffix.
     """
     target = Path(target)
     partial = target.with_name(f'{target.stem}.unnamed{target.suffix}')
@@ -136,7 +127,7 @@ def _hf_config(weights: Mapping[str, Tensor], meta: Mapping[str, Any]) -> dict[s
     height, width = model['img_size']
     config = dict(
         model_type='beit',
-        architectures=[HF_CLASSES[task]],
+        architectures=[HF_CLASSES[task][0]],
         hidden_size=dims,
         num_hidden_layers=depth,
         num_attention_heads=model['arch']['num_heads'],
@@ -151,7 +142,7 @@ def _hf_config(weights: Mapping[str, Tensor], meta: Mapping[str, Any]) -> dict[s
         use_relative_position_bias=model['rel_pos_bias'] == 'per_layer',
         # above zero switches LayerScale on
         layer_scale_init_value=model['layer_scale_init'] or 0.0,
-        # the pretraining model applies the final norm outside of what this switch is about
+        # the pretraining model has its final norm whatever this says
         use_mean_pooling=task == 'pretraining' or 'backbone.norm.weight' not in weights,
     )
     if task == 'pretraining':
@@ -163,7 +154,7 @@ def _hf_config(weights: Mapping[str, Tensor], meta: Mapping[str, Any]) -> dict[s
     if task in ('classification', 'segmentation'):
         number = len(weights['head.fc.bias' if task == 'classification' else 'decode_head.conv_seg.bias'])
         config['num_labels'] = number
-        if (classes := names.class_names(meta)) and len(classes) == number:
+        if (classes := description.class_names(meta)) and len(classes) == number:
             config['id2label'] = {str(label): name for label, name in enumerate(classes)}
             config['label2id'] = {name: label for label, name in enumerate(classes)}
     if task == 'segmentation':
@@ -193,8 +184,8 @@ def _write_hub_folder(
     if (card := folder / 'README.md').exists():
         notes.append(f'{card} exists and is left as it is')
     else:
-        tag = TAGS.get(task, 'image-feature-extraction')
-        card.write_text(CARD.format(name=folder.name, task=task, kind=HF_CLASSES[task], tag=tag))
+        kind, tag = HF_CLASSES[task]
+        card.write_text(CARD.format(name=folder.name, task=task, kind=kind, tag=tag))
     file = folder / 'preprocessor_config.json'
     if not {'mean', 'std', 'size'} <= set(preprocessing):
         file.unlink(missing_ok=True)  # of other weights

@@ -1,13 +1,11 @@
 """Resolves a path, URL, Hub repository or model name to a local file."""
 
 import functools
-import glob
 import hashlib
 import http.client
 import os
 import re
 import socket
-import time
 from contextlib import suppress
 from difflib import get_close_matches
 from fnmatch import fnmatch
@@ -34,24 +32,22 @@ GENERIC_NAME = re.compile('(epoch|iter|checkpoint|(pytorch_)?model|best|last|lat
 # as OpenMMLab, torchvision and we publish files; digits alone can be a date
 HASH_IN_NAME = re.compile(r'-((?=\d*[a-f])[0-9a-f]{8,64})\.\w+$')
 STALLED = 60.0  # seconds without data after which a download fails
-ABANDONED = 3600  # seconds without a write after which a partial download is removed
+WHOLE = 'this config'  # what a metafile says of weights that fill the config's whole model
 
 
 def locate_weights(source: str, advice: str) -> Path:
-    """Finds a weight file; raises FileNotFoundError, which names all places, if there is none.
+    """A weight file, from a path, a folder, an http(s) URL or hf://owner/name; else FileNotFoundError with `advice`.
 
     The file of a URL is looked for by name (see `name_of_url`) in the folder $BEIT_MM_WEIGHTS, then in torch hub's
     cache. The first process of each node downloads it into that cache, so all processes of a job must make this call.
-
-    Args:
-        source: path, folder of transformers, timm or a run, http(s) URL, or hf://owner/name (see `fetch_hub_folder`).
-        advice: second line of the error: where to get the file and which config key names it.
     """
     if not source.startswith(('http://', 'https://')):
         path = fetch_hub_folder(source, advice) if source.startswith(HUB_SCHEME) else Path(source).expanduser()
-        return file_of_weights(path, advice)
-    if (name := name_of_url(source)) in ('', '..'):
-        raise FileNotFoundError(f'{source} does not end with the name of a file.\n{advice}')
+        places = [path / name for name in (*HUB_FILES, *RUN_FILES)] if path.is_dir() else [path]
+        if found := [place for place in places if place.is_file()]:
+            return found[0]
+        raise FileNotFoundError(f'weight file not found: looked for {", ".join(map(str, places))}.\n{advice}')
+    name = name_of_url(source)
     cached = Path(torch.hub.get_dir(), 'checkpoints', name)
     folder = os.environ.get(WEIGHTS_VARIABLE)
     places = [Path(folder, name), cached] if folder else [cached]
@@ -63,33 +59,18 @@ def locate_weights(source: str, advice: str) -> Path:
         except (OSError, RuntimeError, ValueError, http.client.HTTPException) as error:
             reason = f' ({" ".join(str(error).split()):.300})'
     dist.barrier()  # always: whether a file is there differs between nodes and moments
-    for place in places:
-        if place.is_file():
-            return place
+    if found := [place for place in places if place.is_file()]:
+        return found[0]
     raise FileNotFoundError(
         f'weight file not found: looked for {" and ".join(map(str, places))} (${WEIGHTS_VARIABLE} '
         f'is {folder or "not set"}), and {source} cannot be downloaded{reason}.\n{advice}'
     )
 
 
-def file_of_weights(path: Path, advice: str) -> Path:
-    """A weight file, or the one in a folder of transformers, timm or a run; else FileNotFoundError."""
-    for file in [path / name for name in (*HUB_FILES, *RUN_FILES)] if path.is_dir() else [path]:
-        if file.is_file():
-            return file
-    if not path.is_dir():
-        raise FileNotFoundError(f'weight file not found: looked for {path}.\n{advice}')
-    raise FileNotFoundError(
-        f'{path} has no {", ".join((*HUB_FILES, *RUN_FILES))}: name a checkpoint of a run that is not finished; '
-        "transformers saves one file by model.save_pretrained(folder, max_shard_size='100GB')"
-    )
-
-
 def fetch_hub_folder(source: str, advice: str) -> Path:
-    """The folder with weights and JSON files of a Hugging Face repository; FileNotFoundError if there is none.
+    """The folder with weights and JSON files of hf://owner/name or hf://owner/name@revision.
 
-    hf://owner/name is looked for in $BEIT_MM_WEIGHTS/owner/name first. It and hf://owner/name@revision are fetched into
-    huggingface_hub's cache, where later calls find them without a network.
+    That is $BEIT_MM_WEIGHTS/owner/name, or in huggingface_hub's cache, where later calls need no network.
     """
     name, _, revision = source.removeprefix(HUB_SCHEME).partition('@')
     folder = os.environ.get(WEIGHTS_VARIABLE)
@@ -100,27 +81,22 @@ def fetch_hub_folder(source: str, advice: str) -> Path:
         from huggingface_hub.errors import EntryNotFoundError
     except ImportError:
         raise UserError(f'{source} needs huggingface_hub: pip install huggingface_hub') from None
+    fetch = functools.partial(hf_hub_download, name, revision=revision or None)
     try:
         try:
-            path = hf_hub_download(name, HUB_FILES[0], revision=revision or None)
+            path = fetch(HUB_FILES[0])
         except EntryNotFoundError:
-            path = hf_hub_download(name, HUB_FILES[1], revision=revision or None)
+            path = fetch(HUB_FILES[1])
         for about in ('config.json', 'preprocessor_config.json'):
             with suppress(EntryNotFoundError):
-                hf_hub_download(name, about, revision=revision or None)
+                fetch(about)
     except (OSError, ValueError, EntryNotFoundError) as error:
         raise FileNotFoundError(f'{source} cannot be fetched: {" ".join(str(error).split()):.200}\n{advice}') from None
     return Path(path).parent
 
 
 def download(url: str, path: Path) -> None:
-    """Fetches a checkpoint. The file gets its name once it can be read and has the hash in its name, if there is one.
-
-    A truncated answer, or a page to log in, would otherwise stay in the cache.
-    """
-    for killed in path.parent.glob(f'{glob.escape(path.name)}.*.part*'):
-        if time.time() - killed.stat().st_mtime > ABANDONED:  # another node can be using the disk
-            killed.unlink(missing_ok=True)
+    """Fetches a checkpoint, which gets its name once it can be read and has the hash that the name may hold."""
     digits = HASH_IN_NAME.search(path.name)
     seconds = socket.getdefaulttimeout()
     socket.setdefaulttimeout(seconds or STALLED)  # torch sets none
@@ -136,17 +112,12 @@ def download(url: str, path: Path) -> None:
 
 
 def name_of_url(url: str) -> str:
-    """The name under which a URL's file is kept: its own, after a hash of the URL if many sites have such a name."""
+    """The name of a URL's file, after a hash of the URL if many sites have such a name."""
     name = Path(urlsplit(url).path).name
     return f'{hashlib.sha256(url.encode()).hexdigest()[:8]}-{name}' if GENERIC_NAME.match(name) else name
 
 
-WHOLE = 'this config'  # what a metafile says of weights that fill the config's whole model
-
-
 class Released(NamedTuple):
-    """Released weights."""
-
     config: Path  # whose model they belong to
     url: str
     fits: str  # the part of the model that they fill
@@ -154,7 +125,7 @@ class Released(NamedTuple):
 
 @functools.cache
 def released() -> dict[str, Released]:
-    """'demo' and all released weights in the configs' metafiles, by the names of their files."""
+    """'demo' and the released weights in the configs' metafiles, by the names of their files."""
     configs = config_folders()[0]
     found = {DEMO: Released(configs / 'demo/pretrain.py', str(PACKAGED / 'pretrained.safetensors'), WHOLE)}
     for file in sorted(configs.glob('*/metafile.yml')):
@@ -195,8 +166,7 @@ def list_models(pattern: str = '*', details: bool = False) -> Any:
 def path_of_checkpoint(source: str | Path, part: str = 'pretrained') -> Path:
     """Resolves 'demo', a path, a URL or one of `list_models`, in this order; else FileNotFoundError.
 
-    Args:
-        part: of the packaged weights 'demo': 'pretrained', 'classifier', 'segmentor' or 'tokenizer'.
+    `part` is that of the packaged weights 'demo': 'pretrained', 'classifier', 'segmentor' or 'tokenizer'.
     """
     advice = 'Name a file, the folder of a run, or a URL.'
     if str(source) == DEMO:  # also where a folder has this name: many repositories have one

@@ -3,7 +3,6 @@
 import json
 import pickle
 import re
-import sys
 import threading
 import zipfile
 from collections import OrderedDict
@@ -24,21 +23,15 @@ from beit_mm.files import atomic_file, file_sha256, printable
 
 META_KEY = 'beit_mm'  # in the metadata of safetensors files, which has strings only: `meta` as JSON
 MAX_NAME = 300  # characters of a tensor's name, which messages quote
-MAX_INFLATION = 8  # bytes of content for each byte of the file; torch.save compresses nothing
 MAX_EXPANDED = 2**26  # bytes that expanded tensors (stride 0) may have in excess of what is stored
 SUFFIXES = ('.pth', '.pt', '.bin', '.safetensors')
 NOT_CHECKPOINTS = {  # what a download can leave in place of a checkpoint, by its first bytes
     b'<': 'a web page',
     b'version https://git-lfs': 'a git-lfs pointer (`git lfs pull` fetches the file)',
-    b'--20': 'a log of wget (its option -o names the log; -O names the file)',
 }
 # What torch.save writes, below one folder of any name
 ZIP_ENTRY = r'[^/]+/(data\.pkl|data/\d+|version|byteorder|\.format_version|\.storage_alignment|\.data/serialization_id)'
 REFUSED_NAME = re.compile(r'GLOBAL (\S+) (?:was not an allowed global|whose module)')  # in torch's message
-
-
-class UnsafeCheckpointError(CheckpointError):
-    """The file asks for more than tensors and plain values; none of it was run."""
 
 
 @contextmanager
@@ -58,8 +51,107 @@ def one_line(error: Exception) -> str:
     return f'{type(error).__name__}: {" ".join(printable(str(error)[:200]).split())}'
 
 
-# Stand-ins, which torch's weights-only reader makes in place of what files name. Except for their values they hold
-# nothing that a file could set.
+def read_checkpoint(path: str | Path, sha256: str | None = None) -> dict[str, Any]:
+    """Reads .pth, .pt, .bin, .pkl and .safetensors files; their content shows which one it is.
+
+    Args:
+        path: the file.
+        sha256: expected hash; None reads any file.
+
+    Returns:
+        The file's content, tensors on the CPU: of a safetensors file its tensors by name, or dict(state_dict=...,
+        meta=...) where `write_checkpoint` gave it a `meta`; of a module of DALL-E its state dict.
+
+    Raises CheckpointError: not a checkpoint, damaged, of another hash, or with content that checkpoints do not have.
+    """
+    path = Path(path)
+    read = _reader_of(path)
+    if sha256 is not None and (actual := file_sha256(path)) != sha256.lower():
+        raise CheckpointError(
+            f'{path} has SHA-256 {actual}, expected {sha256}: it is another file, or was changed on its way here.'
+        )
+    try:
+        content = read(path)
+        if not isinstance(content, dict):
+            raise CheckpointError(f'it holds a {type(content).__name__}, expected a dict of tensors or a module')
+    except pickle.UnpicklingError as error:
+        name = REFUSED_NAME.search(str(error))
+        wanted = f'asks for {printable(name[1]):.{MAX_NAME}}' if name else 'holds more than tensors and plain values'
+        advice = 'If you trust the file, save its tensors instead: torch.save(model.state_dict(), ...).'
+        raise CheckpointError(f'{path} {wanted}; it is refused, and nothing in it was run. {advice}') from None
+    except CheckpointError as error:
+        raise CheckpointError(f'{path} is refused: {error}.') from None
+    except Exception as error:  # a damaged file can make a reader fail in any way
+        raise CheckpointError(f'{path} is damaged, cut short or not a checkpoint ({one_line(error)}).') from error
+    return content
+
+
+def _reader_of(path: Path) -> Callable[[Path], Any]:
+    with path.open('rb') as file:
+        head = file.read(64)
+    # before pickles, whose first byte a length can begin with; the format has headers of at most 100 MB
+    if head[8:9] == b'{' and int.from_bytes(head[:8], 'little') <= 100_000_000:
+        return _read_safetensors
+    if head.startswith(b'PK\x03\x04'):
+        return _read_zip
+    if head.startswith(b'\x80'):
+        return _read_legacy
+    text = head.lstrip()
+    what = next((what for start, what in NOT_CHECKPOINTS.items() if text.startswith(start)), 'not a checkpoint')
+    begins = f'begins with {text.splitlines()[0].decode(errors="replace")!r}' if text else 'is empty'
+    raise CheckpointError(f'{path} is {what}: it {begins}.')
+
+
+def _read_safetensors(path: Path) -> dict[str, Any]:
+    with safe_open(path, framework='pt') as file:
+        meta = json.loads((file.metadata() or {}).get(META_KEY, 'null'))
+        # copied out of the file, which may be written again while they are in use
+        weights = plain({name: file.get_tensor(name).clone() for name in file.keys()}, {})
+    return dict(state_dict=weights, meta=meta) if isinstance(meta, dict) else weights
+
+
+def _read_zip(path: Path) -> Any:
+    size = path.stat().st_size
+    with zipfile.ZipFile(path) as archive:
+        # Python could import code that lies beside the tensors.
+        if others := [name for name in archive.namelist() if not re.fullmatch(ZIP_ENTRY, name)]:
+            raise CheckpointError(f'it holds {others[0][:MAX_NAME]!r}, which torch.save does not write')
+        if (held := sum(entry.file_size for entry in archive.infolist())) > size:  # torch.save compresses nothing
+            raise CheckpointError(f'its {size:,} bytes would become {held:,}; save it again without compression')
+        if damaged := archive.testzip():  # torch does not compare check sums
+            raise zipfile.BadZipFile(f'{damaged} does not have its check sum')
+    return _read_torch(path, 'cpu')
+
+
+def _read_legacy(path: Path) -> Any:
+    """Reads what torch before 1.6 wrote: storages are named first, and their values follow, or do not."""
+    size, named = path.stat().st_size, 0  # bytes
+
+    def filled(storage: Any, _: Any) -> Any:
+        """Zeros, in a storage that cannot grow."""
+        nonlocal named
+        named += storage.nbytes()
+        if named > size:
+            raise CheckpointError(f'it is cut short, or its {size:,} bytes name storages of more')
+        return storage.fill_(0)[:]
+
+    return _read_torch(path, filled)
+
+
+def _read_torch(path: Path, map_location: Any) -> Any:
+    # an open file, since torch 2.15 believes a name that ends with .safetensors, whatever is in it
+    with path.open('rb') as file, only_stand_ins():
+        read = torch.load(file, map_location, weights_only=True)
+    known: Known = {}
+    content = plain(read, known)
+    tensors = [new for new, _ in known.values() if isinstance(new, Tensor)]
+    # in memory once they are copied
+    if sum(max(0, tensor.nbytes - tensor.untyped_storage().nbytes()) for tensor in tensors) > MAX_EXPANDED:
+        raise CheckpointError(f'it holds tensors that are expanded by more than {MAX_EXPANDED:,} bytes')
+    return content
+
+
+# Stand-ins, which torch's weights-only reader makes in place of what files name. They hold nothing but values.
 
 
 class Attributes(dict):
@@ -69,15 +161,11 @@ class Attributes(dict):
     __setstate__ = dict.update
 
 
-class LogHistory(Attributes):
-    """mmengine's HistoryBuffer, which would call functions that the file names."""
-
+class LogHistory(Attributes):  # mmengine's HistoryBuffer, which would call functions that the file names
     __slots__ = ()
 
 
-class Module(Attributes):
-    """A network of DALL-E that was saved as a module. These have no buffers."""
-
+class Module(Attributes):  # a network of DALL-E that was saved as a module, without buffers
     __slots__ = ()
 
 
@@ -89,10 +177,10 @@ class NumpyType:
     def __init__(self, code: str, *_: Any) -> None:
         if not re.fullmatch(r'b1|[iuf][1248]|U\d+', code):
             raise CheckpointError(f'it holds the NumPy type {ascii(code):.60}')
-        self.code = code
+        self.code = f'<{code}'
 
     def __setstate__(self, state: tuple) -> None:
-        if state[1] not in ('|', '<' if sys.byteorder == 'little' else '>'):
+        if state[1] == '>':
             raise CheckpointError('it holds NumPy values in the byte order of another machine')
 
 
@@ -112,8 +200,8 @@ class NumpyArray:
 def numpy_values(kind: Any, content: bytes) -> np.ndarray:
     if type(kind) is not NumpyType:
         raise CheckpointError(f'it holds a {type(kind).__name__} in place of a NumPy type')
-    if kind.code.startswith('U'):
-        content.decode('utf-32', 'surrogatepass')  # Python relies on it that text has characters only
+    if 'U' in kind.code:
+        content.decode('utf-32-le', 'surrogatepass')  # Python relies on it that text has characters only
     return np.frombuffer(content, kind.code)
 
 
@@ -165,33 +253,21 @@ def plain(value: Any, known: Known) -> Any:
         return known[id(value)][0]
     new: Any
     if isinstance(value, Tensor):
-        new = Tensor.detach(value)  # not value.detach, which the file can have set
-        # torch does not compare the indices of a sparse tensor with its size: adding it could write anywhere in memory
-        is_dense = new.layout is torch.strided and not new.is_nested and not new.is_quantized
-        if not is_dense or new.device.type != 'cpu':
-            raise CheckpointError('it holds a tensor that is sparse, nested, quantized or without values')
+        new = _plain_tensor(value)
     elif isinstance(value, NumpyArray):
         new = value.values
     elif isinstance(value, Module):
-        new = plain_module(value, known)
+        new = plain(_weights_of(value), known)
     elif isinstance(value, LogHistory):
         logs, counts = value['_log_history'].values, value['_count_history'].values
         if 'U' in (logs.dtype.kind, counts.dtype.kind):
             raise CheckpointError('it holds a log history with more than numbers')
         new = HistoryBuffer(logs, counts, int(value['max_length']))
     elif isinstance(value, dict):
-        metadata = getattr(value, '__dict__', {}).get('_metadata')  # of a state dict
-        new = OrderedDict() if isinstance(metadata, dict) else {}
-        known[id(value)] = new, value  # before its content, which can hold it
-        for key, inner in dict.items(value):
-            if isinstance(inner, Tensor) and not (str(key).isprintable() and len(str(key)) <= MAX_NAME):
-                raise CheckpointError(f'it names a tensor {str(key)[:60]!r}')
-            new[plain(key, known)] = plain(inner, known)
-        if isinstance(metadata, dict):
-            new._metadata = plain(metadata, known)
+        new = _plain_dict(value, known)
     elif isinstance(value, list):
         new = []
-        known[id(value)] = new, value
+        known[id(value)] = new, value  # before its content, which can hold it
         new += [plain(inner, known) for inner in value]
     elif isinstance(value, (tuple, set)):
         kind = next(kind for kind in (torch.Size, tuple, set) if isinstance(value, kind))
@@ -205,106 +281,34 @@ def plain(value: Any, known: Known) -> Any:
     return new
 
 
-def plain_module(module: Module, known: Known) -> dict[str, Tensor]:
-    """What `torch.nn.Module.state_dict` would give; empties the module, or one in many places would take for ever."""
-    parameters, children = module.pop('_parameters'), module.pop('_modules')
-    weights = {name: plain(tensor, known) for name, tensor in parameters.items() if isinstance(tensor, Tensor)}
-    for name, child in children.items():
-        if type(child) is not Module:
-            raise CheckpointError(f'it holds a {type(child).__name__} in place of a module')
-        weights |= {f'{name}.{key}': tensor for key, tensor in plain_module(child, known).items()}
+def _plain_tensor(tensor: Tensor) -> Tensor:
+    new = Tensor.detach(tensor)  # not tensor.detach, which the file can have set
+    # torch does not compare the indices of a sparse tensor with its size: adding it could write anywhere in memory
+    is_dense = new.layout is torch.strided and not new.is_nested and not new.is_quantized
+    if not is_dense or new.device.type != 'cpu':
+        raise CheckpointError('it holds a tensor that is sparse, nested, quantized or without values')
+    return new
+
+
+def _plain_dict(value: dict, known: Known) -> dict:
+    metadata = getattr(value, '__dict__', {}).get('_metadata')  # of a state dict
+    new: Any = OrderedDict() if isinstance(metadata, dict) else {}
+    known[id(value)] = new, value
+    for key, inner in dict.items(value):
+        if isinstance(inner, Tensor) and not (str(key).isprintable() and len(str(key)) <= MAX_NAME):
+            raise CheckpointError(f'it names a tensor {str(key)[:60]!r}')
+        new[plain(key, known)] = plain(inner, known)
+    if isinstance(metadata, dict):
+        new._metadata = plain(metadata, known)
+    return new
+
+
+def _weights_of(module: Module) -> dict[str, Tensor]:
+    """As torch.nn.Module.state_dict; empties the module, because one in many places would take for ever."""
+    weights = {name: tensor for name, tensor in module.pop('_parameters').items() if isinstance(tensor, Tensor)}
+    for name, child in module.pop('_modules').items():
+        weights |= {f'{name}.{key}': tensor for key, tensor in _weights_of(child).items()}
     return weights
-
-
-def read_checkpoint(path: str | Path, sha256: str | None = None) -> dict[str, Any]:
-    """Reads .pth, .pt, .bin, .pkl and .safetensors files; their content shows which one it is.
-
-    Args:
-        path: the file.
-        sha256: expected hash; None reads any file.
-
-    Returns:
-        The file's content, tensors on the CPU: of a safetensors file its tensors by name, or dict(state_dict=...,
-        meta=...) where `write_checkpoint` gave it a `meta`; of a module of DALL-E its state dict.
-
-    Raises:
-        CheckpointError: not a checkpoint, damaged, of another hash, or with content that checkpoints do not have.
-        UnsafeCheckpointError: the file asks for functions or classes that are not on a short list; says which.
-    """
-    path = Path(path)
-    if path.exists() and not path.is_file():  # reading a pipe could wait for ever
-        raise CheckpointError(f'{path} is not a file.')
-    with path.open('rb') as file:
-        head = file.read(64)
-    # before pickles, whose first byte a length can begin with
-    is_safetensors = head[8:9] == b'{' and int.from_bytes(head[:8], 'little') <= 100_000_000  # bytes, the format's own
-    if not is_safetensors and not head.startswith((b'PK\x03\x04', b'\x80')):
-        text = head.removeprefix(b'\xef\xbb\xbf').lstrip()
-        what = next((what for start, what in NOT_CHECKPOINTS.items() if text.startswith(start)), 'not a checkpoint')
-        begins = f'begins with {text.splitlines()[0].decode(errors="replace")!r}' if text else 'is empty'
-        raise CheckpointError(f'{path} is {what}: it {begins}.')
-    if sha256 is not None and (actual := file_sha256(path)) != sha256.lower():
-        raise CheckpointError(
-            f'{path} has SHA-256 {actual}, expected {sha256}: it is another file, or was changed on its way here. '
-            'Fetch it again.'
-        )
-    try:
-        content = _read_safetensors(path) if is_safetensors else _read_torch(path, head.startswith(b'PK'))
-    except pickle.UnpicklingError as error:
-        name = REFUSED_NAME.search(str(error))
-        wanted = f'asks for {printable(name[1]):.{MAX_NAME}}' if name else 'holds more than tensors and plain values'
-        raise UnsafeCheckpointError(
-            f'{path} {wanted}; it is refused, and nothing in it was run. If you trust the file, save its tensors '
-            'instead: torch.save(model.state_dict(), ...).'
-        ) from None
-    except CheckpointError as error:
-        raise CheckpointError(f'{path} is refused: {error}.') from None
-    except Exception as error:  # a damaged file can make a reader fail in any way
-        raise CheckpointError(f'{path} is damaged, cut short or not a checkpoint ({one_line(error)}).') from error
-    if not isinstance(content, dict):
-        raise CheckpointError(f'{path} holds a {type(content).__name__}, expected a dict of tensors or a module.')
-    return content
-
-
-def _read_safetensors(path: Path) -> dict[str, Any]:
-    with safe_open(path, framework='pt') as file:
-        meta = json.loads((file.metadata() or {}).get(META_KEY, 'null'))
-        # copied out of the file, which may be written again while they are in use
-        weights = plain({name: file.get_tensor(name).clone() for name in file.keys()}, {})
-    return dict(state_dict=weights, meta=meta) if isinstance(meta, dict) else weights
-
-
-def _read_torch(path: Path, is_zip: bool) -> Any:
-    size = path.stat().st_size
-    if is_zip:
-        with zipfile.ZipFile(path) as archive:
-            # Python could import code that lies beside the tensors.
-            if others := [name for name in archive.namelist() if not re.fullmatch(ZIP_ENTRY, name)]:
-                raise CheckpointError(f'it holds {others[0][:MAX_NAME]!r}, which torch.save does not write')
-            if (held := sum(entry.file_size for entry in archive.infolist())) > MAX_INFLATION * size:
-                raise CheckpointError(f'its {size:,} bytes would become {held:,}; save it again without compression')
-            if damaged := archive.testzip():  # torch does not compare check sums
-                raise zipfile.BadZipFile(f'{damaged} does not have its check sum')
-    named = 0  # bytes
-
-    def filled(storage: Any, _: Any) -> Any:
-        """Zeros in a storage that cannot grow: a file of torch before 1.6 may leave it without values."""
-        nonlocal named
-        named += storage.nbytes()
-        if named > size:
-            raise CheckpointError(f'it is cut short, or its {size:,} bytes name storages of more')
-        return storage.fill_(0)[:]
-
-    with path.open('rb') as file, only_stand_ins():
-        # an open file, since torch 2.15 believes a name that ends with .safetensors, whatever is in it
-        read = torch.load(file, map_location='cpu' if is_zip else filled, weights_only=True)
-    known: Known = {}
-    content = plain(read, known)
-    tensors = [new for new, _ in known.values() if isinstance(new, Tensor)]
-    # in memory once they are copied
-    if sum(max(0, tensor.nbytes - tensor.untyped_storage().nbytes()) for tensor in tensors) > MAX_EXPANDED:
-        raise CheckpointError(f'it holds tensors that are expanded by more than {MAX_EXPANDED:,} bytes')
-    return content
 
 
 def save_torch(content: Any, file: BinaryIO) -> None:
@@ -321,34 +325,28 @@ def write_checkpoint(path: str | Path, content: Mapping[str, Any]) -> None:
     """Writes a checkpoint completely or not at all. Equal content gives equal bytes.
 
     Args:
-        path: ends in one of SUFFIXES.
+        path: ends in one of SUFFIXES; else CheckpointError.
         content: plain containers, values and tensors; for .safetensors either tensors by name or
-            dict(state_dict=..., meta=...), where `meta` is JSON.
-
-    Raises CheckpointError for another suffix, or content that such a file cannot hold.
+            dict(state_dict=..., meta=...), where `meta` is JSON; else CheckpointError.
     """
     path = Path(path)
     if path.suffix not in SUFFIXES:
         raise CheckpointError(f'{path} is not a name for a checkpoint: it must end in {", ".join(SUFFIXES)}.')
     with atomic_file(path) as file:
-        if path.suffix == '.safetensors':
-            file.write(_safetensors_bytes(path, content))
-        else:
+        if path.suffix != '.safetensors':
             save_torch(content, file)
+            return
+        try:
+            file.write(_safetensors_bytes(content))
+        except (AttributeError, TypeError, ValueError) as error:
+            raise CheckpointError(f'{path} holds tensors, and plain values in meta, but not this: {error}.') from error
 
 
-def _safetensors_bytes(path: Path, content: Mapping[str, Any]) -> bytes:
+def _safetensors_bytes(content: Mapping[str, Any]) -> bytes:
     weights, metadata = content, dict(format='pt')  # transformers does not read a file without it
     if content.keys() == {'state_dict', 'meta'}:
-        try:
-            # the only key: safetensors writes several in any order, and equal content would get another hash
-            weights, metadata = content['state_dict'], {META_KEY: json.dumps(content['meta'])}
-        except (TypeError, ValueError) as error:
-            raise CheckpointError(
-                f'{path} cannot be written: its meta has more than plain values ({error}).'
-            ) from error
-    if others := [name for name, value in weights.items() if not isinstance(value, Tensor)]:
-        raise CheckpointError(f'{path} cannot be written: {others[0]} is not a tensor.')
+        # the only key: safetensors writes several in any order, and equal content would get another hash
+        weights, metadata = content['state_dict'], {META_KEY: json.dumps(content['meta'])}
     # each in its own memory, which the format requires
     copies = {name: tensor.detach().clone(memory_format=torch.contiguous_format) for name, tensor in weights.items()}
     return safetensors.torch.save(copies, metadata)

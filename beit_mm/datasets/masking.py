@@ -1,4 +1,4 @@
-"""Which patches are masked: blockwise masks (Algorithm 1, paper section 2.3) and uniformly random ones.
+"""Blockwise masks (Algorithm 1, paper section 2.3) and uniformly random ones.
 
 While a mask is drawn, it is a Python integer with one bit for each patch, row by row: ten times as fast as an array.
 """
@@ -22,25 +22,24 @@ ATTEMPTS = 10  # tries to place one block; if all fail, the mask is finished
 class BlockwiseMask(BaseTransform):
     """Adds `mask`, bool array (rows, columns), True = masked, made of rectangular blocks, and its limit `num_slots`.
 
-    `released` draws as the released code, which made the paper's numbers: log-uniform aspect, whole patches, blocks
-    smaller than the grid in both directions. A block must add at least one patch and no more than remain; after 10
-    failed tries the mask stays as it is (74.47 of 75 patches on average at 14 x 14). `exact` then adds single random
-    patches until the number is right. `paper` is Algorithm 1 to the letter: uniform aspect, real-valued corners, no
-    limit, so it overshoots (82.5 patches on average). It also ends after 10 blocks without a new patch.
+    `released` draws as the released code: log-uniform aspect, whole patches, blocks smaller than the grid in both
+    directions. A block must add at least one patch and no more than remain; after 10 failed tries the mask stays as it
+    is (74.47 of 75 patches on average at 14 x 14). `exact` then adds single random patches. `paper` is Algorithm 1 to
+    the letter: uniform aspect, real-valued corners, no limit, so it overshoots (82.5 patches on average). It also ends
+    after 10 blocks without a new patch.
 
     Args:
-        grid: (rows, columns) in patches, image size / patch size.
-        num_masked: patches to mask: an upper bound for `released`, the exact number for `exact`. For `paper` the mask
-            grows until it exceeds this number, an int or float (0.4 * 196 = 78.4 in Algorithm 1).
-        min_block: smallest area of a block in patches, before rounding. When fewer patches remain, areas between that
-            remainder and `min_block` are drawn, as in the released code.
+        grid: (rows, columns) in patches.
+        num_masked: patches to mask: an upper bound for `released`, the exact number for `exact`, exceeded by `paper`
+            (a float there: 0.4 * 196 = 78.4 in Algorithm 1).
+        min_block: smallest area of a block in patches, before rounding.
         variant: 'released', 'exact' or 'paper'.
 
     Source: Algorithm 1 of the paper; microsoft/unilm `beit/masking_generator.py`.
     """
 
     def __init__(self, grid: tuple[int, int], num_masked: float, min_block: int = 16, variant: str = 'released'):
-        check_grid(grid, num_masked)
+        check_number(num_masked, grid)
         check_choice('variant', variant, ('released', 'exact', 'paper'))
         if variant != 'paper' and num_masked != int(num_masked):
             raise UserError(f"num_masked is {num_masked}; only variant='paper' takes a fraction")
@@ -50,7 +49,6 @@ class BlockwiseMask(BaseTransform):
         # blocks[h][w] is a block of h x w patches in the upper left corner
         self.blocks = [[sum(bits << i * self.width for i in range(h)) for bits in row] for h in range(self.height + 1)]
         draw = random.Random(0).random  # its own generator, because that of the samples must not move
-        # if 100 first blocks find no room, no block fits
         if variant != 'paper' and not any(self._place_block(0, int(num_masked), draw) for _ in range(100)):
             raise UserError(f'no block of {min_block} to {num_masked} patches fits in grid={grid}; lower min_block')
 
@@ -117,34 +115,26 @@ class BlockwiseMask(BaseTransform):
 
 @TRANSFORMS.register_module()
 class RandomMask(BaseTransform):
-    """Adds `mask`: bool array (rows, columns), True = masked, every set of `num_masked` patches equally likely.
-
-    Args:
-        grid: (rows, columns) in patches.
-        num_masked: patches to mask.
+    """Adds `mask` as BlockwiseMask does, every set of `num_masked` patches of the `grid` equally likely.
 
     Source: ablation "- blockwise masking" of the paper.
     """
 
     def __init__(self, grid: tuple[int, int], num_masked: int) -> None:
-        check_grid(grid, num_masked)
+        check_number(num_masked, grid)
         self.grid = tuple(grid)
         self.num_masked = int(num_masked)
 
     def transform(self, results: dict) -> dict:
-        cells = self.grid[0] * self.grid[1]
-        mask = np.zeros(cells, np.bool_)
-        mask[random.sample(range(cells), self.num_masked)] = True
-        results['mask'] = mask.reshape(self.grid)
+        mask = np.zeros(self.grid, np.bool_)
+        mask.flat[random.sample(range(mask.size), self.num_masked)] = True
+        results['mask'] = mask
         results['num_slots'] = self.num_masked
         return results
 
 
 def masked_positions(mask: np.ndarray, num_slots: int) -> np.ndarray:
-    """Row-major indices of the masked patches in rising order, padded with -1: int64 (num_slots,).
-
-    The number of slots is fixed because compiled code needs the same shapes in each batch.
-    """
+    """Row-major indices of the masked patches, padded with -1 to a length for compiled code: int64 (num_slots,)."""
     positions = np.full(num_slots, -1)
     masked = np.flatnonzero(mask)
     if len(masked) > num_slots:
@@ -154,9 +144,6 @@ def masked_positions(mask: np.ndarray, num_slots: int) -> np.ndarray:
     return positions
 
 
-def check_grid(grid: tuple[int, int], num_masked: float) -> None:
-    if len(grid) != 2 or any(n != int(n) or n < 1 for n in grid):
-        raise UserError(f'grid is {grid}; expected (rows, columns) in patches, such as (14, 14)')
-    cells = grid[0] * grid[1]
-    if not 0 < num_masked <= cells:
-        raise UserError(f'num_masked is {num_masked}; expected 1 to {cells}, the patches of a {grid[0]}x{grid[1]} grid')
+def check_number(num_masked: float, grid: tuple[int, int]) -> None:
+    if not 0 < num_masked <= math.prod(grid):
+        raise UserError(f'num_masked is {num_masked}; expected 1 to {math.prod(grid)}, the patches of grid={grid}')

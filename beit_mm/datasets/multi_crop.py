@@ -6,8 +6,7 @@ import cv2
 import numpy as np
 from mmcv.transforms import BaseTransform
 
-from beit_mm.datasets.transforms import CONTRAST, Size, as_size, cut, draw_box, jitter_pixels, resize_bicubic
-from beit_mm.errors import UserError
+from beit_mm.datasets.transforms import CONTRAST, as_size, check_range, cut, draw_box, jitter_pixels, resize_bicubic
 from beit_mm.registry import TRANSFORMS
 
 FLIP_PROB = 0.5
@@ -19,10 +18,10 @@ SOLARIZE_PROB = 0.2  # for the second global crop
 
 @TRANSFORMS.register_module()
 class MultiCrop(BaseTransform):
-    """Adds the crops of an image that DINO compares, each with its own box, flip, colours and blur.
+    """Adds the crops that DINO compares, each with its own box, flip, colours and blur: uint8 RGB.
 
-    From `img` it makes `images` (size), the first global crop, `second_images` (size) and `local_images` (num_local,
-    local_size), all uint8 RGB. If an earlier transform has made `images` (for BEiT + DINO), they stay.
+    `images` (size) is the first global crop, unless an earlier transform has made them; `second_images` (size) the
+    second; `local_images` are (num_local, local_size).
 
     Args:
         size: side of a global crop in pixels, or (height, width).
@@ -37,19 +36,18 @@ class MultiCrop(BaseTransform):
 
     def __init__(
         self,
-        size: Size = 224,
+        size: int | tuple[int, int] = 224,
         scale: tuple[float, float] = (0.4, 1.0),
-        local_size: Size = 96,
+        local_size: int | tuple[int, int] = 96,
         local_scale: tuple[float, float] = (0.05, 0.4),
         num_local: int = 8,
         blur_sigma: tuple[float, float] = (0.1, 2.0),
     ) -> None:
         self.size = as_size(size)
         self.local_size = as_size(local_size)
-        pairs = ('scale', scale, 1), ('local_scale', local_scale, 1), ('blur_sigma', blur_sigma, np.inf)
-        for name, pair, limit in pairs:
-            if np.shape(pair) != (2,) or not 0 < pair[0] <= pair[1] <= limit:
-                raise UserError(f'{name} is {pair}; expected two numbers, 0 < smallest <= largest <= {limit}')
+        check_range('scale', scale, most=1)
+        check_range('local_scale', local_scale, most=1)
+        check_range('blur_sigma', blur_sigma)
         self.scale, self.local_scale = scale, local_scale
         self.num_local, self.blur_sigma = num_local, blur_sigma
 
@@ -81,7 +79,7 @@ class MultiCrop(BaseTransform):
 
 
 def jitter_with_hue(image: np.ndarray) -> np.ndarray:
-    """Changes brightness, contrast, saturation and hue of uint8 RGB (H, W, 3) at random, in random order."""
+    """Changes brightness, contrast, saturation and hue of uint8 RGB (H, W, 3), in random order."""
     factors = [random.uniform(1 - strength, 1 + strength) for strength in (0.4, 0.4, 0.2)]
     shift = random.uniform(-0.1, 0.1)
     for operation in random.sample(range(4), 4):

@@ -1,7 +1,4 @@
-"""Reads untrusted image files: of any mode or orientation, damaged ones, and ones with many bands.
-
-LoadImage gives RGB. LoadBands reads .tif and .npy files of satellites, microscopes and scanners.
-"""
+"""Reads untrusted image files of any mode or orientation: LoadImage as RGB, LoadBands .tif and .npy with many bands."""
 
 import io
 import os
@@ -16,7 +13,7 @@ from typing import Any, BinaryIO
 import numpy as np
 import torch
 from mmcv.transforms import BaseTransform
-from PIL import Image, ImageOps, TiffImagePlugin, UnidentifiedImageError, WebPImagePlugin  # noqa: F401  (fill Image.OPEN)
+from PIL import Image, ImageOps, TiffImagePlugin, WebPImagePlugin  # noqa: F401  (fill Image.OPEN)
 
 from beit_mm.errors import UserError, warn
 from beit_mm.files import quoted
@@ -42,6 +39,7 @@ FORMATS = ('JPEG', 'PNG', 'WEBP', 'GIF', 'BMP', 'PPM', 'TIFF')  # JPEG opens MPO
 HEIF_BRANDS = (b'heic', b'heix', b'heim', b'heis', b'hevc', b'hevx', b'mif1', b'msf1')  # bytes 8 to 12 of .heic files
 MAX_PIXELS = 178_956_970  # Pillow's limit for decompression bombs
 MAX_BYTES_PER_PIXEL = 16  # four channels of 32 bits
+MAX_ASPECT = 50  # resizing the short side of a longer image could need all memory
 MARGIN = 2  # decode at least at twice the wanted size: then pixels differ by 1 level on average from full decoding
 ORIENTATION_TAG, SAMPLES_TAG = 0x0112, 277
 SIDEWAYS = (5, 6, 7, 8)  # EXIF orientations that swap height and width
@@ -85,11 +83,9 @@ class LoadImage(BaseTransform):
 
     Args:
         max_pixels: largest width x height of an image and of its label map; a larger file is refused by its header.
-        scaled: decode a JPEG of more than a megapixel at 1/2, 1/4 or 1/8 of its size where the next transform, a crop
-            or ResizeEdge, needs no more (see `scale_decoding`).
-        cache_bytes: memory in each reading process for images decoded to at most a megapixel. The first images that fit
-            are kept, a large JPEG at each scale that was needed, so that a small dataset is decoded once. The pixels
-            are the same.
+        scaled: decode a JPEG of more than a megapixel at 1/2, 1/4 or 1/8 of its size where the next transform needs no
+            more, see `scale_decoding`.
+        cache_bytes: memory in each reading process for the first images that fit, decoded to at most a megapixel.
 
     Raises:
         UnreadableImageError: the file cannot be read, or one side is more than 50 times as long as the other.
@@ -107,48 +103,51 @@ class LoadImage(BaseTransform):
         if not isinstance(results, dict):  # from mmseg's MMSegInferencer
             results = dict(img_path=results) if isinstance(results, str) else dict(img=results)
         if 'img' in results:
-            results['img'] = image = np.ascontiguousarray(results['img'][..., ::-1])
-        else:
-            results['img'] = image = self.read(results['img_path'], results)
-        check_aspect(results.get('img_path') or 'array', image)
-        results['img_shape'] = results['ori_shape'] = image.shape[:2]
-        return results
+            return loaded(np.ascontiguousarray(results['img'][..., ::-1]), results)
+        return loaded(self.read(results['img_path'], results), results)
 
     def read(self, path: str, results: dict) -> np.ndarray:
-        choose_scale = self.choose_scale and partial(self.choose_scale, results)
-        scale = choose_scale(*self.sizes[path]) if choose_scale and path in self.sizes else None
-        if (kept := self.cache.get((path, scale or 1))) is not None:
-            return kept.copy()
+        scale = self.choose_scale(results, *self.sizes[path]) if self.choose_scale and path in self.sizes else 1
+        if (path, scale) in self.cache:
+            return self.cache[path, scale].copy()
 
         def choose(height: int, width: int) -> int:
             nonlocal scale
+            if self.choose_scale and path not in self.sizes:  # it may draw a box, so it is asked once
+                scale = self.choose_scale(results, height, width)
             if self.cache_bytes:
                 self.sizes[path] = height, width
-            scale = scale or choose_scale(height, width)  # only once, because it may draw a box
             return scale
 
-        image = read_image(path, self.max_pixels, choose_scale and choose)
+        image = read_image(path, self.max_pixels, choose)
         if image.nbytes <= min(self.free_bytes, 3 * 2**20):
-            self.cache[path, scale or 1] = image.copy()
+            self.cache[path, scale] = image.copy()
             self.free_bytes -= image.nbytes
         return image
 
 
-def check_aspect(path: str, image: np.ndarray) -> None:
-    """Raises UnreadableImageError for a very long image (H, W, C): resizing its short side could need all memory."""
+def loaded(image: np.ndarray, results: dict) -> dict:
+    """Adds an image (H, W, C) to the results of a pipeline, unless it is too long."""
     height, width = image.shape[:2]
-    if max(height, width) > 50 * min(height, width):
-        with unreadable(path, OSError):
-            raise OSError(f'{width} x {height} pixels; expected a long side of at most 50 times the short one')
+    with unreadable(results.get('img_path') or 'array', OSError):
+        if max(height, width) > MAX_ASPECT * min(height, width):
+            raise OSError(f'{width} x {height} pixels; expected one side to be at most {MAX_ASPECT} times the other')
+    results.update(img=image, img_shape=(height, width), ori_shape=(height, width))
+    return results
+
+
+def check_size(max_pixels: int, num_bytes: int, height: int = 0, width: int = 0) -> None:
+    if height * width > max_pixels:
+        raise OSError(f'{width} x {height} pixels, more than max_pixels={max_pixels:,} (segment --max-pixels)')
+    if num_bytes > MAX_BYTES_PER_PIXEL * max_pixels:
+        limit = f'{MAX_BYTES_PER_PIXEL} for each of max_pixels={max_pixels:,}'
+        raise OSError(f'{num_bytes:,} bytes; expected at most {limit}')
 
 
 def decoding_scale(sides: Sequence[int], wanted: Sequence[int]) -> int:
-    """Largest k of 8, 4, 2 for which sides / k are at least MARGIN times the wanted sizes, in pixels; else 1.
-
-    Decoding a JPEG at 1/k of its sides takes about 1/k of the time.
-    """
-    fits = (k for k in (8, 4, 2) if all(side >= MARGIN * k * size for side, size in zip(sides, wanted, strict=True)))
-    return next(fits, 1)
+    """Largest k of 8, 4, 2 for which sides / k are at least MARGIN times the wanted sizes, in pixels; else 1."""
+    ratio = min(side / size for side, size in zip(sides, wanted, strict=True))
+    return next((k for k in (8, 4, 2) if ratio >= MARGIN * k), 1)
 
 
 def read_image(
@@ -156,10 +155,7 @@ def read_image(
 ) -> np.ndarray:
     """Reads an image file into a uint8 array (H, W, 3), RGB, upright.
 
-    Args:
-        path, max_pixels: as LoadImage.
-        choose_scale: takes the upright height and width of a JPEG of more than a megapixel and returns the largest
-            scale k that is allowed: 1, 2, 4 or 8. The array is (ceil(H / k), ceil(W / k), 3) for this k or a smaller.
+    `choose_scale` gets height and width of a large JPEG and returns the largest k, 1, 2, 4 or 8, to divide them by.
     """
     # on broken files decoders raise nearly everything: struct.error, SyntaxError, TypeError
     with unreadable(path, Exception), open_image(path, max_pixels) as image:
@@ -178,24 +174,29 @@ def read_image(
         image.load()  # decodes; some formats read their palette or transparency only here
         if image.format == 'TIFF':
             warn_hidden_bands(path, image)
-    # a mode without a conversion to RGB, or too little memory; any other error is a bug
-    with unreadable(path, OSError, ValueError, MemoryError):
+    with unreadable(path, OSError, ValueError, MemoryError):  # any other error is a bug
         return rgb_array(image)
 
 
 def warn_hidden_bands(path: str, image: Image.Image) -> None:
-    """Warns once, in one of the loading processes, if reading a TIFF as RGB loses bands."""
-    worker = torch.utils.data.get_worker_info()
-    if WARNED or (worker is not None and worker.id):
+    """Warns once if reading a TIFF as RGB loses bands."""
+    if WARNED or not warns_here():
         return
-    samples, hidden = image.tag_v2.get(SAMPLES_TAG, 1), ''
+    samples, read = image.tag_v2.get(SAMPLES_TAG, 1), len(image.getbands())
     if image.mode == 'RGBA' and image.getchannel('A').getextrema()[0] < 255:
         hidden = 'its fourth band is marked as transparency and blended with white'
-    elif samples > len(image.getbands()):
-        hidden = f'only {len(image.getbands())} of its {samples} bands are read'
-    if hidden:
-        WARNED.append(path)
-        warn(f'{quoted(path)}: {hidden}; to read all: finetune --bands all, or LoadBands in a config (docs/data.md)')
+    elif samples > read:
+        hidden = f'only {read} of its {samples} bands are read'
+    else:
+        return
+    WARNED.append(path)
+    warn(f'{quoted(path)}: {hidden}; to read all: finetune --bands all, or LoadBands in a config (docs/data.md)')
+
+
+def warns_here() -> bool:
+    """Whether this is the process that warns about files: the first data worker, or the only process."""
+    worker = torch.utils.data.get_worker_info()
+    return worker is None or worker.id == 0
 
 
 @contextmanager
@@ -205,9 +206,7 @@ def unreadable(path: str, *errors: type[Exception]) -> Iterator[None]:
         yield
     except errors as error:
         reason = f'{type(error).__name__}: {error}'
-        if isinstance(error, UnidentifiedImageError):
-            reason = 'unknown format'
-        elif str(error) == 'unknown pixel mode':  # from Pillow's TIFF reader
+        if str(error) == 'unknown pixel mode':  # from Pillow's TIFF reader
             reason = 'its bands are not RGB; read images of many bands with LoadBands, see docs/data.md'
         elif isinstance(error, OSError | UserError):
             reason = getattr(error, 'strerror', None) or str(error)
@@ -218,9 +217,9 @@ def unreadable(path: str, *errors: type[Exception]) -> Iterator[None]:
 
 @contextmanager
 def open_file(path: str, max_pixels: int) -> Iterator[BinaryIO]:
-    """Opens a file, or an image in an archive, after a check of its size; closes it when the block ends."""
+    """Opens a file, or an image in an archive, after a check of its size."""
     if isinstance(path, MemberPath):
-        check_bytes(path.length, max_pixels)
+        check_size(max_pixels, path.length)
         # pread moves no file position, so forked processes and threads can share the descriptor
         content = os.pread(open_archive(path.archive).fileno(), path.length, path.offset)
         if len(content) < path.length:
@@ -230,13 +229,8 @@ def open_file(path: str, max_pixels: int) -> Iterator[BinaryIO]:
     if not stat.S_ISREG(os.stat(path).st_mode):  # reading a pipe could block for ever
         raise OSError('a folder, pipe, socket or device; expected a regular file')
     with open(path, 'rb') as file:
-        check_bytes(os.fstat(file.fileno()).st_size, max_pixels)
+        check_size(max_pixels, os.fstat(file.fileno()).st_size)
         yield file
-
-
-def check_bytes(size: int, max_pixels: int) -> None:
-    if size > MAX_BYTES_PER_PIXEL * max_pixels:
-        raise OSError(f'{size:,} bytes; expected at most {MAX_BYTES_PER_PIXEL} for each of max_pixels={max_pixels:,}')
 
 
 # A process may open 1024 files; an archive is closed when it leaves the cache and no read of it is under way.
@@ -245,7 +239,7 @@ open_archive = lru_cache(256)(partial(open, mode='rb', buffering=0))
 
 @contextmanager
 def open_image(path: str, max_pixels: int = MAX_PIXELS) -> Iterator[Image.Image]:
-    """Opens an image file and reads its header; closes it when the block ends."""
+    """Opens an image file and reads its header."""
     # Pillow's plugins are called directly: Image.open also tries formats that start a program (Ghostscript), and it
     # warns about large images, or refuses them, by a limit that belongs to the whole process.
     with open_file(path, max_pixels) as file:
@@ -253,14 +247,12 @@ def open_image(path: str, max_pixels: int = MAX_PIXELS) -> Iterator[Image.Image]
         factory = next((opens for opens, accepts in map(Image.OPEN.get, FORMATS) if accepts(start) is True), None)
         if factory is None:
             if start[4:8] != b'ftyp' or start[8:12] not in HEIF_BRANDS:
-                raise UnidentifiedImageError
+                raise OSError('unknown format')
             if (factory := HeifImageFile) is None:
                 raise OSError('HEIC; pip install pillow-heif to read it, or convert it')
         file.seek(0)
         image = factory(file, '' if isinstance(path, MemberPath) else path)
-        if image.width * image.height > max_pixels:
-            size = f'{image.width} x {image.height} pixels'
-            raise OSError(f'{size}, more than max_pixels={max_pixels:,} of LoadImage (segment --max-pixels)')
+        check_size(max_pixels, 0, image.height, image.width)
         yield image
 
 
@@ -275,7 +267,13 @@ def orientation(image: Image.Image) -> int:
 
 def rgb_array(image: Image.Image) -> np.ndarray:
     """Converts a decoded image to uint8 (H, W, 3), RGB, upright, on white where it is transparent."""
-    rgb = to_rgb(image)
+    if image.mode[0] in 'IF':
+        rgb = deep_gray_to_rgb(image)
+    elif image.has_transparency_data:
+        transparent = image.convert('RGBA')
+        rgb = Image.alpha_composite(Image.new('RGBA', image.size, 'white'), transparent).convert('RGB')
+    else:
+        rgb = image.convert('RGB')
     if (tag := orientation(image)) != 1:
         exif = Image.Exif()
         exif[ORIENTATION_TAG] = tag
@@ -284,17 +282,8 @@ def rgb_array(image: Image.Image) -> np.ndarray:
     return np.array(rgb)
 
 
-def to_rgb(image: Image.Image) -> Image.Image:
-    if image.mode[0] in 'IF':
-        return deep_gray_to_rgb(image)
-    if not image.has_transparency_data:
-        return image.convert('RGB')
-    image = image.convert('RGBA')
-    return Image.alpha_composite(Image.new('RGBA', image.size, 'white'), image).convert('RGB')
-
-
 def deep_gray_to_rgb(image: Image.Image) -> Image.Image:
-    """Scales gray of more than 8 bits to 0-255: 16 bits from 0-65535, 32 bits and floats from the image's range."""
+    """Scales 16 bits from 0-65535 to 0-255, 32 bits and floats from the image's range."""
     values = np.nan_to_num(np.asarray(image).astype(np.float64))
     low, high = values.min(), values.max()
     # Pillow reads 16-bit PGM, and older Pillow 16-bit PNG, in the mode for 32 bits, 'I'.
@@ -308,15 +297,12 @@ def deep_gray_to_rgb(image: Image.Image) -> Image.Image:
 
 @TRANSFORMS.register_module()
 class LoadBands(BaseTransform):
-    """Reads `img_path`, a .tif or .npy file, into `img`: (H, W, C), uint8 or float32, 0-255, for any number of bands C.
-
-    If `img` is there already, (H, W, C), it is used instead of the file.
+    """Reads `img_path`, a .tif or .npy file, or an `img` that is there, into `img`: (H, W, C), 0-255, C bands.
 
     Args:
         bands: bands of the file, counted from 0, in the order that the model sees; None: all.
-        low, high: values in the file that become 0 and 255: a number for all bands, or one for each band. Values beyond
-            them become 0 or 255, NaN becomes 0; the result is float32. None: the files hold uint8, which stays as it
-            is. `tools/datasets/band_statistics.py` prints both.
+        low, high: values in the file that become 0 and 255, for all bands or for each; the result is float32. None: the
+            files hold uint8, which stays as it is. `tools/datasets/band_statistics.py` prints both.
         max_pixels: as LoadImage.
 
     Raises:
@@ -330,13 +316,12 @@ class LoadBands(BaseTransform):
         high: float | Sequence[float] | None = None,
         max_pixels: int = MAX_PIXELS,
     ) -> None:
-        if (low is None) != (high is None):
-            raise UserError(f'low is {low}, high is {high}; expected both or neither')
         lengths = {len(value) for value in (bands, low, high) if isinstance(value, Sequence)}
-        if len(lengths) > 1 or lengths - {*range(1, MAX_BANDS + 1)}:
-            raise UserError(f'bands={bands}, low={low}, high={high}; expected equal lengths, 1 to {MAX_BANDS} bands')
-        if low is not None and not np.all(np.less(low, high)):
-            raise UserError(f'low is {low}, high is {high}; expected low < high, the values that become 0 and 255')
+        limits = [value for value in (low, high) if value is not None]
+        fits = len(lengths) <= 1 and lengths <= {*range(1, MAX_BANDS + 1)}
+        if not fits or len(limits) == 1 or not np.all(np.less(*limits) if limits else True):
+            expected = f'low < high, both or neither, all of equal lengths, 1 to {MAX_BANDS} bands'
+            raise UserError(f'bands={bands}, low={low}, high={high}; expected {expected}')
         self.bands = None if bands is None else list(bands)
         self.low, self.high = (None if value is None else np.float32(value) for value in (low, high))
         self.num_bands = lengths.pop() if lengths else None  # None: any number
@@ -349,21 +334,17 @@ class LoadBands(BaseTransform):
             values = read_bands(results['img_path'], self.max_pixels)
             with unreadable(results['img_path'], ValueError, MemoryError):
                 image = self.scale(values)
-        check_aspect(results.get('img_path') or 'array', image)
-        results.update(img=image)
-        results['img_shape'] = results['ori_shape'] = image.shape[:2]
-        return results
+        return loaded(image, results)
 
     def scale(self, values: np.ndarray) -> np.ndarray:
         """Selects the bands of an array (H, W) or (H, W, C) and scales them to 0-255, see LoadBands."""
         values = check_bands(values)
-        if self.bands is not None:
-            if max(self.bands) >= values.shape[2]:
-                raise UserError(f'bands={self.bands}; expected numbers below {values.shape[2]}, the bands of the image')
-            values = values[..., self.bands]
-        if values.shape[2] != (self.num_bands or values.shape[2]) or values.shape[2] > MAX_BANDS:
-            expected = self.num_bands or f'1 to {MAX_BANDS}'
-            raise UserError(f'{values.shape[2]} bands; expected {expected}: choose some by bands=[0, 1, ...]')
+        found = values.shape[2]
+        bands = range(found) if self.bands is None else self.bands
+        if max(bands) >= found or not 1 <= len(bands) <= MAX_BANDS or self.num_bands not in (None, len(bands)):
+            number = self.num_bands or f'1 to {MAX_BANDS}'
+            raise UserError(f'{found} bands; expected {number}, counted from 0 in LoadBands(bands={self.bands})')
+        values = values if self.bands is None else values[..., self.bands]
         if self.low is None or self.high is None:
             if values.dtype != np.uint8:
                 advice = 'set low and high, the values that become 0 and 255: tools/datasets/band_statistics.py'
@@ -390,17 +371,17 @@ def band_statistics(
     paths: Sequence[str], bands: Sequence[int] | None = None, percentiles: tuple[float, float] = (1, 99)
 ) -> dict[str, Any]:
     """For each band `low` and `high`, the two percentiles, and `mean` and `std` after LoadBands has scaled by them."""
-    generator, sampled, number = random.Random(0), [], None
+    generator, sampled = random.Random(0), []
     for path in paths:
         values = read_bands(path)
         with unreadable(path, IndexError):
             values = values if bands is None else values[..., list(bands)]
         values = values.reshape(-1, values.shape[2])
-        if number not in (None, values.shape[1]):
-            raise UserError(f'{path} has {values.shape[1]} bands, earlier files {number}; choose the bands to use')
-        number = values.shape[1]
         rows = generator.sample(range(len(values)), min(SAMPLED, len(values)))
         sampled.append(values[rows].astype(np.float64))
+        if sampled[-1].shape[1] != sampled[0].shape[1]:
+            numbers = f'{sampled[-1].shape[1]} bands, earlier files {sampled[0].shape[1]}'
+            raise UserError(f'{path} has {numbers}; choose the bands to use')
     pixels = np.concatenate(sampled)
     pixels[~np.isfinite(pixels)] = np.nan
     low, high = np.nanpercentile(pixels, percentiles, axis=0)
@@ -434,7 +415,7 @@ def read_bands(path: str, max_pixels: int = MAX_PIXELS) -> np.ndarray:
         file.seek(0)
         if start == b'\x93NUMPY':
             values = check_bands(np.load(file, allow_pickle=False))
-            check_size(values.shape, values.dtype, max_pixels)
+            check_bands_size(values.shape, values.dtype, max_pixels)
             return values.astype(values.dtype.newbyteorder('='), copy=False)
         if not start.startswith((b'II*\0', b'MM\0*', b'II+\0', b'MM\0+')):
             raise OSError('neither .tif nor .npy; use LoadImage for other images')
@@ -442,10 +423,7 @@ def read_bands(path: str, max_pixels: int = MAX_PIXELS) -> np.ndarray:
 
 
 def read_tif(file: BinaryIO, max_pixels: int) -> np.ndarray:
-    """Reads the bands of a .tif file (H, W, C): its first page, or if that has one band, all pages like the first.
-
-    Other pages, such as overviews and masks, are skipped. Files that the metadata names are not opened.
-    """
+    """Reads a .tif file (H, W, C): its first page, or if that has one band, all pages like it, without overviews."""
     with TiffFile(file) as content:
         # 256 pages are enough for one page a band, with overviews
         pages = [page for page in islice(content.pages, 256) if not page.subfiletype]
@@ -457,22 +435,16 @@ def read_tif(file: BinaryIO, max_pixels: int) -> np.ndarray:
         if planes * bands > 1:
             pages = [first]
         if depth != 1 or first.dtype is None or first.compression not in COMPRESSIONS:
-            expected = 'none, LZW, Deflate, PackBits, LZMA or Zstandard, 8 to 64 bits, depth 1'
             stored = f'compression {first.compression}, {first.bitspersample} bits, depth {depth}'
-            raise OSError(f'{stored}; expected {expected}')
+            raise OSError(f'{stored}; expected none, LZW, Deflate, PackBits, LZMA or Zstandard, 8 to 64 bits, depth 1')
         if not any(size for page in pages for size in page.databytecounts):
             raise OSError('it stores no pixels')  # a file of a few bytes could otherwise take all memory
-        check_size((height, width, planes * bands * len(pages)), first.dtype, max_pixels)
+        check_bands_size((height, width, planes * bands * len(pages)), first.dtype, max_pixels)
         arrays = [page.asarray().reshape(planes, height, width, bands) for page in pages]
         values = np.concatenate([array.transpose(1, 2, 0, 3).reshape(height, width, -1) for array in arrays], axis=2)
     return check_bands(values)
 
 
-def check_size(shape: Sequence[int], dtype: np.dtype, max_pixels: int) -> None:
+def check_bands_size(shape: Sequence[int], dtype: np.dtype, max_pixels: int) -> None:
     height, width, bands = shape
-    if height * width > max_pixels:
-        raise OSError(f'{width} x {height} pixels, more than max_pixels={max_pixels:,} of LoadBands')
-    total = height * width * bands * max(dtype.itemsize, 4)  # LoadBands converts to float32
-    if total > MAX_BYTES_PER_PIXEL * max_pixels:
-        limit = f'{MAX_BYTES_PER_PIXEL} for each of max_pixels={max_pixels:,}'
-        raise OSError(f'{total:,} bytes in memory; expected at most {limit}')
+    check_size(max_pixels, height * width * bands * max(dtype.itemsize, 4), height, width)  # LoadBands makes float32

@@ -1,8 +1,7 @@
 """The order of the samples, and the seed of each.
 
-The random numbers of a sample depend on its SampleKey only, not on workers, ranks, batch size or the order of loading.
-So a resumed run draws what the uninterrupted run would have drawn. torch's DataLoader reads a batch by `__getitems__`,
-which seeds the generators by the key, also for datasets of other libraries and for wrappers, which get plain numbers.
+The random numbers of a sample depend on its SampleKey only. torch's DataLoader reads a batch by `__getitems__`, which
+seeds the generators by the key, also for datasets of other libraries and for wrappers, which get plain numbers.
 """
 
 import hashlib
@@ -30,7 +29,7 @@ class SampleKey(NamedTuple):
 
 
 def mixed_seed(*numbers: int) -> int:
-    """Hashes 64-bit integers to a seed of 64 bits; similar numbers give unrelated seeds."""
+    """Hashes 64-bit integers to a seed of 64 bits."""
     packed = struct.pack(f'<{len(numbers)}q', *numbers)
     return int.from_bytes(hashlib.blake2b(packed, digest_size=8).digest(), 'little')
 
@@ -52,7 +51,7 @@ def key_of(index: int) -> SampleKey:
 
 
 def read_samples(dataset: Any, keys: Sequence[SampleKey | int]) -> list:
-    """Reads the samples of a batch from any dataset. All random numbers, torch's too, depend on the keys only."""
+    """Reads the samples of a batch from any dataset; all random numbers, torch's too, depend on the keys only."""
     samples = []
     for key in keys:
         if not isinstance(key, SampleKey):  # a number from another sampler: nothing is seeded
@@ -74,13 +73,11 @@ class SeededSampler(DefaultSampler):
     """Deals the samples of an epoch to the ranks in turn, each as `SampleKey(seed, epoch, index)`.
 
     One step of all ranks together takes the same samples for any number of ranks. mmengine calls `set_epoch` only in
-    training. So the epoch stays 0 in validation, and each pass draws the same masks (with `seed=0` in each run too).
-
-    The dataset may be any that is indexed by numbers, also one from another library or a wrapper (ConcatDataset).
+    training, so each validation draws the same masks. The dataset may be any that is indexed by numbers.
 
     Args:
-        shuffle: True, for training: a new order in each epoch; up to ranks - 1 samples are dropped, so that all ranks
-            get equally many. False: the dataset's order; the first samples are repeated at the end.
+        shuffle: True: a new order in each epoch; up to ranks - 1 samples are dropped, so that all ranks get equally
+            many. False: the dataset's order; the first samples are repeated at the end.
         seed: for the order and for the samples; None: a random one that the ranks share.
     """
 
@@ -110,7 +107,7 @@ class SeededSampler(DefaultSampler):
             skipped = 0
 
     def keys(self, epoch: int, first: int = 0) -> Iterator[SampleKey]:
-        """Yields this rank's samples of an epoch from number `first` on."""
+        """This rank's samples of an epoch from number `first` on."""
         order = np.arange(len(self.dataset))
         if self.shuffle:
             order = torch.randperm(len(order), generator=torch.Generator().manual_seed(self.seed + epoch)).numpy()
@@ -121,16 +118,10 @@ class SeededSampler(DefaultSampler):
 
 @DATA_SAMPLERS.register_module()
 class RepeatedAugmentationSampler(SeededSampler):
-    """Shows each image of the epoch several times in a row, each time augmented differently.
+    """Deals `num_repeats` copies of each shuffled image in a row to the ranks in turn, each augmented differently.
 
-    The shuffled images, each repeated `num_repeats` times, are dealt to the ranks in turn, each as
-    `SampleKey(seed, epoch * num_repeats + copy, index)`. An epoch is as long as without copies: len // 256 * 256 images
-    (all, if there are fewer than 256). So with three copies each epoch shows a different third of the dataset. Up to
-    ranks - 1 images are dropped, so that all ranks show equally many.
-
-    Args:
-        num_repeats: copies of each image.
-        seed: as SeededSampler.
+    A copy is `SampleKey(seed, epoch * num_repeats + copy, index)`. An epoch has len // 256 * 256 samples (all, if there
+    are fewer than 256), so with three copies it shows a third of the images. `seed`: as SeededSampler.
 
     Source: facebookresearch/deit `samplers.py`; the released BEiT has none.
     """

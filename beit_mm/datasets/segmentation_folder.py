@@ -1,19 +1,16 @@
-"""Datasets of images and label maps, in two folders with the same file names, and the loading of label maps."""
+"""Images and label maps in two folders with the same file names, and the loading of label maps."""
 
 import colorsys
 import os
 import re
-import reprlib
 from collections import Counter
 from collections.abc import Sequence
-from contextlib import suppress
 
 import numpy as np
-import torch
 from mmcv.transforms import BaseTransform
 
-from beit_mm.datasets.image_folder import UnlabeledImages, list_images, read_lines
-from beit_mm.datasets.reading import MAX_PIXELS, SIDEWAYS, open_image, orientation, unreadable
+from beit_mm.datasets.image_folder import Samples, UnlabeledImages, list_images, read_lines
+from beit_mm.datasets.reading import MAX_PIXELS, open_image, unreadable, warns_here
 from beit_mm.errors import UserError, warn
 from beit_mm.files import unquoted
 from beit_mm.registry import DATASETS, TRANSFORMS
@@ -21,7 +18,7 @@ from beit_mm.registry import DATASETS, TRANSFORMS
 IGNORE_INDEX = 255  # label of pixels that do not count, as in mmseg
 NUMBERS, COLOURS = ('1', 'L', 'P', 'I', 'I;16'), ('1', 'L', 'LA', 'P', 'PA', 'RGB', 'RGBA')  # Pillow's image modes
 NUM_NAMED = 8  # colours in a message
-WARNED: set[int] = set()  # colours that a message of this process, or of its parent before a fork, has named
+WARNED: set[int] = set()  # colours that a message has named
 
 
 @DATASETS.register_module()
@@ -37,8 +34,8 @@ class SegmentationFolder(UnlabeledImages):
             'mmseg.ADE20KDataset'. If each line of the file is `name R G B`, label maps hold these colours; pixels of
             other colours are ignored.
         reduce_zero_label: 0 in the label maps means unlabelled, and 1 is the first class.
-        data_prefix: `dict(img_path=..., seg_map_path=...)` relative to `data_root`. If `seg_map_path` is missing or
-            None, the images have no label maps, as for a test server.
+        data_prefix: `dict(img_path=..., seg_map_path=...)` relative to `data_root`; without `seg_map_path` (or None)
+            the images have no label maps.
         seg_map_suffix: replaces the extension of the image in the name of its label map, e.g. '_mask.png'.
         label_values: the number of each class in the label maps, if it is not its index in `classes`; pixels with other
             numbers are ignored.
@@ -55,47 +52,47 @@ class SegmentationFolder(UnlabeledImages):
         label_values: Sequence[int] | None = None,
         **kwargs,
     ) -> None:
-        names, palette, colours = tuple(classes), None, None
+        names, palette, by_colour = tuple(classes), None, False
         if isinstance(classes, str):
             path = os.path.join(data_root, classes)
             source = path if os.path.isfile(path) else classes
             names, palette = named_classes(source)
-            colours = palette if os.path.isfile(source) else None
+            by_colour = palette is not None and os.path.isfile(source)
         if not 0 < len(names) < IGNORE_INDEX:
-            advice = "give names, a file of names, or a registered dataset, e.g. 'mmseg.ADE20KDataset'"
-            raise UserError(f'classes has {len(names)} names; expected 1 to {IGNORE_INDEX - 1}: {advice}')
-        if colours and (label_values is not None or reduce_zero_label):
-            raise UserError(f'{source} has colours; leave out label_values and reduce_zero_label')
-        label_values = colour_numbers(colours).tolist() if colours else label_values
-        if label_values is not None and (len({*label_values}) != len(names) or reduce_zero_label):
-            expected = f'expected {len(names)} different numbers, one for each class, and reduce_zero_label=False'
-            raise UserError(f'label_values is {label_values}; {expected}')
-        self.seg_map_suffix, self.label_values, self.by_colour = seg_map_suffix, label_values, bool(colours)
+            raise UserError(f'classes has {len(names)} names; expected 1 to {IGNORE_INDEX - 1}')
+        if by_colour + reduce_zero_label + (label_values is not None) > 1:
+            raise UserError('expected only one of colours in classes, label_values and reduce_zero_label=True')
+        if palette and by_colour:
+            label_values = colour_numbers(palette).tolist()
+        if label_values is not None and len({*label_values}) != len(names):
+            raise UserError(f'label_values is {label_values}; expected {len(names)} different numbers')
+        self.seg_map_suffix, self.label_values, self.by_colour = seg_map_suffix, label_values, by_colour
         if isinstance(data_prefix, dict):  # --cfg-options removes a key by None
             data_prefix = {name: folder for name, folder in data_prefix.items() if folder is not None}
         palette = palette or distinct_colours(len(names))
         metainfo = dict(classes=names, palette=palette, reduce_zero_label=reduce_zero_label)
         super().__init__(data_root, data_prefix=data_prefix, metainfo=metainfo, **kwargs)
 
-    def load_data_list(self) -> list[dict]:
-        meta = self._metainfo
-        fields = dict(reduce_zero_label=meta['reduce_zero_label'], num_classes=len(meta['classes']))
-        fields.update(label_values=self.label_values, by_colour=self.by_colour)
-        samples = [dict(sample, **fields) for sample in super().load_data_list()]
-        images, annotations = self.data_prefix['img_path'], self.data_prefix.get('seg_map_path')
-        if annotations is None:
-            return samples
-        if not os.path.isdir(annotations):
-            expected = f'expected a label map for each image in {images!r}'
-            raise FileNotFoundError(f'no folder {annotations!r}; {expected}')
-        for sample in samples:
-            name = os.path.splitext(os.path.relpath(sample['img_path'], images))[0] + self.seg_map_suffix
-            sample['seg_map_path'] = os.path.join(annotations, name)
-        existing = {os.path.join(annotations, name) for name in list_images(annotations)}
-        if missing := [sample for sample in samples if sample['seg_map_path'] not in existing]:
-            pair = f'{missing[0]["seg_map_path"]!r} for {missing[0]["img_path"]!r}'
-            raise FileNotFoundError(f'no label map {pair}; {len(missing)} of {len(samples)} images have none')
+    def load_data_list(self) -> Samples:
+        samples, annotations = super().load_data_list(), self.data_prefix.get('seg_map_path')
+        if annotations is not None:
+            existing = {os.path.join(annotations, name) for name in list_images(annotations)}
+            images = [sample['img_path'] for sample in samples]
+            if missing := [image for image in images if self._label_map(image) not in existing]:
+                pair = f'{self._label_map(missing[0])!r} for {missing[0]!r}'
+                raise FileNotFoundError(f'no label map {pair}; {len(missing)} of {len(images)} images have none')
         return samples
+
+    def get_data_info(self, idx: int) -> dict:
+        sample = dict(super().get_data_info(idx), label_values=self.label_values, by_colour=self.by_colour)
+        sample.update(reduce_zero_label=self._metainfo['reduce_zero_label'], num_classes=len(self._metainfo['classes']))
+        if self.data_prefix.get('seg_map_path') is not None:
+            sample['seg_map_path'] = self._label_map(sample['img_path'])
+        return sample
+
+    def _label_map(self, image: str) -> str:
+        name = os.path.splitext(os.path.relpath(image, self.data_prefix['img_path']))[0] + self.seg_map_suffix
+        return os.path.join(self.data_prefix['seg_map_path'], name)
 
 
 def named_classes(source: str) -> tuple[tuple[str, ...], list | None]:
@@ -105,9 +102,8 @@ def named_classes(source: str) -> tuple[tuple[str, ...], list | None]:
         header = lines[0].split('\t') if lines else []
         if 'Name' in header:  # a table
             rows, column = [line.split('\t') for line in lines[1:]], header.index('Name')
-            if short_row := next((row for row in rows if len(row) <= column), None):
-                short = f'a row of {len(short_row)} columns, {reprlib.repr(short_row[0])}'
-                raise UserError(f'{source} has {short}; expected {len(header)}, separated by tabs, as in line 1')
+            if any(len(row) <= column for row in rows):
+                raise UserError(f'{source}: expected {len(header)} columns, separated by tabs, in each line')
             lines = [row[column] for row in rows]
         found = [re.fullmatch(r'(.*\S)\s+(\d{1,3})\s+(\d{1,3})\s+(\d{1,3})', line) for line in lines]
         if not any(found):
@@ -118,8 +114,7 @@ def named_classes(source: str) -> tuple[tuple[str, ...], list | None]:
         return tuple(unquoted(match[1]) for match in found if match), [*map(list, colours)]
     dataset = DATASETS.get(source)
     if dataset is None or 'classes' not in dataset.METAINFO:
-        expected = 'a file, in data_root or the working directory, or a registered dataset that has classes'
-        raise UserError(f'classes is {source!r}; expected {expected}')
+        raise UserError(f'classes is {source!r}; expected a file or a registered dataset that has classes')
     return tuple(dataset.METAINFO['classes']), dataset.METAINFO.get('palette')
 
 
@@ -138,22 +133,22 @@ def distinct_colours(number: int) -> list[list[int]]:
 class LoadAnnotation(BaseTransform):
     """Reads `seg_map_path` into `gt_seg_map`: uint8 (H, W), labels from 0, 255 where a pixel is ignored.
 
-    Comes after LoadImage; a sample without `seg_map_path` stays unchanged. If `reduce_zero_label` is true, 0 in the
-    file becomes 255, and 1 is subtracted from the other labels. A label map must be upright, like its loaded image.
-
-    Raises:
-        UnreadableImageError: the file is missing or damaged.
+    Comes after LoadImage; a sample without `seg_map_path` stays unchanged. With `reduce_zero_label`, 0 in the file
+    becomes 255, and 1 is subtracted from the other labels.
     """
 
     def transform(self, results: dict) -> dict:
         path = results.get('seg_map_path')
         if path is None:
             return results
-        by_colour = results.get('by_colour', False)
+        by_colour, reduced = results.get('by_colour', False), results.get('reduce_zero_label', False)
+        height, width = size = results['ori_shape']
         # a higher max_pixels of LoadImage holds for the label map too
-        labels = read_labels(path, by_colour, max(MAX_PIXELS, int(np.prod(results['ori_shape']))))
-        check_size(path, labels, results['img_path'], tuple(results['ori_shape']))
-        reduced = results.get('reduce_zero_label', False)
+        labels = read_labels(path, by_colour, max(MAX_PIXELS, height * width))
+        if labels.shape != tuple(size):
+            found = f'{path} is {labels.shape[1]} x {labels.shape[0]} pixels'
+            image = f'its image {results["img_path"]} is {width} x {height}, upright by its EXIF orientation'
+            raise UserError(f'{found}, {image}; expected the same size')
         if values := results.get('label_values'):
             numbers, labels = labels, index_of(labels, values)
             if by_colour:
@@ -169,7 +164,7 @@ class LoadAnnotation(BaseTransform):
 
 
 def index_of(numbers: np.ndarray, values: Sequence[int]) -> np.ndarray:
-    """Index in `values` of each number, uint8; IGNORE_INDEX for a number that is not in `values`."""
+    """Index in `values` of each number, uint8; IGNORE_INDEX for other numbers."""
     order = np.argsort(values)
     slots = np.searchsorted(np.sort(values), numbers).clip(max=len(order) - 1)
     return np.where(np.sort(values)[slots] == numbers, order[slots], IGNORE_INDEX).astype(np.uint8)
@@ -188,9 +183,8 @@ def count_colours(found: Counter[int]) -> str:
 
 
 def warn_unknown_colours(path: str, numbers: np.ndarray) -> None:
-    """Warns once about each colour that no class has, in one of the loading processes."""
-    worker = torch.utils.data.get_worker_info()
-    if len(WARNED) >= NUM_NAMED or (worker is not None and worker.id):
+    """Warns once about each colour that no class has."""
+    if len(WARNED) >= NUM_NAMED or not warns_here():
         return
     if new := Counter(numbers[~np.isin(numbers, [*WARNED])].tolist()):
         warn(f'{path}: colours that no class has are ignored: {count_colours(new)}')
@@ -210,29 +204,15 @@ def read_labels(path: str, by_colour: bool = False, max_pixels: int = MAX_PIXELS
         advice = 'name the colours in classes.txt, `name R G B` in each line, e.g. `road 128 64 128`'
         raise UserError(f'{path} holds colours instead of numbers: {found}; {advice}')
     if by_colour or image.mode not in NUMBERS:
-        expected = 'one colour a pixel, in 8 bits' if by_colour else 'one number a pixel, a gray or palette PNG'
-        raise UserError(f'{path} has mode {image.mode}; expected {expected}')
+        raise UserError(f'{path} has mode {image.mode}; expected a gray or palette PNG, or colours of 8 bits')
     return np.asarray(image, dtype=np.uint8 if image.mode in ('1', 'L', 'P') else np.int64)
-
-
-def check_size(path: str, labels: np.ndarray, image_path: str, size: tuple[int, int]) -> None:
-    (height, width), advice = labels.shape, 'expected the same size'
-    if (height, width) == size:
-        return
-    with suppress(Exception), open_image(image_path) as image:  # Pillow may be unable to read its bands
-        if (width, height) == size and orientation(image) in SIDEWAYS:
-            advice = 'the EXIF orientation of the image rotates it: rotate the label map too, or remove the tag'
-    raise UserError(f'{path} is {width} x {height} pixels, its image {image_path} is {size[1]} x {size[0]}; {advice}')
 
 
 def check_range(path: str, labels: np.ndarray, num_classes: int | None, reduced: bool) -> None:
     # labels: as in the file
     limit = IGNORE_INDEX - 1 if num_classes is None else num_classes - 1 + reduced
     wrong = labels[(labels != IGNORE_INDEX) & ((labels < 0) | (labels > limit))]
-    if not wrong.size:
-        return
-    label = wrong.min() if wrong.min() < 0 else wrong.max()
-    count = '' if num_classes is None else f'the dataset has {num_classes} classes, '
-    expected = f'expected {int(reduced)} to {limit}, {IGNORE_INDEX} for ignored'
-    zero = '; where 0 marks unlabelled pixels and classes begin at 1, set reduce_zero_label=True'
-    raise UserError(f'{path} holds label {label}; {count}{expected}{", 0 for unlabelled" if reduced else zero}')
+    if wrong.size:
+        expected = f'expected {int(reduced)} to {limit} for {num_classes} classes, {IGNORE_INDEX} for ignored pixels'
+        zero = 'reduce_zero_label=True: 0 for unlabelled pixels too, classes from 1'
+        raise UserError(f'{path} holds label {wrong.max()}; {expected} ({zero})')

@@ -31,11 +31,11 @@ LOBES = 3  # of the Lanczos filter
 class TwoViews(BaseTransform, ABC):
     """Base class of the crops: cuts a box from `img` (H, W, C) and resizes it to `images` and `tokenizer_images`.
 
-    Images of RGB or other bands, uint8 or float32, 0-255, keep their type and channels.
+    Images, uint8 or float32, 0-255, keep their type and channels.
 
     Args:
         size: side of `images` in pixels, or (height, width); bicubic.
-        second_size: the same of `tokenizer_images`, Lanczos; for DALL-E 8 times the token grid. None: no second view.
+        second_size: the same of `tokenizer_images`, Lanczos; None: no second view.
     """
 
     def __init__(self, size: Size = 224, second_size: Size | None = 112) -> None:
@@ -93,10 +93,8 @@ class TwoViewRandomResizedCrop(TwoViews):
         flip_prob: float = 0.5,
     ) -> None:
         super().__init__(size, second_size)
-        if np.ndim(scale) != 1 or not 0 < scale[0] <= scale[1] <= 1:
-            raise UserError(f'scale is {scale}; expected 0 < smallest <= largest <= 1, parts of the image area')
-        if np.shape(ratio) != (2,) or not 0 < ratio[0] <= ratio[1]:
-            raise UserError(f'ratio is {ratio}; expected 0 < smallest <= largest, width / height')
+        check_range('scale', scale, most=1)
+        check_range('ratio', ratio)
         self.scale, self.ratio, self.flip_prob = scale, ratio, flip_prob
 
     def draw(self, height: int, width: int) -> tuple[Box, bool]:
@@ -106,11 +104,7 @@ class TwoViewRandomResizedCrop(TwoViews):
 
 @TRANSFORMS.register_module()
 class RandomResizedCrop(TwoViewRandomResizedCrop):
-    """The same crop for classification: a single view, which replaces `img`.
-
-    It takes a quarter of the time of mmpretrain's RandomResizedCrop (Pillow) and RandomFlip; pixels differ by one
-    level. Args as TwoViewRandomResizedCrop.
-    """
+    """The same crop for classification: a single view, which replaces `img`. Args as TwoViewRandomResizedCrop."""
 
     def __init__(self, size: Size = 224, **options) -> None:
         super().__init__(size, second_size=None, **options)
@@ -135,11 +129,7 @@ class TwoViewCenterCrop(TwoViews):
 class ResizeToPatches(BaseTransform):
     """Resizes `img` (H, W, C) without cropping: the short side to about `short_side`, both to whole patches; bicubic.
 
-    Each side changes by at most half a patch. The long side is limited to 4 times `short_side`, as in mmseg's
-    Resize(scale=(2048, 512)), because the memory of attention grows with the square of the number of patches.
-
-    Args:
-        short_side, patch_size: in pixels.
+    The long side is limited to 4 times `short_side`; both settings are in pixels.
     """
 
     def __init__(self, short_side: int, patch_size: int) -> None:
@@ -188,16 +178,25 @@ def as_size(size: Size) -> tuple[int, int]:
     return height, width
 
 
+def check_range(name: str, pair: tuple[float, float], most: float = math.inf) -> None:
+    if np.shape(pair) != (2,) or not 0 < pair[0] <= pair[1] <= most:
+        raise UserError(f'{name} is {pair}; expected two numbers, 0 < smallest <= largest <= {most}')
+
+
+def check_rgb(transform: BaseTransform, image: np.ndarray) -> None:
+    if image.shape[2:] != (3,) or image.dtype != np.uint8:
+        raise UserError(f'{type(transform).__name__} got {image.dtype} {image.shape}, not uint8 RGB; leave it out')
+
+
 @TRANSFORMS.register_module()
 class TwoViewColorJitter(BaseTransform):
     """Changes brightness, contrast and saturation of both views by the same random factors, in random order.
 
-    Comes after the crop, where there are fewer pixels; contrast still uses the mean gray of the whole image, `img`.
+    Comes after the crop; contrast still uses the mean gray of the whole image, `img`.
 
     Args:
         brightness, contrast, saturation: factors are drawn uniformly from 1 - x to 1 + x.
-        device: 'cpu' applies them here; 'model' only adds them as `jitter`, float32 (7,), and the data preprocessor
-            applies them on the model's device (jitter_images).
+        device: 'cpu' applies them here; 'model' only adds `jitter`, float32 (7,), for jitter_images on the model's.
 
     Source: microsoft/unilm `beit/datasets.py` (torchvision's ColorJitter without hue).
     """
@@ -210,34 +209,25 @@ class TwoViewColorJitter(BaseTransform):
     def transform(self, results: dict) -> dict:
         factors = [random.uniform(1 - strength, 1 + strength) for strength in self.strengths]
         order = random.sample(range(3), 3)
-        if (image := results['img']).shape[2] != 3 or image.dtype != np.uint8:
-            raise UserError(f'TwoViewColorJitter got {image.dtype} {image.shape}, not uint8 RGB; leave it out')
-        level = contrast_level(image, factors, order)
+        check_rgb(self, results['img'])
+        level = contrast_level(results['img'], factors, order)
         if self.device == 'model':
             results['jitter'] = np.array([*factors, level, *order], np.float32)
-        else:
-            for view in ('images', 'tokenizer_images'):
-                if view in results:
-                    results[view] = jitter_pixels(results[view], factors, level, order)
+            return results
+        for view in {'images', 'tokenizer_images'} & results.keys():
+            results[view] = jitter_pixels(results[view], factors, level, order)
         return results
 
 
 def contrast_level(image: np.ndarray, factors: Sequence[float], order: Sequence[int]) -> int:
-    """Mean gray, 0-255, of an image (see jitter_pixels) after the operations before contrast."""
+    """Mean gray, 0-255, of an image after the operations before contrast."""
     rows = np.ascontiguousarray(image[:: -(-len(image) // 64)])  # about 64 rows: an error of 0.3 levels on average
     rows = jitter_pixels(rows, factors, 0, order[: order.index(CONTRAST)])
     return int(cv2.mean(cv2.cvtColor(rows, cv2.COLOR_RGB2GRAY))[0] + 0.5)
 
 
 def jitter_pixels(image: np.ndarray, factors: Sequence[float], level: int, order: Sequence[int]) -> np.ndarray:
-    """Jitters one image like Pillow's ImageEnhance, but faster; a few pixels differ by 1 to 3 levels.
-
-    Args:
-        image: uint8 (H, W, 3), RGB.
-        factors: for brightness, contrast and saturation.
-        level: gray level that contrast blends with, 0-255.
-        order: the operations, in the order in which they are applied.
-    """
+    """Jitters uint8 RGB (H, W, 3) like Pillow's ImageEnhance; contrast blends with the gray `level`, 0-255."""
     for operation in order:
         if operation == BRIGHTNESS:
             base = np.zeros_like(image)
@@ -251,12 +241,7 @@ def jitter_pixels(image: np.ndarray, factors: Sequence[float], level: int, order
 
 
 def jitter_images(images: Tensor, params: Tensor) -> Tensor:
-    """jitter_pixels for a batch on its device, each image with its own factors and order; does not round.
-
-    Args:
-        images: float (B, 3, H, W), RGB, 0-255.
-        params: float (B, 7): three `factors`, `level` and three numbers of `order`, as jitter_pixels.
-    """
+    """jitter_pixels, unrounded, for float (B, 3, H, W), 0-255; `params`, (B, 7), are 3 factors, level, 3 operations."""
     factors, level, order = params[:, :3], params[:, 3].view(-1, 1, 1, 1), params[:, 4:].long()
     for operation in order.T:
         factor = factors.gather(1, operation[:, None]).view(-1, 1, 1, 1)
@@ -270,10 +255,7 @@ def jitter_images(images: Tensor, params: Tensor) -> Tensor:
 
 @TRANSFORMS.register_module()
 class RandAugment(RandAugmentBGR):
-    """mmpretrain's RandAugment, which expects BGR, for the RGB images of LoadImage.
-
-    Args: as mmpretrain's. `pad_val` in `hparams` is a gray level, or (R, G, B).
-    """
+    """mmpretrain's RandAugment for RGB instead of BGR; `pad_val` in `hparams` is a gray level, or (R, G, B)."""
 
     def __init__(self, *args, hparams: dict | None = None, **kwargs) -> None:
         hparams = dict(hparams or dict(pad_val=128))
@@ -282,9 +264,8 @@ class RandAugment(RandAugmentBGR):
         super().__init__(*args, hparams=hparams, **kwargs)
 
     def transform(self, results: dict) -> dict:
-        if (image := results['img']).shape[2:] != (3,) or image.dtype != np.uint8:
-            raise UserError(f'RandAugment got {image.dtype} {image.shape}, not uint8 RGB; leave it out')
-        results['img'] = cv2.cvtColor(image, cv2.COLOR_RGB2BGR)  # [..., ::-1] takes ten times as long
+        check_rgb(self, results['img'])
+        results['img'] = cv2.cvtColor(results['img'], cv2.COLOR_RGB2BGR)  # [..., ::-1] takes ten times as long
         results = super().transform(results)
         results['img'] = cv2.cvtColor(results['img'], cv2.COLOR_BGR2RGB)
         return results
@@ -292,10 +273,9 @@ class RandAugment(RandAugmentBGR):
 
 @TRANSFORMS.register_module()
 class RandomErasing(BaseTransform):
-    """Adds `erase_box` to some images, a random box to erase: (top, left, height, width) in pixels.
+    """Adds `erase_box`, (top, left, height, width) in pixels, to some images; the data preprocessor fills it.
 
-    ClassificationDataPreprocessor fills the box with noise after normalisation. Comes after all transforms that move
-    pixels; `erase_box` must be among PackInputs' `meta_keys`.
+    Comes after all transforms that move pixels; `erase_box` must be among PackInputs' `meta_keys`.
 
     Args:
         prob: probability of a box.
@@ -323,18 +303,11 @@ class RandomErasing(BaseTransform):
         return results
 
 
-PACKED = ('images', 'tokenizer_images', 'mask', 'positions', 'jitter', 'second_images', 'local_images')
-
-
 @TRANSFORMS.register_module()
 class PackViews(BaseTransform):
-    """Packs the inputs of the model as `dict(inputs=dict(...))` of tensors, which a collate function can stack.
+    """Packs what earlier transforms have made as `dict(inputs=dict(...))` of tensors; adds `positions` to a `mask`."""
 
-    Returns:
-        Those of images (H, W, C), tokenizer_images (h, w, C), mask, jitter, second_images and local_images that earlier
-        transforms have made; with a mask also positions int64 (K,), see `masked_positions`.
-        unreadable: str, path of the unreadable image that this one replaces, else ''.
-    """
+    KEYS = ('images', 'tokenizer_images', 'mask', 'positions', 'jitter', 'second_images', 'local_images')
 
     def transform(self, results: dict) -> dict:
         if 'images' not in results:
@@ -343,13 +316,11 @@ class PackViews(BaseTransform):
             results['mask'] = results['mask'].astype(bool)  # mmpretrain makes masks of integers
             if (num_slots := results.get('num_slots')) is not None:
                 results['positions'] = masked_positions(results['mask'], num_slots)
-        inputs = {key: torch.from_numpy(np.ascontiguousarray(results[key])) for key in PACKED if key in results}
+        inputs = {key: torch.from_numpy(np.ascontiguousarray(results[key])) for key in self.KEYS if key in results}
         return dict(inputs=dict(inputs, unreadable=results.get('unreadable', '')))
 
 
-# Antialiased resizing with Pillow's filters, four times (bicubic) and twice (Lanczos) as fast as Pillow. Both filter
-# the rows, round to levels, then filter the columns, as Pillow does. Newer Pillow filters columns first where that is
-# less work: then single pixels beside hard edges differ by several levels, others by at most 1.
+# Antialiased resizing with Pillow's filters, four times (bicubic) and twice (Lanczos) as fast as Pillow.
 
 
 def resize_bicubic(image: np.ndarray, size: tuple[int, int]) -> np.ndarray:
@@ -363,7 +334,7 @@ def resize_bicubic(image: np.ndarray, size: tuple[int, int]) -> np.ndarray:
 
 
 def resize_lanczos(image: np.ndarray, size: tuple[int, int]) -> np.ndarray:
-    """As resize_bicubic, with a Lanczos filter of 3 lobes, which is widened by the scale when shrinking."""
+    """As resize_bicubic, with a Lanczos filter of 3 lobes."""
     resized = _lanczos_transposed(_lanczos_transposed(image, size[1]), size[0])
     return resized if image.dtype == np.uint8 else resized.clip(0, 255, out=resized)
 
@@ -381,7 +352,7 @@ def _lanczos_transposed(image: np.ndarray, new_width: int) -> np.ndarray:
     image = cv2.transpose(image) if image.shape[2] == 3 else np.ascontiguousarray(image.transpose(1, 0, 2))
     width, height, channels = image.shape
     pixels = torch.from_numpy(image).float().view(width, height * channels)
-    weights = cached_bands if width <= 1000 else lanczos_bands  # not cached: 8 % of the time at 2000 pixels
+    weights = cached_bands if width <= 1000 else lanczos_bands
     filtered = torch.cat([band @ pixels[i:j] for i, j, band in weights(width, new_width)])
     if image.dtype == np.uint8:
         filtered = filtered.round_().clamp_(0, 255).byte()

@@ -6,7 +6,7 @@ import re
 import secrets
 import time
 import zipfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ from mmengine.runner import Runner
 from mmengine.utils import apply_to
 from torch import Tensor
 
-from beit_mm.checkpoint.names import FORMAT_VERSION, meta_of
+from beit_mm.checkpoint.description import FORMAT_VERSION, meta_of
 from beit_mm.checkpoint.read import CheckpointError, as_checkpoint_error, read_checkpoint, save_torch
 from beit_mm.datasets.samplers import SeededSampler
 from beit_mm.engine.resuming import batch_units, check_position, follow_config
@@ -42,22 +42,20 @@ HIGHER_IS_BETTER = ('acc', 'top', 'ar@', 'auc', 'precision', 'map', 'mdice', 'mi
 class CheckpointHook(Hook):
     """Saves checkpoints, and chooses the one that a run resumes from.
 
-    The files are named as mmengine's hook names them: `epoch_N.pth` or `iter_N.pth`, `best_METRIC_epoch_N.pth` (weights
-    only), and `last_checkpoint`, a text file with the path of the newest one. Each is written under a temporary name,
-    then renamed; the old file is deleted last. If the disk is full, the log warns and the old files stay. While
-    gradients are being accumulated, a checkpoint waits for the step that uses them.
+    The files are named as mmengine's: `epoch_N.pth` or `iter_N.pth`, `best_METRIC_epoch_N.pth` (weights only), and
+    `last_checkpoint`, a text file with the path of the newest one. While gradients are being accumulated, a checkpoint
+    waits for the step that uses them.
 
-    With `resume=True` and no `load_from`, or after a restart by torchrun or Slurm, the run resumes from the newest
-    readable checkpoint of the folder's last run. With `resume='auto'` it does so too, and where there is none it begins
-    with the weights of `load_from`. Settings are the config's, see engine.resuming.
+    With `resume=True` and no `load_from`, with `resume='auto'`, or after a restart by torchrun or Slurm, the run
+    resumes from the newest readable checkpoint of the folder's last run; where there is none, it starts anew.
 
     Args:
         interval: epochs or iterations between two checkpoints; -1 saves none but the last.
         by_epoch: whether the interval counts epochs.
         max_keep_ckpts: how many of the numbered checkpoints to keep; -1 keeps all.
-        save_last: whether the end of the training is saved too, also where another hook ends it early.
+        save_last: whether the end of the training is saved too.
         save_best: metrics whose best checkpoint is kept; 'auto' is the first metric of a validation. An improvement
-            also writes a numbered checkpoint, off the interval too, once the run has one.
+            also writes a numbered checkpoint, once the run has one.
         rule: 'greater' or 'less', which is better; by default the metric's name decides.
     """
 
@@ -80,7 +78,6 @@ class CheckpointHook(Hook):
         self.run_id = ''  # id that the run's checkpoints share
         self.due_number: int | None = None  # number of the checkpoint to be saved
         self.kept_numbers: list[int] = []  # numbers of this run's checkpoints on the disk
-        self.best: dict[str, str] = {}  # file names of the best ones, by mmengine's message-hub key
         self.finished = False  # the run that is resumed had ended, with its last validation
 
     def before_run(self, runner: Runner) -> None:
@@ -102,8 +99,7 @@ class CheckpointHook(Hook):
                     log(f'load_from={weights} is not read: the weights come from {path}.')
             elif searched:
                 runner._resume = False
-                begins = 'its beginning' if weights is None else f'its beginning, with the weights of {weights}'
-                warn(f'No checkpoint of this run in {folder}: it starts at {begins}.')
+                warn(f'No checkpoint of this run in {folder}: it starts at its beginning, with load_from={weights}.')
 
     def after_load_checkpoint(self, runner: Runner, checkpoint: dict) -> None:
         """Takes over id, position, seed and the files of the resumed run."""
@@ -112,7 +108,7 @@ class CheckpointHook(Hook):
             return
         check_position(meta, runner._load_from)
         if 'optimizer' not in checkpoint:
-            raise CheckpointError(f'{runner._load_from} has only weights, not a run to resume; use load_from for it')
+            raise CheckpointError(f'{runner._load_from} has only weights to load_from, not a run to resume')
         if 'batch' not in meta:  # mmengine wrote the file
             return
         run_id = meta.get('run')
@@ -125,30 +121,27 @@ class CheckpointHook(Hook):
         if isinstance(sampler, SeededSampler) and sampler.seed == runner.seed:  # the config gave the sampler no seed
             sampler.seed = meta['seed']
         with as_checkpoint_error(runner._load_from):
-            info = checkpoint['message_hub']['runtime_info']
-            if changes.keys() & {f'default_hooks.checkpoint.{key}' for key in ('save_best', 'rule')}:
-                for key in [key for key in info if key.startswith('best_')]:  # of another metric
-                    del info[key]
-            if Path(runner._load_from).resolve().parent == Path(runner.work_dir).resolve():
-                self.take_over_files(info)
+            self.take_over_files(runner, checkpoint['message_hub']['runtime_info'], changes.keys())
         file = Path(runner.work_dir, RUN_FILE)
         last_run = in_main_process(lambda: file.read_text(errors='replace') if file.is_file() else '')
         self.finished = last_run == f'{self.run_id} {meta["iter"]}'
 
-    def take_over_files(self, info: dict) -> None:
-        """Takes over the run's own files, to delete them in time: by plain names, whatever the checkpoint says."""
+    def take_over_files(self, runner: Runner, info: dict, changed: Set[str]) -> None:
+        """Takes over the numbers of the run's own files, to delete them in time, and the score of its best one."""
+        is_own_folder = Path(runner._load_from).resolve().parent == Path(runner.work_dir).resolve()
         numbers = info.get('keep_ckpt_ids')
-        if isinstance(numbers, list) and all(type(number) is int for number in numbers):
+        if is_own_folder and isinstance(numbers, list) and all(type(number) is int for number in numbers):
             self.kept_numbers = numbers
-        best = {key: Path(str(path)).name for key, path in info.items() if key.startswith('best_ckpt')}
-        self.best = {key: name for key, name in best.items() if name.startswith('best_')}
+        stale: tuple[str, ...] = () if is_own_folder else ('best_number',)
+        if changed & {'default_hooks.checkpoint.save_best', 'default_hooks.checkpoint.rule'}:
+            stale = ('best_',)  # of another metric
+        for key in [key for key in info if key.startswith(stale)]:
+            del info[key]
 
     def before_train(self, runner: Runner) -> None:
         if self.save_best and runner.val_loop is None:
             warn('save_best has no effect in a run without validation.')
         self.run_id = self.run_id or f'{runner.timestamp}_{secrets.token_hex(4)}'
-        for key, name in self.best.items():  # for the next time that the run is resumed
-            runner.message_hub.update_info(key, str(Path(runner.work_dir, name)))
         self.sign(runner, self.run_id)
 
     def after_train(self, runner: Runner) -> None:
@@ -184,10 +177,11 @@ class CheckpointHook(Hook):
         improved = [self.save_if_best(runner, metric, metrics or {}, number) for metric in self.save_best]
         if any(improved) and self.kept_numbers:  # a resumed run reads the best score from its numbered file
             self.due_number = number
-            self.save_due(runner, epoch=runner.epoch, iter=runner.iter)
+            self.save_due(runner)
 
     def save_due(self, runner: Runner, ended: bool = False, **position: int) -> None:
-        if self.due_number is None or not (ended or at_boundary(runner)):
+        # Between accumulated batches a run cannot be resumed exactly.
+        if self.due_number is None or not (ended or runner.optim_wrapper.should_update()):
             return
         number, self.due_number = self.due_number, None
         before = [other for other in self.kept_numbers if other != number]
@@ -209,17 +203,16 @@ class CheckpointHook(Hook):
             higher = any(word in metric.lower() for word in HIGHER_IS_BETTER)
             if not higher and 'loss' not in metric.lower():
                 raise UserError(f"whether a high {metric} is good is unknown; set the CheckpointHook's rule")
-        suffix = f'_{metric}' if len(self.save_best) > 1 else ''
-        best = runner.message_hub.get_info(f'best_score{suffix}', -math.inf if higher else math.inf)
+        hub, suffix = runner.message_hub, f'_{metric}' if len(self.save_best) > 1 else ''
+        best = hub.get_info(f'best_score{suffix}', -math.inf if higher else math.inf)
         if not (metrics[metric] > best if higher else metrics[metric] < best):
             return False
-        name = f'best_{metric}_{self.unit}_{number}.pth'.replace('/', '_')
-        old = self.best.get(f'best_ckpt{suffix}', name)
+        numbers = hub.get_info(f'best_number{suffix}', number), number
+        old, name = (f'best_{metric}_{self.unit}_{one}.pth'.replace('/', '_') for one in numbers)
         if self.save(runner, name, resumable=False, replaces=[old] if old != name else []) is None:
             return False
-        self.best[f'best_ckpt{suffix}'] = name
-        runner.message_hub.update_info(f'best_score{suffix}', metrics[metric])
-        runner.message_hub.update_info(f'best_ckpt{suffix}', str(Path(runner.work_dir, name)))
+        hub.update_info(f'best_score{suffix}', metrics[metric])
+        hub.update_info(f'best_number{suffix}', number)
         return True
 
     def save_interrupted(self, runner: Runner) -> Path | None:
@@ -233,7 +226,7 @@ class CheckpointHook(Hook):
     def save(self, runner: Runner, name: str, resumable: bool = True, replaces: Sequence = (), **meta) -> Path | None:
         """Writes a checkpoint, then deletes the files that it replaces; None where it cannot, and in other processes.
 
-        `meta`: added to the file's meta; `epoch` and `iter` default to the present ones.
+        `meta`: `epoch` and `iter` of the next step, by default the present ones.
         """
         path = Path(runner.work_dir, name)
         content = run_state(runner, resumable, dict(meta, run=self.run_id))
@@ -256,7 +249,7 @@ class CheckpointHook(Hook):
 
 
 def is_training(runner: Runner) -> bool:
-    """Whether the run trains, rather than only tests or validates: then mmengine has built its optimizer by now."""
+    """Whether the run trains: then mmengine has built its optimizer by now."""
     return isinstance(runner.optim_wrapper, OptimWrapper)
 
 
@@ -279,23 +272,14 @@ def in_main_process(function: Callable[[], Any]) -> Any:
     return answer[0]
 
 
-def at_boundary(runner: Runner) -> bool:
-    """True between optimizer steps, where a run can stop and resume exactly."""
-    return bool(runner.optim_wrapper.should_update())
-
-
 def newest_checkpoint(folder: Path, restarted: bool = False, unit: str = 'iter') -> str | None:
-    """Path of the newest checkpoint that the folder's last run can resume from; None: it has saved none, start anew.
+    """Path of the newest checkpoint that the folder's last run can resume from; None: it has saved none.
 
     The newest is `interrupted.pth`, which a later checkpoint deletes, then the one with the highest number.
 
     Args:
-        folder: the work directory.
         restarted: a launcher has restarted the run, which may have saved nothing yet.
         unit: 'epoch' or 'iter', what the run counts its checkpoints in; any that count the other come last.
-
-    Raises:
-        CheckpointError: files cannot be read and none of the run's can, or, unless restarted, all are of earlier runs.
     """
     run_file = folder / RUN_FILE
     last_run = run_file.read_text(errors='replace').partition(' ')[0] if run_file.is_file() else None
@@ -353,8 +337,8 @@ def run_state(runner: Runner, resumable: bool, meta: dict) -> dict[str, Any]:
 class CheckpointMetaHook(Hook):
     """Writes config, preprocessing and tokenizer into each checkpoint; warns if a loaded one had another tokenizer.
 
-    mmengine stores its config as Python text, which has to be executed to be read, and the history of its log as
-    pickled objects, which torch.load refuses; scalars.json has it. Works with mmengine's CheckpointHook too.
+    mmengine stores the config as Python text, which is executed to be read, and the log as pickled objects, which
+    torch.load refuses.
     """
 
     priority = 'VERY_LOW'  # last to change the content
@@ -372,9 +356,8 @@ class CheckpointMetaHook(Hook):
             meta['tokenizer'] = provenance
         info = checkpoint['message_hub']['runtime_info'].items()
         storable = (*PLAIN_TYPES, np.generic, Tensor, dict, list, tuple)
-        checkpoint['message_hub'] = stored_hub(
-            {key: plain_values(item) for key, item in info if isinstance(item, storable)}
-        )
+        kept = {key: plain_values(item) for key, item in info if isinstance(item, storable)}
+        checkpoint['message_hub'] = stored_hub(kept)
 
     def after_load_checkpoint(self, runner: Runner, checkpoint: dict) -> None:
         with as_checkpoint_error(runner._load_from):
@@ -384,8 +367,7 @@ class CheckpointMetaHook(Hook):
             if before and now and any(before.get(key) != now.get(key) for key in keys):
                 warn(f'The checkpoint was trained on the visual tokens of {before}; this run has {now}.')
             if runner._resume and 'message_hub' in checkpoint:
-                # No text: mmengine would write the file's `cfg` into the run's checkpoints, where its inferencers
-                # execute it.
+                # No text: the file's `cfg` would come into the run's checkpoints, where mmengine executes it.
                 info = checkpoint['message_hub']['runtime_info'].items()
                 kept = {key: item for key, item in info if isinstance(item, (int, float, Tensor)) and key.isprintable()}
                 checkpoint['message_hub'] = stored_hub(kept)

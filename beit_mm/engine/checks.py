@@ -1,4 +1,4 @@
-"""Checks at the start of a run that model, data, weights and optimizer fit each other."""
+"""Checks at the start of a run of what would go wrong in silence."""
 
 import logging
 from collections.abc import Iterator, Sequence
@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
 from beit_mm.checkpoint.checkpoint import check_finite
-from beit_mm.checkpoint.names import class_names, meta_of
+from beit_mm.checkpoint.description import class_names, meta_of
 from beit_mm.checkpoint.read import as_checkpoint_error
 from beit_mm.datasets import UnlabeledImages
 from beit_mm.datasets.masking import BlockwiseMask, RandomMask
@@ -25,9 +25,8 @@ from beit_mm.datasets.transforms import TwoViews
 from beit_mm.engine.optim import AutocastOptimWrapper, check_state
 from beit_mm.engine.steps import unwrap
 from beit_mm.errors import UserError, log, warn
-from beit_mm.models.beit import BEiTPretrainer, PixelRegressionHead, TwoViewDataPreprocessor
+from beit_mm.models.beit import BEiTPretrainer, TwoViewDataPreprocessor
 from beit_mm.models.provenance import backbone_of, preprocessing_of_model, tokenizer_provenance
-from beit_mm.models.tokenizers.base import CodebookTokenizer
 from beit_mm.models.vit import BEiTBackbone
 from beit_mm.registry import HOOKS
 
@@ -36,10 +35,9 @@ CONSTRUCTOR = "use optim_wrapper.constructor='beit_mm.BEiTOptimWrapperConstructo
 
 @HOOKS.register_module()
 class FitCheckHook(Hook):
-    """Checks at the start that model, data, weights and optimizer fit; logs the effective batch and the recipe's.
+    """Refuses or warns about model, data, weights and optimizer that do not fit; logs the effective batch.
 
-    It refuses or warns about what would go wrong in silence, or end in an error that names no setting: see the checks
-    below. The recipe's batch is `auto_scale_lr.base_batch_size` of the config.
+    The recipe's batch is `auto_scale_lr.base_batch_size` of the config.
     """
 
     def __init__(self):
@@ -57,10 +55,9 @@ class FitCheckHook(Hook):
             val_dataset = runner.val_dataloader.dataset
             check_same_classes(classes_of(val_dataset), path_of(val_dataset), classes_of(dataset), path_of(dataset))
             check_same_zero(dataset, val_dataset)
-        elif stopping_hooks(runner):
+        elif any(isinstance(hook, EarlyStoppingHook) for hook in runner.hooks):
             warn('EarlyStoppingHook has no effect: this run does not validate.')
         check_model(model, dataset)
-        check_widths(runner.cfg.get('model'), model)
         if (backbone := backbone_of(model)) is not None:
             before = self.init_report
             if before is not None and backbone.load_report is not before and not runner._resume:
@@ -72,23 +69,16 @@ class FitCheckHook(Hook):
             level = logging.WARNING if provenance.get('path') == 'random weights' else logging.INFO
             log(f'Visual tokens: {provenance}', level)
 
-    def after_val_epoch(self, runner: Runner, metrics: dict | None = None) -> None:
-        for hook in stopping_hooks(runner):
-            if hook.monitor not in (metrics or {}):  # it would never stop the run
-                advice = f'choose one of {", ".join(metrics or {})}'
-                raise UserError(f'EarlyStoppingHook monitors {hook.monitor}, which is not measured; {advice}')
-
     def before_train_iter(self, runner: Runner, batch_idx: int, data_batch: dict | None = None) -> None:
         if not self.first_batch:
             return
         self.first_batch = False
-        if channels := channels_of(data_batch.get('inputs')):
-            check_channels(unwrap(runner), channels)
         samples = data_batch.get('data_samples')
         if samples and 'gt_sem_seg' in samples[0]:  # then the model is a segmentor
             head = unwrap(runner).decode_head
             check_labels(samples, head.num_classes, head.ignore_index)
         check_size(unwrap(runner), data_batch.get('inputs'))
+        check_channels(unwrap(runner), data_batch.get('inputs'))
 
     def after_load_checkpoint(self, runner: Runner, checkpoint: dict) -> None:
         self.loaded = meta_of(checkpoint)
@@ -107,7 +97,6 @@ class FitCheckHook(Hook):
             classes = class_names(self.loaded)
         check_same_classes(classes_of(dataset), path_of(dataset), classes, 'the checkpoint')
         check_model(unwrap(runner), dataset)
-        check_widths(runner.cfg.get('model'), unwrap(runner))
 
 
 def state_effective_batch(runner: Runner) -> None:
@@ -190,137 +179,63 @@ def check_same_classes(one: tuple[str, ...] | None, name: str, other: tuple[str,
     """Raises UserError when two lists of classes number them differently; lists without a common name pass."""
     if not one or not other or one == other or not set(one) & set(other):
         return
-    pairs = enumerate(zip_longest(map(repr, one), map(repr, other), fillvalue='missing'))
+    pairs = enumerate(zip_longest(one, other))
     label, (first, second) = next((label, pair) for label, pair in pairs if pair[0] != pair[1])
     raise UserError(
-        f'{name} has {len(one)} classes, {other_name} has {len(other)}, and class {label} is {first} in the first, '
-        f'{second} in the second; give the datasets one list: classes=...'
+        f'class {label} of {name} is {first!r}, of {other_name} {second!r}; give the datasets one list: classes=...'
     )
 
 
 def check_same_zero(one: Dataset, other: Dataset) -> None:
     """Warns where 0 in label maps marks unlabelled pixels in one dataset only."""
-    reduced = [getattr(dataset, 'metainfo', {}).get('reduce_zero_label', False) for dataset in (one, other)]
-    if reduced[0] != reduced[1]:
-        places = f'{reduced[0]} for {path_of(one)}, {reduced[1]} for {path_of(other)}'
-        warn(f'reduce_zero_label is {places}. Is this intended?')
-
-
-def stopping_hooks(runner: Runner) -> list[EarlyStoppingHook]:
-    return [hook for hook in runner.hooks if isinstance(hook, EarlyStoppingHook)]
+    reduced, expected = (getattr(dataset, 'metainfo', {}).get('reduce_zero_label', False) for dataset in (one, other))
+    if reduced != expected:
+        warn(f'reduce_zero_label is {reduced} for {path_of(one)}, {expected} for {path_of(other)}. Is this intended?')
 
 
 def check_labels(samples: Sequence[BaseDataElement], num_classes: int, ignore_index: int) -> None:
     """Raises UserError for a label without a class, which a GPU calls an assertion; warns where most are ignored."""
     if 0 <= ignore_index < num_classes:
-        raise UserError(
-            f'ignore_index of a decode head is {ignore_index}, a class that metrics still count; remove it, and '
-            'if 0 marks unlabelled pixels set reduce_zero_label=True of the data'
-        )
-    ignored = pixels = 0
+        advice = 'remove it, and if 0 marks unlabelled pixels set reduce_zero_label=True of the data'
+        raise UserError(f'ignore_index of a decode head is {ignore_index}, a class that metrics still count; {advice}')
+    shares = []
     for sample in samples:
         labels = sample.gt_sem_seg.data
-        counted = labels[labels != ignore_index]
-        pixels += labels.numel()
-        ignored += labels.numel() - counted.numel()
-        wrong = counted[(counted < 0) | (counted >= num_classes)]
+        ignored = labels == ignore_index
+        wrong = labels[~ignored & ((labels < 0) | (labels >= num_classes))]
         if len(wrong):
             raise UserError(
                 f'{sample.get("seg_map_path", "an annotation")} has label {wrong.min()}, the heads have num_classes='
                 f'{num_classes}; set num_classes to that of the data, and reduce_zero_label=True only if 0 marks '
                 'unlabelled pixels'
             )
-    if ignored > pixels / 2:
+        shares.append(ignored.float().mean())
+    share = sum(shares) / len(shares)
+    if share > 0.5:
         cause = f'label {ignore_index}, and label 0 with reduce_zero_label=True'
-        warn(f'{ignored / pixels:.0%} of the pixels of the first batch are ignored ({cause}). Is this intended?')
+        warn(f'{share:.0%} of the pixels of the first batch are ignored ({cause}). Is this intended?')
 
 
 def check_model(model: nn.Module, dataset: Dataset) -> None:
     check_num_classes(model, dataset)
-    check_class_weights(model)
-    check_channels(model)
     check_normalisation(model)
     check_colours(model, dataset)
 
 
 def check_num_classes(model: nn.Module, dataset: Dataset) -> None:
-    """Raises UserError when a head is built for another number of classes than the dataset has; names all settings."""
+    """Raises UserError when a part of a model is built for another number of classes than the dataset has."""
     if (classes := classes_of(dataset)) is None:
         return
-    built = {  # a wrapper for test-time augmentation is not part of the config's model
-        f'{name}.'.removeprefix('module.').strip('.'): module.num_classes
-        for name, module in model.named_modules()
-        if isinstance(getattr(module, 'num_classes', None), int) and module.num_classes != len(classes)
-    }
-    if not built:
-        return
-    heads = {name: number for name, number in built.items() if name} or built  # a segmentor repeats its head's number
-    settings = ' '.join(f'model.{name}.num_classes={len(classes)}'.replace('..', '.') for name in heads)
-    raise UserError(
-        f'{path_of(dataset)} has {len(classes)} classes ({classes[0]} to {classes[-1]}), the model is '
-        f'built for {next(iter(heads.values()))}; set {settings}, or give the right folder'
-    )
-
-
-def check_class_weights(model: nn.Module) -> None:
-    """Raises UserError unless each class of a head has one weight in the head's losses."""
-    modules = dict(model.named_modules())
-    for path, loss in modules.items():
-        while path and not isinstance(getattr(modules[path], 'num_classes', None), int):
-            path = path.rpartition('.')[0]  # up to the head
-        for name in ('class_weight', 'pos_weight') if path else ():
-            weights, head = getattr(loss, name, None), modules[path]
-            expected = head.num_classes, getattr(head, 'out_channels', head.num_classes)  # mmseg's may have one channel
-            if isinstance(weights, list | tuple | np.ndarray) and len(weights) not in expected:
-                where = f'{name} of {type(loss).__name__} in model.{path}'
-                raise UserError(f'{where} has {len(weights)} numbers; expected {expected[0]}, one for each class')
-
-
-def channels_of(inputs: Any) -> int | None:
-    """Channels of the images of a batch; None where it holds none."""
-    if isinstance(inputs, dict):
-        images = inputs.get('images')  # B, H, W, C
-        return images.shape[-1] if isinstance(images, Tensor) else None
-    return inputs[0].shape[-3] if inputs is not None else None  # B, C, H, W, or a list of C, H, W or of views
-
-
-def check_channels(model: nn.Module, channels: int | None = None) -> None:
-    numbers = {} if channels is None else {'the images': channels}
-    if len(mean := preprocessing_of_model(model).get('mean', ())) > 1:  # one stands for all channels
-        numbers['data_preprocessor.mean'] = len(mean)
-    if (backbone := backbone_of(model)) is not None:
-        numbers['backbone.in_channels'] = backbone.patch_embed.proj.in_channels
-    if isinstance(model, BEiTPretrainer) and isinstance(model.head, PixelRegressionHead):
-        numbers['head.in_channels'] = model.head.in_channels
-    tokenizer = model.target_generator if isinstance(model, BEiTPretrainer) else model
-    if isinstance(tokenizer, CodebookTokenizer):
-        numbers['the tokenizer'] = next(tokenizer.encoder.parameters()).shape[1]
-    if len(set(numbers.values())) > 1:
-        listed = ', '.join(f'{name} {number}' for name, number in numbers.items())
-        raise UserError(f'numbers of channels differ: {listed}; set mean, std and in_channels to the images')
-
-
-def check_widths(config: Any, model: nn.Module) -> None:
-    """Raises UserError when heads, or a Feature2Pyramid, are built for another width than the backbone's."""
-    backbone = backbone_of(model)
-    if backbone is None or isinstance(model, BEiTPretrainer) or not isinstance(config, dict):
-        return
-    config = config.get('module', config)  # of a model for test-time augmentation
-    neck = config.get('neck') or dict(type='Feature2Pyramid')
-    if not neck['type'].endswith('Feature2Pyramid'):
-        return  # which may give the heads another width
-    width, settings = backbone.embed_dims, []
-    for name in ('head', 'neck', 'decode_head', 'auxiliary_head'):
-        part = config.get(name)
-        built = (
-            {key: part[key] for key in ('embed_dim', 'in_channels') if key in part} if isinstance(part, dict) else {}
+    model = getattr(model, 'module', model)  # inside a wrapper for test-time augmentation
+    numbers = {name: getattr(module, 'num_classes', None) for name, module in model.named_modules()}
+    wrong = {name: number for name, number in numbers.items() if isinstance(number, int) and number != len(classes)}
+    if wrong:
+        parts = [f'.{name}' for name in wrong if name] or ['']  # a segmentor repeats the number of its head
+        settings = ' '.join(f'model{part}.num_classes={len(classes)}' for part in parts)
+        raise UserError(
+            f'{path_of(dataset)} has {len(classes)} classes, the model is built for {next(iter(wrong.values()))}; set '
+            f'{settings}, or give the right folder'
         )
-        for key, found in built.items():
-            expected = width if isinstance(found, int) else [width] * len(found)
-            if found != expected:
-                settings.append(f'model.{name}.{key}={expected}'.replace(' ', ''))
-    if settings:
-        raise UserError(f'the backbone is {width} wide, what follows it is not; set {" ".join(settings)}')
 
 
 def check_size(model: nn.Module, inputs: Any) -> None:
@@ -337,6 +252,17 @@ def check_size(model: nn.Module, inputs: Any) -> None:
             f'The images have {tuple(size)} pixels, the backbone is built for {built_for}: its positions are resampled '
             'at each step. Set model.backbone.img_size and the sizes in the pipelines alike, unless this is intended.'
         )
+
+
+def check_channels(model: nn.Module, inputs: Any) -> None:
+    """Raises UserError for images of one channel and several means, which would become as many channels."""
+    if isinstance(inputs, dict):
+        channels = inputs['images'].shape[-1] if isinstance(inputs.get('images'), Tensor) else None  # B, H, W, C
+    else:
+        channels = None if inputs is None else inputs[0].shape[-3]  # of B, C, H, W, or a list of C, H, W
+    mean = preprocessing_of_model(model).get('mean', ())
+    if channels == 1 and len(mean) > 1:
+        raise UserError(f'data_preprocessor.mean has {len(mean)} numbers, the images have one channel; give it one')
 
 
 def check_normalisation(model: nn.Module) -> None:
@@ -368,22 +294,16 @@ def check_views(model: BEiTPretrainer, transforms: Sequence) -> None:
     if views is None:
         return
     grid = tuple(-(-side // model.backbone.patch_size) for side in views.size)  # rounded up: the backbone pads
-    tokenizer = model.target_generator
-    if tokenizer is not None:
+    if (tokenizer := model.target_generator) is not None:
         seen, preprocessor = views.second_size or views.size, model.data_preprocessor
-        if isinstance(preprocessor, TwoViewDataPreprocessor):
-            if views.second_size is None:
-                seen = preprocessor.tokenizer_size(*seen)
-            elif preprocessor.tokenizer_scale is not None:
-                raise UserError("second_size and tokenizer_scale both make the tokenizer's view; set one to None")
-        try:
-            tokens: object = tokenizer.grid_size(*seen)
-        except ValueError as error:  # no whole number of tokens
-            tokens = error
-        if tokens != grid:
+        if isinstance(preprocessor, TwoViewDataPreprocessor) and views.second_size is None:
+            seen = preprocessor.tokenizer_size(*seen)
+        elif getattr(preprocessor, 'tokenizer_scale', None) is not None:
+            raise UserError("second_size and tokenizer_scale both make the tokenizer's view; set one to None")
+        if seen != (size := tuple(side * tokenizer.stride for side in grid)):
             raise UserError(
-                f'a view of {seen} pixels does not give one visual token for each of the {grid} patches ({tokens}); '
-                f'set second_size to {(grid[0] * tokenizer.stride, grid[1] * tokenizer.stride)}'
+                f'a view of {seen} pixels does not give one visual token for each of the {grid} patches; '
+                f'set second_size to {size}'
             )
     for transform in transforms:
         if isinstance(transform, (BlockwiseMask, RandomMask)) and transform.grid != grid:
@@ -403,10 +323,8 @@ def check_groups(backbone: BEiTBackbone, groups: Sequence[dict]) -> None:
 
     trained = [scale for scale in map(scales, backbone.blocks) if scale]
     if len(trained) > 1 and trained[0] == trained[-1] and scales(backbone.patch_embed) - trained[0]:
-        raise UserError(
-            'the optimizer gives all blocks of the BEiTBackbone one learning rate and its patch embedding another; '
-            f'{CONSTRUCTOR}dict(layer_decay_rate=...)'
-        )
+        found = 'the optimizer gives all blocks of the BEiTBackbone one learning rate and its patch embedding another'
+        raise UserError(f'{found}; {CONSTRUCTOR}dict(layer_decay_rate=...)')
     for name, norm in backbone.named_modules():
         if not isinstance(norm, nn.LayerNorm) or not {id(norm.weight), id(norm.bias)} <= group_of.keys():
             continue

@@ -3,15 +3,12 @@
 import math
 from typing import Any
 
-import numpy as np
 import torch
 from mmengine.hooks import Hook
 from mmengine.runner import Runner
 
 from beit_mm.engine.optim import AutocastOptimWrapper
 from beit_mm.engine.steps import unwrap
-from beit_mm.errors import UserError
-from beit_mm.models.dino import DINOPretrainer
 from beit_mm.registry import HOOKS
 
 
@@ -19,8 +16,7 @@ from beit_mm.registry import HOOKS
 class DINOHook(Hook):
     """Schedules of a DINOPretrainer, which depend only on the number of the step, so a resumed run needs no state.
 
-    After each step of the optimizer the teacher follows the student, but not after one that AutocastOptimWrapper skips.
-    It logs `teacher_momentum` and `teacher_temperature`. Weight decay follows mmpretrain's CosineAnnealingWeightDecay.
+    After each step of the optimizer, except one that AutocastOptimWrapper skips, the teacher follows the student.
 
     Args:
         momentum: the teacher's at the first step; rises to 1 at the end of the run, along half a cosine.
@@ -38,15 +34,11 @@ class DINOHook(Hook):
         warmup_epochs: int = 0,
         freeze_last_layer: int = 1,
     ):
-        if np.shape(temperature) != (2,) or not min(temperature) > 0:
-            raise UserError(f'temperature is {temperature}; expected two numbers above 0, first and last')
         self.momentum, self.temperature = momentum, temperature
         self.warmup_epochs, self.freeze_last_layer = warmup_epochs, freeze_last_layer
 
     def before_train(self, runner: Runner) -> None:
         model = unwrap(runner)
-        if not isinstance(model, DINOPretrainer):
-            raise UserError(f'DINOHook belongs to a DINOPretrainer, the model is a {type(model).__name__}')
 
         def drop_gradients(*_: object) -> None:
             # After clipping. Without a gradient neither decay nor moments are touched; with one of 0 they would be.

@@ -1,8 +1,6 @@
 """What a run says of its steps: numbers, log files, throughput, and lines of progress in a terminal."""
 
 import logging
-import os
-import resource
 import sys
 import time
 from collections import deque
@@ -20,7 +18,7 @@ from mmengine.hooks import Hook
 from mmengine.hooks import LoggerHook as EngineLoggerHook
 from mmengine.hooks import RuntimeInfoHook as EngineRuntimeInfoHook
 from mmengine.logging import MMLogger
-from mmengine.runner import EpochBasedTrainLoop, Runner, find_latest_checkpoint
+from mmengine.runner import Runner, find_latest_checkpoint
 from torch import Tensor
 
 from beit_mm.engine.optim import STEPS_BETWEEN_FETCHES, AutocastOptimWrapper
@@ -30,16 +28,14 @@ from beit_mm.terminal import hush, printable, printable_record
 
 HISTORY = 10_000  # steps whose logged numbers are kept
 SECONDS = 10.0  # between two lines of progress
-PASSES = 3  # forward passes that take as long as a step: its backward pass costs two
 NO_TERMINAL = (120, 0)  # columns and lines to assume where there is none
-FORMATS = dict(  # of the numbers in a line of progress, in their order
-    loss='loss {:.3f}',
-    mim_acc='mim_acc {:.3f}',
-    lr='lr {:.1e}',
-    images_per_second='{:,.0f} images/s',
-    data_time='data {:.3f} s',
-    memory='{:.3g} GiB',
-)
+FORMATS = {  # of the numbers in a line of progress, in their order
+    'train/loss': 'loss {:.3f}',
+    'train/mim_acc': 'mim_acc {:.3f}',
+    'train/lr': 'lr {:.1e}',
+    'train/images_per_second': '{:,.0f} images/s',
+    'train/data_time': 'data {:.3f} s',
+}
 
 
 @HOOKS.register_module()
@@ -136,48 +132,30 @@ class LoggerHook(EngineLoggerHook):
 class ThroughputHook(Hook):
     """Logs `images_per_second` of all processes in the last 50 steps, with the wait for data, without validation.
 
-    If more than half of that time is the wait, it warns once. It also limits mmengine's histories of logged numbers,
-    which are copied at every step, to 10,000 entries: copying a million takes 14 ms.
+    It also limits mmengine's histories of logged numbers, which are copied at every step, to 10,000 entries: copying a
+    million takes 14 ms.
     """
 
     def __init__(self):
         self.steps: deque[tuple[int, float]] = deque(maxlen=50)  # images, seconds
-        self.waits: deque[list[float]] = deque(maxlen=50)  # seconds for data, and in all
-        self.last, self.is_first = 0.0, True
-        self.warned = False
+        self.last = 0.0
 
     def before_train_epoch(self, runner: Runner) -> None:
-        self.last, self.is_first = time.perf_counter(), True
+        self.last = time.perf_counter()
 
     def after_val_epoch(self, runner: Runner, metrics: dict | None = None) -> None:
         self.before_train_epoch(runner)  # iteration-based runs validate in the middle of an epoch
 
     def after_train_iter(self, runner: Runner, batch_idx: int, data_batch: dict, outputs: dict) -> None:
-        now, scalars = time.perf_counter(), runner.message_hub.log_scalars
+        now = time.perf_counter()
         inputs = data_batch['inputs']  # a dict in pretraining, the images themselves in classification
         images = inputs['images'] if isinstance(inputs, dict) else inputs
         self.steps.append((len(images) * get_world_size(), now - self.last))
         self.last = now
         count, seconds = map(sum, zip(*self.steps, strict=True))
         runner.message_hub.update_scalar('train/images_per_second', count / seconds)
-        timers = [scalars.get(f'train/{name}') for name in ('data_time', 'time')]  # mmengine's IterTimerHook
-        if not self.is_first and None not in timers:  # in a first step workers start, or a validation is counted
-            self.waits.append([timer.current() for timer in timers])
-        self.is_first = False
-        if not self.warned and len(self.waits) == 50:
-            waited, taken = map(sum, zip(*self.waits, strict=True))
-            if waited > 0.5 * taken:
-                self.warned = True
-                warn(f'{waits_for_images(waited / taken)}.')
-        for history in scalars.values():
+        for history in runner.message_hub.log_scalars.values():
             history.max_length = HISTORY
-
-
-def waits_for_images(share: float) -> str:
-    return (
-        f'Reading images limits the training: {share:.0%} of the time is spent waiting for them. More workers help, or '
-        'smaller copies of the images (tools/datasets/resize_images.py)'
-    )
 
 
 class QuietRunner(Runner):
@@ -201,8 +179,7 @@ class TerminalRunner(QuietRunner):
 class ProgressHook(Hook):
     """Prints a line of progress every few seconds, as wide as the terminal, and the numbers of validations.
 
-    The time that is left covers all steps and validations. Until a validation has begun, its time is estimated from
-    that of a step.
+    The time that is left is what the rest would take at the pace so far, validations included.
     """
 
     priority = 'VERY_LOW'
@@ -210,63 +187,48 @@ class ProgressHook(Hook):
     def __init__(self, title: str, seconds: float = SECONDS):
         self.title, self.seconds = title, seconds
         self.stream = sys.stdout  # at the time when the hook is built
-        self.announced = False
-        self.step = self.batch = 0.0  # seconds of a training step, and of a batch of a validation; 0: not known yet
+        self.due = 0.0  # when the next line is
 
     def before_train(self, runner: Runner) -> None:
-        self.begin, self.first = time.monotonic(), runner.iter  # `begin` moves on by the time of each validation
+        self.begin, self.first = time.monotonic(), runner.iter
         self.due = self.begin + min(self.seconds, 2)  # the first line comes soon
 
     def after_train_iter(self, runner: Runner, batch_idx: int, data_batch: Any = None, outputs: Any = None) -> None:
         done = runner.iter + 1
-        self.step = (time.monotonic() - self.begin) / (done - self.first)
         if self.is_due() or done == runner.max_iters:
             for hook in runner.hooks:
                 if isinstance(hook, RuntimeInfoHook):
                     hook.fetch(runner)
-            left = self.seconds_left(runner, done)
-            self.say(progress_line(self.title, done, runner.max_iters, recent_numbers(runner), left))
+            left = (time.monotonic() - self.begin) / (done - self.first) * (runner.max_iters - done)
+            self.say_progress(f'{self.title} {done:,}/{runner.max_iters:,}', recent_numbers(runner), left)
 
     def before_val(self, runner: Runner) -> None:
         self.val_begin = time.monotonic()
 
     def after_val_iter(self, runner: Runner, batch_idx: int, data_batch: Any = None, outputs: Any = None) -> None:
-        done, batches = batch_idx + 1, len(runner.val_dataloader)
-        self.batch = (time.monotonic() - self.val_begin) / done
-        if self.is_due():
-            left = self.seconds_left(runner, runner.iter) + self.batch * (batches - done)
-            title = f'{self.title} {runner.iter:,}/{runner.max_iters:,}, held-out images, batch'
-            self.say(progress_line(title, done, batches, {}, left))
-
-    def after_val(self, runner: Runner) -> None:
-        taken = time.monotonic() - self.val_begin
-        self.begin += taken
-        self.batch = taken / len(runner.val_dataloader)
+        self.show_batch(batch_idx + 1, len(runner.val_dataloader))
 
     def after_val_epoch(self, runner: Runner, metrics: dict[str, float] | None = None) -> None:
         shown = {name.removeprefix(f'{self.title}/'): value for name, value in (metrics or {}).items()}
         numbers = [f'{name} {value:.4g}' for name, value in shown.items() if isinstance(value, Real)]
         self.say(fitted(f'{self.title} {runner.iter:,}, held-out images:', numbers))
-        picture = Path(runner.work_dir, 'pictures', f'iter_{runner.iter}.png')  # of ReconstructionHook
-        if not self.announced and picture.is_file():
-            self.announced = True
-            self.say(f'{self.title}: first picture, {os.path.relpath(picture)}')
 
     def after_train(self, runner: Runner) -> None:
         if runner.iter < runner.max_iters:  # a hook has set stop_training, and said why in the log at most
-            others = [str(hook['type']) for hook in runner.cfg.get('custom_hooks') or []]
-            names = ' or '.join(name for name in others if not name.startswith('beit_mm.')) or 'a hook'
-            saved = f'weights: {find_latest_checkpoint(runner.work_dir) or "not saved"}'  # CheckpointHook came before
-            self.say(f'{self.title}: ended by {names} after step {runner.iter:,} of {runner.max_iters:,}; {saved}')
+            saved = find_latest_checkpoint(runner.work_dir) or 'not saved'  # CheckpointHook came before
+            ended = f'ended by a hook after step {runner.iter:,} of {runner.max_iters:,}'
+            self.say(f'{self.title}: {ended}; weights: {saved}')
 
     def before_test(self, runner: Runner) -> None:
-        self.before_train(runner)
+        self.before_val(runner)
 
     def after_test_iter(self, runner: Runner, batch_idx: int, data_batch: Any = None, outputs: Any = None) -> None:
-        done, batches = batch_idx + 1, len(runner.test_dataloader)
+        self.show_batch(batch_idx + 1, len(runner.test_dataloader))
+
+    def show_batch(self, done: int, batches: int) -> None:
         if self.is_due():
-            left = (time.monotonic() - self.begin) / done * (batches - done)
-            self.say(progress_line(f'{self.title}, batch', done, batches, {}, left))
+            left = (time.monotonic() - self.val_begin) / done * (batches - done)
+            self.say_progress(f'{self.title}, held-out images, batch {done:,}/{batches:,}', [], left)
 
     def is_due(self) -> bool:
         """Whether it is time for a line; then the next one is due some seconds later."""
@@ -276,45 +238,21 @@ class ProgressHook(Hook):
         self.due = now + self.seconds
         return True
 
-    def seconds_left(self, runner: Runner, done: int) -> float:
-        """The time of the steps after the first `done`, and of the validations after the present step."""
-        if runner.val_loop is None:
-            return self.step * (runner.max_iters - done)
-        train, val = runner.train_dataloader, runner.val_dataloader
-        step_in_batches = PASSES * train.batch_size / (val.batch_size or 1)
-        step = self.step or self.batch * step_in_batches
-        batch = self.batch or self.step / step_in_batches
-        return step * (runner.max_iters - done) + batch * len(val) * validations_left(runner)
+    def say_progress(self, place: str, numbers: list[str], seconds_left: float) -> None:
+        self.say(fitted(place, numbers, f'{timedelta(seconds=round(seconds_left))} left'))
 
     def say(self, line: str) -> None:
         if is_main_process():
             print(printable(line), file=self.stream, flush=True)
 
 
-def validations_left(runner: Runner) -> int:
-    """How many validations come after the present step, by the interval of the training loop."""
-    loop = runner.train_loop
-    by_epoch = isinstance(loop, EpochBasedTrainLoop)
-    now, end = (runner.epoch, runner.max_epochs) if by_epoch else (runner.iter, runner.max_iters)
-    later = range(max(now + 1, loop.val_begin), end + 1)
-    return sum(position % loop.val_interval == 0 or position == end for position in later)
-
-
-def recent_numbers(runner: Runner) -> dict[str, float]:
-    """The latest logged numbers of a run, and its memory in GiB."""
+def recent_numbers(runner: Runner) -> list[str]:
+    """The latest logged numbers of a run and its memory on a GPU, as text."""
     scalars = runner.message_hub.log_scalars
-    numbers = {name: scalars[f'train/{name}'].current() for name in FORMATS if f'train/{name}' in scalars}
+    numbers = [form.format(scalars[name].current()) for name, form in FORMATS.items() if name in scalars]
     if torch.cuda.is_available():
-        memory = torch.cuda.memory_reserved()  # not the peak, which mmengine's log resets
-    else:  # the peak, which macOS counts in bytes
-        memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == 'darwin' else 1024)
-    return dict(numbers, memory=memory / 2**30)
-
-
-def progress_line(title: str, step: int, steps: int, numbers: dict[str, float], seconds_left: float) -> str:
-    """One line about a training with as many of `numbers` (as of `recent_numbers`) as the terminal has room for."""
-    shown = [form.format(numbers[name]).replace('e-0', 'e-') for name, form in FORMATS.items() if name in numbers]
-    return fitted(f'{title} {step:,}/{steps:,}', shown, f'{timedelta(seconds=round(seconds_left))} left')
+        numbers.append(f'{torch.cuda.memory_reserved() / 2**30:.3g} GiB')  # not the peak, which mmengine's log resets
+    return [number.replace('e-0', 'e-') for number in numbers]
 
 
 def fitted(first: str, numbers: list[str], *last: str) -> str:

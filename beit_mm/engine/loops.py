@@ -32,11 +32,9 @@ class EpochLoop(EpochBasedTrainLoop):
         with signals_handled(self.runner):
             self.runner.call_hook('before_train')
             if self._epoch and self._iter == self._epoch * len(self.dataloader):
-                self._decide_current_val_interval()
                 validate(self, self._epoch, self._max_epochs)
             while self._epoch < self._max_epochs and not self.stop_training:
                 self.run_epoch()
-                self._decide_current_val_interval()
                 validate(self, self._epoch, self._max_epochs)
             self.runner.call_hook('after_train')
         return self.runner.model
@@ -56,7 +54,6 @@ class IterLoop(IterBasedTrainLoop):
     """mmengine's IterBasedTrainLoop, which resumes at any iteration, and validates before the first if val_begin=0.
 
     Args:
-        args, kwargs: as of mmengine's.
         shortened_from: length of the recipe, dict(max_epochs=...) or dict(max_iters=...), where `--steps` shortened
             this run. The run validates on its share of the held-out images, evenly spread, at least one batch.
     """
@@ -78,12 +75,10 @@ class IterLoop(IterBasedTrainLoop):
             self.runner.call_hook('before_train')
             self.runner.call_hook('before_train_epoch')
             stream = self.endless_batches()
-            self._decide_current_val_interval()
             validate(self, self._iter, self._max_iters)
             while self._iter < self._max_iters and not self.stop_training:
                 self.runner.model.train()
                 self.run_iter(next(stream))
-                self._decide_current_val_interval()
                 validate(self, self._iter, self._max_iters)
             self.runner.call_hook('after_train_epoch')
             self.runner.call_hook('after_train')
@@ -93,8 +88,8 @@ class IterLoop(IterBasedTrainLoop):
         self._max_iters = steps
 
     def scale_validation(self, max_epochs: int = 0, max_iters: int = 0) -> None:
-        loader, share = self.runner.val_dataloader, self._max_iters / (max_iters or max_epochs * len(self.dataloader))
-        images = len(loader.dataset)
+        loader = self.runner.val_dataloader
+        images, share = len(loader.dataset), self._max_iters / (max_iters or max_epochs * len(self.dataloader))
         number = max(math.ceil(share * images), get_world_size() * (loader.batch_size or 1))
         if number < images and isinstance(loader.dataset, BaseDataset):
             part = f'{number:,} of {images:,} held-out images, its share of the recipe'
@@ -121,21 +116,23 @@ class IterLoop(IterBasedTrainLoop):
 
 def batches(loader: DataLoader, epoch: int, first: int = 0) -> Iterator:
     """The batches of an epoch from the `first` on; with another library's sampler it reads and drops the others."""
-    if isinstance(loader, DataLoader):  # mmpretrain's vis_scheduler.py has a list instead
-        loader.sampler.set_epoch(epoch)
-    seeks = isinstance(loader, DataLoader) and isinstance(loader.sampler, SeededSampler)
+    sampler = getattr(loader, 'sampler', None)
+    if sampler is not None:  # mmpretrain's vis_scheduler.py has a list for a loader
+        sampler.set_epoch(epoch)
+    seeks = isinstance(sampler, SeededSampler)
     if seeks:
-        loader.sampler.skip(first * loader.batch_size)
+        sampler.skip(first * loader.batch_size)
     for number, batch in enumerate(loader, start=first if seeks else 0):
         if number >= first:
             yield batch
 
 
 def validate(loop: EpochBasedTrainLoop | IterBasedTrainLoop, position: int, end: int) -> None:
-    """Validates where it is due, if the config says how; at the end of a run always, unless that is before val_begin.
+    """Validates where it is due, and at the end of a run, but never before val_begin.
 
     A resumed run calls it first: its checkpoint may have been written before a validation, or in one.
     """
+    loop._decide_current_val_interval()
     is_due = position >= loop.val_begin and (position % loop.val_interval == 0 or position == end)
     is_done = loop.runner.message_hub.get_info(VALIDATED) == loop.iter
     if loop.runner.val_loop is not None and is_due and not is_done:
@@ -150,9 +147,8 @@ def validate_on(runner: Runner, indices: Sequence[int]) -> None:
 
 
 def nothing_left(runner: Runner) -> bool:
-    """Whether a run is resumed at its end, which a line says, and has made its last validation too."""
+    """Whether a run is resumed at its end, with its last validation made."""
     iteration, end, hook = runner.iter, runner.max_iters, checkpoint_hook_of(runner)
     if iteration >= end:
-        advice = 'make it longer (--steps, train_cfg), or choose another --work-dir'
-        warn(f'The run is finished: the checkpoint has {iteration} iterations, the config {end}; {advice}.')
+        warn(f'The run is finished: the checkpoint has {iteration} iterations, the config {end}; make it longer.')
     return iteration > end or (iteration == end and hook is not None and hook.finished)

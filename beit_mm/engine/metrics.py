@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from mmengine.dist import get_world_size
 from mmengine.evaluator import BaseMetric
 from mmengine.hooks import Hook
 from mmengine.runner import Runner
@@ -27,15 +26,13 @@ MAX_PATCHES = 20_000  # possible neighbours, drawn at random, the same at each v
 class MIMMetric(BaseMetric):
     """Loss and accuracy on masked patches, and the entropies to compare the loss with.
 
-    A model that ignores the image and predicts each visual token by its frequency has a loss of `token_entropy`; one
-    that also uses the position has `position_entropy`. Only a `mim_loss` below both shows that a model reads the
-    surroundings of a patch.
+    Only a `mim_loss` below both entropies shows that a model reads the surroundings of a patch.
 
     Returns (nats, except the accuracy):
-        mim_loss: mean loss over all predicted patches (squared error for pixel regression).
+        mim_loss: mean over all predicted patches (squared error for pixel regression).
         mim_acc: part of the predicted patches whose most likely token is right.
-        token_entropy: entropy of the token frequencies over all images and positions.
-        position_entropy: mean loss of guessing a token by its frequency at its position in the other images.
+        token_entropy: the loss of predicting each token by its frequency.
+        position_entropy: the loss of predicting each token by its frequency at its position in the other images.
     """
 
     default_prefix = ''
@@ -59,19 +56,16 @@ class MIMMetric(BaseMetric):
 
 
 def entropy(tokens: np.ndarray) -> float:
-    """Entropy in nats of the frequencies of integers in a 1-D array."""
+    """Entropy in nats of the frequencies of integers, 1-D."""
     _, counts = np.unique(tokens, return_counts=True)
     frequencies = counts / counts.sum()
     return float(-(frequencies * np.log(frequencies)).sum())
 
 
 def position_entropy(tokens: np.ndarray) -> float:
-    """Mean loss in nats of guessing each token by how frequent it is at its position in the other images.
+    """The loss of predicting tokens (images, positions) by their frequency at a position in the other images.
 
-    With few images they are mixed with the frequencies over all positions, at the weight that gives the lowest loss.
-
-    Args:
-        tokens: (images, positions), integers from 0.
+    With few images it is mixed with the frequency over all positions, at the weight that gives the lowest loss.
     """
     number, positions = tokens.shape
     here = frequency_of_each(tokens + (tokens.max() + 1) * np.arange(positions))  # no number at two positions
@@ -91,18 +85,17 @@ def frequency_of_each(numbers: np.ndarray) -> np.ndarray:
 
 @METRICS.register_module()
 class TokenizerMetric(BaseMetric):
-    """Errors and codebook usage of a tokenizer in training, DiscreteVAE or VQKD, over the evaluation set.
+    """Errors and codebook usage of a tokenizer in training, DiscreteVAE or VQKD.
 
-    A hard code is the most likely token of a position, as BEiT predicts; a soft code has the probabilities of all.
+    A hard code is the most likely token of a position; a soft code has the probabilities of all.
 
     Returns (all under `tokenizer/`):
-        recon_mae_01: mean absolute error of the images decoded from hard codes, pixels in [0, 1].
-        recon_mae_pm1: the same for pixels in [-1, 1], twice as large; probably the paper's unit.
+        recon_mae_01, recon_mae_pm1: mean absolute error of the images decoded from hard codes, pixels in [0, 1] and in
+            [-1, 1], which is probably the paper's unit.
         recon_mae_01_soft, recon_mae_pm1_soft: both of the images decoded from soft codes.
-        codes_used: different tokens that occur.
-        codes_share: codes_used as a share of the vocabulary.
-        perplexity: exp of the entropy of the token frequencies; the vocabulary's size if all are equally frequent.
-        posterior_entropy: mean over positions of the entropy of the tokens' probabilities there, nats.
+        codes_used, codes_share: different tokens that occur, and their share of the vocabulary.
+        perplexity: exp of the entropy of the token frequencies.
+        posterior_entropy: mean entropy of the tokens' probabilities at a position, nats.
         feature_distance: of VQKD, 1 - cosine of the features decoded from tokens and the teacher's.
     """
 
@@ -132,9 +125,8 @@ class LayerAccuracy(BaseMetric):
     """Accuracy of each layer for which a LinearProbe trains a classifier.
 
     Returns (percent, except best_layer; all under `accuracy/`):
-        layer_<i>: right predictions from block i, counted from 0.
-        best: the highest of them, a little too high, since the layer is chosen on the same images.
-        best_layer: its number.
+        layer_<i>: of block i, counted from 0.
+        best, best_layer: the highest, a little too high since it is chosen on the same images, and its block.
     """
 
     default_prefix = 'accuracy'
@@ -173,23 +165,17 @@ class Predictions(BaseMetric):
 
 
 def describe(scores: Tensor, classes: Sequence[str], path: str | None, top: int = TOP) -> dict:
-    """One prediction, probabilities (num_classes,), as plain values.
-
-    Returns:
-        dict(path, label=most likely class, name=its name, scores=[[label, probability], ...], best first).
-    """
-    values, labels = scores.float().cpu().topk(min(top, len(scores)))
-    best = int(labels[0])
-    pairs = zip(labels.tolist(), values.tolist(), strict=True)
-    return dict(path=path, label=best, name=classes[best], scores=[list(pair) for pair in pairs])
+    """Probabilities (num_classes,) as dict(path, label, name, scores=[[label, probability], ...]), best first."""
+    values, labels = (column.tolist() for column in scores.float().cpu().topk(min(top, len(scores))))
+    pairs = [list(pair) for pair in zip(labels, values, strict=True)]
+    return dict(path=path, label=labels[0], name=classes[labels[0]], scores=pairs)
 
 
 @HOOKS.register_module()
 class KNNHook(Hook):
     """Logs `knn_accuracy` (percent) after each validation: labelled images classified by their nearest neighbours.
 
-    The features are the mean of the patch tokens after two thirds of the blocks, of unmasked images. Training does not
-    use the labels.
+    The features are the mean of the patch tokens after two thirds of the blocks, of unmasked images.
 
     Args:
         train_dataloader, val_dataloader: configs with an ImageFolder whose pipeline crops to one size and ends with
@@ -218,12 +204,10 @@ class KNNHook(Hook):
 class DenseKNNHook(Hook):
     """Logs `dense_knn_miou` (percent) after each validation: pixels classified by the nearest patches of other images.
 
-    The features are those of KNNHook, for each patch; see docs/features.md. It does not need mmseg.
+    The features are those of KNNHook, for each patch.
 
     Args:
-        train, val: configs of SegmentationFolders without type and pipeline, as
-            `dict(data_root='data/camvid', classes='classes.txt', reduce_zero_label=True,
-            data_prefix=dict(img_path='images/training', seg_map_path='annotations/training'))`.
+        train, val: configs of SegmentationFolders without type and pipeline.
         short_side: of the images in pixels; None: the backbone's image size.
         k: neighbours that vote.
         max_images: used of each dataset, evenly spread.
@@ -240,8 +224,6 @@ class DenseKNNHook(Hook):
         self.extractor = extractor_of(self, runner, size=self.short_side, whole=True)
         self.datasets = [patch_dataset(self.extractor, **config) for config in self.configs]
         check_same_classes(*self.datasets)
-        if (number := len(self.datasets[0])) < (processes := get_world_size()):
-            raise UserError(f'DenseKNNHook: {number} training images for {processes} processes; each needs one')
 
     def after_val_epoch(self, runner: Runner, metrics: dict | None = None) -> None:
         if self.datasets:  # in a training

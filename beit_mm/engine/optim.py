@@ -26,13 +26,13 @@ KERNEL_OPTIONS = ('amsgrad', 'capturable', 'differentiable', 'foreach', 'fused',
 MAX_SKIPPED_IN_A_ROW = 25  # a float16 loss scale, 2**16 at first, has come down to 1 by then
 LAYERED = (BEiTBackbone, BEiTViT, VisionTransformer)  # backbones that give the layer of a parameter
 STEPS_BETWEEN_FETCHES = 50  # at most, at the counters on the device: the host waits for it then
-# What a forward pass changes in a model: statistics of batch norm, the step that DiscreteVAE's temperature follows, the
-# center of DINOPretrainer, and the codes of VQKD, a frozen parameter, with counts of their use.
+# What a forward pass changes: statistics of batch norm, the step that DiscreteVAE's temperature follows, the center of
+# DINOPretrainer, and the codes of VQKD with counts of their use.
 CHANGED_BY_FORWARD = set('running_mean running_var num_batches_tracked steps center codebook usage started'.split())
 
 
 def changed_by_forward(model: nn.Module) -> list[Tensor]:
-    """The buffers and parameters of CHANGED_BY_FORWARD; not of frozen parts, which are in evaluation mode."""
+    """The tensors of CHANGED_BY_FORWARD; not of frozen parts, which are in evaluation mode."""
     tensors: list[Tensor] = []
     for part in model.modules():
         if part.training:
@@ -54,13 +54,11 @@ class SkippedSteps(NamedTuple):
 class AutocastOptimWrapper(OptimWrapper):
     """Runs the forward pass under autocast; scales the loss if the type is float16.
 
-    A step without a finite gradient is skipped on all ranks, with all its accumulated batches: weights, moments and
-    batch norm's statistics stay as they were. With a fused optimizer the decision and the counters stay on the device;
-    RuntimeInfoHook reads them where a line of the log is due. After 25 skipped steps in a row the run stops.
+    A step without a finite gradient is skipped on all ranks, with all its accumulated batches. With a fused optimizer
+    the decision and the counters stay on the device until RuntimeInfoHook reads them.
 
     With float16 a skipped step counts as an overflow, which halves the loss scale, if the losses of all ranks were
-    finite and the scale was above 1: then the scale may have pushed the gradient out of range. Every other skipped step
-    counts as `not_finite` and leaves the scale.
+    finite and the scale was above 1. Every other skipped step counts as `not_finite` and leaves the scale.
 
     Args:
         dtype: 'bfloat16', 'float16' or 'float32'. Where bfloat16 is not fast, a GPU (V100, T4) takes float16 and a CPU
@@ -127,11 +125,7 @@ class AutocastOptimWrapper(OptimWrapper):
         return self.counters[0] == 0
 
     def read_counters(self) -> SkippedSteps:
-        """Fetches the counters, the same on all ranks; logs what was skipped, and the norms since they were last read.
-
-        Raises:
-            UserError: 25 steps in a row were skipped.
-        """
+        """Fetches the counters, the same on all ranks; logs them and the norms; UserError after 25 steps in a row."""
         norms, self.norms = self.norms, []
         numbers = torch.cat([norm.to(self.counters).view(-1) for norm in (self.counters, *norms)]).tolist()
         for norm in numbers[len(self.counters) :]:
@@ -146,14 +140,10 @@ class AutocastOptimWrapper(OptimWrapper):
             )
         if self.loss_scaler.is_enabled():
             self.message_hub.update_scalar('train/overflows', now.overflows)
-            if overflows := now.overflows - before.overflows:
-                scale = self.loss_scaler.get_scale()
-                log(f'{overflows} of the last {len(norms)} steps overflowed float16; the loss scale is {scale:g}.')
         if now.in_a_row >= MAX_SKIPPED_IN_A_ROW:
-            raise UserError(
-                f'the gradient was not finite in {now.in_a_row} steps in a row, from iteration {now.first} on; resume '
-                'the last checkpoint with a lower optim_wrapper.optimizer.lr or with optim_wrapper.dtype=float32'
-            )
+            found = f'the gradient was not finite in {now.in_a_row} steps in a row, from iteration {now.first} on'
+            advice = 'a lower optim_wrapper.optimizer.lr or with optim_wrapper.dtype=float32'
+            raise UserError(f'{found}; resume the last checkpoint with {advice}')
         return now
 
     def state_dict(self) -> dict:
@@ -207,10 +197,7 @@ class BadStepHook(Hook):
 
 
 def check_state(state_dict: dict, optimizer: torch.optim.Optimizer) -> None:
-    """Raises CheckpointError unless an optimizer's state is finite and has its parameters' shapes.
-
-    Fused kernels trust the shapes. `match_groups` sorts the state first.
-    """
+    """Raises CheckpointError unless an optimizer's state is finite and has the shapes that fused kernels trust."""
     match_groups(state_dict, optimizer)
     tensors = {}
     for saved, group in zip(state_dict['param_groups'], optimizer.param_groups, strict=False):
@@ -229,10 +216,7 @@ def check_state(state_dict: dict, optimizer: torch.optim.Optimizer) -> None:
 
 
 def match_groups(state_dict: dict, optimizer: torch.optim.Optimizer) -> None:
-    """Sorts an optimizer's state into this run's groups, by the names that BEiTOptimWrapperConstructor gives them.
-
-    With layer decay each layer has its own groups. A parameter that was frozen before starts without a state.
-    """
+    """Sorts an optimizer's state into this run's groups, by the names that BEiTOptimWrapperConstructor gives them."""
     saved, groups = state_dict['param_groups'], optimizer.state_dict()['param_groups']
     before, now = numbers_by_name(saved), numbers_by_name(groups)
     alike = [group['params'] for group in saved] == [group['params'] for group in groups]
@@ -260,10 +244,9 @@ class BEiTOptimWrapperConstructor:
 
     Args:
         optim_wrapper_cfg: config of the wrapper with its `optimizer`.
-        paramwise_cfg: `dict(layer_decay_rate=d)`, 0 < d <= 1: with d below 1 each layer learns d times as fast as the
-            one above it. The layers are those of the BEiTBackbone, or of mmpretrain's BEiTViT or VisionTransformer;
-            everything outside the backbone learns at the full rate. Schedules scale with the group; their lowest rate
-            does so only if it is a ratio (`eta_min_ratio` of CosineAnnealingLR).
+        paramwise_cfg: `dict(layer_decay_rate=d)`, 0 < d <= 1: each layer of the BEiTBackbone, or of mmpretrain's
+            BEiTViT or VisionTransformer, learns d times as fast as the one above it; everything else learns at the full
+            rate. The lowest rate of a schedule follows only if it is a ratio (`eta_min_ratio`).
 
     Source: microsoft/unilm `beit/optim_factory.py`.
     """
@@ -275,7 +258,7 @@ class BEiTOptimWrapperConstructor:
         if paramwise_cfg:
             keys = sorted(paramwise_cfg)
             raise UserError(f'paramwise_cfg of BEiTOptimWrapperConstructor has {keys}; it takes only layer_decay_rate')
-        if isinstance(rate, bool) or not isinstance(rate, (int, float)) or not 0 < rate <= 1:
+        if not 0 < rate <= 1:
             raise UserError(f'layer_decay_rate is {rate!r}; expected a number above 0, and at most 1 (no layer decay)')
 
     def __call__(self, model: nn.Module) -> OptimWrapper:
@@ -288,16 +271,12 @@ class BEiTOptimWrapperConstructor:
 
 
 def parameter_groups(model: nn.Module, rate: float = 1.0, lr: float | None = None) -> list[dict]:
-    """Splits the trainable parameters by weight decay and, with a `rate` below 1, by layer, first layer first.
-
-    Each group also lists the `names` of its parameters; the learning rate of the last layer is `lr`.
-    """
+    """Splits the trainable parameters by weight decay and, with a `rate` below 1, by layer, first layer first."""
     modules = model.named_modules()
     backbones = [(f'{name}.'.lstrip('.'), module) for name, module in modules if isinstance(module, LAYERED)]
-    if rate != 1 and lr is None:
-        raise UserError('layer_decay_rate needs the learning rate of the last layer; set optim_wrapper.optimizer.lr')
-    if rate != 1 and len(backbones) != 1:
-        raise UserError(f'layer_decay_rate needs one BEiTBackbone, BEiTViT or VisionTransformer, not {len(backbones)}')
+    if rate != 1 and (lr is None or len(backbones) != 1):
+        needed = 'optim_wrapper.optimizer.lr and one BEiTBackbone, BEiTViT or VisionTransformer'
+        raise UserError(f'layer_decay_rate needs {needed}; found lr={lr} and {len(backbones)}')
     no_decay = {f'{prefix}{name}' for prefix, _ in backbones for name in ('cls_token', 'pos_embed', 'register_tokens')}
     groups: dict = {}
     for name, parameter in model.named_parameters():

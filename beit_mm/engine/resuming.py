@@ -14,9 +14,7 @@ from beit_mm.errors import UserError, warn
 from beit_mm.files import quoted
 
 # The sections of a config that say what is trained, and how.
-SECTIONS = (
-    'model train_dataloader train_cfg optim_wrapper param_scheduler auto_scale_lr default_hooks custom_hooks'.split()
-)
+SECTIONS = 'model train_dataloader train_cfg optim_wrapper param_scheduler auto_scale_lr default_hooks custom_hooks'
 NOT_SET = 'not set'
 
 
@@ -38,11 +36,7 @@ def check_position(meta: dict, path: str) -> None:
 
 
 def fit_position(runner: Runner, meta: dict) -> bool:
-    """Converts a checkpoint's position to this run's batches; returns whether iterations count other batches.
-
-    Raises:
-        UserError: a step has another number of images.
-    """
+    """Converts a checkpoint's position to this run's batches; returns whether iterations count other batches."""
     before, batch = meta['batch'], batch_units(runner)
     old, new = (entry['images'] * entry['accumulated'] for entry in (before, batch))
     if old != new:
@@ -51,10 +45,8 @@ def fit_position(runner: Runner, meta: dict) -> bool:
     if moved:
         epoch, seen = divmod(meta['iter'], before['per_epoch'])
         counted = epoch * batch['per_epoch'] + seen * before['images'] // batch['images']
-        warn(
-            f'Iteration {meta["iter"]} ({before["images"]} images each) is continued as iteration {counted} '
-            f'({batch["images"]} each); max_iters, intervals and schedules of the config count iterations of this run.'
-        )
+        sizes = f'batches of {before["images"]} images, is iteration {counted} in batches of {batch["images"]}'
+        warn(f'Iteration {meta["iter"]}, in {sizes}; max_iters, intervals and schedules count iterations of this run.')
         meta['iter'] = counted
     by_epoch = isinstance(runner.train_loop, EpochBasedTrainLoop)
     if by_epoch and meta['iter'] > (meta['epoch'] + 1) * batch['per_epoch']:  # the run before counted iterations alone
@@ -63,10 +55,7 @@ def fit_position(runner: Runner, meta: dict) -> bool:
 
 
 def follow_config(runner: Runner, checkpoint: dict, config: dict) -> dict[str, tuple[str, str]]:
-    """Gives a checkpoint this run's settings and batches, at the same position; returns the settings that changed.
-
-    mmengine would take rates, schedules and the optimizer's options from the file.
-    """
+    """Gives a checkpoint this run's settings and batches, at the same position; returns the settings that changed."""
     meta = checkpoint['meta']
     moved = fit_position(runner, meta)
     with as_checkpoint_error(runner._load_from):
@@ -76,9 +65,7 @@ def follow_config(runner: Runner, checkpoint: dict, config: dict) -> dict[str, t
         warn(f"The config is not the checkpoint's, and holds from iteration {meta['iter']} on:{''.join(lines)}")
     kind, before = changes.get('optim_wrapper.optimizer.type', (NOT_SET, NOT_SET))
     if before != NOT_SET:
-        raise UserError(
-            f'{kind} cannot use the state of {before}; set {before} again, or use load_from for the weights'
-        )
+        raise UserError(f'{kind} cannot use the state of {before}; set {before}, or use load_from for the weights')
     if changes or moved:
         set_states(runner, checkpoint, moved)
     return changes
@@ -87,7 +74,7 @@ def follow_config(runner: Runner, checkpoint: dict, config: dict) -> dict[str, t
 def changed_settings(config: dict, other: dict) -> dict[str, tuple[str, str]]:
     """The settings of a training that differ between two configs: both values, by name."""
     values, others = settings_by_name(config), settings_by_name(other)
-    names = [name for name in {**values, **others} if name.partition('.')[0] in SECTIONS]
+    names = [name for name in {**values, **others} if name.partition('.')[0] in SECTIONS.split()]
     pairs = {name: (values.get(name, NOT_SET), others.get(name, NOT_SET)) for name in names}
     return {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}
 

@@ -20,7 +20,7 @@ from mmengine.hooks import EMAHook, Hook
 from mmengine.runner import Runner
 from torch.utils.data import DataLoader
 
-from beit_mm.engine.checkpoints import at_boundary, checkpoint_hook_of, in_main_process, is_training
+from beit_mm.engine.checkpoints import checkpoint_hook_of, in_main_process, is_training
 from beit_mm.errors import UserError, log, warn
 from beit_mm.registry import HOOKS
 from beit_mm.terminal import typed
@@ -34,10 +34,9 @@ SECONDS_TO_CONNECT = 60.0  # for all processes together
 class InterruptionHook(Hook):
     """Ends a run that is told to stop so that it can be resumed; refuses two runs in one folder.
 
-    A signal lets the run finish its step, with all batches that it accumulates, or the batch of its validation. Then
-    the run saves `interrupted.pth`, and all processes end with one exit code; see docs/reliability.md. A validation
-    between accumulated batches, and what hooks measure after one (KNNHook), is finished first. In the last step of a
-    run without validation a signal has no effect. Needs our CheckpointHook, and EpochLoop or IterLoop.
+    After a signal the run finishes its step, with all batches that it accumulates, or the batch of its validation. Then
+    it saves `interrupted.pth`, and all processes end with one exit code. In the last step of a run without validation a
+    signal has no effect. Needs a beit_mm.CheckpointHook, and EpochLoop or IterLoop.
 
     The main process locks `run.lock` in the work directory; the kernel releases it however the process ends.
     """
@@ -52,7 +51,7 @@ class InterruptionHook(Hook):
         self.group: Any = None
         self.pending: tuple[Any, torch.Tensor] | None = None  # an exchange under way
         self.handlers: dict[signal.Signals, Any] = {}
-        self.in_training = self.validates = False
+        self.validates = False
 
     def before_run(self, runner: Runner) -> None:
         if is_training(runner):
@@ -62,11 +61,10 @@ class InterruptionHook(Hook):
         try:
             folder.mkdir(parents=True, exist_ok=True)
             lock = (folder / 'run.lock').open('a+', errors='replace')
-            self.locks.append(lock)  # locked by the process: no forked worker keeps it
-            fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            self.locks.append(lock)
+            fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # by the process: no forked worker keeps it
             lock.truncate(0)
-            since = time.strftime('%Y-%m-%d %X')
-            lock.write(f'process {os.getpid()} on {socket.gethostname()} since {since}')
+            lock.write(f'process {os.getpid()} on {socket.gethostname()} since {time.strftime("%Y-%m-%d %X")}')
             lock.flush()
         except BlockingIOError:
             lock.seek(0)
@@ -80,7 +78,6 @@ class InterruptionHook(Hook):
 
     def start(self, can_save: bool) -> None:
         self.code, self.agreed, self.pending = 0, 0, None
-        self.in_training = True
         self.group = connect() if get_world_size() > 1 else None
         if can_save and threading.current_thread() is threading.main_thread():
             for number in EXIT_CODES:
@@ -91,7 +88,6 @@ class InterruptionHook(Hook):
         for number, handler in self.handlers.items():
             signal.signal(number, handler)
         self.handlers = {}
-        self.in_training = False
 
     def receive(self, number: int, frame: Any) -> None:
         if number == signal.SIGINT and self.code == EXIT_CODES[signal.SIGINT]:
@@ -124,16 +120,12 @@ class InterruptionHook(Hook):
     def after_val_epoch(self, runner: Runner, metrics: dict[str, float] | None = None) -> None:
         self.validates = False
 
-    def after_val(self, runner: Runner) -> None:
-        if not self.in_training:  # a training ends its own workers
-            end_workers(runner.val_dataloader)
-
     def after_test(self, runner: Runner) -> None:
         end_workers(runner.test_dataloader)
 
     def stop_if_told(self, runner: Runner) -> None:
         self.agreed = self.agreed or self.exchange()
-        if self.agreed and at_boundary(runner):
+        if self.agreed and runner.optim_wrapper.should_update():  # not between accumulated batches
             if self.validates:
                 restore_trained_weights(runner)
             self.stop(runner)
@@ -178,14 +170,12 @@ def connect() -> Any:
         dist.barrier(group=dist.new_group(backend='gloo', timeout=timedelta(seconds=SECONDS_TO_CONNECT)))
     except RuntimeError as caught:
         error = f'rank {get_rank()}: {str(caught).splitlines()[0]}'
-    errors = list(filter(None, all_gather_object(error)))
-    if not errors:
-        return dist.new_group(backend='gloo')
-    warn(
-        f'No gloo group ({errors[0]}): a signal stops only the process that receives it, so send it to every process. '
-        'Set GLOO_SOCKET_IFNAME to the network interface between the nodes.'
-    )
-    return None
+    errors = [one for one in all_gather_object(error) if one]
+    if errors:
+        advice = 'set GLOO_SOCKET_IFNAME to the network interface between the nodes'
+        warn(f'No gloo group ({errors[0]}): a signal stops only the process that receives it; {advice}.')
+        return None
+    return dist.new_group(backend='gloo')
 
 
 @contextlib.contextmanager
@@ -204,13 +194,6 @@ def signals_handled(runner: Runner) -> Iterator[None]:
             hook.close()
 
 
-def end_if_told(runner: Runner) -> None:
-    """Ends this process if a signal has come before the first step, when there is nothing to save."""
-    for hook in runner.hooks:
-        if isinstance(hook, InterruptionHook) and hook.code:
-            sys.exit(hook.code)
-
-
 def resuming_command() -> str:
     """What a user types to resume; a scheduler that starts the same command again need not."""
     given = os.environ.get('BEIT_MM_COMMAND')  # by dist_train.sh and slurm_train.sh
@@ -222,8 +205,7 @@ def resuming_command() -> str:
 class WorkerInit:
     """A loader's `worker_init_fn`: calls the one that it had, then leaves the run's signals to the main process.
 
-    Schedulers, terminals and torchrun signal the workers too, but the main process stops them: they obey SIGTERM from
-    it alone, and ignore SIGINT, SIGUSR1 and SIGHUP.
+    Terminals, schedulers and torchrun signal the workers too. They ignore that, and obey the main process's SIGTERM.
     """
 
     def __init__(self, first: Callable[[int], None] | None):
@@ -232,9 +214,6 @@ class WorkerInit:
     def __call__(self, worker: int) -> None:
         if self.first is not None:
             self.first(worker)
-        if os.isatty(2):  # libjpeg writes there about each flawed image; errors go to the main process
-            with open(os.devnull, 'wb') as nothing:
-                os.dup2(nothing.fileno(), 2)
         for number in (signal.SIGINT, signal.SIGUSR1, signal.SIGHUP):
             signal.signal(number, signal.SIG_IGN)
         if hasattr(signal, 'sigwaitinfo'):
@@ -254,11 +233,7 @@ def shield_workers(loader: DataLoader) -> None:
 
 
 def end_workers(loader: DataLoader) -> None:
-    """Ends a loader's persistent workers.
-
-    Otherwise torch ends them when the process exits. Where batches are pinned it waits five seconds for each worker in
-    turn: 70 seconds with 14 workers, in which a GPU stands idle.
-    """
+    """Ends a loader's persistent workers. When the process exits torch waits five seconds for each of them in turn."""
     # No public way as of torch 2.13. Where these names are gone, the workers end with the process.
     iterator = getattr(loader, '_iterator', None)
     if hasattr(iterator, '_shutdown_workers'):

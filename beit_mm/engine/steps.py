@@ -14,7 +14,7 @@ from mmengine.runner import Runner
 from torch import nn
 
 from beit_mm.datasets.samplers import mixed_seed
-from beit_mm.errors import UserError, log, warn
+from beit_mm.errors import log, warn
 from beit_mm.models.beit import BEiTPretrainer
 from beit_mm.models.tokenizers.base import Tokenizer
 from beit_mm.registry import HOOKS
@@ -29,8 +29,7 @@ def unwrap(runner: Runner) -> nn.Module:
 class StepSeedHook(Hook):
     """Seeds all random generators before each training step with the run's seed, the rank and the step's number.
 
-    A resumed run then draws (mixup, drop path, erasing) what it would have drawn. Weights are drawn before, and samples
-    are drawn with their own keys (see datasets.samplers): both are the same for any number of processes.
+    Mixup, drop path and erasing then draw the same in a resumed run. Samples are drawn with their own keys.
     """
 
     priority = 'VERY_HIGH'
@@ -50,10 +49,7 @@ class StepSeedHook(Hook):
 
 @HOOKS.register_module()
 class CompressGradientsHook(Hook):
-    """Sends gradients between processes in bfloat16, half the bytes, by torch's hook, which also adds in bfloat16.
-
-    For slow networks between nodes: `default_hooks.gradients.type=beit_mm.CompressGradientsHook` on a command line.
-    """
+    """Sends gradients between processes in bfloat16, half the bytes, by torch's hook, which also adds in bfloat16."""
 
     def before_train(self, runner: Runner) -> None:
         if is_model_wrapper(runner.model):
@@ -66,12 +62,10 @@ class CompressGradientsHook(Hook):
 class CompileHook(Hook):
     """Compiles the model's part of a training step, as one graph for one shape.
 
-    That is `loss` of a BEiTPretrainer, else `extract_feat`, which classifiers and segmentors have. Validation, which
-    has other sizes, stays eager. If compiling fails, the run falls back to eager and warns, at once and again when the
-    training ends. It also fails after eight compilations, where shapes change with every batch, as with masks of
-    variant 'paper' or of mmpretrain. With several processes torch cuts the graph where gradients are exchanged. The
-    graph draws its own random numbers: with drop path a compiled run differs from an eager one, but can be repeated
-    and resumed.
+    That is `loss` of a BEiTPretrainer, else `extract_feat`, which classifiers and segmentors have. Validation stays
+    eager. If compiling fails, the run falls back to eager and warns. It fails after eight compilations too, where
+    shapes change with every batch, as with masks of variant 'paper'. The graph draws its own random numbers: with drop
+    path a compiled run differs from an eager one, but can be repeated and resumed.
 
     Args:
         options: of torch.compile: backend, mode, options.
@@ -83,9 +77,7 @@ class CompileHook(Hook):
     def before_train(self, runner: Runner) -> None:
         model = unwrap(runner)
         self.method = 'loss' if isinstance(model, BEiTPretrainer) else 'extract_feat'
-        eager = getattr(model, self.method, None)
-        if eager is None:
-            raise UserError(f'a {type(model).__name__} has no method {self.method!r} that CompileHook could compile')
+        eager = getattr(model, self.method)
         tokenizer = getattr(model, 'target_generator', None)
         if isinstance(tokenizer, Tokenizer):  # a graph cannot cast the weights of a module
             tokenizer.prepare(next(model.parameters()).device)
@@ -100,13 +92,7 @@ class CompileHook(Hook):
 
 
 class CompiledInTraining:
-    """A method of a model that runs compiled in training, and eager from the first call that fails to compile.
-
-    Args:
-        model: whose mode counts: in evaluation the method runs eager.
-        eager: the method.
-        options: of torch.compile.
-    """
+    """A method of a model that runs compiled in training, and eager from the first call that fails to compile."""
 
     def __init__(self, model: nn.Module, eager: Callable, options: dict):
         self.model, self.eager = model, eager

@@ -13,7 +13,7 @@ from beit_mm.datasets import UnlabeledImages, UnreadableImageError
 from beit_mm.engine.checkpoints import in_main_process
 from beit_mm.engine.logs import fetch_due, written_if_possible
 from beit_mm.engine.loops import validate_on
-from beit_mm.engine.signals import end_if_told, shield_workers
+from beit_mm.engine.signals import shield_workers
 from beit_mm.errors import UserError, log, warn
 from beit_mm.files import quoted
 from beit_mm.registry import HOOKS
@@ -25,9 +25,9 @@ LIST = 'unreadable_images.txt'
 class UnreadableImagesHook(Hook):
     """Names each image that the dataset's `on_error='skip'` replaced, and stops a run with too many of them.
 
-    At least every 50 steps the new paths of all processes go into the log and, one a line, into
-    `unreadable_images.txt` in the work directory, which a resumed run continues. In classification and segmentation
-    `unreadable` has to be among the `meta_keys` of the pipeline's last transform.
+    At least every 50 steps the new paths of all processes go into the log and into `unreadable_images.txt` in the work
+    directory, which a resumed run continues. In classification and segmentation `unreadable` has to be among the
+    `meta_keys` of the pipeline's last transform.
 
     Held-out images are read once before training. With `on_error='raise'` of their dataset, one that cannot be read
     stops the run at once; with 'skip' it is left out of every validation. Tests never leave images out.
@@ -38,9 +38,7 @@ class UnreadableImagesHook(Hook):
 
     def __init__(self, max_rate: float = 0.05):
         self.max_rate = max_rate
-        self.path = Path(LIST)
         self.new_paths: set[str] = set()  # met by this process since they were last listed
-        self.listed: set[str] = set()
         self.held_out: set[str] = set()
 
     def before_train(self, runner: Runner) -> None:
@@ -53,19 +51,18 @@ class UnreadableImagesHook(Hook):
     def check_held_out(self, runner: Runner) -> None:
         dataset = runner.val_dataloader.dataset
         log(f'Reading the {len(dataset)} held-out images once, to see that none is broken.')
-        broken = find_unreadable(dataset, runner)
+        broken = find_unreadable(dataset, runner.val_dataloader.num_workers)
         if not broken:
             return
         self.held_out = {quoted(error.path) for error in broken.values()}
         self.add(runner, self.held_out)
         count = f'{len(broken)} of {len(dataset)} held-out images cannot be read, see {self.path}'
         if dataset.on_error == 'raise':
-            advice = "Fix or remove them, or leave them out with val_dataloader.dataset.on_error='skip'"
-            raise UnreadableImageError(f'{next(iter(broken.values()))}; {count}. {advice}')
+            advice = "val_dataloader.dataset.on_error='skip' leaves them out"
+            raise UnreadableImageError(f'{next(iter(broken.values()))}; {count}; {advice}')
         self.check_rate(len(broken), len(dataset))
-        others = [index for index in range(len(dataset)) if index not in broken]
-        validate_on(runner, others)
-        warn(f'{count}. Every validation of this run leaves them out, and uses the other {len(others)}.')
+        validate_on(runner, [index for index in range(len(dataset)) if index not in broken])
+        warn(f'{count}. Every validation of this run leaves them out.')
 
     def after_train_iter(self, runner: Runner, batch_idx: int, data_batch: dict, outputs: dict | None = None) -> None:
         inputs = data_batch['inputs']
@@ -94,37 +91,30 @@ class UnreadableImagesHook(Hook):
     def check_rate(self, count: int, total: int) -> None:
         limit = min(max(self.max_rate * total, 10), total - 1)  # a few are tolerated, however small the dataset
         if count > limit:
-            raise UserError(f'{count} of {total} images cannot be read, at most {limit:.0f} may be; see {self.path}')
+            raise UserError(f'{count} of {total} images cannot be read, at most {limit:.0f} may be; see {LIST}')
 
 
 class ReadingErrors(Dataset):
-    """Instead of a sample: None, or the index and the error of one that cannot be read."""
+    """Instead of a sample: None, or the error of one that cannot be read."""
 
     def __init__(self, dataset: UnlabeledImages):
         self.dataset = copy.copy(dataset)
         self.dataset.on_error = 'raise'  # no substitutes
 
-    def __getitem__(self, index: int) -> tuple[int, UnreadableImageError] | None:
+    def __getitem__(self, index: int) -> UnreadableImageError | None:
         try:
             self.dataset[index]
         except UnreadableImageError as error:
-            return index, error
+            return error
         return None
 
 
-def find_unreadable(dataset: UnlabeledImages, runner: Runner) -> dict[int, UnreadableImageError]:
-    """The held-out samples that cannot be read: the error by index, in order. All processes share the work."""
-    loader = DataLoader(
-        ReadingErrors(dataset),
-        batch_size=None,
-        sampler=range(get_rank(), len(dataset), get_world_size()),
-        num_workers=runner.val_dataloader.num_workers,
-        generator=torch.Generator(),  # so that nothing is drawn from the run's
-    )
+def find_unreadable(dataset: UnlabeledImages, num_workers: int) -> dict[int, UnreadableImageError]:
+    """The errors of the samples that cannot be read, by their index in order; all processes share the work."""
+    indices = range(get_rank(), len(dataset), get_world_size())
+    generator = torch.Generator()  # so that nothing is drawn from the run's
+    loader = DataLoader(ReadingErrors(dataset), None, sampler=indices, num_workers=num_workers, generator=generator)
     shield_workers(loader)
-    broken = []
-    for answer in loader:
-        end_if_told(runner)
-        if answer is not None:
-            broken.append(answer)
-    return dict(sorted(sum(all_gather_object(broken), []), key=lambda answer: answer[0]))
+    answers = zip(indices, loader, strict=True)
+    broken = all_gather_object([(index, error) for index, error in answers if error is not None])
+    return dict(sorted(sum(broken, []), key=lambda answer: answer[0]))

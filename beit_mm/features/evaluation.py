@@ -1,8 +1,6 @@
 """Measures frozen features: k-NN and a linear layer, on labelled images and on their patches.
 
-Nothing of the backbone is trained. Features of a backbone with random weights, and thumbnails of the images, show what
-pixels and positions alone are worth. Shapes: N images or patches to be classified, M with labels (the bank), C
-channels, K classes, h x w patches.
+Shapes: N images or patches to be classified, M with labels (the bank), C channels, K classes, h x w patches.
 """
 
 import math
@@ -44,31 +42,25 @@ def evaluate_images(
     layer: int | None = None,
     kind: str = 'mean',
     k: int = 20,
-    batch_size: int = 64,
     workers: int = 0,
 ) -> dict[str, Any]:
-    """Measures top-1 accuracy on labelled images.
+    """Measures top-1 accuracy on labelled images: folders of class folders, or loaders of ImageFolders.
 
-    Args:
-        train, val: folders of class folders; or loaders of ImageFolders whose pipelines end with PackInputs.
-        method: 'knn', a vote of the `k` nearest training images weighted by exp(cosine / 0.07) (DINO's); or 'linear',
-            multinomial logistic regression on standardised features, its penalty chosen on a tenth of the training
-            images.
-        layer, kind: of the features; see FeatureExtractor.
-        batch_size: images at a time.
-        workers: processes that read images.
-
-    Returns:
-        dict(top1=%, images=[training, validation], classes=their number), of 'linear' also penalty and held_out, the
-        accuracy in % of each penalty.
+    `method` is 'knn', see `knn_predict`, or 'linear', see `choose_penalty`. Returns dict(top1=%, images=[training,
+    validation], classes=number), of 'linear' also penalty and held_out.
     """
     check_choice('method', method, ('knn', 'linear'))
-    check_choice('kind', kind, ('mean', 'class_token'))
-    loaders = [
-        source if isinstance(source, DataLoader) else image_loader(extractor, source, batch_size, workers)
-        for source in (train, val)
-    ]
-    number = check_same_classes(*(loader.dataset for loader in loaders))
+
+    def loader(source: str | Path | DataLoader) -> DataLoader:
+        if isinstance(source, DataLoader):
+            return source
+        with DefaultScope.overwrite_default_scope('mmpretrain'):
+            dataset = ImageFolder(data_root=str(source), pipeline=extractor.pipeline, test_mode=True)
+        sampler = SeededSampler(dataset, shuffle=False, seed=0)
+        return DataLoader(dataset, 64, sampler=sampler, num_workers=workers, collate_fn=default_collate)
+
+    loaders = loader(train), loader(val)
+    number = check_same_classes(loaders[0].dataset, loaders[1].dataset)
     (bank, labels), (features, truth) = (image_features(extractor, loader, layer, kind) for loader in loaders)
     if method == 'knn':
         predicted, found = knn_predict(features, bank, labels, number, k), dict(k=k)
@@ -81,17 +73,10 @@ def evaluate_images(
     return dict(top1=top1, images=[len(labels), len(truth)], classes=number, **found)
 
 
-def image_loader(extractor: FeatureExtractor, folder: str | Path, batch_size: int, workers: int) -> DataLoader:
-    with DefaultScope.overwrite_default_scope('mmpretrain'):
-        dataset = ImageFolder(data_root=str(folder), pipeline=extractor.pipeline, test_mode=True)
-    sampler = SeededSampler(dataset, shuffle=False, seed=0)
-    return DataLoader(dataset, batch_size, sampler=sampler, num_workers=workers, collate_fn=default_collate)
-
-
 def image_features(
     extractor: FeatureExtractor, loader: DataLoader, layer: int | None, kind: str
 ) -> tuple[Tensor, Tensor]:
-    """Features float32 (N, C) and classes int64 (N,) of labelled images, in the dataset's order, of all processes."""
+    """Features (N, C) and classes (N,) in the dataset's order, of all processes."""
     pooled, rows = [], []
     for batch in loader:
         pooled.append(extractor.features(batch['inputs'], [layer])[kind][:, 0])
@@ -111,21 +96,12 @@ def evaluate_patches(
     workers: int = 0,
     **options: int,
 ) -> dict[str, Any]:
-    """Measures the mean intersection over union of pixels, classified by the features of their patches.
+    """Measures the mean intersection over union of all pixels, classified by the features of their patches.
 
-    The scores of the classes at the patches of a validation image, (h, w, K), are brought to the size of its annotation
-    bilinearly; the highest decides. As in mmseg, the mIoU is that of all pixels together.
+    `train` and `val` are each a `patch_dataset`, or its options. Returns dict(miou=%, iou=[% of each class, None where
+    it is neither there nor predicted], classes=names, images=[training, validation]), and the classifier's.
 
-    Args:
-        train, val: each a `patch_dataset`, or its options.
-        extractor, method, layer, workers, options: of `patch_classifier`.
-
-    Returns:
-        dict(miou=%, iou=[% of each class, None where it is neither there nor predicted], classes=names,
-        images=[training, validation], patches=in the bank), of 'linear' also penalty and held_out, the mIoU in % of
-        each penalty.
-
-    Source: facebookresearch/capi `eval_segmentation.py`; docs/features.md lists the differences.
+    Source: facebookresearch/capi `eval_segmentation.py`.
     """
     datasets = [one if isinstance(one, SegmentationFolder) else patch_dataset(extractor, **one) for one in (train, val)]
     number = check_same_classes(*datasets)
@@ -150,21 +126,10 @@ def patch_classifier(
     max_patches: int = 50_000,
     seed: int = 0,
 ) -> tuple[Callable[[Tensor], Tensor], dict[str, Any]]:
-    """Makes a classifier of patches from labelled patches of other images, see `sample_patches`.
+    """Makes a classifier by standardised features of at most `max_patches` patches of a `patch_dataset`.
 
-    Args:
-        extractor: FeatureExtractor with `whole=True`.
-        dataset: a `patch_dataset`.
-        method: 'knn', the mean of the answers of the `k` nearest patches by cosine; or 'linear', multinomial logistic
-            regression whose penalty is chosen by the mIoU of patches of a tenth of the images. Both see features that
-            are standardised by those of the labelled patches.
-        layer, workers: as of `evaluate_images`.
-        k: neighbours.
-        max_patches: labelled patches that are drawn, with this seed, and held in memory.
-
-    Returns:
-        A function: features of patches (h, w, C) -> scores of the classes (h, w, K); and dict(patches=in the bank, k),
-        of 'linear' dict(patches, penalty, held_out).
+    `method` is 'knn', see `knn_shares`, or 'linear', see `choose_penalty`. Returns a function, features (h, w, C) ->
+    scores (h, w, K), and dict(patches=in the bank, k), of 'linear' dict(patches, penalty, held_out).
     """
     check_choice('method', method, ('knn', 'linear'))
     number, processes = len(dataset.metainfo['classes']), get_world_size()
@@ -189,18 +154,10 @@ def patch_classifier(
 
 
 def patch_dataset(extractor: FeatureExtractor, max_images: int | None = None, **options: Any) -> SegmentationFolder:
-    """A SegmentationFolder whose images an extractor with `whole=True` prepares.
-
-    Args:
-        max_images: evenly spread; None for all.
-        options: of SegmentationFolder: data_root, classes, reduce_zero_label, data_prefix.
-    """
+    """A SegmentationFolder, with its `options`, whose images (at most `max_images`) an extractor prepares."""
     extractor.check_whole()
     steps = [*extractor.pipeline[:-1], dict(type='beit_mm.LoadAnnotation')]
-    # mmengine's way to keep a list compactly collects all garbage first, which takes most of a second
-    dataset = SegmentationFolder(**dict(options, pipeline=steps, test_mode=True, serialize_data=False))
-    if not dataset.data_prefix.get('seg_map_path'):
-        raise UserError('the images have no annotations; expected data_prefix=dict(img_path=..., seg_map_path=...)')
+    dataset = SegmentationFolder(**dict(options, pipeline=steps, test_mode=True))
     if max_images and max_images < len(dataset):
         dataset.get_subset_([row * len(dataset) // max_images for row in range(max_images)])
     return dataset
@@ -209,7 +166,7 @@ def patch_dataset(extractor: FeatureExtractor, max_images: int | None = None, **
 def labelled_patches(
     extractor: FeatureExtractor, dataset: SegmentationFolder, layer: int | None, workers: int
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """Features of patches, float32 (h, w, C) on the model's device, and label map uint8 (H, W) of each image."""
+    """Features of patches, float32 (h, w, C), and label map, uint8 (H, W), of each image of this process."""
     images = Subset(dataset, range(get_rank(), len(dataset), get_world_size()))
     generator = torch.Generator()  # a loader draws a seed: not from the generator of a training
     for sample in DataLoader(images, batch_size=None, num_workers=workers, generator=generator):
@@ -218,10 +175,7 @@ def labelled_patches(
 
 
 def class_shares(labels: Tensor, grid: Grid, num_classes: int) -> Tensor:
-    """The share, float32 (h, w, K), that each class of a label map, uint8 (H, W), has of each patch's pixels.
-
-    Labels from `num_classes` on are ignored. A pixel belongs to the patch that holds its centre.
-    """
+    """The share (h, w, K) that each class of a label map, uint8 (H, W), has of each patch's pixels."""
     rows, columns = (
         (torch.arange(side) * 2 + 1) * cells // (2 * side) for side, cells in zip(labels.shape, grid, strict=True)
     )
@@ -236,15 +190,9 @@ def class_shares(labels: Tensor, grid: Grid, num_classes: int) -> Tensor:
 def sample_patches(
     maps: Iterable[tuple[Tensor, Tensor]], num_classes: int, num_images: int, max_patches: int, seed: int = 0
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Draws the bank: patches of which at least half has a class, at random, as many from each image.
+    """Draws, evenly from `num_images` images, patches of which at least half has a class.
 
-    Args:
-        maps: of `labelled_patches`, of `num_images` images.
-        max_patches: of all images together.
-
-    Returns:
-        Features (M, C); the classes' shares of their pixels (M, K), each row adding up to 1; the number of the image
-        int64 (M,); on the features' device.
+    Returns features (M, C), the classes' shares of their pixels (M, K), which add up to 1, and images' numbers (M,).
     """
     generator = torch.Generator().manual_seed(seed)
     per_image = -(-max_patches // num_images)  # rounded up
@@ -259,12 +207,12 @@ def sample_patches(
     if not sum(map(len, images)):
         raise UserError('no patch of the training images has a class; if 0 is unlabelled there, set reduce_zero_label')
     kept = torch.randperm(sum(map(len, images)), generator=generator)[:max_patches].sort().values
-    bank, answers, numbers = (torch.cat(parts)[kept.to(parts[0].device)] for parts in (features, targets, images))
-    return bank, answers, numbers
+    kept = kept.to(features[0].device)
+    return torch.cat(features)[kept], torch.cat(targets)[kept], torch.cat(images)[kept]
 
 
 def neighbours(features: Tensor, bank: Tensor, k: int) -> Iterator[tuple[Tensor, Tensor]]:
-    """Cosines (n, k), highest first, and rows (n, k) of the k <= M nearest of a bank, for n features at a time."""
+    """Cosines (n, k), highest first, and rows (n, k) of the nearest of a bank, for n features at a time."""
     bank = F.normalize(bank, dim=1)
     for chunk in F.normalize(features, dim=1).split(CHUNK):
         yield (chunk @ bank.T).topk(min(k, len(bank)), dim=1)
@@ -273,9 +221,7 @@ def neighbours(features: Tensor, bank: Tensor, k: int) -> Iterator[tuple[Tensor,
 def knn_predict(
     features: Tensor, bank: Tensor, labels: Tensor, num_classes: int, k: int = 20, temperature: float = 0.07
 ) -> Tensor:
-    """Classes, int64 (N,), of features (N, C) by a vote of the k nearest in a bank (M, C) with labels int64 (M,).
-
-    Each vote has the weight exp(cosine / temperature).
+    """Classes (N,) of features by a vote of the k nearest, with labels (M,), weighted by exp(cosine / temperature).
 
     Source: facebookresearch/dino `eval_knn.py`.
     """
@@ -288,19 +234,16 @@ def knn_predict(
 
 
 def thumbnail(image: np.ndarray) -> np.ndarray:
-    """Pixels float64 (192,) in [0, 1] of an image uint8 (H, W, 3), the whole of it brought to 8 x 8 pixels."""
+    """Pixels float64 (192,) in [0, 1] of an image uint8 (H, W, 3), resized to 8 x 8 pixels."""
     return resize_bicubic(image, THUMBNAIL).ravel() / 255.0
 
 
 def ridge(x: Tensor, y: Tensor, held_out: Tensor) -> Tensor:
-    """Classes (M,) of pixels (M, P) by least squares with an intercept on pixels (N, P) and classes (N,), float64.
-
-    Of RIDGE_PENALTIES the one with the best accuracy of leave-one-out on the N images.
-    """
-    targets = F.one_hot(y).double()  # N, classes
+    """Classes of pixels float64 (N, P) by ridge regression on (M, P), its penalty by leave-one-out accuracy."""
+    targets = F.one_hot(y).double()  # M, K
     mean, level = x.mean(dim=0), targets.mean(dim=0)
-    u, scale, v = torch.linalg.svd(x - mean, full_matrices=False)  # N, R; R; R, P
-    along = u.T @ (targets - level)  # R, classes
+    u, scale, v = torch.linalg.svd(x - mean, full_matrices=False)  # M, R; R; R, P
+    along = u.T @ (targets - level)  # R, K
 
     def left_out_accuracy(penalty: float) -> float:
         shrunk = scale**2 / (scale**2 + penalty)
@@ -310,12 +253,12 @@ def ridge(x: Tensor, y: Tensor, held_out: Tensor) -> Tensor:
         return float((without_itself.argmax(dim=1) == y).double().mean())
 
     penalty = max(RIDGE_PENALTIES, key=left_out_accuracy)
-    weights = v.T * (scale / (scale**2 + penalty)) @ along  # P, classes
+    weights = v.T * (scale / (scale**2 + penalty)) @ along  # P, K
     return (level + (held_out - mean) @ weights).argmax(dim=1)
 
 
 def mean_and_error(values: Tensor) -> tuple[float, float]:
-    """Mean of values (N,) and its standard error, in %: of right answers, or of paired differences between two."""
+    """Mean of values (N,) and its standard error, in %."""
     values = values.double()
     return 100 * float(values.mean()), 100 * float(values.std(correction=0)) / math.sqrt(len(values))
 
@@ -326,7 +269,7 @@ def knn_shares(features: Tensor, bank: Tensor, targets: Tensor, k: int = 30) -> 
 
 
 def standardiser(bank: Tensor) -> Callable[[Tensor], Tensor]:
-    """A function that standardises features by mean and variance of each channel in a bank (M, C)."""
+    """A function that standardises each channel of features by the bank's."""
     mean = bank.mean(dim=0)
     std = bank.std(dim=0, correction=0).clamp(min=1e-6)  # a channel may be the same everywhere
     return lambda features: (features - mean) / std
@@ -337,15 +280,13 @@ def fit_linear(
 ) -> nn.Linear:
     """Multinomial logistic regression by L-BFGS: minimises mean cross entropy + penalty / 2 * sum of squared weights.
 
-    Args:
-        features: (M, C), standardised.
-        targets: classes int64 (M,), or their shares (M, K).
-        start: what to begin with; zeros without it.
+    `features` are standardised; `targets` are classes int64 (M,), or their shares (M, K); `start` replaces zeros.
     """
     layer = nn.Linear(features.shape[1], num_classes, device=features.device)
-    with torch.no_grad():
-        layer.weight.copy_(start.weight) if start else layer.weight.zero_()
-        layer.bias.copy_(start.bias) if start else layer.bias.zero_()
+    for parameter in layer.parameters():
+        nn.init.zeros_(parameter)
+    if start:
+        layer.load_state_dict(start.state_dict())
     optimizer = torch.optim.LBFGS(layer.parameters(), max_iter=100, line_search_fn='strong_wolfe')
 
     def objective() -> Tensor:
@@ -366,20 +307,12 @@ def fit_linear(
 def choose_penalty(
     features: Tensor, targets: Tensor, num_classes: int, images: Tensor, by_class: bool, seed: int = 0
 ) -> tuple[nn.Linear, dict[str, Any]]:
-    """A linear layer on all features, with the penalty that is best on a tenth of the images when fitted on the rest.
+    """`fit_linear` on all features, with the penalty that is best on a tenth of the images when fitted on the rest.
 
-    Args:
-        features, targets, num_classes: as `fit_linear`.
-        images: int64 (M,), the image that each feature is of: those of one image stay together.
-        by_class: the best by mean intersection over union, else by the part of right answers.
-        seed: of the choice of images.
-
-    Returns:
-        The layer; and dict(penalty=its own, held_out=the figure of each penalty in %).
+    `images`, int64 (M,), has the image of each feature; `by_class` judges by the mean intersection over union instead
+    of the accuracy. Returns the layer, and dict(penalty, held_out={penalty: % on the tenth}).
     """
     names, image = images.unique(return_inverse=True)
-    if len(names) < 2:
-        raise UserError(f'{len(names)} image with labels; expected at least 2, one of them to choose the penalty by')
     order = torch.randperm(len(names), generator=torch.Generator().manual_seed(seed)).to(images.device)
     held_out = torch.isin(image, order[: max(1, round(HELD_OUT * len(names)))])
     figures: dict[float, float] = {}
@@ -394,9 +327,9 @@ def choose_penalty(
 
 
 def confusion(predicted: Tensor, targets: Tensor, num_classes: int) -> Tensor:
-    """Counts float64 (K, K) on the CPU, by the right class and the predicted one, int64 of any shape.
+    """Counts float64 (K, K) on the CPU, by right and by predicted class, int64 of any shape.
 
-    Targets are integers of that shape, ignored from `num_classes` on, or shares of classes (*shape, K).
+    Targets are integers, ignored from `num_classes` on, or shares of classes (*shape, K).
     """
     if targets.is_floating_point():
         counts = targets.new_zeros(num_classes, num_classes, dtype=torch.float64)
@@ -407,7 +340,7 @@ def confusion(predicted: Tensor, targets: Tensor, num_classes: int) -> Tensor:
 
 
 def pixel_scores(scores: Tensor, size: tuple[int, int]) -> Tensor:
-    """Scores of the classes at patches (h, w, K), brought to the pixels of an image (K, H, W) bilinearly."""
+    """Resizes scores of patches (h, w, K) bilinearly to the pixels of an image (K, H, W)."""
     return F.interpolate(scores.permute(2, 0, 1)[None], size, mode='bilinear')[0]
 
 
@@ -427,7 +360,7 @@ def accuracy(counts: Tensor) -> float:
 
 def check_same_classes(train: BaseDataset, val: BaseDataset) -> int:
     """The number of classes, which two datasets must have in common."""
-    classes, others = (dataset.metainfo['classes'] for dataset in (train, val))
+    classes, others = train.metainfo['classes'], val.metainfo['classes']
     if classes != others:
         found = f'the training images have {len(classes)} classes, the validation images {len(others)}'
         raise UserError(f'{found}, or their names differ; expected the same')

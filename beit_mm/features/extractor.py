@@ -19,7 +19,7 @@ from torch import Tensor
 from beit_mm.checkpoint.checkpoint import Checkpoint, CheckpointInput, Levels, normalisation_of
 from beit_mm.checkpoint.find import PHOTOS
 from beit_mm.datasets.image_folder import EXTENSIONS, extensions_of, list_images, scale_decoding
-from beit_mm.datasets.reading import LoadBands, LoadImage, UnreadableImageError, check_aspect, rgb_array, unreadable
+from beit_mm.datasets.reading import LoadBands, LoadImage, UnreadableImageError, loaded, rgb_array, unreadable
 from beit_mm.errors import UserError, check_choice
 from beit_mm.files import atomic_file
 from beit_mm.models.vit import BEiTBackbone, block_indices
@@ -30,11 +30,11 @@ from beit_mm.terminal import with_bar
 ImageInput: TypeAlias = str | Path | np.ndarray | Image.Image
 Device: TypeAlias = str | torch.device | None
 KINDS = ('mean', 'class_token', 'patches')
-CROP_RATIO = 0.875  # of our configs' test pipelines, which crop nothing from 384 pixels on
+CROP_RATIO = 0.875  # of the configs' test pipelines, which crop nothing from 384 pixels on
 
 
 class ExistingPath(str):
-    """The path of an image file that was found. It is not looked up again, even if the file is gone by then."""
+    """The path of an image file that was found; it is not looked up again."""
 
 
 class ImageReader:
@@ -60,15 +60,13 @@ class ImageReader:
             sample = self.loader(dict(img=np.asarray(source)))
         else:
             if isinstance(source, Image.Image):
-                source.load()  # some formats learn of their palette or transparency only here
+                source.load()  # some formats read their palette or transparency only here
                 source = rgb_array(source)
-            if source.ndim != 3 or source.shape[2] != 3 or source.dtype != np.uint8 or not source.size:
+            if source.shape[2:] != (3,) or source.dtype != np.uint8 or not source.size:
                 found = f'an array of {source.dtype} {source.shape}'
                 raise UserError(f'{found}; expected uint8 (height, width, 3), RGB, not empty')
-            image = np.ascontiguousarray(source if self.rgb else source[..., ::-1])
-            sample = dict(img=image, img_shape=image.shape[:2], ori_shape=image.shape[:2])
-        check_aspect(str(source) if isinstance(source, (str, Path)) else 'an array', sample['img'])
-        return sample
+            return loaded(np.ascontiguousarray(source if self.rgb else source[..., ::-1]), {})
+        return loaded(sample['img'], sample)
 
     def results(
         self,
@@ -82,12 +80,10 @@ class ImageReader:
 
         Args:
             images: a file, a folder (all its images, to any depth, sorted), an array uint8 (H, W, 3), **RGB**, a PIL
-                image, or a list of these. Of a model of many bands: .tif or .npy files, and arrays (H, W, C) of the
-                values that such files hold.
+                image, or a list of these. For a model of many bands: .tif or .npy files, and their values (H, W, C).
             compute: gives one dict for each sample of the pipeline.
             batch_size: samples at a time.
-            on_error: for an image that cannot be read: 'raise' ends the call, 'skip' yields dict(path=its file,
-                error=what is wrong) in its place.
+            on_error: for an image that cannot be read: 'raise' ends the call, 'skip' yields dict(path, error).
             return_images: also yield `image`, uint8 (H, W, 3), RGB, or bands 1 to 3, see `LoadBands.as_rgb`.
 
         Yields:
@@ -129,10 +125,7 @@ def iterate_images(
             yield from iterate_images(source, extensions)
     elif isinstance(sources, (np.ndarray, Image.Image, ExistingPath)):
         yield sources
-    elif not isinstance(sources, (str, Path)):
-        known = 'a file or folder (str or Path), an array, a PIL image, or a list of these'
-        raise UserError(f'an image of type {type(sources).__name__}; expected {known}')
-    elif os.path.isdir(path := os.path.expanduser(sources)):
+    elif os.path.isdir(path := os.path.expanduser(str(sources))):
         names = list_images(path, extensions)
         if not names:
             raise FileNotFoundError(f'no images in {str(sources)!r}')
@@ -144,7 +137,7 @@ def iterate_images(
 
 
 def usual_preparation(size: Sequence[int], backend: str) -> list[dict]:
-    """Configs of the steps after loading, where no config has them: crop the middle, of `size` (height, width)."""
+    """The steps after loading where no config has them: crop the middle, of `size` (height, width)."""
     edge = max(size) if max(size) >= 384 else round(max(size) / CROP_RATIO)
     return [
         dict(type='ResizeEdge', scale=edge, edge='short', backend=backend, interpolation='bicubic'),
@@ -154,19 +147,14 @@ def usual_preparation(size: Sequence[int], backend: str) -> list[dict]:
 
 
 class FeatureExtractor:
-    """Computes the hidden states of a BEiT for unmasked images; any checkpoint is enough.
-
-    By default the mean of the patches after two thirds of the blocks: BEiT's class token was never trained to sum up
-    an image (BEiT v2's was), and its last blocks are busy with the tokens that they predict. The final norm, which only
-    some checkpoints have, is not applied.
+    """Computes the hidden states of a BEiT for unmasked images, without the final norm.
 
     Args:
         checkpoint: path, URL or name in `list_models` of a BEiT in any format, of any task; or a BEiTBackbone.
         device: such as 'cuda:1' or 'cpu'; None for a GPU, if there is one. A backbone stays where it is.
         size: of the prepared image in pixels: its side, or with `whole` its short side. None: the checkpoint's.
-        whole: all of an image in its own shape, both sides a multiple of the patch. Otherwise the middle of it, as
-            classifiers see it.
-        mean, std: of each channel, pixels 0-255; None: see `checkpoint.normalisation_of`.
+        whole: take all of an image in its own shape, both sides a multiple of the patch, instead of its middle.
+        mean, std: of each channel, pixels 0-255; None: the checkpoint's.
         bands: settings of LoadBands, for a model of other images than RGB.
         max_pixels: of an image file, see LoadImage; None: its default.
 
@@ -212,9 +200,8 @@ class FeatureExtractor:
         else:
             prepare = usual_preparation((size, size) if size else trained, 'pillow' if channels == 3 else 'cv2')
         load: dict = dict(type='beit_mm.LoadImage') if channels == 3 else dict(bands or {}, type='beit_mm.LoadBands')
-        if max_pixels is not None:
-            load['max_pixels'] = max_pixels
-        self.pipeline: list[dict] = [load, *prepare]
+        limit = {} if max_pixels is None else dict(max_pixels=max_pixels)
+        self.pipeline: list[dict] = [load | limit, *prepare]
         with DefaultScope.overwrite_default_scope('mmpretrain'):
             self.reader = ImageReader([TRANSFORMS.build(step) for step in self.pipeline])
 
@@ -223,11 +210,9 @@ class FeatureExtractor:
         return self.backbone.patch_embed.proj.in_channels
 
     def check_whole(self) -> None:
-        """Raises UserError if the extractor crops images, or if they are not RGB."""
-        if self.channels != 3:
-            raise UserError(f'{self.checkpoint}: its images have {self.channels} bands; expected RGB, 3 bands')
-        if not self.whole:
-            raise UserError('the extractor crops images; expected FeatureExtractor(..., whole=True)')
+        if self.channels != 3 or not self.whole:
+            found = f'{self.checkpoint}: its images have {self.channels} bands, whole={self.whole}'
+            raise UserError(f'{found}; expected 3 and FeatureExtractor(..., whole=True)')
 
     def with_random_weights(self, seed: int = 0) -> 'FeatureExtractor':
         """The same extractor with an untrained backbone."""
@@ -238,24 +223,19 @@ class FeatureExtractor:
         return twin
 
     def layer(self, layer: int | None) -> int:
-        """The number of a block, from 0; `layer` may count from the end, None is the last of the first two thirds."""
+        """The number of a block, from 0; `layer` may count from the end; None: the last of the first two thirds."""
         depth = self.backbone.num_layers
         return (2 * depth // 3 - 1) % depth if layer is None else block_indices(layer, depth)[0]
 
     def prepared(self, image: ImageInput) -> Tensor:
-        """The pixels of an image as the backbone sees them, before normalisation: uint8 or float (C, H, W), 0-255."""
+        """The pixels of an image before normalisation: uint8 or float (C, H, W), 0-255."""
         return self.reader.prepare(self.reader.load(image))['inputs']
 
     @torch.no_grad()
     def features(self, images: Tensor, layers: Sequence[int | None]) -> dict[str, Tensor]:
-        """Computes the outputs of blocks for images of one shape, and no block after the last of them.
+        """Outputs of blocks for images (B, C, H, W), pixels 0-255, float32.
 
-        Args:
-            images: (B, C, H, W), pixels 0-255.
-            layers: see `layer`.
-
-        Returns:
-            dict(class_token=(B, layers, C); mean=(B, layers, C) of the patches; patches=(B, layers, h, w, C)), float32.
+        Returns dict(class_token=(B, layers, C), mean=(B, layers, C) of the patches, patches=(B, layers, h, w, C)).
         """
         wanted = [self.layer(layer) for layer in layers]
         normalised = (images.to(self.device).float() - self.mean) / self.std
@@ -282,20 +262,18 @@ class FeatureExtractor:
         """Computes features of images, a batch at a time when they are asked for.
 
         Args:
-            images, batch_size, on_error, return_images: as of ImageReader.results. Images of one shape are computed
-                together.
+            images, batch_size, on_error, return_images: as ImageReader.results.
             kinds: which to return.
-            layers: block, 0-based, negative from the end; None for the usual one. Of several each result has a first
-                axis.
+            layers: block, 0-based, negative from the end; None: see `layer`. Several add a first axis to each result.
 
         Yields:
-            For each image dict(path=its file, None for an array or image; class_token=(C,); mean=(C,) of the patches;
-            patches=(h, w, C)), float32; or dict(path, error).
+            For each image dict(path=its file or None, class_token=(C,), mean=(C,) of the patches, patches=(h, w, C)),
+            float32; or dict(path, error).
         """
         for kind in kinds:
             check_choice('kind', kind, KINDS)
         several = isinstance(layers, Sequence)
-        blocks = [self.layer(layer) for layer in (layers if isinstance(layers, Sequence) else [layers])]
+        blocks = layers if isinstance(layers, Sequence) else [layers]
 
         def compute(samples: list[dict]) -> Iterator[dict[str, Any]]:
             inputs = [sample['inputs'] for sample in samples]
@@ -309,12 +287,8 @@ class FeatureExtractor:
         return self.reader.results(images, compute, batch_size, on_error, return_images)
 
     def labelled(self, labels: Mapping[str, int]) -> tuple[Tensor, Tensor, list[dict[str, Any]]]:
-        """Default features float32 (N, C) and labels int64 (N,) of readable files; dict(path[, error]) of each file.
-
-        Args:
-            labels: path -> class.
-        """
-        samples = list(self([ExistingPath(path) for path in labels], ['mean'], on_error='skip'))
+        """Default features float32 (N, C) and classes (N,) of the readable files; dict(path[, error]) of each file."""
+        samples = list(self([*map(ExistingPath, labels)], ['mean'], on_error='skip'))
         read = [sample for sample in samples if 'error' not in sample]
         features = np.array([sample.pop('mean') for sample in read], np.float32).reshape(-1, self.backbone.embed_dims)
         return torch.from_numpy(features), torch.tensor([labels[sample['path']] for sample in read]), samples
@@ -335,15 +309,15 @@ def embed(
     """Computes features of images, as one array and, if asked, one file.
 
     Args:
-        checkpoint, device, options: of FeatureExtractor.
-        images, layer, batch_size, on_error: of its call.
+        checkpoint, device, options: as FeatureExtractor.
+        images, layer, batch_size, on_error: as its call.
         out: .npz file to write too, see `save_features`.
         kind: 'mean' of the patches, 'class_token', or 'patches'.
-        progress: show a bar, where the standard error output is a terminal.
+        progress: show a bar in a terminal.
 
     Returns:
         dict(features=float32 (N, C), of 'patches' a list of (h, w, C); paths=list of the files, '' for arrays;
-        skipped=list of dict(path, error) of what could not be read; checkpoint, kind, layer=what they come from).
+        skipped=list of dict(path, error); checkpoint, kind, layer).
     """
     if out is not None and Path(out).suffix != '.npz':
         raise UserError(f'{str(out)!r}: features are written to files ending in .npz')
@@ -369,9 +343,9 @@ def embed(
 
 
 def save_features(found: dict[str, Any], out: str | Path) -> None:
-    """Writes what `embed` returns, without `skipped`, to an .npz file, as arrays that np.load reads.
+    """Writes what `embed` returns, without `skipped`, to an .npz file.
 
-    Of patches `features` has those of all images one after another (sum of h * w, C), and `grids` their (h, w).
+    Patches of all images follow each other (sum of h * w, C); `grids` holds their (h, w).
     """
     arrays = {name: np.array(found[name]) for name in ('checkpoint', 'kind', 'layer')}
     features = found['features']

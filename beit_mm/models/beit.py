@@ -1,9 +1,7 @@
 """Masked image modeling on visual tokens, from a batch to its loss (paper section 2.3).
 
-An image has two views. The first is split into patches, and a learned mask token replaces about 40 % of them
-(datasets/masking.py chooses which). The backbone computes a hidden state for each patch (models/vit.py). The tokenizer
-turns the second view into one visual token for each patch (models/tokenizers). A linear head predicts the tokens of the
-masked patches from their hidden states; the loss is the cross entropy.
+The backbone sees one view of an image, with about 40 % of its patches masked. The tokenizer turns the other view into
+a visual token for each patch. A linear head predicts the tokens of the masked patches from their hidden states.
 
 Shapes: B images, K patches to predict, C channels.
 """
@@ -34,14 +32,13 @@ TOKENIZER_PREFIX = 'target_generator.'
 class BEiTPretrainer(BaseModel):
     """Masked image modeling on visual tokens; its options give the variants of the paper's ablation table.
 
-    The tokenizer is frozen. Checkpoints do not hold it, but record where its weights came from. To save work, the
-    backbone's last block and the tokenizer's output layer run only at the patches to predict.
+    The tokenizer is frozen, and checkpoints do not hold it. The backbone's last block and the tokenizer's output layer
+    run only at the patches to predict.
 
     Args:
         backbone: config of a BEiTBackbone with out_type 'raw'.
         head: config of a BEiTMIMHead or PixelRegressionHead; None in a subclass with another task.
-        target_generator: config of a Tokenizer (see `beit_mm.models.tokenizers`); None to predict pixels. The key is
-            mmpretrain's name for it.
+        target_generator: config of a Tokenizer; None to predict pixels.
         data_preprocessor: config of a TwoViewDataPreprocessor.
         recover: 'masked' predicts the masked patches only, 'all' every patch.
 
@@ -73,7 +70,7 @@ class BEiTPretrainer(BaseModel):
         self.register_load_state_dict_post_hook(_expect_no_tokenizer)
 
     def forward(self, inputs: dict, data_samples: None = None, mode: str = 'tensor') -> object:
-        """mmengine's entry point; takes what TwoViewDataPreprocessor returns. Mode 'tensor' gives (B, 1+h*w, C)."""
+        """Takes what TwoViewDataPreprocessor returns. Mode 'tensor' gives hidden states (B, 1+h*w, C)."""
         if not isinstance(inputs, dict):
             raise UserError(f'the inputs are a {type(inputs).__name__}; use PackViews and TwoViewDataPreprocessor')
         if mode == 'loss':
@@ -83,11 +80,10 @@ class BEiTPretrainer(BaseModel):
         return self.backbone(inputs['images'], inputs['mask'])[0]
 
     def loss(self, inputs: dict) -> dict[str, Tensor]:
-        """Loss of a batch: the negative mean of equation 1 of the paper; for tokens `mim_acc` too."""
+        """The negative mean of equation 1 of the paper over the patches of a batch; for tokens `mim_acc` too."""
         positions = self._positions_to_predict(inputs)  # B, K
         targets = self._targets(inputs, positions)  # B, K tokens, or B, K, P pixels
-        hidden = self._hidden(inputs, positions)  # B, K, C
-        return self.head.loss(hidden, targets, positions)
+        return self.head.loss(self._hidden(inputs, positions), targets, positions)
 
     def _positions_to_predict(self, inputs: dict) -> Tensor | None:
         """Patches to predict, int64 (B, K), -1 = padding; None for all."""
@@ -96,7 +92,7 @@ class BEiTPretrainer(BaseModel):
         return inputs['positions'] if self.recover == 'masked' else None
 
     def _targets(self, inputs: dict, positions: Tensor | None) -> Tensor:
-        """Visual tokens (B, K) or pixels (B, K, P) at the positions; for all patches if positions is None."""
+        """Visual tokens (B, K) or pixels (B, K, P) at the positions, or of all patches."""
         if self.target_generator is None:
             if not isinstance(self.head, PixelRegressionHead):
                 raise UserError(f'{type(self.head).__name__} predicts visual tokens; set target_generator')
@@ -110,9 +106,8 @@ class BEiTPretrainer(BaseModel):
 
     def _hidden(self, inputs: dict, positions: Tensor | None) -> Tensor:
         """Hidden states (B, K, C) of the patches to predict."""
-        if positions is not None:
-            return self.backbone(inputs['images'], inputs['mask'], positions)[0]
-        return self.backbone(inputs['images'], inputs['mask'])[0][:, self.backbone.num_prefix_tokens :]  # B, h*w, C
+        hidden = self.backbone(inputs['images'], inputs['mask'], positions)[0]
+        return hidden[:, self.backbone.num_prefix_tokens :] if positions is None else hidden
 
     @torch.no_grad()
     def predict(self, inputs: dict) -> list[dict]:
@@ -130,34 +125,32 @@ class BEiTPretrainer(BaseModel):
 
     @torch.no_grad()
     def pictures(self, inputs: dict) -> dict[str, Tensor]:
-        """Pictures of what the model saw, predicted and should have predicted: title -> float (B, C, H, W) in [0, 1].
+        """What the model saw, predicted and should have predicted: title -> float (B, C, H, W) in [0, 1].
 
-        The prediction needs a tokenizer that can decode, and fills the masked patches of the image. It is decoded from
-        the probabilities of all tokens, because the likeliest token of an uncertain patch is often black or white.
+        The prediction fills the masked patches of the image, if the tokenizer can decode. It is decoded from the
+        probabilities of all tokens, because the likeliest token of an uncertain patch is often black or white.
         """
-        mask = inputs['mask']
+        mask, tokenizer = inputs['mask'], self.target_generator
         image = self.data_preprocessor.denormalize(inputs['images'])
+        height, width = image.shape[2:]  # without what the backbone pads
+        side = self.backbone.patch_size
         columns = dict(image=image)
         if mask is not None:
-            masked = F.interpolate(mask[:, None].float(), scale_factor=self.backbone.patch_size) > 0  # B, 1, H, W
-            # The slice removes the part of the last patches that lies outside the image.
-            masked = masked[:, :, : image.shape[2], : image.shape[3]]
+            masked = F.interpolate(mask[:, None].float(), scale_factor=side)[:, :, :height, :width] > 0  # B, 1, H, W
             columns['masked'] = torch.where(masked, 0.5, image)
-        tokenizer = self.target_generator
-        if tokenizer is not None and tokenizer.can_decode:
-            tokens = tokenizer.encode(inputs['tokenizer_images'])  # B, h, w
-            hidden = self.backbone(inputs['images'], mask)[0][:, self.backbone.num_prefix_tokens :]  # B, h*w, C
-            weights = self.head(hidden).float().softmax(dim=-1).unflatten(1, tokens.shape[1:])  # B, h, w, vocab_size
-            if mask is not None:
-                weights[~mask] = F.one_hot(tokens[~mask], tokenizer.vocab_size).float()
-            predicted = tokenizer.decode(weights.permute(0, 3, 1, 2))
-            if mask is not None:
-                size = [side * self.backbone.patch_size for side in mask.shape[1:]]
-                predicted = F.interpolate(predicted, size, mode='bilinear')[:, :, : image.shape[2], : image.shape[3]]
-                predicted = torch.where(masked, predicted, image)
-            columns['prediction'] = predicted
-            columns['tokens, decoded'] = tokenizer.decode(tokens)
-        return columns
+        if tokenizer is None or not tokenizer.can_decode:
+            return columns
+        tokens = tokenizer.encode(inputs['tokenizer_images'])  # B, h, w
+        hidden = self.backbone(inputs['images'], mask)[0][:, self.backbone.num_prefix_tokens :]  # B, h*w, C
+        weights = self.head(hidden).float().softmax(dim=-1).unflatten(1, tokens.shape[1:])  # B, h, w, vocab_size
+        if mask is not None:
+            weights[~mask] = F.one_hot(tokens[~mask], tokenizer.vocab_size).float()
+        predicted = tokenizer.decode(weights.permute(0, 3, 1, 2))
+        if mask is not None:
+            size = [side * number for number in mask.shape[1:]]
+            predicted = F.interpolate(predicted, size, mode='bilinear')[:, :, :height, :width]
+            predicted = torch.where(masked, predicted, image)
+        return columns | {'prediction': predicted, 'tokens, decoded': tokenizer.decode(tokens)}
 
     def train(self, mode: bool = True) -> 'BEiTPretrainer':
         super().train(mode)
@@ -169,15 +162,14 @@ class BEiTPretrainer(BaseModel):
 def _check_head(head: nn.Module, tokenizer: Tokenizer | None, width: int) -> None:
     """Raises UserError unless the head predicts what the tokenizer gives, or pixels, from `width` channels."""
     if tokenizer is None:
-        if not isinstance(head, PixelRegressionHead | BEiTMIMHead):  # get_model leaves a BEiTMIMHead's tokenizer out
-            raise UserError(f'the head is a {type(head).__name__}; pixels need a beit_mm.PixelRegressionHead')
-    elif not isinstance(head, BEiTMIMHead) or head.vocab_size != tokenizer.vocab_size:
-        number = tokenizer.vocab_size
-        raise UserError(f'the head is a {type(head).__name__}; the tokenizer needs a BEiTMIMHead, vocab_size={number}')
-    in_features = (head.lm_head if isinstance(head, BEiTMIMHead) else head.pixel_head).in_features
-    if in_features != width:
-        found = f'the head takes {in_features} channels, the backbone gives {width}'
-        raise UserError(f'{found}; set model.head.embed_dims={width}')
+        needed, fits = 'pixels need a beit_mm.PixelRegressionHead', isinstance(head, PatchHead)  # get_model's is BEiT's
+    else:
+        needed = f'the tokenizer needs a BEiTMIMHead, vocab_size={tokenizer.vocab_size}'
+        fits = isinstance(head, BEiTMIMHead) and head.vocab_size == tokenizer.vocab_size
+    if not fits:
+        raise UserError(f'the head is a {type(head).__name__}; {needed}')
+    if head.embed_dims != width:
+        raise UserError(f'model.head.embed_dims is {head.embed_dims}; set {width}, as the backbone gives')
 
 
 def _build(name: str, config: dict, kind: type) -> Any:
@@ -209,8 +201,45 @@ def _expect_no_tokenizer(model: nn.Module, incompatible_keys: Any) -> None:
     missing[:] = [key for key in missing if f'.{TOKENIZER_PREFIX}' not in f'.{key}']
 
 
+class PatchHead(BaseModule):
+    """A linear layer, which checkpoints call `layer`, on the hidden states (..., embed_dims) of patches."""
+
+    layer: str
+
+    def __init__(self, embed_dims: int, outputs: int, init_cfg: dict | None):
+        super().__init__(init_cfg)
+        self.embed_dims = embed_dims
+        linear = nn.Linear(embed_dims, outputs)
+        truncated_normal_(linear.weight)
+        nn.init.zeros_(linear.bias)
+        self.add_module(self.layer, linear)
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        return getattr(self, self.layer)(hidden)  # ..., outputs
+
+    def compare(self, hidden: Tensor, targets: Tensor) -> dict[str, Tensor]:
+        """Values (B, K) of each prediction, also at padding."""
+        raise NotImplementedError
+
+    def loss(self, hidden: Tensor, targets: Tensor, positions: Tensor | None) -> dict[str, Tensor]:
+        """Means over a batch.
+
+        Args:
+            hidden: (B, K, embed_dims).
+            targets: (B, K, ...).
+            positions: int64 (B, K) of the patches, -1 = padding, which does not count; None: all count.
+        """
+        return {name: _mean(values, positions) for name, values in self.compare(hidden, targets).items()}
+
+    def predict(self, hidden: Tensor, targets: Tensor, positions: Tensor | None) -> dict[str, Tensor]:
+        """Sums (B,) over the patches of each image, and the `count` of these; Args as `loss`."""
+        counts = torch.ones(hidden.shape[:2], device=hidden.device) if positions is None else (positions >= 0).float()
+        sums = {name: (values * counts).sum(1) for name, values in self.compare(hidden, targets).items()}
+        return dict(sums, count=counts.sum(1))
+
+
 @MODELS.register_module()
-class BEiTMIMHead(BaseModule):
+class BEiTMIMHead(PatchHead):
     """Predicts the visual tokens of patches from their hidden states.
 
     Args:
@@ -221,49 +250,34 @@ class BEiTMIMHead(BaseModule):
     `beit/engine_for_pretraining.py` (loss and accuracy over all masked patches of a batch, not image by image).
     """
 
-    def __init__(self, embed_dims: int, vocab_size: int = 8192, init_cfg: dict | None = None):
-        super().__init__(init_cfg)
-        self.vocab_size = vocab_size
-        self.lm_head = nn.Linear(embed_dims, vocab_size)
-        truncated_normal_(self.lm_head.weight)
-        nn.init.zeros_(self.lm_head.bias)
+    layer = 'lm_head'
 
-    def forward(self, hidden: Tensor) -> Tensor:
-        return self.lm_head(hidden)  # ..., vocab_size
+    def __init__(self, embed_dims: int, vocab_size: int = 8192, init_cfg: dict | None = None):
+        super().__init__(embed_dims, vocab_size, init_cfg)
+        self.vocab_size = vocab_size
 
     def loss(self, hidden: Tensor, targets: Tensor, positions: Tensor | None) -> dict[str, Tensor] | Tensor:
-        """Mean cross entropy `loss` and accuracy `mim_acc`; both are 0 if no patch counts.
+        """Mean cross entropy `loss` and accuracy `mim_acc`, both 0 if no patch counts; targets are int64 (B, K).
 
-        Args:
-            hidden: (B, K, embed_dims).
-            targets: int64 (B, K) visual tokens.
-            positions: int64 (B, K) of the patches, -1 = padding, which does not count; None: all count.
-
-        mmpretrain's BEiT passes hidden states with the class token first, (B, 1+h*w, embed_dims), one-hot targets
+        mmpretrain's BEiT passes hidden states of all tokens, patches last, (B, N, embed_dims), one-hot targets
         (B, vocab_size, h, w) and the mask (B, h, w); then only the loss is returned.
         """
         if targets.dim() == 4:
             counted = positions.flatten(1).bool().long() - 1  # 0 where the mask is set, else -1
-            return self.loss(hidden[:, 1:], targets.argmax(dim=1).flatten(1), counted)['loss']
-        losses, correct = self._compare(hidden, targets)
-        return dict(loss=_mean(losses, positions), mim_acc=_mean(correct, positions))
+            patches = hidden[:, -targets[0, 0].numel() :]
+            return self.loss(patches, targets.argmax(dim=1).flatten(1), counted)['loss']
+        means = super().loss(hidden, targets, positions)
+        return dict(loss=means['loss'], mim_acc=means['correct'])
 
-    def predict(self, hidden: Tensor, targets: Tensor, positions: Tensor | None) -> dict[str, Tensor]:
-        """Sums (B,) over each image: loss, correct predictions, and patches that count."""
-        losses, correct = self._compare(hidden, targets)
-        counts = torch.ones_like(correct) if positions is None else (positions >= 0).float()
-        return dict(loss=(losses * counts).sum(1), correct=(correct * counts).sum(1), count=counts.sum(1))
-
-    def _compare(self, hidden: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-        """Loss and correctness (B, K) of each prediction, also at padding."""
+    def compare(self, hidden: Tensor, targets: Tensor) -> dict[str, Tensor]:
         logits = self(hidden)  # B, K, vocab_size
         targets = targets.clamp(min=0)
         losses = F.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction='none').view_as(targets)
-        return losses, (logits.detach().max(dim=-1).indices == targets).float()
+        return dict(loss=losses, correct=(logits.detach().max(dim=-1).indices == targets).float())
 
 
 @MODELS.register_module()
-class PixelRegressionHead(BaseModule):
+class PixelRegressionHead(PatchHead):
     """Predicts the pixels of patches, as the backbone sees them (the ablation "without visual tokens").
 
     The loss is the mean squared error; the paper states neither loss nor normalisation.
@@ -276,28 +290,14 @@ class PixelRegressionHead(BaseModule):
     Source: paper section 3.3 (no code was released).
     """
 
+    layer = 'pixel_head'
+
     def __init__(self, embed_dims: int, patch_size: int = 16, in_channels: int = 3, init_cfg: dict | None = None):
-        super().__init__(init_cfg)
+        super().__init__(embed_dims, in_channels * patch_size**2, init_cfg)
         self.patch_size, self.in_channels = patch_size, in_channels
-        self.pixel_head = nn.Linear(embed_dims, in_channels * patch_size**2)
-        truncated_normal_(self.pixel_head.weight)
-        nn.init.zeros_(self.pixel_head.bias)
 
-    def forward(self, hidden: Tensor) -> Tensor:
-        return self.pixel_head(hidden)  # ..., in_channels * patch_size**2
-
-    def loss(self, hidden: Tensor, targets: Tensor, positions: Tensor | None) -> dict[str, Tensor]:
-        """Mean squared error; targets (B, K, in_channels * patch_size**2), the rest as in BEiTMIMHead."""
-        return dict(loss=_mean(self._errors(hidden, targets), positions))
-
-    def predict(self, hidden: Tensor, targets: Tensor, positions: Tensor | None) -> dict[str, Tensor]:
-        """Sums (B,) over each image: squared error, and patches that count."""
-        errors = self._errors(hidden, targets)
-        counts = torch.ones_like(errors) if positions is None else (positions >= 0).float()
-        return dict(loss=(errors * counts).sum(1), count=counts.sum(1))
-
-    def _errors(self, hidden: Tensor, targets: Tensor) -> Tensor:
-        return (self(hidden).float() - targets).square().mean(dim=-1)  # B, K
+    def compare(self, hidden: Tensor, targets: Tensor) -> dict[str, Tensor]:
+        return dict(loss=(self(hidden).float() - targets).square().mean(dim=-1))  # B, K
 
 
 def _mean(values: Tensor, positions: Tensor | None) -> Tensor:
@@ -322,8 +322,6 @@ class TwoViewDataPreprocessor(BaseDataPreprocessor):
 
     def __init__(self, mean: Sequence[float], std: Sequence[float], tokenizer_scale: float | None = None):
         super().__init__(non_blocking=True)  # the host does not wait while pinned memory is copied
-        if tokenizer_scale is not None and not 0 < tokenizer_scale <= 1:
-            raise UserError(f'tokenizer_scale is {tokenizer_scale}; expected a fraction above 0, at most 1')
         self.tokenizer_scale = tokenizer_scale
         if len(mean) != len(std):
             raise UserError(f'mean has {len(mean)} numbers, std {len(std)}; expected one of each for each channel')
@@ -331,15 +329,10 @@ class TwoViewDataPreprocessor(BaseDataPreprocessor):
         self.register_buffer('std', torch.tensor(std).view(-1, 1, 1), persistent=False)
 
     def forward(self, data: dict, training: bool = False) -> dict:
-        """Prepares one batch.
+        """Prepares the `inputs` of one batch.
 
-        Args:
-            data: `inputs` holds images (B, H, W, C), uint8 or float, 0-255, and, if the pipeline makes them,
-                tokenizer_images (B, h, w, C), mask bool (B, gh, gw), positions int64 (B, K) and jitter float (B, 7).
-
-        Returns:
-            dict(inputs=dict(images=float (B, C, H, W) normalised, tokenizer_images=float (B, C, h, w) in [0, 1],
-            mask, positions=int64 (B, K))); absent inputs are None.
+        images (B, H, W, C), 0-255, become float (B, C, H, W), normalised; tokenizer_images (B, h, w, C) become float
+        (B, C, h, w) in [0, 1]. mask, bool (B, gh, gw), and positions, int64 (B, K), stay. What is absent is None.
         """
         inputs = dict(data['inputs'])
         if 'mask' in inputs and 'positions' not in inputs:  # masks without num_slots, e.g. of variant 'paper'
@@ -364,7 +357,7 @@ class TwoViewDataPreprocessor(BaseDataPreprocessor):
 
     @staticmethod
     def channels_first(images: Tensor, jitter: Tensor | None = None) -> Tensor:
-        """(B, H, W, C) to float (B, C, H, W), 0-255; applies `jitter` if the pipeline has left that to the device."""
+        """(B, H, W, C) to float (B, C, H, W); applies `jitter`, (B, 7), if the pipeline has left that to the device."""
         images = images.permute(0, 3, 1, 2).float()
         return images if jitter is None else jitter_images(images, jitter)
 

@@ -1,7 +1,6 @@
 """BEiT v2: a second loss depends on the image mainly through the class token, which must therefore summarise it.
 
-Its tokenizer is VQKDTokenizer, on the view of the backbone (`tokenizer_scale=1`). Shapes: B images, N = 1 + h*w
-tokens with the class token first, K patches to predict, C channels.
+Shapes: B images, N = 1 + h*w tokens with the class token first, K patches to predict, C channels.
 """
 
 import copy
@@ -21,9 +20,7 @@ class BEiTV2Pretrainer(BEiTPretrainer):
     """Masked image modeling with patch aggregation.
 
     A few additional blocks take the class token of the last block and the patches of an early block, and predict the
-    same visual tokens through the same head. Beyond the early patches, they learn of the image only by the class token.
-    The additional blocks are dropped after pretraining. As in the released code, their linear layers start with torch's
-    uniform weights and biases, and their output matrices are divided by sqrt(2 * depth).
+    same visual tokens through the same head. They are dropped after pretraining.
 
     Args:
         early_layers: number of blocks before the patches are taken (released: 9 of 12 base, 21 of 24 large).
@@ -41,7 +38,7 @@ class BEiTV2Pretrainer(BEiTPretrainer):
         if not 0 < early_layers <= len(blocks) - aggregation_layers < len(blocks):
             found = f'early_layers is {early_layers}, aggregation_layers {aggregation_layers}'
             raise UserError(f'{found}; expected a sum of at most {len(blocks)}, both from 1')
-        # Each copies the size and stochastic depth of the backbone's block at the same depth, but has its own weights.
+        # As the backbone's blocks at this depth; but in the released code linear layers start with torch's weights.
         self.patch_aggregation = copy.deepcopy(blocks[early_layers : early_layers + aggregation_layers])
         for depth, block in enumerate(self.patch_aggregation, start=early_layers + 1):
             for module in block.modules():

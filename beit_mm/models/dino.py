@@ -28,14 +28,12 @@ CENTER_MOMENTUM = 0.9  # for the moving average of the teacher's outputs
 class DINOPretrainer(BEiTPretrainer):
     """Self-distillation between crops of an image, alone or together with masked image modeling.
 
-    The student sees all crops, the teacher only the two global crops. The student's output for a crop learns to match
-    the teacher's output for another crop of the same image. The teacher is a moving average of the student, without
-    gradient, drop path or mask. Its outputs are centred and sharpened to prevent collapse. DINOHook in `custom_hooks`
-    schedules the teacher's momentum and temperature, and freezes the last layer at the start.
+    The student's output for any crop learns to match the teacher's output for another, global crop of the same image.
+    The teacher is a moving average of the student, without gradient, drop path or mask; its outputs are centred and
+    sharpened. DINOHook in `custom_hooks` schedules its momentum and temperature, and freezes the last layer at first.
 
-    With a `head`, the same backbone learns BEiT's task too: loss = loss_mim + dino_weight * DINO's loss. The first
-    global crop is masked, and the tokenizer sees the same crop; the paper states neither the weight nor the crops.
-    The teacher's weights have the prefix 'teacher.backbone.'.
+    With a `head`, the backbone learns BEiT's task on the first global crop too; the paper states neither the weight nor
+    the crops.
 
     Args:
         backbone: config of a BEiTBackbone with out_type 'raw'; it gets a mask token if there is a head.
@@ -89,11 +87,8 @@ class DINOPretrainer(BEiTPretrainer):
             weight.lerp_(self.get_parameter(name), step)
 
     def loss(self, inputs: dict) -> dict[str, Tensor]:
-        """loss_dino, which includes its weight, and the `entropies`; with a head also loss_mim and mim_acc."""
-        if inputs['second_images'] is None:
-            raise UserError('the images have no second global crop; add MultiCrop to the pipeline')
-        if self.teacher_temperature is None:
-            raise UserError("the teacher has no temperature; add dict(type='beit_mm.DINOHook') to custom_hooks")
+        if inputs['second_images'] is None or self.teacher_temperature is None:
+            raise UserError("DINO needs MultiCrop in the pipeline and dict(type='beit_mm.DINOHook') in custom_hooks")
         first, second = inputs['images'], inputs['second_images']  # B, 3, H, W
         unmasked = [first, second]
         tokens: list[Tensor] = []  # class tokens of the student
@@ -140,7 +135,7 @@ def class_tokens(backbone: BEiTBackbone, images: Tensor) -> Tensor:
 def dino_loss(student: Tensor, targets: Tensor) -> Tensor:
     """Mean cross entropy between the teacher's distributions (2, B, P) and the student's logits (V, B, P).
 
-    The first two crops of the student are the teacher's two; a crop is not compared with itself.
+    The first two crops of the student are the teacher's; a crop is not compared with itself.
     """
     with without_autocast(student):
         log_probs = (student.float() / STUDENT_TEMPERATURE).log_softmax(dim=-1)
@@ -150,10 +145,9 @@ def dino_loss(student: Tensor, targets: Tensor) -> Tensor:
 
 
 def entropies(targets: Tensor) -> dict[str, Tensor]:
-    """Entropies in nats of the teacher's distributions (2, B, P), which reveal collapse.
+    """Entropies in nats of the teacher's distributions (2, B, P): their mean, and that of their mean.
 
-    While different images get different distributions, the entropy of the mean exceeds the mean of the entropies. If
-    they are equal, all images get the same distribution: one prototype (both near 0) or a uniform one (both near ln P).
+    They are equal after a collapse to one distribution for all images: one prototype (0) or a uniform one (ln P).
     """
     targets = targets.flatten(0, 1)
     entropy, mean_entropy = (torch.special.entr(p).sum(dim=-1).mean() for p in (targets, targets.mean(dim=0)))
@@ -163,8 +157,6 @@ def entropies(targets: Tensor) -> dict[str, Tensor]:
 @MODELS.register_module()
 class DINOHead(BaseModule):
     """Projects class tokens onto prototypes: an MLP of three layers, normalisation, a linear layer with unit rows.
-
-    The last layer computes in float32, because the temperatures would multiply the rounding errors of other types.
 
     Args:
         embed_dims: width of the class tokens.
@@ -200,7 +192,7 @@ class DINOHead(BaseModule):
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.mlp(x)  # B, bottleneck_dims
-        with without_autocast(x):
+        with without_autocast(x):  # the temperatures would multiply rounding errors
             return self.last_layer(F.normalize(x.float(), dim=-1))  # B, num_prototypes
 
 

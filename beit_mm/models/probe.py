@@ -20,8 +20,7 @@ from beit_mm.registry import MODELS
 class LinearProbe(BaseModel):
     """A frozen backbone and one linear classifier for each block, all trained in one run on the same images.
 
-    The classifiers share nothing, so the sum of their losses trains each as if it were alone. BEiT's last blocks serve
-    its own task; the best features are in the middle (paper appendix: 9th block of base, 14th of large, from 1).
+    The classifiers share nothing, so the sum of their losses trains each as if it were alone.
 
     Args:
         backbone: config of a BEiTBackbone; `init_cfg=dict(type='Pretrained', checkpoint=..., prefix='backbone.')`
@@ -60,7 +59,7 @@ class LinearProbe(BaseModel):
             nn.init.zeros_(head.bias)
 
     def forward(self, inputs: Tensor, data_samples: list[DataSample] | None = None, mode: str = 'tensor') -> object:
-        """mmengine's entry point for normalised images (B, C, H, W); 'tensor' gives logits (B, num_classes) a block."""
+        """Takes normalised images (B, C, H, W); 'tensor' gives logits (B, num_classes) of each block."""
         features = self.features(inputs)
         with torch.autocast(inputs.device.type, enabled=False):  # float32, as in the released code
             logits = [head(feature.float()) for head, feature in zip(self.heads.values(), features, strict=True)]
@@ -81,10 +80,7 @@ class LinearProbe(BaseModel):
         return [torch.cat([x[:, 0], x[:, first:].mean(dim=1)], dim=1) for x in tokens]
 
     def predict(self, logits: list[Tensor], data_samples: list[DataSample] | None) -> list[DataSample]:
-        """Adds `layer_labels` to the data samples, a dict layer -> most likely class.
-
-        If only one layer is probed, `pred_score` (num_classes,) and `pred_label` are set too, as by any classifier.
-        """
+        """Adds `layer_labels`, layer -> most likely class; of one layer also `pred_score` and `pred_label`."""
         labels = torch.stack([scores.argmax(dim=1) for scores in logits], dim=1).tolist()
         data_samples = data_samples or [DataSample() for _ in labels]
         for sample, row in zip(data_samples, labels, strict=True):
@@ -152,12 +148,10 @@ class AttentiveProbe(LinearProbe):
 
 @MODELS.register_module()
 class ClassificationDataPreprocessor(ClsDataPreprocessor):
-    """mmpretrain's ClsDataPreprocessor, the same Args, with random erasing between normalisation and mixup or cutmix.
+    """mmpretrain's ClsDataPreprocessor, with random erasing between normalisation and mixup or cutmix.
 
-    In training it fills the box of `beit_mm.RandomErasing` (`erase_box` of a sample: top, left, height, width) with
-    standard normal noise, drawn for each pixel and channel by the generator of the images' device.
-
-    Source: timm `data/loader.py`, which erases on the device too.
+    In training it fills the `erase_box` of `beit_mm.RandomErasing` (top, left, height, width) with standard normal
+    noise for each pixel and channel. Source: timm `data/loader.py`, which erases on the device too.
     """
 
     def __init__(self, *args, **kwargs) -> None:

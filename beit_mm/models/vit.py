@@ -432,17 +432,6 @@ class BEiTBackbone(BaseModule):
                 x = block(x, grid, shared_bias, block_queries)
         return x
 
-    def first_blocks(self, images: Tensor, rest: int, joining: int) -> tuple[Tensor, Grid, Tensor | None]:
-        """Runs all but the last `rest` blocks, in which `joining` tokens will stand before the others.
-
-        Returns tokens (B, N, C), the patch grid (h, w), and the bias that the blocks share, with the joining tokens.
-        """
-        x, grid, shared_bias = self.embed(images, None)
-        x = self.run_blocks(self.blocks[: self.num_layers - rest], x, grid, shared_bias)  # B, N, C
-        if self.rel_pos_bias is not None and shared_bias is not None:
-            shared_bias = self.rel_pos_bias(grid, shared_bias.dtype, joining + self.num_prefix_tokens)
-        return x, grid, shared_bias
-
     def _format(self, x: Tensor, grid: Grid, last: bool) -> Tensor:
         if last and self.norm is not None:
             x = self.norm(x)  # B, N, C

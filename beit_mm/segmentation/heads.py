@@ -1,7 +1,6 @@
 """mmseg's decode heads with the same parameters and results, and a SyncBN that also works on CPUs.
 
-The efficient heads need less arithmetic and memory. Bilinear resizing and a convolution are linear, so they can change
-places: it is cheaper to mix channels before the resizing, at the lower resolution.
+Bilinear resizing and a convolution are linear, so the efficient heads mix channels first, at the lower resolution.
 """
 
 from functools import lru_cache
@@ -23,24 +22,13 @@ from .segmentor import bilinear_matrix
 class CountsOnDevice(BaseDecodeHead):
     """Mixin before a decode head of mmseg: the same losses and accuracy, without a wait for the device.
 
-    mmseg's accuracy selects pixels by a mask, and the host waits for their number twice in each head and step. Here all
-    pixels are compared, and a mask decides which of them count.
-
-    Losses and samplers are mmseg's. Some of them wait: CrossEntropyLoss with `class_weight`, `avg_non_ignore=True` or
-    `use_sigmoid=True`, and OHEMPixelSampler.
+    mmseg's accuracy selects pixels by a mask, and the host waits for their number. Here all pixels are compared, and a
+    mask decides which of them count. Some losses of mmseg wait: CrossEntropyLoss with `class_weight`,
+    `avg_non_ignore=True` or `use_sigmoid=True`, and OHEMPixelSampler.
     """
 
     def loss_by_feat(self, seg_logits: Tensor, batch_data_samples: list[SegDataSample]) -> dict[str, Tensor]:
-        """Losses and accuracy of a batch.
-
-        Args:
-            seg_logits: (B, C, h, w) of any resolution.
-            batch_data_samples: B samples; `gt_sem_seg.data` of each is int64 (1, H, W).
-
-        Returns:
-            the losses of `loss_decode` by name (losses with the same name are added), and `acc_seg`, float32 (1,): the
-            percentage of correct pixels among the pixels that count; 100 if all are ignored.
-        """
+        """Losses by name, and `acc_seg`, float32 (1,), % of the pixels that count, from logits (B, C, h, w)."""
         label = torch.stack([sample.gt_sem_seg.data for sample in batch_data_samples])  # B, 1, H, W
         logits = F.interpolate(seg_logits, label.shape[2:], mode='bilinear', align_corners=self.align_corners)
         weight = None if self.sampler is None else self.sampler.sample(logits, label)  # B, H, W
@@ -70,9 +58,8 @@ class SETRUPHead(CountsOnDevice, decode_heads.SETRUPHead):
 class EfficientUPerHead(CountsOnDevice, decode_heads.UPerHead):
     """UPerHead whose inference never concatenates all levels at the finest resolution.
 
-    The 3 x 3 convolution over that concatenation is more than half of the arithmetic of a base model with this head
-    (1087 of 1924 GFLOP for 640 x 640 pixels). Here each coarse level is multiplied by the nine positions of the kernel
-    at its own resolution, and the results are resized and shifted, which needs a third of the arithmetic.
+    The 3 x 3 convolution over that concatenation is more than half of the arithmetic of a base model. Here each coarse
+    level is multiplied by the nine positions of the kernel at its own resolution, then resized and shifted.
 
     Args: as UPerHead; state dicts are the same. Training is mmseg's, with the losses of CountsOnDevice.
     """
@@ -118,10 +105,7 @@ class EfficientUPerHead(CountsOnDevice, decode_heads.UPerHead):
 
 @lru_cache(maxsize=32)
 def resize_and_shift(source: int, target: int, align_corners: bool, device: torch.device, dtype: torch.dtype) -> Tensor:
-    """Matrices (3, target, source) along one axis: resize, then read the pixel before, at and after each position.
-
-    Outside the resized axis are zeros, as in the padding of a convolution.
-    """
+    """Matrices (3, target, source) along one axis: resize, pad with zeros, read the pixel before, at and after each."""
     matrix = F.pad(bilinear_matrix(source, target, align_corners), (0, 0, 1, 1))  # target + 2, source
     return matrix.unfold(0, target, 1).transpose(1, 2).to(device, dtype).contiguous()
 
@@ -130,9 +114,8 @@ def resize_and_shift(source: int, target: int, align_corners: bool, device: torc
 class EfficientSETRUPHead(SETRUPHead):
     """SETRUPHead that classifies before the last resizing instead of after it, in training too.
 
-    Its logits have the resolution before the last resizing; mmseg resizes them bilinearly to the image or the label
-    map. If the last resizing gives the image size, as in training and in SlidingSegmentor, the result is that of
-    SETRUPHead; otherwise SETRUPHead resizes twice.
+    mmseg resizes its logits bilinearly to the image or the label map. If that is the size after the last resizing, as
+    in training and in SlidingSegmentor, the result is SETRUPHead's.
 
     Args: as SETRUPHead; state dicts are the same. Source: the order of SETR's own VisionTransformerUpHead.
     """
@@ -150,9 +133,8 @@ class EfficientSETRUPHead(SETRUPHead):
 class SyncBN(nn.SyncBatchNorm):
     """torch's SyncBatchNorm; on a machine without an accelerator a BatchNorm2d is built instead.
 
-    With `norm_cfg=dict(type='beit_mm.SyncBN')` the same config trains on many GPUs, on one, and on a CPU. On a CPU each
-    process uses the statistics of its own batches, and those of process 0 are saved. torch's own layer raises there
-    with several processes, and so does DistributedDataParallel around it. Args and checkpoints are torch's.
+    On a CPU each process uses the statistics of its own batches, and those of process 0 are saved. Args and checkpoints
+    are torch's, whose own layer raises there with several processes.
     """
 
     def __new__(cls, *args, **kwargs) -> nn.Module:

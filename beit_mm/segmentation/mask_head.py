@@ -145,7 +145,7 @@ class MaskClassificationHead(BaseDecodeHead):
         if self.where == 'backbone':
             if not self.joined:
                 raise UserError("decode_head.where='backbone' needs a model of type beit_mm.SlidingSegmentor")
-            x, grid, bias = inputs  # of BEiTBackbone.first_blocks
+            x, grid, bias = inputs  # of SlidingSegmentor.extract_feat
         else:
             features = self._transform_inputs(inputs)  # each B, C, h, w
             grid = features[0].shape[2], features[0].shape[3]

@@ -5,11 +5,9 @@ what one window adds to the logits of its image:
 
     logits_image[c] += row_matrix @ logits_window[c] @ column_matrix.T
 
-`logits_window` is (C, h, w), the network's output, `logits_image` (C, H, W), the result. `row_matrix`, (H, h), does
-three things at once: it upsamples h rows of logits to the pixels of the window, divides each pixel by the number of
-windows that cover it, and resizes from the image that the network saw to H rows. `column_matrix`, (W, w), does the same
-for columns, and mirrors them back if the image was flipped. Logits as large as the window or the scaled image are never
-made.
+`row_matrix`, (H, h), upsamples h rows of logits to the pixels of the window, divides each pixel by the number of
+windows that cover it, and resizes to H rows. `column_matrix`, (W, w), does the same for columns, and mirrors them back
+if the image was flipped. Logits as large as the window or the scaled image are never made.
 """
 
 import math
@@ -52,18 +50,12 @@ class View(NamedTuple):
 
 @MODELS.register_module()
 class BandsDataPreprocessor(SegDataPreProcessor):
-    """mmseg's SegDataPreProcessor, which takes one or three means, for images of any number of bands.
-
-    Args:
-        mean, std: a number for each band, 0-255.
-        kwargs: as SegDataPreProcessor.
-    """
+    """mmseg's SegDataPreProcessor for images of any number of bands; `mean` and `std` have a number for each, 0-255."""
 
     def __init__(self, mean: Sequence[float], std: Sequence[float], **kwargs) -> None:
         super().__init__(**kwargs)
         if len(mean) != len(std):
-            found = f'data_preprocessor.mean has {len(mean)} numbers, std {len(std)}'
-            raise UserError(f'{found}; expected one of each for each band')
+            raise UserError(f'data_preprocessor: mean has {len(mean)} numbers, std {len(std)}; expected one a band')
         for name, values in dict(mean=mean, std=std).items():
             self.register_buffer(name, torch.tensor(values, dtype=torch.float32).view(-1, 1, 1), persistent=False)
 
@@ -77,14 +69,14 @@ class BandsDataPreprocessor(SegDataPreProcessor):
 class SlidingSegmentor(EncoderDecoder):
     """mmseg's EncoderDecoder with another inference, which takes images of any size in little memory.
 
-    The windows of all images of a batch go through the network together. Windows are padded with zeros to whole patches
-    (with a pyramid, to whole cells of its coarsest level), and the logits of the padding are removed. A
-    `data_preprocessor` with neither one nor three means becomes a BandsDataPreprocessor.
+    The windows of all images of a batch go through the network together, padded with zeros to whole patches (with a
+    pyramid, to whole cells of its coarsest level). A `data_preprocessor` with neither one nor three means becomes a
+    BandsDataPreprocessor.
 
     Args: as EncoderDecoder. `test_cfg` has, beside mmseg's mode='slide',
         crop_size, stride: of the windows in pixels (height, width); a smaller image is one window.
         precision: 'bfloat16' (the default), 'float16' or 'float32' for the network at inference; logits are always
-            summed in float32. For devices without fast bfloat16 see AutocastOptimWrapper.
+            summed in float32.
         windows_per_batch: windows that go through the network together; default 8, 1 on a CPU.
     """
 
@@ -96,18 +88,24 @@ class SlidingSegmentor(EncoderDecoder):
         self.gives_probabilities = getattr(self.decode_head, 'gives_probabilities', False)
         self.joins = getattr(self.decode_head, 'where', None) == 'backbone'
         if self.joins:
-            if self.with_neck or self.with_auxiliary_head or not isinstance(self.backbone, BEiTBackbone):
+            backbone = getattr(self.backbone, 'module', self.backbone)  # of a LoRAModel
+            if self.with_neck or self.with_auxiliary_head or not isinstance(backbone, BEiTBackbone):
                 raise UserError("decode_head.where='backbone' needs a BEiTBackbone, no neck and no auxiliary_head")
-            self.decode_head.join(self.backbone)
+            self.decode_head.join(backbone)
         self.data_preprocessor._non_blocking = True  # the host does not wait for copies; mmseg has no argument for it
         check_test_cfg(self.test_cfg or {})
         self.takes_rgb = not (data_preprocessor or {}).get('bgr_to_rgb', False)
 
     def extract_feat(self, inputs: Tensor) -> Sequence:
-        """Feature maps for the head, or, for queries that join the backbone, what its first blocks give."""
+        """Feature maps for the head; or what the first blocks give it: tokens, the patch grid, and the shared bias."""
         if not self.joins:
             return super().extract_feat(inputs)
-        return self.backbone.first_blocks(inputs, self.decode_head.num_blocks, self.decode_head.num_queries)
+        backbone, head = getattr(self.backbone, 'module', self.backbone), self.decode_head
+        x, grid, bias = backbone.embed(inputs, None)
+        x = backbone.run_blocks(backbone.blocks[: -head.num_blocks], x, grid, bias)  # B, N, C
+        if bias is not None:  # of all blocks: with the queries
+            bias = backbone.rel_pos_bias(grid, bias.dtype, head.num_queries + backbone.num_prefix_tokens)
+        return x, grid, bias
 
     def test_step(self, data: dict) -> list[SegDataSample]:
         # For an array, mmseg's `inference_model` replaces LoadImage with a loader of BGR that sets img_path=None.
@@ -124,7 +122,7 @@ class SlidingSegmentor(EncoderDecoder):
         return logits[0].unsqueeze(0) if len(logits) == 1 else torch.stack(logits)  # a single image is not copied
 
     def slide(self, views: Sequence[View]) -> Iterator[Tensor]:
-        """Yields the logits of each view, float32 (C, H, W), with the windows of `test_cfg`; see function `slide`."""
+        """`slide` with the windows of `test_cfg`."""
         cfg = self.test_cfg
         # On a CPU larger batches gain nothing and cost memory.
         batch = cfg.get('windows_per_batch', 1 if views[0].image.device.type == 'cpu' else 8)
@@ -141,7 +139,7 @@ class SlidingSegmentor(EncoderDecoder):
             return self.decode_head(self.extract_feat(images))
 
     def postprocess_result(self, seg_logits: Tensor, data_samples: list[SegDataSample] | None = None) -> list:
-        """As in mmseg, except for very large images: they get only labels, computed in strips of rows."""
+        """As in mmseg, but very large images get only labels, computed in strips of rows."""
         samples = data_samples or []
         sizes = {sample.ori_shape for sample in samples}
         classes = seg_logits.shape[1]
@@ -149,8 +147,10 @@ class SlidingSegmentor(EncoderDecoder):
             sample.get('flip') or any(sample.get('img_padding_size', sample.get('padding_size', ())))
             for sample in samples
         )
-        if changed or len(sizes) != 1 or classes == 1 or classes * math.prod(size := sizes.pop()) <= MAX_LOGITS:
+        large = classes > 1 and len(sizes) == 1 and classes * math.prod(*sizes) > MAX_LOGITS
+        if changed or not large:
             return super().postprocess_result(seg_logits, data_samples)
+        (size,) = sizes
         rows, columns = (  # H, h and W, w
             bilinear_matrix(source, target, self.align_corners).to(seg_logits)
             for source, target in zip(seg_logits.shape[2:], size, strict=True)
@@ -170,24 +170,22 @@ class SlidingSegmentor(EncoderDecoder):
 
 
 def check_test_cfg(cfg: dict) -> None:
-    """Raises UserError for a test_cfg that cannot be used."""
     if (mode := cfg.get('mode', 'slide')) != 'slide':
         raise UserError(f"test_cfg.mode is {mode!r}; expected 'slide': for whole images set a large crop_size")
-    if missing := {'crop_size', 'stride'} - set(cfg):
-        raise UserError(f'test_cfg needs {" and ".join(sorted(missing))}, in pixels (height, width)')
     check_choice('test_cfg.precision', cfg.get('precision', 'bfloat16'), DTYPES)
     if (windows := cfg.get('windows_per_batch', 1)) < 1:
         raise UserError(f'test_cfg.windows_per_batch is {windows}; expected at least 1')
-    if any(stride > crop or stride < 1 for stride, crop in zip(cfg['stride'], cfg['crop_size'], strict=True)):
-        stride, window = tuple(cfg['stride']), tuple(cfg['crop_size'])
-        raise UserError(f'test_cfg.stride is {stride}; expected from 1 to crop_size {window}, without gaps')
+    crop, stride = (tuple(cfg.get(name, ())) for name in ('crop_size', 'stride'))
+    if not len(crop) == len(stride) == 2 or not 1 <= stride[0] <= crop[0] or not 1 <= stride[1] <= crop[1]:
+        expected = 'expected (height, width) of both in pixels, each stride from 1 to crop_size'
+        raise UserError(f'test_cfg.crop_size is {crop}, stride {stride}; {expected}')
 
 
 # Sliding windows
 
 
 class _Window(NamedTuple):
-    """A crop of a view, with the intervals of all windows along each axis and the indices of this window."""
+    """A crop of a view, with the intervals of all windows along each axis and this window's indices."""
 
     image: Tensor  # 3, h, w
     view: View
@@ -195,6 +193,21 @@ class _Window(NamedTuple):
     row: int
     columns: tuple[tuple[int, int], ...]
     column: int
+
+
+def _windows(view: View, crop_size: tuple[int, int], stride: tuple[int, int]) -> Iterator[_Window]:
+    image = view.image.flip(2) if view.flip else view.image  # 3, h, w
+    rows, columns = map(window_intervals, image.shape[1:], crop_size, stride)
+    for row, (top, bottom) in enumerate(rows):
+        for column, (left, right) in enumerate(columns):
+            yield _Window(image[:, top:bottom, left:right], view, rows, row, columns, column)
+
+
+def _batches(windows: Iterator[_Window], size: int) -> Iterator[list[_Window]]:
+    """Groups consecutive windows of the same shape, at most `size` in a batch."""
+    for _, same_shape in groupby(windows, key=lambda window: window.image.shape):
+        while batch := list(islice(same_shape, size)):
+            yield batch
 
 
 def slide(
@@ -210,10 +223,8 @@ def slide(
 
     Args:
         network: images (B, 3, h, w) -> logits (B, C, h', w') of any resolution.
-        views: views of any sizes; a view smaller than a window is a window of its own size.
-        crop_size, stride: size of a window, and the distance to the next window, (height, width) in pixels.
-        windows_per_batch: windows of one size, from all views, that go through the network together.
-        align_corners: as in the decode head.
+        views: of any sizes; a view smaller than a window is a window of its own size.
+        crop_size, stride, windows_per_batch: as `test_cfg` of SlidingSegmentor.
         divisor: windows are padded with zeros at the bottom and on the right to multiples of it.
 
     Source: mmseg `EncoderDecoder.slide_inference` and `postprocess_result`.
@@ -238,7 +249,7 @@ def slide(
 
 
 def window_intervals(length: int, crop: int, stride: int) -> tuple[tuple[int, int], ...]:
-    """(start, stop) of the windows along an axis, one each `stride` pixels; the last is moved back to fit."""
+    """(start, stop) of the windows along an axis; the last is moved back to fit."""
     count = max(length - crop + stride - 1, 0) // stride + 1
     stops = (min(index * stride + crop, length) for index in range(count))
     return tuple((max(stop - crop, 0), stop) for stop in stops)
@@ -255,11 +266,7 @@ def window_matrix(
     align_corners: bool,
     device: torch.device,
 ) -> tuple[slice, Tensor]:
-    """What window `index` adds to the `size` pixels of the result along one axis.
-
-    Returns the pixels that the window reaches, and a float32 matrix (these pixels, `resolution`); the `resolution`
-    logits of a window also cover `padding` pixels after it.
-    """
+    """What window `index`, with `padding` after it, adds along one axis: the pixels, a matrix (pixels, resolution)."""
     start, stop = intervals[index]
     length = intervals[-1][1]
     coverage = torch.zeros(length)
@@ -287,30 +294,14 @@ def bilinear_matrix(
     return (1 - (position.clamp(0, source - 1)[:, None] - pixels).abs()).clamp(min=0)
 
 
-def _windows(view: View, crop_size: tuple[int, int], stride: tuple[int, int]) -> Iterator[_Window]:
-    image = view.image.flip(2) if view.flip else view.image  # 3, h, w
-    rows, columns = map(window_intervals, image.shape[1:], crop_size, stride)
-    for row, (top, bottom) in enumerate(rows):
-        for column, (left, right) in enumerate(columns):
-            yield _Window(image[:, top:bottom, left:right], view, rows, row, columns, column)
-
-
-def _batches(windows: Iterator[_Window], size: int) -> Iterator[list[_Window]]:
-    """Groups consecutive windows of the same shape, at most `size` in a batch."""
-    for _, same_shape in groupby(windows, key=lambda window: window.image.shape):
-        while batch := list(islice(same_shape, size)):
-            yield batch
-
-
 # Multi-scale inference
 
 
 @TRANSFORMS.register_module()
 class MultiScaleViews:
-    """Packs an image at several sizes; its label map keeps the original size.
+    """Packs an image at several sizes: the short side is `ratio * short_side`, at least `crop_size`.
 
-    The short side is `ratio * short_side`, at least `crop_size`; the aspect ratio is kept. If several ratios give the
-    same size, they share one view, whose weight is their number.
+    If several ratios give the same size, they share one view, whose weight is their number.
 
     Args:
         short_side: short side in pixels at ratio 1.
@@ -348,29 +339,18 @@ class MultiScaleViews:
 class MultiScaleTTA(BaseTTAModel):
     """Mean of the class probabilities over the views of MultiScaleViews and their mirror images.
 
-    The windows of all views of all images share batches. The logits of a view are resized to the image before the
-    softmax, which the probabilities of a mask head do not need.
-
-    Args:
-        module: the segmentor, a SlidingSegmentor or its config.
+    The windows of all views of all images share batches. `module` is a SlidingSegmentor or its config.
 
     Source: mmseg 0.11 `EncoderDecoder.aug_test`, `inference`.
     """
 
     def __init__(self, module: dict | nn.Module):
-        if isinstance(module, MultiScaleTTA) or (isinstance(module, dict) and 'module' in module):
-            raise UserError('this config already tests at all scales; leave out --tta (in Python multi_scale=True)')
         super().__init__(module)
         if not isinstance(self.module, SlidingSegmentor):
             raise UserError(f'the model is a {type(self.module).__name__}; --tta needs a beit_mm.SlidingSegmentor')
 
-    def train(self, mode: bool = True) -> 'MultiScaleTTA':
-        if mode:  # mmengine's training loops call this before the first step
-            raise UserError('model.type is MultiScaleTTA, which is only for testing; train the segmentor inside it')
-        return super().train(mode)
-
     def test_step(self, data: dict) -> list[SegDataSample]:
-        """Predicts a batch of dict(inputs=[[view 1 of each image], [view 2 of each image], ...], data_samples)."""
+        """Predicts dict(inputs=[[view 1 of each image], [view 2 of each image], ...], data_samples)."""
         samples = data['data_samples']
         views = []
         for number, sample in enumerate(samples):
@@ -387,10 +367,7 @@ class MultiScaleTTA(BaseTTAModel):
         return samples
 
     def probabilities(self, views: Sequence[View], weights: Sequence[Sequence[int]]) -> Iterator[Tensor]:
-        """Yields the class probabilities (C, H, W) of each image; `weights` has a weight for each size of each image.
-
-        `views` holds all sizes of all images, each first as it is, then flipped.
-        """
+        """Yields the class probabilities (C, H, W) of each image; `views` are its sizes, each also flipped."""
         logits = self.module.slide(views)
         for weights_of_image in weights:
             mean = 0

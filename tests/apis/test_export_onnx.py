@@ -237,7 +237,6 @@ def test_classes_are_those_of_the_classifier_in_half_precision_too(tmp_path):
     notes = {entry.key: entry.value for entry in onnx.load(tmp_path / 'False.onnx').metadata_props}
     described = json.loads(notes['beit_mm'])
     assert [described[name] for name in ('mean', 'std', 'size', 'divisor')] == [MEAN, STD, [32, 32], 8]
-    assert 'before the softmax' in notes['output']
 
 
 def test_resizing_is_that_of_cv2_and_pooling_that_of_torch():
@@ -275,7 +274,7 @@ def test_a_large_graph_has_its_weights_beside_it_and_one_that_differs_is_not_wri
 
 
 def test_what_no_file_can_hold_and_missing_packages_are_named(tmp_path, monkeypatch):
-    with pytest.raises(ValueError, match='whose backbone is a BEiTBackbone, not Linear on NoneType'):
+    with pytest.raises(ValueError, match='BEiTBackbone, not a Linear on NoneType'):
         export_onnx(nn.Linear(2, 2), tmp_path / 'model.onnx')
     with pytest.raises(ValueError, match=r"logits \(batch, classes\): .*'avg_featmap'"):
         export_onnx(classifier('raw'), tmp_path / 'model.onnx')

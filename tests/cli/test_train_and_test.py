@@ -84,7 +84,7 @@ def test_train_stop_resume_and_test_give_the_same_numbers(options, tmp_path, cap
     out, err = capfd.readouterr()  # no terminal: a few lines too
     lines = out.splitlines()
     assert len(lines) + len(err.splitlines()) < 20 and max(map(len, lines)) <= 120, lines
-    progress = r'^pretrain 3/3  loss [\d.]+  mim_acc [\d.]+  lr \S+  [\d,]+ images/s  data .* GiB  \d:\d\d:\d\d left$'
+    progress = r'^pretrain 3/3  loss [\d.]+  mim_acc [\d.]+  lr \S+  [\d,]+ images/s  data \S+ s  \d:\d\d:\d\d left$'
     assert re.search(progress, out, flags=re.M) and 'work_dirs/pretrain: checkpoints' in out
     assert re.search(r'pretrain 3, held-out images:  mim_loss [\d.]+ ', out) and 'Iter(train)' not in out + err
     work = tmp_path / 'work_dirs/pretrain'  # the default: the config's name
@@ -107,11 +107,11 @@ def test_train_stop_resume_and_test_give_the_same_numbers(options, tmp_path, cap
         run_tool('test.py', CONFIG, work / 'iter_3.pth', *options, 'model.backbone.rel_pos_bias=shared')
 
 
-def test_a_hook_that_ends_a_run_is_named_and_the_weights_are_saved(options, capfd):
+def test_a_run_that_a_hook_ends_says_so_and_the_weights_are_saved(options, capfd):
     hook = dict(type='EarlyStoppingHook', monitor='mim_loss', rule='less', stopping_threshold=100.0)
     hooks = [f'custom_hooks={json.dumps([hook])}', 'train_cfg.val_interval=1', 'default_hooks.checkpoint.interval=2']
     run_tool('train.py', CONFIG, *options, *NO_WORKERS, *hooks, 'optim_wrapper.accumulative_counts=2')
-    end = re.search(r'ended by EarlyStoppingHook after step 1 of 3.* (\S+)$', capfd.readouterr().out.strip())
+    end = re.search(r'ended by a hook after step 1 of 3.* (\S+)$', capfd.readouterr().out.strip())
     assert read_checkpoint(end[1])['meta']['iter'] == 1
 
 
@@ -228,14 +228,14 @@ def test_mim_trains_from_the_config_alone(options, tmp_path):
         ('train_dataloader.dataset.data_root=no, such folder', "no folder 'no, such folder"),
         ('train_dataloader.dataset.data_root=https://example.org/images', 'expected a local folder of images'),
         ('train_dataloader.batch_size', "'train_dataloader.batch_size' is not KEY=VALUE"),
-        ('train_dataloader.shuffle=False', 'shuffle is not an entry'),
+        ('train_dataloader.shuffle=False', 'shuffle'),
         ('train_dataloader.batchsize=4', 'did you mean train_dataloader.batch_size?'),
         ('model.backbone.type=BEiTBackbone', "'BEiTBackbone'"),
-        ('lr=1e-3', 'lr is not an entry of the config'),
+        ('lr=1e-3', 'lr is not '),
         ('launcher=pytorch', '--launcher'),
         ('compile=True', '--compile'),
-        ('train_pipeline.1.size=32', 'set those made of it, such as train_dataloader.dataset.pipeline'),
-        ('param_scheduler.2.end=9', 'param_scheduler has entries 0 to 1'),
+        ('train_pipeline.1.size=32', 'train_pipeline'),
+        ('param_scheduler.2.end=9', 'param_scheduler.2.end'),
         ("tta_pipeline=[{'type': 'LoadImage'}]", '--cfg-options: tta_pipeline is a list of dicts but not JSON'),
     ],
 )
@@ -288,7 +288,7 @@ def test_missing_files_are_one_line(options, tmp_path):
     for words, message in (
         (['train.py', 'gone.py'], '^error: .*gone.py'),
         (['test.py', CONFIG, 'gone.pth', *options], '^error: .*gone.pth'),
-        (['test.py', CONFIG, 'gone.pth', '--out', '.'], '2'),
+        (['test.py', CONFIG, 'gone.pth', '--out', '.'], '^error: .*directory'),
     ):
         with pytest.raises(SystemExit, match=message):
             run_tool(*words)
@@ -353,9 +353,9 @@ def test_the_arguments_of_test(tmp_path):
     wrapped.write_text("test_dataloader, model = dict(dataset={}), dict(type='TTA', module={})")
     for name, word, message in (
         (wrapped, '--tta', 'already a TTA.*leave --tta out'),
-        ('demo/pretrain', '--tta', 'this test pipeline ends with beit_mm.PackViews'),
-        ('demo/linear_probe_folder', '--tta', 'set model.layers=...'),
-        ('demo/pretrain', '--show-dir=x', 'draws what classifiers and segmentors predict'),
+        ('demo/pretrain', '--tta', '--tta is for a classifier'),
+        ('demo/linear_probe_folder', '--tta', 'model.layers='),
+        ('demo/pretrain', '--show-dir=x', 'classifiers and segmentors'),
     ):
         with pytest.raises(UserError, match=message):
             config_of('test', name, 'x.pth', word)

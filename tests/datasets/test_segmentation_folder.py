@@ -42,8 +42,7 @@ def root(tmp_path) -> Path:
 
 
 def dataset(root: Path, **changes):
-    """Unserialized, which takes half a second of mmengine's, and is right too."""
-    settings = dict(classes=CLASSES, reduce_zero_label=True, data_prefix=PREFIX, serialize_data=False)
+    settings = dict(classes=CLASSES, reduce_zero_label=True, data_prefix=PREFIX)
     pipeline = [dict(type='beit_mm.LoadImage'), dict(type='beit_mm.LoadAnnotation')]
     settings = dict(settings, type='beit_mm.SegmentationFolder', data_root=str(root), pipeline=pipeline)
     return DATASETS.build(settings | changes)
@@ -52,7 +51,7 @@ def dataset(root: Path, **changes):
 @pytest.mark.parametrize('reduced', [False, True])
 def test_labels_are_those_of_mmseg(root, reduced):
     """Gray files and one with a palette."""
-    data = dataset(root, classes=[*CLASSES, 'car'], reduce_zero_label=reduced, serialize_data=reduced)
+    data = dataset(root, classes=[*CLASSES, 'car'], reduce_zero_label=reduced)
     assert [Path(data.get_data_info(i)['img_path']).name for i in range(4)] == ['a.png', 'b.jpg', 'c.png', 'd.png']
     for sample in data:
         peer = LoadAnnotations().transform(dict(sample, seg_fields=[]))
@@ -92,9 +91,9 @@ def test_a_test_servers_images_have_no_annotations_and_a_broken_one_costs_its_im
     ('labels', 'changes', 'message'),
     [
         (None, {}, r"no label map '\S+annotations/a.png' for '\S+images/a.png'; 1 of 4 images have none"),
-        (full(0, 16, 12), {}, r'/a.png is 12 x 16 pixels, its image \S+/a.png is 16 x 12; expected the same size'),
-        (full(4), {}, 'a.png holds label 4; .* 3 classes, expected 1 to 3, 255 for ignored, 0 for unlabelled'),
-        (full(3), dict(reduce_zero_label=False), 'label 3; .* expected 0 to 2, .* set reduce_zero_label=True'),
+        (full(0, 16, 12), {}, r'/a.png is 12 x 16 pixels, its image \S+/a.png is 16 x 12.*same size'),
+        (full(4), {}, 'a.png holds label 4; .* 1 to 3 .* 255'),
+        (full(3), dict(reduce_zero_label=False), 'label 3; .* 0 to 2 .*reduce_zero_label=True'),
         (full(1000, dtype=np.uint16), {}, 'holds label 1000'),  # it would be 232 in eight bits
         (full(0, 12, 16, 3) + np.uint8([1, 2, 3]), {}, r'a.png holds .* 1 2 3 \(192 pixels\); .*name R G B'),
     ],
@@ -112,7 +111,7 @@ def test_annotations_of_turned_images(root):
     save(root / 'images/b.jpg', full(0, 16, 12, 3), exif=exif)
     assert dataset(root)[1]['gt_seg_map'].shape == (12, 16)
     save(root / 'annotations/b.png', full(0, 16, 12))
-    with pytest.raises(ValueError, match='b.png .*EXIF.*remove the tag'):
+    with pytest.raises(ValueError, match='b.png .*EXIF'):
         dataset(root)[1]
 
 

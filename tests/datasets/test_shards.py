@@ -126,7 +126,7 @@ def test_cls_files_of_webdataset_number_the_classes(tmp_path):
     assert [(sample['gt_label'], sample['img'][0, 0, 0]) for sample in dataset] == [(0, 0), (1, 1), (2, 2)]
     assert dataset.CLASSES == ('0', '1', '2') and build(web, classes=['x', 'y', 'z']).CLASSES[2] == 'z'
     assert len(build(web, 'UnlabeledImages')) == 3
-    with pytest.raises(ValueError, match='train-0.tar/0.png has class 2; expected numbers from 0 to 1'):
+    with pytest.raises(ValueError, match='train-0.tar/0.png has class 2 .* from 0 to 1'):
         build(web, classes=['x', 'y'])
 
 
@@ -156,11 +156,10 @@ def test_an_archive_without_plain_whole_images_is_refused(tmp_path, change):
 def test_missing_and_cut_archives_stop_a_run_before_it_begins(root):
     path = root / 'shards/shard-000001.tar'
     path.write_bytes(path.read_bytes()[:-10])
-    with pytest.raises(ValueError, match='^.*shard-000001.tar is truncated .*; copy it.*$'):
-        build(root / 'shards')
-    path.unlink()
-    with pytest.raises(FileNotFoundError, match='shard-000001.tar.*missing; copy'):
-        build(root / 'shards', 'UnlabeledImages')
+    for kind in ('ImageFolder', 'UnlabeledImages'):
+        with pytest.raises(ValueError, match='^.*shard-000001.tar .*copy it.*$'):
+            build(root / 'shards', kind)
+        path.unlink(missing_ok=True)
 
 
 def test_what_breaks_later_is_an_unreadable_image_like_any_other(root):

@@ -115,10 +115,3 @@ def test_teacher_stays_where_a_step_is_skipped(config, fused):
     assert all(torch.equal(after[name], before[name]) for name in after)
     moved = 'teacher.backbone.blocks.0.mlp.fc1.weight'
     assert not torch.equal(before[moved], before[moved.removeprefix('teacher.')])  # it had a way to go
-
-
-def test_another_model_is_refused(config):
-    config.model.type = 'beit_mm.BEiTPretrainer'
-    del config.model['dino_head']
-    with pytest.raises(ValueError, match='DINOHook belongs to a DINOPretrainer, the model is a BEiTPretrainer'):
-        make_runner(config).train()

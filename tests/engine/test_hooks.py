@@ -149,24 +149,22 @@ class Tick(Hook):
         self.now += 6 if mode == 'train' else 3
 
 
-def test_lines_of_progress_count_validations_in_the_time_left(pretrain_config, monkeypatch, capsys):
+def test_lines_of_progress_have_the_time_that_is_left_at_the_pace_so_far(pretrain_config, monkeypatch, capsys):
     cfg = pretrain_config
     cfg.train_cfg = dict(type='beit_mm.IterLoop', max_iters=5, val_interval=2, val_begin=3)
-    cfg.val_dataloader.batch_size = cfg.test_dataloader.batch_size = 2  # of 12 images; a step has four
+    cfg.val_dataloader.batch_size = cfg.test_dataloader.batch_size = 2  # of 12 images
     runner = make_runner(cfg)
     for hook in (Tick(monkeypatch), ProgressHook('run', seconds=0)):
         runner.register_hook(hook)
     capsys.readouterr()
     runner.train()
     lines = [re.sub(r'  .*  ', ' ', line) for line in capsys.readouterr().out.splitlines() if line.endswith(' left')]
-    # a batch of two images is first taken for a second, a third of half a step
-    expected = [f'run {step}/5 0:00:{seconds}' for step, seconds in ((1, 24 + 12), (2, 18 + 12), (3, 12 + 12), (4, 18))]
-    of_four = [f'run 4/5, held-out images, batch {batch}/6  0:00:{18 - 3 * batch + 24:02}' for batch in range(1, 7)]
-    of_five = [f'run 5/5, held-out images, batch {batch}/6  0:00:{18 - 3 * batch:02}' for batch in range(1, 7)]
-    assert lines == [f'{line} left' for line in [*expected, *of_four, 'run 5/5 0:00:18', *of_five]]
+    expected = [f'run {step}/5 0:00:{6 * (5 - step):02}' for step in range(1, 5)]
+    batches = [f'run, held-out images, batch {batch}/6  0:00:{18 - 3 * batch:02}' for batch in range(1, 7)]
+    assert lines == [f'{line} left' for line in [*expected, *batches, 'run 5/5 0:00:00', *batches]]
     runner.test()
     lines = [line for line in capsys.readouterr().out.splitlines() if line.endswith(' left')]
-    assert lines == [f'run, batch {batch}/6  0:00:{18 - 3 * batch:02} left' for batch in range(1, 7)]
+    assert lines == [f'{line} left' for line in batches]
 
 
 def test_a_shortened_run_validates_on_its_share_of_the_images(pretrain_config, said):

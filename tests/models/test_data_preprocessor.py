@@ -1,4 +1,4 @@
-"""From batches of levels, RGB or up to 16 bands, to the inputs of a pretrainer or a classifier; numbers of channels."""
+"""From batches of levels, RGB or up to 16 bands, to the inputs of a pretrainer or a classifier."""
 
 import numpy as np
 import pytest
@@ -9,7 +9,6 @@ from mmengine.registry import TRANSFORMS
 from mmpretrain.models import ClsDataPreprocessor
 from PIL import Image
 
-from beit_mm.engine.checks import channels_of, check_channels
 from beit_mm.models import TwoViewDataPreprocessor
 from beit_mm.registry import MODELS
 
@@ -79,31 +78,11 @@ def pretrainer(bands: int, **changes) -> torch.nn.Module:
 def test_a_step_of_pretraining_and_its_pictures(bands, pixels):
     head = dict(type='beit_mm.PixelRegressionHead', embed_dims=32, patch_size=8, in_channels=bands)
     model = pretrainer(bands, **dict(head=head, target_generator=None) if pixels else {}).train()
-    check_channels(model, bands)
     images, mask = torch.rand(4, 32, 32, bands) * 255, torch.rand(4, 4, 4) < 0.4
     inputs = model.data_preprocessor(dict(inputs=dict(images=images, tokenizer_images=images, mask=mask)))['inputs']
     model(inputs, mode='loss')['loss'].backward()
     assert model.backbone.patch_embed.proj.weight.grad.abs().sum(dim=(0, 2, 3)).min() > 0
     assert {tuple(column.shape) for column in model.pictures(inputs).values()} == {(4, bands, 32, 32)}
-
-
-PIXELS = dict(head=dict(type='beit_mm.PixelRegressionHead', embed_dims=32), target_generator=None)
-
-
-def test_numbers_of_channels_that_differ_are_told_in_one_line_and_one_mean_stands_for_all():
-    for changes, channels, message in (
-        ({}, 3, 'the images 3, data_preprocessor.mean 6, backbone.in_channels 6, the tokenizer 6'),
-        (dict(target_generator=TOKENIZER), 6, 'the tokenizer 3'),
-        (PIXELS, 6, 'head.in_channels 3'),
-    ):
-        with pytest.raises(ValueError, match=f'^.*numbers of channels differ: .*{message}.*$'):
-            check_channels(pretrainer(6, **changes), channels)
-    model = pretrainer(6)
-    model.data_preprocessor = TwoViewDataPreprocessor([127.5], [60])
-    check_channels(model, 6)
-    images = torch.zeros(4, 6, 8, 8)
-    for batch in (images, [*images], [images, images]):  # the last one of mmpretrain's BEiT
-        assert channels_of(batch) == 6
 
 
 # --- classification: normalise, erase, mix, in this order, and only in training ----------------------

@@ -200,8 +200,8 @@ def test_wrong_combinations_are_refused():
     with pytest.raises(ValueError, match='dino_head.embed_dims is 40; .* 32'):
         MODELS.build(narrow_dino_model(dino_head=wide))
     model = make_model()
-    with pytest.raises(ValueError, match='add MultiCrop to the pipeline'):
+    with pytest.raises(ValueError, match='MultiCrop'):
         model(dict(make_inputs(), second_images=None), mode='loss')
     model.teacher_temperature = None
-    with pytest.raises(ValueError, match=r"add dict\(type='beit_mm.DINOHook'\) to custom_hooks"):
+    with pytest.raises(ValueError, match='DINOHook'):
         model(make_inputs(), mode='loss')

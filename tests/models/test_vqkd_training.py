@@ -243,7 +243,7 @@ def test_a_released_file_is_trained_further(teacher):
 def test_what_does_not_fit_a_teacher_is_said(teacher: dict, tmp_path: Path):
     model = vqkd(teacher)
     model.teacher_dims = 31
-    with pytest.raises(ValueError, match=r'BEiTTeacher gives .*16, 32.*16, 31.*teacher_dims'):
+    with pytest.raises(ValueError, match='teacher_dims is 31.* 32'):
         model(dict(images=images_of(0)))
     with pytest.raises(ValueError, match='30 x 32 .* 8'):
         model(dict(images=torch.rand(1, 3, 30, 32)))

@@ -158,14 +158,6 @@ def test_two_processes_stop_in_the_second_validation(place, iteration, pretrain_
     assert run_ranks(stopped, tmp_path) == [(6, 75)] * 2
 
 
-def test_a_signal_ends_the_reading_of_held_out_images(pretrain_config, tmp_path, monkeypatch):
-    read = []
-    place = 'beit_mm.engine.unreadable.ReadingErrors.__getitem__'
-    monkeypatch.setattr(place, lambda self, index: read.append(index) or send(signal.SIGTERM)() and None)
-    assert train(pretrain_config, tmp_path) == 75
-    assert read == [0] and not [*tmp_path.glob('*.pth')]
-
-
 LOOPS = [dict(type='EpochLoop', max_epochs=2, val_interval=1), dict(type='IterLoop', max_iters=6, val_interval=3)]
 
 

@@ -14,6 +14,9 @@ from label_maps import make_label_maps, mask_training
 from labelled import classifier_config, make_images
 from mmengine.config import Config
 
+from beit_mm.models.lora import with_lora
+from beit_mm.registry import MODELS
+
 KILL_LOOP = ROOT / 'tools/dev/stress/kill_loop.py'
 kill_loop = runpy.run_path(str(KILL_LOOP))
 differences = kill_loop['differences']
@@ -105,6 +108,15 @@ def balanced(folder: Path, images: Path) -> Config:
     return config
 
 
+def with_low_rank_matrices(folder: Path, images: Path) -> Config:
+    """Checkpoints hold the matrices and the head; the frozen weights come from their file each time."""
+    config = fine_tuning(folder, images)
+    backbone = dict(config.model.backbone, init_cfg=dict(type='Pretrained', checkpoint=str(folder / 'base.pth')))
+    torch.save(MODELS.build(config.model.backbone).state_dict(), folder / 'base.pth')
+    config.model.backbone = with_lora(backbone, rank=2)
+    return config
+
+
 def of_another_library(folder: Path, images: Path) -> Config:
     """With mmpretrain's own dataset and loading, and a transform of torchvision, which draws by torch."""
     config = fine_tuning(folder, images)
@@ -128,8 +140,19 @@ def run(config: Config, folder: Path, **changes: object) -> dict:
     return torch.load((folder / 'last_checkpoint').read_text(), weights_only=True)
 
 
-TASKS = [pretraining, accumulating, by_iterations, with_dino, of_vqkd, fine_tuning, balanced, of_another_library]
-TASKS += [of_masks, of_joined_queries]
+TASKS = [
+    pretraining,
+    accumulating,
+    by_iterations,
+    with_dino,
+    of_vqkd,
+    fine_tuning,
+    balanced,
+    with_low_rank_matrices,
+    of_another_library,
+    of_masks,
+    of_joined_queries,
+]
 
 
 @pytest.mark.parametrize('task', TASKS)

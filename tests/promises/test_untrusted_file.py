@@ -154,6 +154,7 @@ HELD = [
     ("NumPy type 'O'", Calls(SCALAR, Calls(np.dtype, 'O'), bytes(8))),
     ('byte order', array_of((1,), np.dtype('>i8'), bytes(8))),
     ('utf-32', array_of((1,), np.dtype('U2'), b'\xff' * 8)),
+    ('utf-32', array_of((1,), np.dtype('U2'), b'\0\0\xfe\xff\0\0\0A')),  # begins with the mark of another byte order
     ('.', array_of((10**9,), INT, b'x')),  # more than there are bytes
     # text, or a log history in the place of a dtype or a storage
     ('more than numbers', history_of(_log_history=np.array(['1']))),
@@ -238,6 +239,9 @@ def test_what_a_file_sets_on_objects_is_taken_off(tmp_path):
 def test_what_a_file_names_is_printed_as_python_writes_it(tmp_path):
     for name in ('w\x1b]0;title\x07', 'w' * 400):
         refused(saved(tmp_path / 'w.pth', {name: torch.ones(2)}), 'it names a tensor')
+        module = torch.nn.Sequential()
+        module._parameters[name] = torch.nn.Parameter(torch.ones(2))
+        refused(saved(tmp_path / 'module.pkl', module), 'it names a tensor')
         save_file({name: torch.ones(2)}, tmp_path / 'w.safetensors')
         refused(tmp_path / 'w.safetensors', 'it names a tensor')
 

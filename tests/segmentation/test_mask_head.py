@@ -14,6 +14,7 @@ from peers import randomise
 from torch import Tensor, nn
 
 from beit_mm.errors import UserError
+from beit_mm.models.lora import merge_lora, with_lora
 from beit_mm.models.vit import Block
 from beit_mm.registry import MODELS
 from beit_mm.segmentation import MaskClassificationHead
@@ -264,3 +265,21 @@ def test_a_frozen_backbone_stays_under_a_decoder():
     sum(model.loss(torch.randn(2, 3, 64, 64), samples(labels)).values()).backward()
     assert all(parameter.grad is None for parameter in model.backbone.parameters())
     assert all(parameter.grad is not None for parameter in model.decode_head.parameters())
+
+
+def test_queries_join_a_backbone_with_low_rank_matrices():
+    config = narrow_config('bias', 'backbone')
+    config.backbone = with_lora(config.backbone, 2)
+    with DefaultScope.overwrite_default_scope('mmseg'):
+        model = randomise(MODELS.build(config))
+    images, labels = torch.randn(2, 3, 64, 64), torch.randint(0, CLASSES, (2, 64, 64))
+    sum(model.train().loss(images, samples(labels)).values()).backward()
+    trained = {name for name, parameter in model.named_parameters() if parameter.grad is not None}
+    matrices = {name for name, _ in model.backbone.named_parameters() if 'lora_' in name}
+    assert len(matrices) == 4 * 4 * 2
+    assert trained == {f'backbone.{name}' for name in matrices} | {
+        f'decode_head.{name}' for name, _ in model.decode_head.named_parameters()
+    }
+    with torch.no_grad():
+        expected = model.eval().logits(images)
+        torch.testing.assert_close(merge_lora(copy.deepcopy(model)).logits(images), expected, atol=1e-5, rtol=1e-4)

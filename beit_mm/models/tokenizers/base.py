@@ -1,8 +1,9 @@
-"""The interface of visual tokenizers, and what all tokenizers with a codebook share (paper section 2.1)."""
+"""The interface of visual tokenizers, and what they share (paper section 2.1)."""
 
 import math
 from abc import ABC, abstractmethod
-from contextlib import AbstractContextManager
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch
@@ -17,7 +18,7 @@ from beit_mm.positions import take_tokens
 
 PADDING = -1  # position, and token, of an empty slot
 EPS = 0.1  # pixels in [0, 1] are mapped to [EPS, 1 - EPS], because the logit-Laplace distribution is defined on (0, 1)
-SMOKE_SEED = 0  # of random weights, which must be the same on all ranks
+SMOKE_SEED = 0
 PRECISIONS = dict(fp16=torch.float16, bf16=torch.bfloat16, fp32=torch.float32)
 
 
@@ -26,7 +27,7 @@ class Tokenizer(nn.Module, ABC):
 
     vocab_size: int  # number of visual tokens
     stride: int  # pixels of a token along a side
-    can_decode: bool = False  # whether `decode` is available
+    can_decode: bool = False
     provenance: dict[str, Any]  # type, precision, path and SHA-256 of the weights; stored in checkpoints of a run
 
     def prepare(self, device: torch.device) -> None:
@@ -34,20 +35,27 @@ class Tokenizer(nn.Module, ABC):
 
     @abstractmethod
     def encode(self, images: Tensor) -> Tensor:
-        """Returns the visual tokens, int64 (B, H / stride, W / stride), of images, float (B, C, H, W) in [0, 1]."""
+        """Visual tokens, int64 (B, H / stride, W / stride), of images, float (B, C, H, W) in [0, 1]."""
 
     def encode_at(self, images: Tensor, positions: Tensor) -> Tensor:
         """Visual tokens (B, K) only at `positions`, int64 (B, K), row-major in the token grid; -1 stays -1."""
         tokens = take_tokens(self.encode(images).flatten(1), positions.clamp(min=0))
         return tokens.masked_fill(positions < 0, PADDING)
 
+    @torch.no_grad()
     def decode(self, tokens: Tensor) -> Tensor:
-        """Returns images, float32 (B, C, h * stride, w * stride) in [0, 1]; needs a decoder.
+        """Images, float32 (B, C, h * stride, w * stride) in [0, 1]; needs a decoder.
 
-        Args:
-            tokens: int64 (B, h, w), or weights of all tokens, float (B, vocab_size, h, w), which sum to 1.
+        Tokens are int64 (B, h, w), or weights of all tokens, float (B, vocab_size, h, w), which sum to 1.
         """
-        raise UserError(f'this {type(self).__name__} has no decoder to draw its tokens; choose one with a decoder')
+        if not self.can_decode:
+            raise UserError(f'this {type(self).__name__} has no decoder to draw its tokens; choose one with a decoder')
+        self.prepare(tokens.device)
+        with without_autocast(tokens):
+            return self._decode(tokens)
+
+    def _decode(self, tokens: Tensor) -> Tensor:
+        raise NotImplementedError
 
     @torch.no_grad()
     def forward(self, images: Tensor) -> Tensor:
@@ -64,6 +72,13 @@ class Tokenizer(nn.Module, ABC):
         if height % self.stride or width % self.stride:
             raise UserError(f'{height} x {width} pixels; {type(self).__name__} needs multiples of {self.stride}')
         return height // self.stride, width // self.stride
+
+    def read(self, source: str, sha256: str | None, advice: str, prefix: str = '') -> dict[str, Tensor]:
+        """Weights of a path, a URL or 'demo', whose file joins the provenance; `advice` says where to get it."""
+        path = path_of_checkpoint(DEMO, 'tokenizer') if source == DEMO else locate_weights(source, advice)
+        weights = weights_of(read_checkpoint(path, sha256))
+        self.provenance.update({f'{prefix}path': str(path), f'{prefix}sha256': sha256 or file_sha256(path)})
+        return weights
 
 
 class CodebookTokenizer(Tokenizer):
@@ -99,14 +114,9 @@ class CodebookTokenizer(Tokenizer):
             logits = self.encoder.output(picked.transpose(1, 2).unsqueeze(-1))  # B, V, K, 1
             return logits.argmax(dim=1).squeeze(-1).masked_fill(positions < 0, PADDING)
 
-    @torch.no_grad()
-    def decode(self, tokens: Tensor) -> Tensor:
-        if self.decoder is None:
-            return super().decode(tokens)  # raises
-        self.prepare(tokens.device)
-        with without_autocast(tokens):
-            output = self.decoder(tokens) if tokens.is_floating_point() else self.decoder.from_tokens(tokens)
-            return self.to_images(output.float())
+    def _decode(self, tokens: Tensor) -> Tensor:
+        decoder = self.decoder if tokens.is_floating_point() else self.decoder.from_tokens
+        return self.to_images(decoder(tokens).float())
 
     def _features(self, images: Tensor) -> Tensor:
         """Input of the encoder's output layer, (B, C, h, w)."""
@@ -129,11 +139,11 @@ class TrainableTokenizer(Tokenizer):
 
     @abstractmethod
     def _losses(self, images: Tensor) -> dict[str, Tensor]:
-        """Returns the losses and, for the log, `usage_of` the tokens of the batch."""
+        """The losses and, for the log, `usage_of` the tokens of the batch."""
 
     @abstractmethod
     def _predict(self, images: Tensor) -> dict[str, Tensor]:
-        """Returns what TokenizerMetric needs, each (B, ...)."""
+        """What TokenizerMetric needs, each (B, ...)."""
 
     def pictures(self, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
         images = inputs['images']
@@ -149,7 +159,7 @@ def usage_of(tokens: Tensor, vocab_size: int) -> dict[str, Tensor]:
 
 
 def without_autocast(tensor: Tensor) -> AbstractContextManager:
-    """Switches autocast off, because rounded logits would change the tokens, their argmax."""
+    """Without it rounded logits would change the tokens, their argmax."""
     return torch.autocast(tensor.device.type, enabled=False)
 
 
@@ -169,10 +179,7 @@ def unmap_pixels(images: Tensor) -> Tensor:
 
 
 def logit_laplace_nll(mapped: Tensor, mu: Tensor, log_b: Tensor) -> Tensor:
-    """Negative log likelihood of pixels under the logit-Laplace distribution, elementwise, in nats.
-
-    f(x | mu, b) = exp(-|logit(x) - mu| / b) / (2 b x (1 - x)), hence
-    -ln f = |logit(x) - mu| / b + ln b + ln(2 x (1 - x)), for x in (0, 1), after `map_pixels`.
+    """-ln f of pixels in (0, 1), elementwise, where f(x | mu, b) = exp(-|logit(x) - mu| / b) / (2 b x (1 - x)).
 
     Source: DALL-E paper (arXiv 2102.12092), appendix A.3.
     """
@@ -180,21 +187,23 @@ def logit_laplace_nll(mapped: Tensor, mu: Tensor, log_b: Tensor) -> Tensor:
     return distance * torch.exp(-log_b) + log_b + (mapped * (1 - mapped)).log() + math.log(2)
 
 
-def read_weights(source: str, sha256: str | None, advice: str) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """Reads weights from a path or URL, checks the hash, and adds the provenance; `advice` says where to get them."""
-    path = path_of_checkpoint(DEMO, 'tokenizer') if source == DEMO else locate_weights(source, advice)
-    return weights_of(read_checkpoint(path, sha256)), dict(path=str(path), sha256=sha256 or file_sha256(path))
+@contextmanager
+def initialisation(random_weights: bool) -> Iterator[None]:
+    """Networks get random weights that are the same on all ranks, or no memory, for weights of a file."""
+    if random_weights:
+        with torch.random.fork_rng(devices=[]):
+            torch.default_generator.manual_seed(SMOKE_SEED)
+            yield
+    else:
+        with torch.device('meta'):
+            yield
 
 
 def load_exactly(module: nn.Module, state: dict[str, Tensor], path: str) -> None:
-    """Loads a state dict with exactly the names and shapes of the module; UserError names the ones that differ.
-
-    Parts on the meta device get memory only if all shapes agree.
-    """
+    """Loads a state dict into a module, which may be on the meta device; UserError for other names or shapes."""
     own, given = ({name: tensor.shape for name, tensor in each.items()} for each in (module.state_dict(), state))
-    for part in module.modules() if own == given else ():
-        if any(parameter.is_meta for parameter in part.parameters(recurse=False)):
-            part.to_empty(device='cpu', recurse=False)
+    if own == given:  # memory only then
+        module.to_empty(device='cpu')
     try:
         module.load_state_dict(state)
     except (CheckpointError, RuntimeError) as error:

@@ -1,7 +1,6 @@
-"""DALL-E's tokenizer with 8192 visual tokens, which the paper uses (section 2.1.2): the tokenizer, then its networks.
+"""DALL-E's tokenizer with 8192 visual tokens, which the paper uses (section 2.1.2), and its networks.
 
-Between four groups of residual blocks, the encoder halves the resolution three times, and the decoder doubles it. So a
-token covers 8 x 8 pixels. At full size they have 53,786,240 and 43,829,766 parameters, named as in OpenAI's files.
+Between four groups of residual blocks, the encoder halves the resolution three times, and the decoder doubles it.
 """
 
 import math
@@ -34,8 +33,8 @@ class DALLETokenizer(base.CodebookTokenizer):
     """The encoder of DALL-E's discrete VAE, which gives visual tokens, and its decoder for pictures.
 
     Args:
-        checkpoint: encoder weights, a path or a URL: a state dict (.pth, .safetensors, ...) or OpenAI's encoder.pkl.
-        decoder_checkpoint: decoder weights, e.g. OpenAI's decoder.pkl; None: no `decode`.
+        checkpoint: encoder weights, a path or a URL: a state dict or OpenAI's encoder.pkl.
+        decoder_checkpoint: decoder weights, such as OpenAI's decoder.pkl; None: no `decode`.
         precision: 'fp16' (fp32 on a CPU, as in the original), 'bf16' or 'fp32', for all convolutions except the
             encoder's output and the decoder's input, which are fp32. fp16 changes 0.2 % of the tokens, bf16 2 %.
         random_weights: use seeded random weights for both networks instead of files, only for smoke runs.
@@ -59,20 +58,15 @@ class DALLETokenizer(base.CodebookTokenizer):
         super().__init__()
         check_choice('precision', precision, base.PRECISIONS)
         self.vocab_size, self.stride, self.precision = vocab_size, STRIDE, precision
-        self.provenance = dict(type='DALLETokenizer', precision=precision)
-        if random_weights:
-            with torch.random.fork_rng(devices=[]):
-                torch.default_generator.manual_seed(base.SMOKE_SEED)
-                self.encoder = DALLEEncoder(hidden, vocab_size)
-                self.decoder = DALLEDecoder(hidden, vocab_size)
-            self.provenance.update(path='random weights', sha256='')
-        else:
-            self.encoder, file = _load(DALLEEncoder, hidden, vocab_size, checkpoint, sha256, ENCODER_ADVICE)
-            self.provenance.update(file)
-            self.decoder = None
-            if decoder_checkpoint is not None:
-                self.decoder, file = _load(DALLEDecoder, hidden, vocab_size, decoder_checkpoint, None, DECODER_ADVICE)
-                self.provenance.update({f'decoder_{key}': value for key, value in file.items()})
+        self.provenance = dict(type='DALLETokenizer', precision=precision, path='random weights', sha256='')
+        with base.initialisation(random_weights):
+            self.encoder, decoder = DALLEEncoder(hidden, vocab_size), DALLEDecoder(hidden, vocab_size)
+        if not random_weights:
+            base.load_exactly(self.encoder, self.read(checkpoint, sha256, ENCODER_ADVICE), checkpoint)
+        if not random_weights and decoder_checkpoint is not None:
+            weights = self.read(decoder_checkpoint, None, DECODER_ADVICE, 'decoder_')
+            base.load_exactly(decoder, weights, decoder_checkpoint)
+        self.decoder = decoder if random_weights or decoder_checkpoint is not None else None
         self.requires_grad_(False)
         self.to(memory_format=torch.channels_last)
 
@@ -83,19 +77,11 @@ class DALLETokenizer(base.CodebookTokenizer):
         return base.unmap_pixels(output.chunk(2, dim=1)[0].sigmoid())  # the location; the scale is not needed
 
     def prepare(self, device: torch.device) -> None:
-        for network in (self.encoder, self.decoder):
-            if network is not None:
-                network.cast_inner(base.dtype_on(self.precision, device))
-
-
-def _load(
-    network: type[nn.Module], hidden: int, vocab_size: int, source: str, sha256: str | None, advice: str
-) -> tuple[nn.Module, dict[str, str]]:
-    state, file = base.read_weights(source, sha256, advice)
-    with torch.device('meta'):  # skips an initialisation that the weights would overwrite
-        module = network(hidden, vocab_size)
-    base.load_exactly(module, state, source)
-    return module, file
+        dtype = base.dtype_on(self.precision, device)
+        if self.encoder.blocks.input.w.dtype != dtype:
+            self.encoder.blocks[:-1].to(dtype)  # the logits stay float32
+        if self.decoder is not None and self.decoder.blocks.output.conv.w.dtype != dtype:
+            self.decoder.blocks[1:].to(dtype)
 
 
 class DALLEConv2d(nn.Module):
@@ -124,10 +110,9 @@ def multiply_pixels(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
 
 
 def convolve_few_channels(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    """A same-size convolution of (B, C, H, W), C small, for GPUs, which multiply MIN_CHANNELS channels at once.
+    """A same-size convolution of (B, C, H, W), C small, with fewer products on GPUs.
 
-    The C * k values of a pixel's neighbours in the row become its channels, padded with zeros, and the kernel becomes
-    k x 1. This saves six sevenths of the products in DALL-E's first convolution, 7 x 7 over 3 channels.
+    The C * k values of a pixel's neighbours in the row become its channels, and the kernel becomes k x 1.
     """
     kernel_size = weight.shape[-1]
     half = kernel_size // 2
@@ -158,20 +143,23 @@ class DALLEBlock(nn.Module):
         return torch.add(self.id_path(x), self.res_path(x), alpha=self.gain)
 
 
-def _groups(
-    in_channels: int, widths: list[int], kernel_sizes: tuple[int, ...], between: tuple[str, nn.Module]
-) -> OrderedDict:
-    """`group_1` ... `group_n` of residual blocks, with a resampling layer between the groups."""
+def _blocks(
+    first: DALLEConv2d, widths: list[int], kernel_sizes: tuple[int, ...], between: tuple[str, nn.Module], outputs: int
+) -> nn.Sequential:
+    """`input`, `group_1` ... `group_n` of residual blocks with a resampling layer between them, and `output`."""
     gain = 1 / (len(widths) * BLOCKS_PER_GROUP) ** 2  # keeps the variance of a deep stack at 1
-    groups: OrderedDict[str, nn.Module] = OrderedDict()
+    blocks, channels = nn.Sequential(OrderedDict(input=first)), len(first.b)
     for g, width in enumerate(widths, start=1):
-        group = groups[f'group_{g}'] = nn.Sequential()
+        group = nn.Sequential()
         for b in range(1, BLOCKS_PER_GROUP + 1):
-            group.add_module(f'block_{b}', DALLEBlock(in_channels, width, kernel_sizes, gain))
-            in_channels = width
+            group.add_module(f'block_{b}', DALLEBlock(channels, width, kernel_sizes, gain))
+            channels = width
         if g < len(widths):
             group.add_module(*between)
-    return groups
+        blocks.add_module(f'group_{g}', group)
+    output = OrderedDict(relu=nn.ReLU(), conv=DALLEConv2d(channels, outputs, 1))
+    blocks.add_module('output', nn.Sequential(output))
+    return blocks
 
 
 class DALLEEncoder(nn.Module):
@@ -180,13 +168,8 @@ class DALLEEncoder(nn.Module):
     def __init__(self, hidden: int = 256, vocab_size: int = 8192, in_channels: int = 3) -> None:
         super().__init__()
         widths = [factor * hidden for factor in GROUP_WIDTHS]
-        self.blocks = nn.Sequential(
-            OrderedDict(
-                input=DALLEConv2d(in_channels, hidden, 7),
-                **_groups(hidden, widths, (3, 3, 3, 1), ('pool', nn.MaxPool2d(2))),
-                output=nn.Sequential(OrderedDict(relu=nn.ReLU(), conv=DALLEConv2d(widths[-1], vocab_size, 1))),
-            )
-        )
+        first, pool = DALLEConv2d(in_channels, hidden, 7), ('pool', nn.MaxPool2d(2))
+        self.blocks = _blocks(first, widths, (3, 3, 3, 1), pool, vocab_size)
 
     def features(self, x: Tensor) -> Tensor:
         """Mapped pixels (B, in_channels, H, W) to the input of `output`, (B, 8 * hidden, H/8, W/8)."""
@@ -200,30 +183,18 @@ class DALLEEncoder(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         return self.output(self.features(x))
 
-    def cast_inner(self, dtype: torch.dtype) -> None:
-        """Converts all convolutions to `dtype`, except the last, whose logits stay float32."""
-        if self.blocks.input.w.dtype != dtype:
-            self.blocks[:-1].to(dtype)
-
 
 class DALLEDecoder(nn.Module):
-    """Tokens, one-hot or relaxed, to a distribution of pixels. Source: openai/DALL-E `dall_e/decoder.py`.
+    """Tokens to the locations of the colours' logit-Laplace distributions, then their ln scales.
 
-    The input convolution is the codebook. The `out_channels` are, for each colour, the location of the logit-Laplace
-    distribution, then for each colour its ln scale.
+    The input convolution is the codebook. Source: openai/DALL-E `dall_e/decoder.py`.
     """
 
     def __init__(self, hidden: int = 256, vocab_size: int = 8192, embed_dims: int = 128, out_channels: int = 6) -> None:
         super().__init__()
         widths = [factor * hidden for factor in reversed(GROUP_WIDTHS)]
-        upsample = ('upsample', nn.Upsample(scale_factor=2, mode='nearest'))
-        self.blocks = nn.Sequential(
-            OrderedDict(
-                input=DALLEConv2d(vocab_size, embed_dims, 1),
-                **_groups(embed_dims, widths, (1, 3, 3, 3), upsample),
-                output=nn.Sequential(OrderedDict(relu=nn.ReLU(), conv=DALLEConv2d(hidden, out_channels, 1))),
-            )
-        )
+        first, upsample = DALLEConv2d(vocab_size, embed_dims, 1), ('upsample', nn.Upsample(scale_factor=2))
+        self.blocks = _blocks(first, widths, (1, 3, 3, 3), upsample, out_channels)
 
     def forward(self, z: Tensor) -> Tensor:
         """Weights of the tokens (B, V, h, w), which sum to 1 over V, to (B, out_channels, 8h, 8w)."""
@@ -233,8 +204,3 @@ class DALLEDecoder(nn.Module):
         codebook = self.blocks.input
         x = F.embedding(tokens, codebook.w[:, :, 0, 0].t()) + codebook.b  # B, h, w, embed_dims
         return self.blocks[1:](x.permute(0, 3, 1, 2))
-
-    def cast_inner(self, dtype: torch.dtype) -> None:
-        """Converts all convolutions to `dtype`, except the first."""
-        if self.blocks.output.conv.w.dtype != dtype:
-            self.blocks[1:].to(dtype)

@@ -1,9 +1,4 @@
-"""The discrete VAE: a tokenizer that can be trained here, without any download.
-
-First the algorithm, which is a tokenizer when it is trained, then DALLE-pytorch's small networks. They have residual
-blocks after each level, as in the released BEiT code, or only at the bottleneck, as in DALLE-pytorch, which is five
-times cheaper because no block works at the resolution of the images.
-"""
+"""The discrete VAE, a tokenizer that can be trained here, without any download, and DALLE-pytorch's small networks."""
 
 import math
 from contextlib import nullcontext
@@ -26,29 +21,25 @@ class DiscreteVAE(base.TrainableTokenizer, base.CodebookTokenizer, BaseModel):
     """Discrete VAE with a Gumbel-softmax relaxation: an algorithm to train, then a tokenizer (paper section 2.1.2).
 
     The encoder gives each position of the token grid a distribution over the vocabulary. Training decodes a relaxed
-    sample of it and minimises, per pixel value,
-
-        loss_recon   mean over pixels and channels of the reconstruction loss
-        loss_kl      kl_weight * sum over positions KL(q || uniform) / (H * W * channels)
-
-    So DALL-E's kl_weight of 6.6, with 192 values a token (8 x 8 x 3), is 6.6 / 192 on the KL of a position. As a
-    tokenizer the model takes the argmax.
+    sample of it and minimises, per pixel value, the reconstruction loss + kl_weight * KL(q || uniform). So DALL-E's
+    kl_weight of 6.6, with 192 values a token (8 x 8 x 3), is 6.6 / 192 on the KL of a position.
 
     Args:
         arch: 'dalle' (DALL-E's networks) or 'conv' (DALLE-pytorch's, as in the released BEiT code).
         hidden: width; the widest group of 'dalle' is 8 times as wide.
         vocab_size, embed_dims: number of visual tokens, and width of the codebook.
         num_levels: how often the resolution is halved; 'dalle' needs 3.
-        in_channels: channels of the images: 3 for RGB, or any number of bands.
-        bottleneck_blocks: for 'conv': residual blocks at the bottleneck; None: one after each level.
+        in_channels: channels of the images.
+        bottleneck_blocks: for 'conv': residual blocks at the bottleneck, as in DALLE-pytorch, five times cheaper; None:
+            one after each level, as in the released BEiT code.
         loss: 'laplace' (logit-Laplace likelihood, DALL-E) or 'mse' (on [-1, 1]).
         straight_through: decode one-hot samples with the gradient of relaxed samples; DALL-E decodes relaxed samples.
         temperature, temperature_steps: start and end of the Gumbel-softmax temperature, and training steps between.
         kl_weight: DALL-E's beta, which keeps the vocabulary in use. 6.6 suits 'laplace', 0.5 suits 'mse'.
         kl_steps: training steps in which the weight rises from 0.
-        checkpoint: trained weights, a path or a URL: a checkpoint of a run or a plain state dict.
-        decoder_checkpoint: weights of the decoder if `checkpoint` holds only the encoder, like DALL-E's decoder.pkl and
-            encoder.pkl, which need arch 'dalle', loss 'laplace' and embed_dims 128.
+        checkpoint: trained weights, a path or a URL.
+        decoder_checkpoint: weights of the decoder if `checkpoint` holds only the encoder, as DALL-E's files do, which
+            need arch 'dalle', loss 'laplace' and embed_dims 128.
         sha256: expected hash of `checkpoint`.
         data_preprocessor: must give `images` in [0, 1].
 
@@ -109,19 +100,14 @@ class DiscreteVAE(base.TrainableTokenizer, base.CodebookTokenizer, BaseModel):
         return (0.5 * output + 0.5).clamp(0, 1)
 
     def _load(self, checkpoint: str, decoder_checkpoint: str | None, sha256: str | None) -> None:
-        state, file = base.read_weights(checkpoint, sha256, ADVICE)
-        self.provenance.update(file)
+        of_encoder = self.read(checkpoint, sha256, ADVICE)
         if decoder_checkpoint is not None:
-            base.load_exactly(self.encoder, state, checkpoint)
-            state, file = base.read_weights(decoder_checkpoint, None, DECODER_ADVICE)
-            base.load_exactly(self.decoder, state, decoder_checkpoint)
-            self.provenance.update({f'decoder_{key}': value for key, value in file.items()})
-            return
-        if state and all(name.startswith('blocks.') for name in state):
-            advice = 'set checkpoint to the encoder and decoder_checkpoint to the decoder'
-            raise UserError(f"{checkpoint} holds only one of DALL-E's two networks; {advice}")
-        own = ('encoder.', 'decoder.', 'steps')  # a checkpoint of a run may hold buffers of the preprocessor too
-        base.load_exactly(self, {k: v for k, v in state.items() if k.startswith(own)}, checkpoint)
+            of_decoder = self.read(decoder_checkpoint, None, DECODER_ADVICE, 'decoder_')
+        else:  # of a run, which may hold buffers of the preprocessor too
+            self.steps.copy_(of_encoder.get('steps', self.steps))
+            of_encoder, of_decoder = (_below(prefix, of_encoder) for prefix in ('encoder.', 'decoder.'))
+        base.load_exactly(self.encoder, of_encoder, checkpoint)
+        base.load_exactly(self.decoder, of_decoder, decoder_checkpoint or checkpoint)
 
     def _losses(self, images: Tensor) -> dict[str, Tensor]:
         self.grid_size(*images.shape[-2:])
@@ -158,11 +144,13 @@ class DiscreteVAE(base.TrainableTokenizer, base.CodebookTokenizer, BaseModel):
         )
 
 
-def gumbel_softmax(logits: Tensor, tau: Tensor | float, hard: bool) -> Tensor:
-    """Draws samples (B, V, h, w) from the logits: relaxed, or one-hot with the gradient of relaxed samples.
+def _below(prefix: str, weights: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {name.removeprefix(prefix): tensor for name, tensor in weights.items() if name.startswith(prefix)}
 
-    Like F.gumbel_softmax, whose exponential_ takes a fifth of the step of a small model on a CPU.
-    """
+
+def gumbel_softmax(logits: Tensor, tau: Tensor | float, hard: bool) -> Tensor:
+    """Draws samples (B, V, h, w) from the logits: relaxed, or one-hot with the gradient of relaxed samples."""
+    # F.gumbel_softmax's exponential_ takes a fifth of the step of a small model on a CPU
     exponential = -torch.rand_like(logits).clamp(min=torch.finfo(logits.dtype).tiny).log()
     soft = ((logits - exponential.log()) / tau).softmax(dim=1)
     if not hard:
@@ -192,10 +180,7 @@ class ConvResBlock(nn.Module):
 
 
 class ConvEncoder(nn.Module):
-    """Images to token logits: 4x4 convolutions of stride 2 with ReLU, residual blocks, a 1x1 layer.
-
-    Source: microsoft/unilm `beit/modeling_discrete_vae.py` (bottleneck_blocks None), lucidrains/DALLE-pytorch (2).
-    """
+    """Images to token logits. Source: microsoft/unilm `beit/modeling_discrete_vae.py`, lucidrains/DALLE-pytorch."""
 
     def __init__(
         self, hidden: int, vocab_size: int, num_levels: int, bottleneck_blocks: int | None, in_channels: int = 3
@@ -218,7 +203,7 @@ class ConvEncoder(nn.Module):
 
 
 class ConvDecoder(nn.Module):
-    """Tokens, one-hot or relaxed, to pixels: a codebook of `width` numbers a token, then the encoder mirrored."""
+    """Tokens to pixels: a codebook of `width` numbers a token, then the encoder mirrored."""
 
     def __init__(
         self, hidden: int, vocab_size: int, width: int, num_levels: int, bottleneck_blocks: int | None, channels: int

@@ -1,7 +1,6 @@
 """BEiT v2's tokenizer (VQ-KD), frozen: 8192 visual tokens learned from the features of CLIP or DINO.
 
-A vision Transformer encodes the image, and two linear layers reduce each patch to a vector of 32 numbers. The nearest
-of the 8192 vectors in the codebook is the token. At full size there are 86,666,784 parameters.
+A vision Transformer and two linear layers give each patch a vector; its token is the nearest vector of the codebook.
 """
 
 from contextlib import nullcontext
@@ -10,8 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from beit_mm.checkpoint.names import Weights
-from beit_mm.errors import UserError, check_choice, log
+from beit_mm.errors import UserError, check_choice
 from beit_mm.models.tokenizers import base
 from beit_mm.models.tokenizers.discrete_vae import ConvDecoder
 from beit_mm.models.vit import BEiTBackbone
@@ -29,18 +27,19 @@ UNUSED = tuple(
     'decoder. decode_task_layer. usage started teacher_model. scaling_layer. loss quantize.cluster_size '
     'quantize.embedding.cluster_size quantize.embedding.embed_avg quantize.embedding.initted'.split()
 )
-RENAMED = {'quantize.embedding.weight': 'codebook', 'encoder.fc_norm.': 'encoder.norm.'}
+RENAMED = {f'{network}.fc_norm.': f'{network}.norm.' for network in ('encoder', 'decoder')}  # of the released files
+RENAMED['quantize.embedding.weight'] = 'codebook'
 
 
 @MODELS.register_module()
 class VQKDTokenizer(base.Tokenizer):
     """The encoder and the codebook of BEiT v2's VQ-KD, which give visual tokens.
 
-    A token covers 16 x 16 pixels, so the tokenizer sees the same view as the backbone. VQ-KD's decoder gives features
-    instead of pixels, so `decode` needs a `pixel_decoder`, which the released files do not have.
+    A token covers 16 x 16 pixels, so the tokenizer sees the view of the backbone. `decode` needs a `pixel_decoder`,
+    which the released files do not have.
 
     Args:
-        checkpoint: a path or a URL: one of the three released files, mmpretrain's vqkd_encoder.pth, or a checkpoint.
+        checkpoint: a path or a URL: a released file, mmpretrain's vqkd_encoder.pth, or a checkpoint of a VQKD.
         precision: of the encoder: 'fp16' (fp32 on a CPU, as in the original), 'bf16' or 'fp32'. Later layers are fp32.
         random_weights: use seeded random weights instead of a file, only for smoke runs.
         sha256: expected hash of the file.
@@ -70,10 +69,7 @@ class VQKDTokenizer(base.Tokenizer):
         check_choice('precision', precision, base.PRECISIONS)
         self.arch, self.vocab_size, self.stride, self.precision = arch, vocab_size, patch_size, precision
         self.provenance = dict(type='VQKDTokenizer', precision=precision, path='random weights', sha256='')
-        smoke = random_weights and not self.trains
-        with torch.random.fork_rng([], smoke), nullcontext() if random_weights else torch.device('meta'):
-            if smoke:
-                torch.default_generator.manual_seed(base.SMOKE_SEED)
+        with nullcontext() if self.trains else base.initialisation(random_weights):
             self.encoder = BEiTBackbone(arch, img_size, patch_size)
             dims = self.encoder.embed_dims
             self.encode_task_layer = nn.Sequential(nn.Linear(dims, dims), nn.Tanh(), nn.Linear(dims, code_dims))
@@ -85,12 +81,13 @@ class VQKDTokenizer(base.Tokenizer):
                 sizes = dict(num_levels=patch_size.bit_length() - 1, channels=3, **pixel_decoder)
                 self.pixel_decoder = ConvDecoder(vocab_size=vocab_size, **sizes)
         self.can_decode = self.pixel_decoder is not None
+        self.register_load_state_dict_pre_hook(_rename_released)
         if not random_weights:
-            self.to_empty(device='cpu')  # skips an initialisation that the weights would overwrite
-            state, file = base.read_weights(checkpoint, sha256, ADVICE)
+            self.to_empty(device='cpu')  # the encoder translates mmpretrain's names while it loads
             unused = UNUSED if self.can_decode else (*UNUSED, 'pixel_decoder.')
-            base.load_exactly(self, _own_weights(state, checkpoint, unused), checkpoint)
-            self.provenance.update(file)
+            weights = self.read(checkpoint, sha256, ADVICE).items()
+            own = {name: tensor for name, tensor in weights if not name.startswith(unused)}
+            base.load_exactly(self, own, checkpoint)
         self.encoder._load_state_dict_pre_hooks.clear()  # it raises without weights, and a pretraining's file has none
         self.requires_grad_(False)
 
@@ -114,24 +111,18 @@ class VQKDTokenizer(base.Tokenizer):
             scores = vectors @ self.codebook.T - self.codebook.square().sum(dim=-1) / 2  # ..., V
         return scores.argmax(dim=-1)
 
-    @torch.no_grad()
-    def decode(self, tokens: Tensor) -> Tensor:
-        if self.pixel_decoder is None:
-            return super().decode(tokens)  # raises
+    def _decode(self, tokens: Tensor) -> Tensor:
         to_pixels = self.pixel_decoder if tokens.is_floating_point() else self.pixel_decoder.from_tokens
-        with base.without_autocast(tokens):
-            return (0.5 * to_pixels(tokens) + 0.5).clamp(0, 1)
+        return (0.5 * to_pixels(tokens) + 0.5).clamp(0, 1)
 
     def forward(self, images: Tensor) -> Tensor:
         """Entry point for mmpretrain's BEiT v2: RGB images (B, 3, H, W) in [-1, 1] to tokens, int64 (B, h*w)."""
         return self.encode((images + 1) / 2).flatten(1)
 
 
-def _own_weights(weights: Weights, source: str, unused: tuple[str, ...]) -> Weights:
-    """Selects and renames the tokenizer's weights, which may have the released names or mmpretrain's."""
-    own = {name: tensor for name, tensor in weights.items() if not name.startswith(unused)}
-    prefixes = ', '.join(part.strip('.') for part in unused if any(name.startswith(part) for name in weights)) or 'none'
-    log(f'VQ-KD from {source}: {len(own)} tensors used, {len(weights) - len(own)} not needed ({prefixes})')
-    for theirs, ours in RENAMED.items():
-        own = {name.replace(theirs, ours): tensor for name, tensor in own.items()}
-    return own
+def _rename_released(model: VQKDTokenizer, state_dict: dict[str, Tensor], prefix: str, *_: object) -> None:
+    for name in [name for name in state_dict if name.startswith(prefix)]:
+        own = name
+        for theirs, ours in RENAMED.items():
+            own = own.replace(theirs, ours)
+        state_dict[own] = state_dict.pop(name)

@@ -1,4 +1,4 @@
-"""Training of BEiT v2's tokenizer, VQ-KD: from its visual tokens a decoder predicts a teacher's patch features.
+"""Training of BEiT v2's tokenizer, VQ-KD: a decoder predicts a teacher's patch features from visual tokens.
 
 Shapes: B images, h x w patches, C channels of the encoder, D numbers of a code, V visual tokens, T teacher features.
 """
@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from beit_mm.checkpoint.checkpoint import Checkpoint, CheckpointInput, Levels
 from beit_mm.errors import UserError
 from beit_mm.models.tokenizers import base
-from beit_mm.models.tokenizers.vqkd import RENAMED, VQKDTokenizer
+from beit_mm.models.tokenizers.vqkd import VQKDTokenizer
 from beit_mm.models.vit import INIT_STD, BEiTBackbone, block_indices, sizes_of
 from beit_mm.positions import Grid
 from beit_mm.registry import MODELS
@@ -28,27 +28,25 @@ KMEANS_STEPS = 10
 class VQKD(base.TrainableTokenizer, VQKDTokenizer, BaseModel):
     """VQ-KD: an algorithm to train, whose checkpoints VQKDTokenizer reads (BEiT v2, arXiv 2208.06366, section 2.2).
 
-    The decoder gets the code that is nearest to the vector of a patch, with a straight-through gradient. The losses:
+    The decoder gets the code that is nearest to the vector of a patch, with a straight-through gradient. A code is the
+    moving average, at unit length, of the vectors nearest to it in all batches of all processes. The losses:
 
         loss_feature   1 - cosine of the decoder's and the teacher's features, mean over patches
         loss_commit    mean squared difference between vector and code, both of unit length
         loss_pixels    mean squared error of the pixel decoder on [-1, 1], without a gradient to the tokens
 
-    A code is the moving average, at unit length, of the vectors nearest to it in all batches of all processes.
-
     Args:
-        teacher: config of a Teacher, BEiTTeacher or CLIPTeacher; `init_weights` or the first loss builds it.
+        teacher: config of a BEiTTeacher or CLIPTeacher; `init_weights` or the first loss builds it.
         teacher_dims: features of a patch in the teacher (CLIP ViT-B/16: 512; BEiT: its width).
         decoder_layers: blocks of the decoder, which is as wide as the encoder (released: 3 or 1).
         decay: factor of the moving average.
         kmeans_init: start with 10 steps of k-means on the first batch of all processes; otherwise with random codes.
-        restart_below: if fewer patches than this, averaged over batches of all processes, are nearest to a code, a
-            vector of the batch replaces it; the log counts these as `codes_restarted`. None: never, as released.
+        restart_below: a vector of the batch replaces a code with fewer patches than this, averaged over batches of all
+            processes; the log counts `codes_restarted`. None: never, as released.
         init_bound: bound of the normal initial weights with sigma 0.02: 2 cuts none, as released; 0.02 as in BEiT's
-            pretraining. Output layers are divided by sqrt(2 l) as there; patch embeddings start as torch's.
+            pretraining.
         data_preprocessor: must give `images` in [0, 1].
-        arch, img_size, patch_size, vocab_size, code_dims, precision, pixel_decoder: as VQKDTokenizer; `precision`
-            holds only for testing.
+        options: as VQKDTokenizer; `precision` holds only for testing.
 
     Source: microsoft/unilm `beit2/modeling_vqkd.py`, `beit2/norm_ema_quantizer.py`.
     """
@@ -92,7 +90,7 @@ class VQKD(base.TrainableTokenizer, VQKDTokenizer, BaseModel):
         self.register_buffer('usage', torch.ones(self.vocab_size))  # patches nearest to each code, moving average
         self.register_buffer('started', torch.tensor(not kmeans_init))
         self.has_started = False  # copy of `started`, so that the host does not wait for the device
-        self.register_load_state_dict_pre_hook(_rename_released)
+        self.register_load_state_dict_pre_hook(_has_started)
 
     def init_weights(self) -> None:
         super().init_weights()
@@ -120,7 +118,7 @@ class VQKD(base.TrainableTokenizer, VQKDTokenizer, BaseModel):
         return results | base.usage_of(tokens.flatten(), self.vocab_size)
 
     def _predict_features(self, codes: Tensor, grid: tuple[int, int]) -> Tensor:
-        """Predicts the teacher's features (B, h*w, T) from codes (B, h*w, D)."""
+        """From codes (B, h*w, D) to the teacher's features (B, h*w, T)."""
         hidden = self.decoder(codes.transpose(1, 2).unflatten(2, grid))[0][:, 1:]  # B, h*w, C
         return self.decode_task_layer(hidden).float()
 
@@ -132,9 +130,8 @@ class VQKD(base.TrainableTokenizer, VQKDTokenizer, BaseModel):
 
     def _target(self, images: Tensor, grid: tuple[int, int]) -> Tensor:
         features = self.teacher[0](images, grid)
-        if features.shape[1:] != (expected := (grid[0] * grid[1], self.teacher_dims)):
-            found = f'gives (patches, features) {(*features.shape[1:],)}, expected {expected}'
-            raise UserError(f'{self.teacher_config["type"]} {found}; set teacher_dims')
+        if features.shape[2] != self.teacher_dims:
+            raise UserError(f'teacher_dims is {self.teacher_dims}; the teacher gives {features.shape[2]} features')
         return features.float()
 
     @torch.no_grad()
@@ -165,7 +162,7 @@ class VQKD(base.TrainableTokenizer, VQKDTokenizer, BaseModel):
         self.started.fill_(True)
 
     def _sample(self, vectors: Tensor) -> Tensor:
-        """Draws a vector of process 0 for each code, from (N, D); without repeats if N is large enough."""
+        """A vector of process 0 for each code, from (N, D); without repeats if N is large enough."""
         chosen = torch.randperm(max(len(vectors), self.vocab_size), device=vectors.device) % len(vectors)
         broadcast(sample := vectors[chosen[: self.vocab_size]])
         return sample
@@ -193,25 +190,14 @@ class VQKD(base.TrainableTokenizer, VQKDTokenizer, BaseModel):
         return sums[:, :1], sums[:, 1:]
 
 
-def _rename_released(model: VQKD, state_dict: dict[str, Tensor], prefix: str, *_: object) -> None:
-    """Load hook: renames a released file, so that it can be tested and trained further."""
-    for name in [name for name in state_dict if name.startswith(prefix)]:
-        own = name
-        for theirs, ours in (RENAMED | {'decoder.fc_norm.': 'decoder.norm.'}).items():
-            own = own.replace(theirs, ours)
-        state_dict[own] = state_dict.pop(name)
+def _has_started(model: VQKD, state_dict: dict[str, Tensor], prefix: str, *_: object) -> None:
+    """Load hook for a released file, which can be tested and trained further."""
     if f'{prefix}codebook' in state_dict:
         state_dict.setdefault(f'{prefix}started', torch.tensor(True))
 
 
 class Teacher(nn.Module, ABC):
-    """A frozen network, in evaluation mode, whose features of the patches are the targets.
-
-    Args:
-        network: the network.
-        patch_size: side of a patch in pixels.
-        mean, std: a number for each channel of its images, 0-255.
-    """
+    """A frozen network whose features of the patches are the targets; `mean` and `std` are those of pixels 0-255."""
 
     def __init__(self, network: nn.Module, patch_size: int, mean: Sequence[float], std: Sequence[float]) -> None:
         super().__init__()
@@ -235,7 +221,7 @@ class Teacher(nn.Module, ABC):
 
 @MODELS.register_module()
 class BEiTTeacher(Teacher):
-    """A BEiT or plain ViT of any format: ours, DINO's, DeiT's, timm's, transformers'.
+    """A BEiT or plain ViT of any format.
 
     Args:
         checkpoint: a file, the folder of a run or a name, as `Checkpoint.open` takes.
@@ -262,8 +248,7 @@ class CLIPTeacher(Teacher):
     """The image encoder of a CLIP from transformers; each patch is projected to the common space of images and texts.
 
     Args:
-        name: name of the model, such as 'openai/clip-vit-base-patch16', BEiT v2's teacher, or a folder; the weights
-            must be safetensors.
+        name: a folder, or a model such as 'openai/clip-vit-base-patch16', BEiT v2's teacher; weights in safetensors.
 
     Source: microsoft/unilm `beit2/modeling_vqkd.py`, `get_regress_target`.
     """

@@ -1,0 +1,28 @@
+"""Low-rank adaptation of a frozen backbone by mmpretrain's LoRAModel, and merging its matrices for inference.
+
+Source: LoRA, arXiv 2106.09685.
+"""
+
+from mmpretrain.models.peft.lora import LoRALinear, LoRAModel
+from torch import nn
+
+TARGETS = ('attn.qkv', 'attn.proj', 'mlp.fc1', 'mlp.fc2')  # all linear layers of a block
+
+
+def with_lora(backbone: dict, rank: int) -> dict:
+    """Config of a backbone that trains matrices of a rank beside its frozen linear layers; their scale is 2."""
+    targets = [dict(type=name) for name in TARGETS]
+    return dict(type='mmpretrain.LoRAModel', module=backbone, rank=rank, alpha=2 * rank, targets=targets)
+
+
+def merge_lora(model: nn.Module) -> nn.Module:
+    """Adds low-rank matrices to the weights beside them and removes all that LoRA put around layers, in place."""
+    for name, module in list(model.named_modules()):
+        if isinstance(module, LoRALinear):
+            layer = module.original_layer
+            layer.weight.data += module.scaling * module.lora_up.weight.data @ module.lora_down.weight.data
+            model.set_submodule(name, layer)
+    for name, module in list(model.named_modules()):
+        if isinstance(module, LoRAModel) and name:
+            model.set_submodule(name, module.module)
+    return model.module if isinstance(model, LoRAModel) else model

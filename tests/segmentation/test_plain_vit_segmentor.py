@@ -1,0 +1,71 @@
+"""Segmentors on a plain ViT with registers and patches of 14 pixels: loaded, trained, tested at any size, decayed."""
+
+import copy
+
+import pytest
+import torch
+from mmengine.config import ConfigDict
+from mmengine.registry import DefaultScope
+from mmengine.structures import PixelData
+from mmseg.structures import SegDataSample
+from narrow_segmentors import SEGMENTOR, WIDTH
+from peers import randomise
+from timm.models.vision_transformer import VisionTransformer
+
+from beit_mm.engine.optim import parameter_groups
+from beit_mm.registry import MODELS
+
+CROP, PATCH, DEPTH = 56, 14, 4
+
+
+@pytest.fixture(params=['beit_mm.EfficientUPerHead', 'SETRUPHead'])
+def segmentor(request, tmp_path):
+    peer = VisionTransformer(
+        img_size=70, patch_size=PATCH, embed_dim=WIDTH, depth=DEPTH, num_heads=4, num_classes=0, reg_tokens=4,
+        no_embed_class=True, init_values=0.1,
+    )  # fmt: skip
+    torch.save(randomise(peer).state_dict(), tmp_path / 'vit.pth')
+    config = ConfigDict(copy.deepcopy(SEGMENTOR))
+    config.backbone.update(
+        abs_pos_embed=True, rel_pos_bias=None, num_registers=4, img_size=CROP, patch_size=PATCH,
+        init_cfg=dict(type='Pretrained', checkpoint=str(tmp_path / 'vit.pth')),
+    )  # fmt: skip
+    config.decode_head.type = request.param
+    if 'SETR' in request.param:
+        del config['neck'], config.backbone['out_indices']
+        config.decode_head.update(in_channels=WIDTH, in_index=0, channels=16, num_convs=4, up_scale=2, dropout_ratio=0)
+    config.test_cfg.update(crop_size=(CROP, CROP), stride=(37, 37))
+    with DefaultScope.overwrite_default_scope('mmseg'):
+        model = MODELS.build(config)
+    model.init_weights()
+    return peer.eval(), model
+
+
+def test_features_are_the_peers_and_a_step_trains_all(segmentor):
+    peer, model = segmentor
+    report = model.backbone.load_report
+    assert set(report.resized) == {'pos_embed'} and not report.missing_keys
+    images = torch.randn(2, 3, CROP, CROP)
+    labels = torch.randint(0, 5, (2, 1, CROP, CROP))
+    samples = [SegDataSample(gt_sem_seg=PixelData(data=label)) for label in labels]
+    sum(value for name, value in model.loss(images, samples).items() if 'loss' in name).backward()
+    assert all(parameter.grad is not None for parameter in model.backbone.parameters())
+
+
+@pytest.mark.parametrize('size', [(CROP, CROP), (61, 97), (20, 130)])
+def test_images_of_any_size(segmentor, size):
+    _, model = segmentor
+    with torch.no_grad():
+        logits = model.eval().inference(torch.randn(1, 3, *size))
+    assert logits.shape == (1, 5, *size) and logits.isfinite().all()
+
+
+def test_layer_decay_knows_its_layers(segmentor):
+    _, model = segmentor
+    rates = {}
+    for group in parameter_groups(model, rate=0.5, lr=1.0):
+        rates |= dict.fromkeys(group['names'], (group['lr'], group.get('weight_decay')))
+    for name in ('register_tokens', 'cls_token', 'patch_embed.proj.weight'):
+        assert rates[f'backbone.{name}'][0] == 0.5 ** (DEPTH + 1)
+    assert rates['backbone.blocks.3.mlp.fc1.weight'][0] == 0.5
+    assert rates['backbone.register_tokens'][1] == 0
