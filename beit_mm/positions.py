@@ -156,7 +156,9 @@ def resize_position_embedding(pos_embed: Tensor, source: Grid, target: Grid, mod
     patch_rows = patch_rows.unflatten(1, source).permute(0, 3, 1, 2)  # 1, channels, h, w
     # Interpolated in float32: bfloat16 weights would round the kernel itself.
     kind, _, antialias = mode.partition('_')
-    patch_rows = F.interpolate(patch_rows.float(), target, mode=kind, align_corners=False, antialias=bool(antialias))
+    patch_rows = F.interpolate(  # 1, channels, h', w'
+        patch_rows.float(), target, mode=kind, align_corners=False, antialias=bool(antialias)
+    )
     patch_rows = patch_rows.flatten(2).transpose(1, 2).to(pos_embed.dtype)  # 1, h'*w', channels
     return torch.cat([cls_row, patch_rows], dim=1)
 

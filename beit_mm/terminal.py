@@ -1,4 +1,4 @@
-"""What a terminal shows: nothing of the libraries that a user cannot act on, and one line for a mistake.
+"""What a terminal shows: from libraries only what a user can act on, and one line for a mistake.
 
 Only the standard library is imported at the top, so that `--help` answers at once.
 """

@@ -1,4 +1,4 @@
-"""Chooses model, tokenizer, batch size and length for training on a user's images, and records them.
+"""Chooses model, tokenizer and batch size for training on a user's images, and records the call.
 
 A plan becomes ordinary configs on top of those of configs/, which tools/train.py runs too.
 """

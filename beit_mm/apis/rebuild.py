@@ -1,4 +1,4 @@
-"""Rebuilds what a checkpoint holds: a model with its images' preparation, a pretrainer, or the config of a part."""
+"""Rebuilds what a checkpoint holds: a model and its image preparation, a pretrainer, or a part's config."""
 
 import copy
 import os

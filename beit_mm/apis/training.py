@@ -1,6 +1,6 @@
-"""Pretraining and fine-tuning on a folder of images: plan, configs, stages, report.
+"""Pretraining and fine-tuning on a folder of images: plan, length in steps or minutes, stages, report.
 
-A run is a folder, with plan.json, by which the same call resumes it.
+A run is a folder; its plan.json lets the same call resume it.
 """
 
 import hashlib

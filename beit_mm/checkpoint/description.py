@@ -1,4 +1,4 @@
-"""What a checkpoint file says of its weights, itself or by its name and the files beside it: images, heads, classes."""
+"""What a checkpoint file, its name and the files beside it tell about its weights: images, heads, classes."""
 
 import json
 import re

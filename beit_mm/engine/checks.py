@@ -1,4 +1,4 @@
-"""Checks at the start of a run of what would go wrong in silence."""
+"""Checks at the start of a run for mistakes that would go unnoticed."""
 
 import logging
 from collections.abc import Iterator, Sequence

@@ -1,4 +1,4 @@
-"""Signals that end a run so that it can be resumed, its data workers, and one run a folder."""
+"""Ends a run on a signal so that it can be resumed, guards its data workers, and allows one run per folder."""
 
 import contextlib
 import fcntl

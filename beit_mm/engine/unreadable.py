@@ -1,4 +1,4 @@
-"""What a run does about images that cannot be read."""
+"""Lists and counts images that could not be read, and stops a run that has too many."""
 
 import copy
 from pathlib import Path
