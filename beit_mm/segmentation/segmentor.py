@@ -84,9 +84,28 @@ class SlidingSegmentor(EncoderDecoder):
         if isinstance(data_preprocessor, dict) and len(data_preprocessor.get('mean') or ()) not in (0, 1, 3):
             data_preprocessor = dict(data_preprocessor, type='beit_mm.BandsDataPreprocessor')
         super().__init__(*args, data_preprocessor=data_preprocessor, **kwargs)
+        # whether the head's results, here called logits, need no softmax
+        self.gives_probabilities = getattr(self.decode_head, 'gives_probabilities', False)
+        self.joins = getattr(self.decode_head, 'where', None) == 'backbone'
+        if self.joins:
+            backbone = getattr(self.backbone, 'module', self.backbone)  # of a LoRAModel
+            if self.with_neck or self.with_auxiliary_head or not isinstance(backbone, BEiTBackbone):
+                raise UserError("decode_head.where='backbone' needs a BEiTBackbone, no neck and no auxiliary_head")
+            self.decode_head.join(backbone)
         self.data_preprocessor._non_blocking = True  # the host does not wait for copies; mmseg has no argument for it
         check_test_cfg(self.test_cfg or {})
         self.takes_rgb = not (data_preprocessor or {}).get('bgr_to_rgb', False)
+
+    def extract_feat(self, inputs: Tensor) -> Sequence:
+        """Feature maps for the head; or what the first blocks give it: tokens, the patch grid, and the shared bias."""
+        if not self.joins:
+            return super().extract_feat(inputs)
+        backbone, head = getattr(self.backbone, 'module', self.backbone), self.decode_head
+        x, grid, bias = backbone.embed(inputs, None)
+        x = backbone.run_blocks(backbone.blocks[: -head.num_blocks], x, grid, bias)  # B, N, C
+        if bias is not None:  # of all blocks: with the queries
+            bias = backbone.rel_pos_bias(grid, bias.dtype, head.num_queries + backbone.num_prefix_tokens)
+        return x, grid, bias
 
     def test_step(self, data: dict) -> list[SegDataSample]:
         # For an array, mmseg's `inference_model` replaces LoadImage with a loader of BGR that sets img_path=None.
@@ -354,7 +373,8 @@ class MultiScaleTTA(BaseTTAModel):
             mean = 0
             for weight in (weight for weight in weights_of_image for _ in FLIPS):
                 view = next(logits)  # C, H, W
-                view = view.sigmoid() if len(view) == 1 else view.softmax(dim=0)
+                if not self.module.gives_probabilities:
+                    view = view.sigmoid() if len(view) == 1 else view.softmax(dim=0)
                 mean += view.mul_(weight / (len(FLIPS) * sum(weights_of_image)))
             yield mean
 

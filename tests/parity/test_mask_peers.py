@@ -2,13 +2,15 @@
 
 import pytest
 import torch
+from mmengine.structures import PixelData
+from mmseg.structures import SegDataSample
 from torch import Tensor
 from transformers import EomtConfig, EomtForUniversalSegmentation, Mask2FormerConfig
 from transformers.models.eomt.modeling_eomt import EomtLoss
 from transformers.models.mask2former.modeling_mask2former import Mask2FormerLoss
 
 from beit_mm.registry import MODELS
-from beit_mm.segmentation import MaskClassificationHead
+from beit_mm.segmentation import MaskClassificationHead, SlidingSegmentor
 from beit_mm.segmentation.mask_head import class_scores
 
 CLASSES, QUERIES, DIMS, POINTS = 7, 6, 64, 40
@@ -116,3 +118,72 @@ def test_scores_are_those_of_mask2former():
     outputs = type('Outputs', (), dict(masks_queries_logits=masks, class_queries_logits=classes))
     expected = Processor().post_process_semantic_segmentation(outputs)
     assert torch.equal(class_scores(masks, classes).argmax(dim=1), torch.stack(expected))
+
+
+def joined(theirs: EomtForUniversalSegmentation) -> SlidingSegmentor:
+    """Our segmentor, whose queries join the last two blocks, with the weights of an EoMT without biases of keys."""
+    sizes = dict(arch=dict(embed_dims=DIMS, num_layers=4, num_heads=4), img_size=64, num_registers=1)
+    backbone = dict(type='beit_mm.BEiTBackbone', **sizes, layer_scale_init=1.0, out_type='featmap')
+    sizes = dict(in_channels=DIMS, num_classes=CLASSES, num_queries=QUERIES, num_blocks=2, num_points=POINTS)
+    masks = dict(type='beit_mm.MaskClassificationHead', where='backbone', **sizes)
+    cfg = dict(mode='slide', crop_size=(64, 64), stride=(64, 64), precision='float32')
+    ours = MODELS.build(dict(type='beit_mm.SlidingSegmentor', backbone=backbone, decode_head=masks, test_cfg=cfg))
+    copy_mask_module(theirs, ours.decode_head)
+    weights, state = theirs.state_dict(), ours.backbone.state_dict()
+    state['cls_token'] = weights['embeddings.cls_token']
+    state['register_tokens'] = weights['embeddings.register_tokens']
+    positions = weights['embeddings.position_embeddings.weight'][None]  # of the patches alone
+    state['pos_embed'] = torch.cat([torch.zeros(1, 1, DIMS), positions], dim=1)
+    names = {'patch_embed.proj': 'embeddings.patch_embeddings.projection'}
+    for block in range(4):
+        pairs = {'norm1': 'norm1', 'norm2': 'norm2', 'mlp.fc1': 'mlp.fc1', 'mlp.fc2': 'mlp.fc2'}
+        pairs['attn.proj'] = 'attention.out_proj'
+        names |= {f'blocks.{block}.{name}': f'layers.{block}.{their}' for name, their in pairs.items()}
+        layer, own = f'layers.{block}.attention.', f'blocks.{block}.'
+        weights[f'{layer}k_proj.bias'].zero_()
+        state[f'{own}attn.qkv.weight'] = torch.cat([weights[f'{layer}{part}_proj.weight'] for part in 'qkv'])
+        state |= {f'{own}attn.{part}_bias': weights[f'{layer}{part}_proj.bias'] for part in 'qv'}
+        state |= {f'{own}gamma_{part}': weights[f'layers.{block}.layer_scale{part}.lambda1'] for part in (1, 2)}
+    state |= {f'{own}.{part}': weights[f'{name}.{part}'] for own, name in names.items() for part in ('weight', 'bias')}
+    ours.backbone.load_state_dict(state)
+    return ours
+
+
+def test_queries_in_the_backbone_are_eomt(same_points, monkeypatch):
+    """Its results, and in training all losses and gradients, with all queries masked in all blocks."""
+    monkeypatch.setattr('beit_mm.segmentation.mask_head.training_progress', lambda: 0.0)
+    theirs = eomt()
+    ours, images = joined(theirs), torch.randn(3, 3, 64, 64)
+    theirs.eval().attn_mask_probs.zero_()
+    with torch.no_grad():
+        expected = theirs(images)
+        expected = class_scores(expected.masks_queries_logits, expected.class_queries_logits)
+        torch.testing.assert_close(ours.eval().logits(images), expected, atol=1e-5, rtol=1e-5)
+    theirs.train().attn_mask_probs.fill_(1)
+    labels = label_maps()
+    expected = theirs(images, **masks_of(labels)).loss
+    samples = [SegDataSample(gt_sem_seg=PixelData(data=image[None])) for image in labels]
+    features = ours.train().extract_feat(images)
+    found = sum(ours.decode_head.loss(features, samples, None).values())
+    assert found.item() == pytest.approx(expected.item(), rel=1e-6)
+    found.backward()
+    expected.backward()
+    pairs = [
+        (ours.decode_head.queries.grad[0], theirs.query.weight.grad),
+        (ours.backbone.patch_embed.proj.weight.grad, theirs.embeddings.patch_embeddings.projection.weight.grad),
+        (ours.backbone.blocks[3].attn.proj.weight.grad, theirs.layers[3].attention.out_proj.weight.grad),
+    ]
+    for own, other in pairs:
+        torch.testing.assert_close(own, other, atol=1e-5, rtol=1e-4)
+
+
+def test_masks_change_what_is_learned(same_points, monkeypatch):
+    """Without the masks the losses are others, so the test above would see their absence."""
+    theirs = eomt()
+    ours, losses = joined(theirs).train(), []
+    samples = [SegDataSample(gt_sem_seg=PixelData(data=image[None])) for image in label_maps()]
+    images = torch.randn(3, 3, 64, 64)
+    for progress in (0.0, 1.0):
+        monkeypatch.setattr('beit_mm.segmentation.mask_head.training_progress', lambda done=progress: done)
+        losses.append(sum(ours.decode_head.loss(ours.extract_feat(images), samples, None).values()).item())
+    assert losses[0] != pytest.approx(losses[1], rel=1e-5)

@@ -10,6 +10,7 @@ import pytest
 import torch
 from conftest import narrow_dino_pretraining, narrow_pretraining
 from helpers import ROOT, make_runner
+from label_maps import make_label_maps, mask_training
 from labelled import classifier_config, make_images
 from mmengine.config import Config
 
@@ -88,6 +89,15 @@ def fine_tuning(folder: Path, images: Path) -> Config:
     return config
 
 
+def of_masks(folder: Path, images: Path) -> Config:
+    """Where a random share of the queries is masked, which falls with the steps."""
+    return mask_training(make_label_maps(folder / 'maps'), folder)
+
+
+def of_joined_queries(folder: Path, images: Path) -> Config:
+    return mask_training(make_label_maps(folder / 'maps'), folder, where='backbone')
+
+
 def balanced(folder: Path, images: Path) -> Config:
     config = fine_tuning(folder, images)
     dataset = config.train_dataloader.dataset
@@ -140,6 +150,8 @@ TASKS = [
     balanced,
     with_low_rank_matrices,
     of_another_library,
+    of_masks,
+    of_joined_queries,
 ]
 
 

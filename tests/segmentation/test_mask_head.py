@@ -1,17 +1,25 @@
 """MaskClassificationHead: matching, gradients, what counts, masked attention, and what an image of little holds."""
 
+import copy
 import itertools
 
 import pytest
 import torch
+from helpers import run_ranks
+from mmengine.registry import DefaultScope
 from mmengine.structures import PixelData
 from mmseg.structures import SegDataSample
+from narrow_segmentors import SEGMENTOR, UPERNET, WIDTH, narrow_config, narrow_segmentor
+from peers import randomise
 from torch import Tensor, nn
 
+from beit_mm.errors import UserError
+from beit_mm.models.lora import merge_lora, with_lora
 from beit_mm.models.vit import Block
 from beit_mm.registry import MODELS
 from beit_mm.segmentation import MaskClassificationHead
 from beit_mm.segmentation.mask_head import (
+    IGNORED,
     assign,
     class_scores,
     hidden_tokens,
@@ -60,18 +68,18 @@ def test_costs_that_are_not_finite_end_no_training():
 
 
 def test_objects_are_the_most_frequent_labels_and_what_is_ignored_is_none():
-    labels = torch.tensor([[[3, 3, 3, 1, 1, 4]], [[255] * 6], [[2] * 6]])
-    objects, number = objects_of(labels, 5, 2, 255)
+    labels = torch.tensor([[[3, 3, 3, 1, 1, 4]], [[IGNORED] * 6], [[2] * 6]])
+    objects, number = objects_of(labels, 5, 2)
     assert number.tolist() == [2, 0, 1]
     assert objects.shape == (3, 2) and objects[0].tolist() == [3, 1] and objects[2, 0] == 2
-    many, number = objects_of(labels[:1], 20_000, 100, 255)
+    many, number = objects_of(labels[:1], 20_000, 100)
     assert many.shape == (1, 100) and many[0, :3].tolist() == [3, 1, 4] and number.tolist() == [3]
 
 
 def test_targets_are_the_masks_read_bilinearly():
     labels = torch.randint(0, 3, (2, 5, 7))
     points, images, objects = torch.rand(4, 30, 2), torch.tensor([1, 0, 1, 1]), torch.randint(0, 3, (4, 2))
-    targets, counts = targets_at(labels, images, objects, points, None)
+    targets, counts = targets_at(labels, images, objects, points)
     masks = (labels[images][:, None] == objects[..., None, None]).float()  # R, M, H, W
     expected = nn.functional.grid_sample(masks, 2 * points[:, None] - 1, align_corners=False)[:, :, 0]
     torch.testing.assert_close(targets, expected.transpose(1, 2), atol=1e-6, rtol=1e-5)
@@ -183,3 +191,95 @@ def test_scores_are_sums_of_probabilities():
     for image, query, label in itertools.product(range(2), range(3), range(CLASSES)):
         expected[image, label] += classes[image, query].softmax(0)[label] * masks[image, query].sigmoid()
     torch.testing.assert_close(class_scores(masks, classes), expected)
+
+
+def test_two_processes_learn_what_one_learns(tmp_path, monkeypatch):
+    """The mean of their losses and gradients is that on the joined batch, also where one has more objects."""
+    labels = torch.tensor([[0] * 16, [0, 1, 2, 3] * 4, [255] * 16, [4] * 16]).view(4, 4, 4)
+    features, points = torch.randn(4, DIMS, 3, 4), torch.rand(200, 2)
+    model = head().eval()  # without masks, which are drawn
+    monkeypatch.setattr(torch, 'rand', lambda *shape, **_: points[: shape[1]].expand(*shape).clone())
+
+    def step(images: slice) -> list[Tensor]:
+        model.zero_grad()
+        found = model.loss([features[images]], samples(labels[images]), None)
+        sum(found.values()).backward()
+        return [*found.values(), *(p.grad for p in model.parameters() if p.grad is not None)]
+
+    ranks = run_ranks(lambda rank: [t.detach() for t in step(slice(2 * rank, 2 * rank + 2))], tmp_path)
+    for alone, *of_ranks in zip(step(slice(4)), *ranks, strict=True):
+        torch.testing.assert_close(sum(of_ranks) / 2, alone.detach(), atol=1e-6, rtol=1e-5)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize('bias', ['per_layer', 'shared'])
+def test_a_query_in_the_backbone_stands_where_the_class_token_does(bias):
+    """One that is the class token when it joins is it in the end, also on another grid than the tables'."""
+    model = narrow_segmentor('bias', 'backbone')
+    backbone, head = model.backbone, model.decode_head
+    if bias == 'shared':
+        config = narrow_config('bias', 'backbone')
+        config.backbone.rel_pos_bias = 'shared'
+        with DefaultScope.overwrite_default_scope('mmseg'):
+            model = randomise(MODELS.build(config))
+        backbone, head = model.backbone, model.decode_head
+    inputs = model.extract_feat(torch.randn(1, 3, 48, 80))
+    head.queries.copy_(inputs[0][:, :1].expand(-1, head.num_queries, -1))
+    x, grid, shared = head.sequence(inputs)
+    for block in backbone.blocks[-2:]:
+        x = block(x, grid, shared)
+    assert x.std() > 0.1
+    for place in range(head.num_queries):
+        torch.testing.assert_close(x[:, place], x[:, head.num_queries], atol=1e-5, rtol=1e-5)
+
+
+def test_queries_join_a_backbone_that_has_the_blocks_and_nothing_behind_it():
+    for changes, key in [
+        (dict(decode_head=dict(num_blocks=5)), 'num_blocks'),
+        (dict(neck=SEGMENTOR['neck']), 'neck'),
+        (dict(auxiliary_head=dict(UPERNET, type='mmseg.FCNHead', in_channels=WIDTH, in_index=0)), 'auxiliary_head'),
+    ]:
+        config = narrow_config('bias', 'backbone')
+        for part, settings in changes.items():
+            config[part] = dict(config.get(part, {}), **settings)
+        with DefaultScope.overwrite_default_scope('mmseg'), pytest.raises(UserError, match=key):
+            MODELS.build(config)
+
+
+@pytest.mark.parametrize('where', ['decoder', 'backbone'])
+def test_every_parameter_learns_and_a_copy_has_blocks_of_its_own(where):
+    model = narrow_segmentor('bias', where).train()
+    copied = copy.deepcopy(model)
+    images, labels = torch.randn(2, 3, 64, 64), torch.randint(0, CLASSES, (2, 64, 64))
+    sum(copied.loss(images, samples(labels)).values()).backward()
+    assert all(parameter.grad is not None for parameter in copied.parameters())
+    assert all(parameter.grad is None for parameter in model.parameters())
+
+
+def test_a_frozen_backbone_stays_under_a_decoder():
+    config = narrow_config('bias', 'decoder')
+    config.backbone.frozen_stages = 4
+    with DefaultScope.overwrite_default_scope('mmseg'):
+        model = randomise(MODELS.build(config)).train()
+    labels = torch.randint(0, CLASSES, (2, 64, 64))
+    sum(model.loss(torch.randn(2, 3, 64, 64), samples(labels)).values()).backward()
+    assert all(parameter.grad is None for parameter in model.backbone.parameters())
+    assert all(parameter.grad is not None for parameter in model.decode_head.parameters())
+
+
+def test_queries_join_a_backbone_with_low_rank_matrices():
+    config = narrow_config('bias', 'backbone')
+    config.backbone = with_lora(config.backbone, 2)
+    with DefaultScope.overwrite_default_scope('mmseg'):
+        model = randomise(MODELS.build(config))
+    images, labels = torch.randn(2, 3, 64, 64), torch.randint(0, CLASSES, (2, 64, 64))
+    sum(model.train().loss(images, samples(labels)).values()).backward()
+    trained = {name for name, parameter in model.named_parameters() if parameter.grad is not None}
+    matrices = {name for name, _ in model.backbone.named_parameters() if 'lora_' in name}
+    assert len(matrices) == 4 * 4 * 2
+    assert trained == {f'backbone.{name}' for name in matrices} | {
+        f'decode_head.{name}' for name, _ in model.decode_head.named_parameters()
+    }
+    with torch.no_grad():
+        expected = model.eval().logits(images)
+        torch.testing.assert_close(merge_lora(copy.deepcopy(model)).logits(images), expected, atol=1e-5, rtol=1e-4)

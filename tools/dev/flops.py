@@ -134,9 +134,9 @@ def count(model: nn.Module, cfg: Config, image: Tensor) -> tuple[Counter[str], C
         function = getattr(module, method)
 
         def measured(*args: object, **kwargs: object) -> object:
-            before = counter.get_total_flops()
+            before = counter.get_total_flops() - flops.total()  # a mask head runs blocks, which are other parts
             result = function(*args, **kwargs)
-            flops[part] += counter.get_total_flops() - before
+            flops[part] += counter.get_total_flops() - flops.total() - before
             return result
 
         setattr(module, method, measured)
@@ -151,6 +151,7 @@ def count(model: nn.Module, cfg: Config, image: Tensor) -> tuple[Counter[str], C
             model(inputs, mode='loss')
         elif cfg.default_scope == 'mmseg':
             features = model.extract_feat(image)
+            model.decode_head.train(hasattr(model.decode_head, 'mask_losses'))  # it predicts before each block
             for head in (*parts['head'], *parts.get('auxiliary heads', [])):
                 head(features)
         else:
