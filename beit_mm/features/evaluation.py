@@ -241,19 +241,21 @@ def neighbours(features: Tensor, bank: Tensor, k: int) -> Iterator[tuple[Tensor,
         yield (chunk @ bank.T).topk(min(k, len(bank)), dim=1)
 
 
-def knn_predict(
+def knn_votes(
     features: Tensor, bank: Tensor, labels: Tensor, num_classes: int, k: int = 20, temperature: float = 0.07
-) -> Tensor:
-    """Classes (N,) of features by a vote of the k nearest, with labels (M,), weighted by exp(cosine / temperature).
+) -> Iterator[Tensor]:
+    """Votes (n, K) of the k nearest, with labels (M,), weighted by exp(cosine / temperature), for n features at a time.
 
     Source: facebookresearch/dino `eval_knn.py`.
     """
-    predicted = []
     for cosine, nearest in neighbours(features, bank, k):
         votes = cosine.new_zeros(len(cosine), num_classes)
-        votes.scatter_add_(1, labels[nearest], ((cosine - 1) / temperature).exp())
-        predicted.append(votes.argmax(dim=1))
-    return torch.cat(predicted)
+        yield votes.scatter_add_(1, labels[nearest], ((cosine - 1) / temperature).exp())
+
+
+def knn_predict(*arguments: Any, **options: Any) -> Tensor:
+    """Classes (N,) of features: those with most `knn_votes`, whose arguments it takes."""
+    return torch.cat([votes.argmax(dim=1) for votes in knn_votes(*arguments, **options)])
 
 
 def thumbnail(image: np.ndarray) -> np.ndarray:

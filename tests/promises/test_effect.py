@@ -139,6 +139,8 @@ CALLS = [
     *((f'{verb} a.pth x.jpg', '--std 9', 'std') for verb in (*IMAGES, 'export')),
     *((f'{verb} a.pth x.jpg', '--out o', 'out') for verb in IMAGES),
     ('classify a.pth', '--labelled a', 'labelled'),
+    ('classify a.pth', '--min-confidence 0.9', 'min_confidence'),
+    ('segment a.pth', '--min-confidence 0.9', 'min_confidence'),
     ('segment a.pth', '--labelled a', 'labelled'),
     ('segment a.pth', '--max-pixels 9', 'max_pixels'),
     ('attention a.pth', '--short-side 9', 'short_side'),

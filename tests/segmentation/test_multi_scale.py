@@ -13,7 +13,7 @@ from peers import randomise
 from PIL import Image
 
 from beit_mm.registry import MODELS, TRANSFORMS
-from beit_mm.segmentation.segmentor import RATIOS, MultiScaleTTA, MultiScaleViews
+from beit_mm.segmentation.segmentor import RATIOS, MultiScaleTTA, MultiScaleViews, confidence_of
 
 
 def resized(image: np.ndarray, ratio: float, short_side: int, crop: int) -> np.ndarray:
@@ -72,6 +72,9 @@ def predict(tta: MultiScaleTTA, paths: list, ratios: tuple, short_side: int = CR
     tta.probabilities = kept
     with torch.no_grad():
         samples = tta.test_step(batch)
+    for mean, sample in zip(merged, samples, strict=True):
+        every = torch.cat([1 - mean, mean]) if len(mean) == 1 else mean
+        assert torch.equal(confidence_of(sample)[None], every.gather(0, sample.pred_sem_seg.data))
     return [(mean, sample.pred_sem_seg.data) for mean, sample in zip(merged, samples, strict=True)]
 
 
