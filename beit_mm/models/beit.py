@@ -61,11 +61,13 @@ class BEiTPretrainer(BaseModel):
         super().__init__(data_preprocessor, init_cfg)
         check_choice('recover', recover, ('masked', 'all'))
         self.recover = recover
-        self.backbone = _build('backbone', backbone, BEiTBackbone)
+        self.backbone = _build('backbone', backbone, BEiTBackbone, 'BEiTBackbone')
         self.head = None if head is None else MODELS.build(head)
         self.target_generator: Any = None
         if target_generator is not None:
-            self.target_generator = _build('target_generator', target_generator, TargetGenerator)
+            self.target_generator = _build(
+                'target_generator', target_generator, TargetGenerator, 'Tokenizer or FeatureTargets'
+            )
             self.target_generator.attach(self.backbone, self.data_preprocessor)
             self.target_generator.requires_grad_(False).eval()
         if self.head is not None:
@@ -191,11 +193,11 @@ def _check_head(head: nn.Module, generator: TargetGenerator | None, width: int) 
         raise UserError(f'model.head.embed_dims is {head.embed_dims}; set {width}, as the backbone gives')
 
 
-def _build(name: str, config: dict, kind: type) -> Any:
+def _build(name: str, config: dict, kind: type, expected: str) -> Any:
     """Builds a part of the model and checks its type."""
     part = MODELS.build(config)
     if not isinstance(part, kind):
-        raise UserError(f'{name} is a {type(part).__name__}; expected a beit_mm {kind.__name__}')
+        raise UserError(f'{name} is a {type(part).__name__}; expected a beit_mm {expected}')
     return part
 
 
