@@ -375,22 +375,23 @@ class BEiTBackbone(BaseModule):
         Args:
             images: (B, 3, H, W) normalised.
             mask: bool (B, h, w), True (or 1) = replaced by the mask token; needs `masked_input=True`.
-            positions: int64 (B, K) patches, -1 = padding. Then the last block computes only these, (B, K, C), with a
-                class token or register at padding. Needs out_type 'raw' and the last block as the only output.
+            positions: int64 (B, K) patches, -1 = padding. Then the outputs are (B, K, C), with a class token or
+                register at padding, and the last of `out_indices` computes only these. Needs out_type 'raw'.
         """
         if mask is not None and self.mask_token is None:
             raise UserError('BEiTBackbone got a mask but has no mask token; set masked_input=True')
-        if positions is not None and (self.out_type != 'raw' or self.out_indices != [self.num_layers - 1]):
-            raise UserError("positions need out_type='raw' and the last block as the only output")
+        if positions is not None and self.out_type != 'raw':
+            raise UserError("positions need out_type='raw'")
         x, grid, shared_bias = self.embed(images, mask)  # B, N, C
         outputs: dict[int, Tensor] = {}
         done = 0  # blocks that have run
+        # Padding (-1) becomes the token before the patches.
+        chosen = None if positions is None else positions + self.num_prefix_tokens
         for index in sorted(set(self.out_indices)):
-            last = index == self.num_layers - 1
-            # Padding (-1) becomes the token before the patches.
-            queries = positions + self.num_prefix_tokens if last and positions is not None else None
-            x = self.run_blocks(self.blocks[done : index + 1], x, grid, shared_bias, queries)  # B, N or K, C
-            outputs[index] = self._format(x, grid, last)
+            final = index == max(self.out_indices)
+            x = self.run_blocks(self.blocks[done : index + 1], x, grid, shared_bias, chosen if final else None)
+            output = self._format(x, grid, index == self.num_layers - 1)  # B, N or K, C
+            outputs[index] = output if final or chosen is None else take_tokens(output, chosen)
             done = index + 1
         return tuple(outputs[index] for index in self.out_indices)
 

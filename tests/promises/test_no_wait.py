@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from helpers import ROOT, build_on_meta, check_all, list_configs, load_config, make_runner
+from conftest import narrow_feature_pretraining, narrow_pretraining
+from helpers import ROOT, build_on_meta, check_all, list_configs, load_config, make_runner, narrow_feature_model
 from mmengine.config import Config
 from mmengine.registry import init_default_scope
 from mmengine.structures import PixelData
@@ -35,7 +36,15 @@ INDEXING = {'index', 'index_put', 'index_put_'}  # by a boolean tensor
 METHODS = ('tolist', 'item', 'cpu', 'numpy')  # on a CPU some of them call no operation that could be counted
 
 
-def test_a_step_asks_for_no_value_of_the_device(pretrain_config, monkeypatch):
+def of_frozen_features(images: Path, folder: Path) -> Config:
+    config = narrow_feature_pretraining(images, folder)
+    config.model = narrow_feature_model(teacher='demo', channels=[2, 1, 0], head=dict(target_dims=128))
+    return config
+
+
+@pytest.mark.parametrize('config', [narrow_pretraining, narrow_feature_pretraining, of_frozen_features])
+def test_a_step_asks_for_no_value_of_the_device(config, images, tmp_path, monkeypatch):
+    pretrain_config = config(images, tmp_path)
     pretrain_config.train_cfg.update(max_epochs=4, val_interval=4)  # 12 batches
     pretrain_config.optim_wrapper.accumulative_counts = 2
     pretrain_config.default_hooks.logger.interval = 5
@@ -109,7 +118,7 @@ def on_fake_device(model: nn.Module, mode: FakeTensorMode) -> nn.Module:
             module.precision = 'fp32'  # modules cannot be cast there
         if isinstance(module, VQKD):  # k-means begins a training once
             sizes, module.has_started = (1, 144 if module.stride == 8 else 196, module.teacher_dims), True
-            module.__dict__['teacher'] = [lambda images, grid, sizes=sizes: images.new_zeros(sizes)]
+            module.__dict__['teacher'] = [lambda images, grid, sizes=sizes: [images.new_zeros(sizes)]]
     return model
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import narrow_dino_pretraining, narrow_pretraining
+from conftest import narrow_dino_pretraining, narrow_feature_pretraining, narrow_pretraining
 from helpers import ROOT, make_runner
 from label_maps import make_label_maps, mask_training
 from labelled import classifier_config, make_images
@@ -54,6 +54,15 @@ def with_dino(folder: Path, images: Path) -> Config:
         dict(type='CosineAnnealingWeightDecay', T_max=6, end=6, by_epoch=False, eta_min=0.4),
         *pretraining(folder, images).param_scheduler,
     ]
+    return config
+
+
+def with_features(folder: Path, images: Path) -> Config:
+    """Of its own moving average, which is in the checkpoint; of two layers, with a step every two batches."""
+    config = narrow_feature_pretraining(images, folder)
+    config.model.target_generator.layers = [0, -1]
+    config.model.backbone.drop_path_rate = 0.3
+    config.param_scheduler = pretraining(folder, images).param_scheduler
     return config
 
 
@@ -145,6 +154,7 @@ TASKS = [
     accumulating,
     by_iterations,
     with_dino,
+    with_features,
     of_vqkd,
     fine_tuning,
     balanced,
