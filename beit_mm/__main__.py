@@ -61,6 +61,8 @@ def parser() -> argparse.ArgumentParser:
     verb.add_argument('--balance', action='store_true', help='show images of small class folders more often')
     bands = 'of images with label maps, counted from 0 (default: all if RGB would lose some)'
     verb.add_argument('--bands', type=bands_of, metavar='all|B,B,...', help=bands)
+    lora = 'train matrices of this rank beside the layers of the frozen backbone'
+    verb.add_argument('--lora', type=int, metavar='RANK', help=lora)
     length.add_argument('--epochs', type=float, help='instead of minutes; times through the images')
 
     verb = add('classify', 'name the class of images', 'run_ft new_images/ --out classes.csv')

@@ -14,9 +14,10 @@ from typing import Any
 
 import torch
 from mmengine.config import Config
+from mmengine.registry import DefaultScope
 
 from beit_mm.apis import rebuild
-from beit_mm.apis.configs import own_config
+from beit_mm.apis.configs import own_config, run_config
 from beit_mm.apis.split import Images, LabelMaps
 from beit_mm.checkpoint.checkpoint import Checkpoint, given_levels, normalisation_of
 from beit_mm.checkpoint.description import IMAGENET
@@ -26,7 +27,9 @@ from beit_mm.checkpoint.read import CheckpointError
 from beit_mm.datasets.transforms import as_size
 from beit_mm.errors import UserError, check_choice
 from beit_mm.files import atomic_file
+from beit_mm.models.lora import added_parameters, with_lora
 from beit_mm.models.vit import sizes_of
+from beit_mm.registry import MODELS
 
 NONE, NEW = 'none', 'new'  # options: random weights; a tokenizer trained on these images
 MIN_STEPS = 20
@@ -36,6 +39,7 @@ NARROW = 192  # width of models up to which the demo's recipes hold
 NARROW_PRETRAINING, WIDE_PRETRAINING = 'demo/pretrain.py', 'beit/pretrain_300e.py'
 NARROW_FINETUNING, WIDE_FINETUNING = 'demo/finetune_folder.py', 'beit/finetune_in1k_100e.py'
 NARROW_SEGMENTOR, WIDE_SEGMENTOR = 'demo/segment_upernet.py', 'beit/upernet_512_ade20k_160k.py'
+LORA_RATE = 2.0  # times the recipe's learning rate, for all layers alike
 RANDOM_RATE = 1e-3  # learning rate of a classifier that begins with random weights
 GIB_PER_IMAGE = 0.2  # of a GPU, for BEiT-Base at 224 pixels with the tokenizer
 # Of a GPU, for an UperNet of 768 channels at 1,024 patches: its heads, and the blocks of BEiT-Base. Bytes that autograd
@@ -71,6 +75,7 @@ class Record:
     reduce_zero_label: bool | None = None
     balance: bool | None = None
     bands: str | list[int] | None = None
+    lora: int | None = None  # rank
     levels: dict[str, list[float]] | None = None  # mean and std
     workers: int | None = None
     device: str | None = None  # 'cpu' or 'cuda'
@@ -99,7 +104,7 @@ class Record:
 
     def check_call(self, call: 'Record', folder: Path) -> None:
         """Refuses to resume a run by a call with another option; what the call leaves open stays as it was."""
-        options = 'verb images init tokenizer_option length batch seed reduce_zero_label balance bands levels'
+        options = 'verb images init tokenizer_option length batch seed reduce_zero_label balance bands levels lora'
         for option in options.split():
             known, given = getattr(self, option), getattr(call, option)
             if given not in (None, known):
@@ -114,7 +119,7 @@ def new_call(verb: str, images: str | Path, init: str | Path | None = None, **op
     units = [unit for unit in limits if unit in options]
     if len(units) > 1:
         raise UserError(f'{" and ".join(units)} are both given; expected one of them')
-    limits |= dict(workers=(0, 1024), seed=(0, 2**32 - 1))  # numpy's
+    limits |= dict(workers=(0, 1024), seed=(0, 2**32 - 1), lora=(1, 1024))  # of the seed numpy's
     for name, (least, most) in limits.items():
         if name in options and not least <= options[name] <= most:
             raise UserError(f'{name} is {options[name]}; expected {least:,} to {most:,}')
@@ -132,6 +137,7 @@ class Plan:
     """What was chosen for a training."""
 
     device: str  # 'cpu' or 'cuda'
+    verb: str  # 'pretrain' or 'finetune'
     base: str  # config below configs/ that it builds on
     backbone: dict[str, Any]  # arguments of the BEiTBackbone
     size: tuple[int, int]  # of the images, (height, width) in pixels
@@ -143,6 +149,7 @@ class Plan:
     tokenizer: dict[str, Any] | None  # config of the tokenizer; None: one is trained
     keeps_head: bool  # `init` predicts tokens of this tokenizer already; its head is trained further
     balance: bool  # images of small classes are shown more often
+    lora: int | None  # rank of the matrices that are trained in place of the backbone's layers
 
     @property
     def tokenizer_name(self) -> str | None:
@@ -188,6 +195,7 @@ def plan_training(images: Images, call: Record) -> Plan:
         raise UserError(f'a batch of {batch} images; expected 1 to {number:,}, the images to learn from')
     return Plan(
         device=device,
+        verb=call.verb,
         base=base,
         backbone=backbone,
         size=as_size(backbone['img_size']),
@@ -199,6 +207,7 @@ def plan_training(images: Images, call: Record) -> Plan:
         tokenizer=tokenizer,
         keeps_head=keeps_head,
         balance=bool(call.balance),
+        lora=call.lora,
     )
 
 
@@ -285,6 +294,8 @@ def describe_plan(plan: Plan, images: Images) -> list[str]:
     if isinstance(images, LabelMaps) and images.bands:
         which = images.bands['load']['bands'] or f'all {len(images.bands["mean"])}'
         lines.append(f'bands      {which}: 0 and 255 are the percentiles 1 and 99 of each in these images')
+    if plan.verb == 'finetune':
+        lines.append(f'trained    {trained_parameters(plan, images)}')
     if plan.keeps_head:
         lines.append(f'tokenizer  that of {plan.init}, whose head is trained further')
     elif plan.tokenizer:
@@ -292,6 +303,20 @@ def describe_plan(plan: Plan, images: Images) -> list[str]:
     elif plan.base in (NARROW_PRETRAINING, WIDE_PRETRAINING):
         lines.append(f'tokenizer  one is trained first, {tokenizer_batch(plan.batch)} images a step')
     return [*filter(None, lines)]
+
+
+def trained_parameters(plan: Plan, images: Images) -> str:
+    """How many parameters of a classifier or segmentor are trained, and where, as text."""
+    settings = SETTINGS['segment' if isinstance(images, LabelMaps) else plan.verb]
+    plain = replace(plan, init=None, lora=None)
+    config = run_config(plan.base, settings(own_config(plan.base), images, plain, Path(), MIN_STEPS))
+    with DefaultScope.overwrite_default_scope(config.default_scope), torch.device('meta'):
+        model = MODELS.build(config.model)
+    parts = model.backbone.parameters(), (each for name, each in model.named_parameters() if name[:9] != 'backbone.')
+    in_backbone, in_heads = (sum(each.numel() for each in part if each.requires_grad) for part in parts)
+    if plan.lora:
+        in_backbone = added_parameters(model.backbone, plan.lora)
+    return f'{in_backbone:,} parameters of the backbone, {in_heads:,} of what stands on it'
 
 
 def resized(pipeline: Sequence[Mapping[str, Any]], size: tuple[int, int], **others: Any) -> list[dict[str, Any]]:
@@ -395,14 +420,17 @@ def views(grid: tuple[int, int], stride: int) -> dict[str, Any]:
 
 
 def tuned_backbone(plan: Plan, **options: Any) -> dict[str, Any]:
-    options = plan.backbone | dict(_delete_=True, type=BACKBONE, masked_input=False, drop_path_rate=0.1) | options
+    options = plan.backbone | dict(type=BACKBONE, masked_input=False, drop_path_rate=0.1) | options
     options['rel_pos_bias'] = 'per_layer' if options.get('rel_pos_bias') else None
-    return dict(options, init_cfg=dict(type='Pretrained', checkpoint=plan.init) if plan.init else None)
+    options['init_cfg'] = dict(type='Pretrained', checkpoint=plan.init) if plan.init else None
+    return dict(with_lora(options, plan.lora), _delete_=True) if plan.lora else dict(options, _delete_=True)
 
 
 def tuned_optimizer(plan: Plan, recipe: Config, rate: float) -> dict[str, Any]:
     """The recipe's layer decay, and its rate for the plan's batch; random weights learn alike in all layers."""
-    decay = recipe.optim_wrapper.paramwise_cfg.layer_decay_rate if plan.init else 1.0
+    decay = recipe.optim_wrapper.paramwise_cfg.layer_decay_rate if plan.init and not plan.lora else 1.0
+    if plan.lora:  # its matrices begin at zero and leave what they are added to as it was, so they bear larger steps
+        rate *= LORA_RATE
     rate = scaled(rate, plan.batch / recipe.auto_scale_lr.base_batch_size)
     return dict(optimizer=dict(lr=rate), paramwise_cfg=dict(layer_decay_rate=decay))
 

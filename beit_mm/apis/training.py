@@ -20,7 +20,7 @@ from mmengine.runner import Runner
 from beit_mm.apis import reports
 from beit_mm.apis.configs import RunConfig, own_config, run_config, write_config
 from beit_mm.apis.plans import MIN_STEPS, NONE, SETTINGS, Length, Plan, Record, describe_plan, new_call, plan_training
-from beit_mm.apis.rebuild import TOKENIZER, own_tokenizer
+from beit_mm.apis.rebuild import TOKENIZER, merged, own_tokenizer
 from beit_mm.apis.reports import Metric, Report
 from beit_mm.apis.segmentation_report import describe_segmentation
 from beit_mm.apis.split import Images, LabelMaps, find_images, find_label_maps, write_lists
@@ -93,6 +93,7 @@ def finetune(
     reduce_zero_label: bool | None = None,
     balance: bool = False,
     bands: str | Sequence[int] | None = None,
+    lora: int | None = None,
     **levels: Any,
 ) -> Path:
     """Fine-tunes a pretrained BEiT into a classifier of class folders, or into a segmentor of label maps.
@@ -106,12 +107,13 @@ def finetune(
         reduce_zero_label: whether 0 in label maps marks unlabelled pixels; None: as classes.txt shows.
         balance: show images of small classes more often, by mmengine's ClassBalancedDataset.
         bands: of images with label maps, see `find_label_maps`.
+        lora: rank of the matrices that are trained beside the layers of the frozen backbone, in place of these layers.
 
     Returns:
         The weights, `<out>/finetuned.pth`, for `classify` or `segment`.
     """
     options: dict[str, Any] = dict(minutes=minutes, epochs=epochs, workers=workers, batch=batch, seed=seed)
-    options |= dict(levels=levels, reduce_zero_label=reduce_zero_label, balance=balance or None)
+    options |= dict(levels=levels, reduce_zero_label=reduce_zero_label, balance=balance or None, lora=lora)
     options['bands'] = bands if isinstance(bands, str | None) else [*bands]
     with quiet():
         return Run(new_call('finetune', images, init, **options), out).run()
@@ -151,7 +153,11 @@ class Run:
                     self.choose_steps(images, stage)
                 self.train(images, stage)
             trained = Checkpoint.open(self.last_checkpoint(self.verb))
-            write_checkpoint(self.weights, {key: trained.content[key] for key in ('state_dict', 'meta')})
+            content = {key: trained.content[key] for key in ('state_dict', 'meta')}
+            if self.plan.lora:
+                task, steps = 'segmentor' if isinstance(images, LabelMaps) else 'classifier', trained.meta['iter']
+                content = merged(trained, task, run_config(*self.settings(images, self.verb, steps)))
+            write_checkpoint(self.weights, content)
             self.report(images)
         except (KeyboardInterrupt, SystemExit) as end:
             say(f'Stopped. Resume with: {typed() or "the same call"}')

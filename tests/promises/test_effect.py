@@ -91,6 +91,8 @@ PLANS = [
     ('pretrain', '--steps 50', 'length'),
     ('finetune', '--init none', BACKBONE),
     ('finetune', '--epochs 2', 'length'),
+    ('finetune', '--lora 4', 'lora config.model.backbone config.optim_wrapper'),
+    ('finetune maps', '--lora 4', 'lora config.model.backbone config.optim_wrapper'),
     ('finetune', '--balance', 'balance config.train_dataloader.dataset'),
     ('finetune maps', '--reduce-zero-label', 'reduce_zero_label'),  # as classes.txt shows already
     ('finetune maps', '--keep-zero-label', 'an error'),
