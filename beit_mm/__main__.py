@@ -63,6 +63,8 @@ def parser() -> argparse.ArgumentParser:
     verb.add_argument('--bands', type=bands_of, metavar='all|B,B,...', help=bands)
     lora = 'train matrices of this rank beside the layers of the frozen backbone'
     verb.add_argument('--lora', type=int, metavar='RANK', help=lora)
+    freeze = 'do not train the first N blocks, or all: then a classifier is fitted to features computed once'
+    verb.add_argument('--freeze', type=blocks_of, metavar='all|N', help=freeze)
     length.add_argument('--epochs', type=float, help='instead of minutes; times through the images')
 
     verb = add('classify', 'name the class of images', 'run_ft new_images/ --out classes.csv')
@@ -121,6 +123,10 @@ def parser() -> argparse.ArgumentParser:
 
 def bands_of(text: str) -> str | list[int]:
     return text if text == 'all' else [int(band) for band in text.split(',')]
+
+
+def blocks_of(text: str) -> str | int:
+    return text if text == 'all' else int(text)
 
 
 def add_zero_label(verb: argparse.ArgumentParser) -> None:

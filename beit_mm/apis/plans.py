@@ -31,7 +31,7 @@ from beit_mm.models.lora import added_parameters, with_lora
 from beit_mm.models.vit import sizes_of
 from beit_mm.registry import MODELS
 
-NONE, NEW = 'none', 'new'  # options: random weights; a tokenizer trained on these images
+NONE, NEW, ALL = 'none', 'new', 'all'  # options: random weights; a tokenizer trained on these images; all blocks
 MIN_STEPS = 20
 MANY_IMAGES = 100_000  # from which on a GPU trains BEiT-Base
 BACKBONE = 'beit_mm.BEiTBackbone'
@@ -76,6 +76,7 @@ class Record:
     balance: bool | None = None
     bands: str | list[int] | None = None
     lora: int | None = None  # rank
+    freeze: int | str | None = None  # blocks, or ALL
     levels: dict[str, list[float]] | None = None  # mean and std
     workers: int | None = None
     device: str | None = None  # 'cpu' or 'cuda'
@@ -104,8 +105,8 @@ class Record:
 
     def check_call(self, call: 'Record', folder: Path) -> None:
         """Refuses to resume a run by a call with another option; what the call leaves open stays as it was."""
-        options = 'verb images init tokenizer_option length batch seed reduce_zero_label balance bands levels lora'
-        for option in options.split():
+        options = 'verb images init tokenizer_option length batch seed reduce_zero_label balance bands levels'
+        for option in [*options.split(), 'lora', 'freeze']:
             known, given = getattr(self, option), getattr(call, option)
             if given not in (None, known):
                 began = f'{folder} began with {option}={known}, this call says {option}={given}'
@@ -127,6 +128,10 @@ def new_call(verb: str, images: str | Path, init: str | Path | None = None, **op
         check_choice('tokenizer', options['tokenizer_option'], (DEMO, NEW))
     if init not in (None, DEMO, NONE) and '://' not in str(init):
         init = path_of_checkpoint(init).absolute()  # links stay: name and neighbouring files tell what it is
+    if {'lora', 'freeze'} <= {*options}:
+        raise UserError(
+            '--lora and --freeze are both given; expected one of them: by --lora the whole backbone is frozen'
+        )
     options['levels'] = given_levels(**options.get('levels', {})) or None
     options['length'] = next((Length(options.pop(unit), unit) for unit in units), None)
     return Record(verb, str(Path(images).expanduser().resolve()), None if init is None else str(init), **options)
@@ -150,6 +155,8 @@ class Plan:
     keeps_head: bool  # `init` predicts tokens of this tokenizer already; its head is trained further
     balance: bool  # images of small classes are shown more often
     lora: int | None  # rank of the matrices that are trained in place of the backbone's layers
+    frozen: int | None  # blocks that are not trained, from the first on, with the embeddings
+    fits_head: bool  # of a classifier, to features that are computed once
 
     @property
     def tokenizer_name(self) -> str | None:
@@ -185,6 +192,11 @@ def plan_training(images: Images, call: Record) -> Plan:
     tokenizer, keeps_head = None, False
     if call.verb == 'pretrain':
         tokenizer, keeps_head = choose_tokenizer(call.tokenizer_option, checkpoint, device)
+    depth, frozen = sizes_of(backbone['arch'])['num_layers'], call.freeze
+    if init == NONE and (call.lora, frozen) != (None, None):
+        raise UserError('--lora and --freeze keep what weights have learned; expected --init with a checkpoint')
+    if isinstance(frozen, int) and not 0 <= frozen <= depth:
+        raise UserError(f'--freeze is {frozen}; expected {ALL}, or blocks from 0 to {depth}')
     workers, batch, number = call.workers, call.batch, len(images.train.names)
     if workers is None:  # two cores are for the process that feeds a GPU; without one the training takes most cores
         cores = len(os.sched_getaffinity(0)) if hasattr(os, 'sched_getaffinity') else os.cpu_count() or 1
@@ -208,6 +220,8 @@ def plan_training(images: Images, call: Record) -> Plan:
         keeps_head=keeps_head,
         balance=bool(call.balance),
         lora=call.lora,
+        frozen=depth if frozen == ALL else frozen,
+        fits_head=frozen == ALL and not isinstance(images, LabelMaps),
     )
 
 
@@ -316,6 +330,9 @@ def trained_parameters(plan: Plan, images: Images) -> str:
     in_backbone, in_heads = (sum(each.numel() for each in part if each.requires_grad) for part in parts)
     if plan.lora:
         in_backbone = added_parameters(model.backbone, plan.lora)
+    if plan.fits_head:
+        once = 'fitted to features that are computed once: images are not augmented'
+        return f'0 parameters of the backbone, {in_heads:,} of the head, {once}'
     return f'{in_backbone:,} parameters of the backbone, {in_heads:,} of what stands on it'
 
 
@@ -423,6 +440,8 @@ def tuned_backbone(plan: Plan, **options: Any) -> dict[str, Any]:
     options = plan.backbone | dict(type=BACKBONE, masked_input=False, drop_path_rate=0.1) | options
     options['rel_pos_bias'] = 'per_layer' if options.get('rel_pos_bias') else None
     options['init_cfg'] = dict(type='Pretrained', checkpoint=plan.init) if plan.init else None
+    if plan.frozen is not None:
+        options['frozen_stages'] = plan.frozen
     return dict(with_lora(options, plan.lora), _delete_=True) if plan.lora else dict(options, _delete_=True)
 
 
@@ -438,9 +457,16 @@ def tuned_optimizer(plan: Plan, recipe: Config, rate: float) -> dict[str, Any]:
 def finetuning_settings(base: Config, images: Images, plan: Plan, lists: Path, steps: int) -> dict[str, Any]:
     pipelines = [resized(base[f'{name}_pipeline'], plan.size) for name in ('train', 'test')]
     num_classes = dict(num_classes=len(images.classes))
+    length = schedule(steps, steps // 6, plan.batch, base.param_scheduler[-1].eta_min_ratio)
+    if plan.fits_head:
+        named = dict(type='PackInputs', meta_keys=('sample_idx', 'img_path', 'unreadable'))
+        pipelines[0] = [*pipelines[1][:-1], named]
+        length['train_cfg']['type'] = 'beit_mm.HeadFitLoop'
     recipe = own_config(NARROW_FINETUNING if plan.width <= NARROW else WIDE_FINETUNING)
     rate = recipe.optim_wrapper.optimizer.lr if plan.init else RANDOM_RATE
     data = loaders(images, lists, plan, pipelines, 'held_out', classes=str(lists / 'classes.txt'))
+    if plan.fits_head:
+        data['train_dataloader'].update(drop_last=False, sampler=dict(shuffle=False))
     if plan.balance:
         learned = dict(type=base.train_dataloader.dataset.type, **data['train_dataloader']['dataset'])
         largest = max(images.learned.values()) / images.learned.total()  # whose images are shown once
@@ -454,7 +480,7 @@ def finetuning_settings(base: Config, images: Images, plan: Plan, lists: Path, s
         ),
         **data,
         optim_wrapper=tuned_optimizer(plan, recipe, rate),
-        **schedule(steps, steps // 6, plan.batch, base.param_scheduler[-1].eta_min_ratio),
+        **length,
     )
 
 

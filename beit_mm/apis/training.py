@@ -94,6 +94,7 @@ def finetune(
     balance: bool = False,
     bands: str | Sequence[int] | None = None,
     lora: int | None = None,
+    freeze: int | str | None = None,
     **levels: Any,
 ) -> Path:
     """Fine-tunes a pretrained BEiT into a classifier of class folders, or into a segmentor of label maps.
@@ -108,12 +109,16 @@ def finetune(
         balance: show images of small classes more often, by mmengine's ClassBalancedDataset.
         bands: of images with label maps, see `find_label_maps`.
         lora: rank of the matrices that are trained beside the layers of the frozen backbone, in place of these layers.
+        freeze: how many blocks are not trained, from the first on, with the embeddings; 'all' also fits a classifier's
+            head to features that are computed once, without augmentation, however long that takes.
 
     Returns:
         The weights, `<out>/finetuned.pth`, for `classify` or `segment`.
     """
     options: dict[str, Any] = dict(minutes=minutes, epochs=epochs, workers=workers, batch=batch, seed=seed)
-    options |= dict(levels=levels, reduce_zero_label=reduce_zero_label, balance=balance or None, lora=lora)
+    options |= dict(
+        levels=levels, reduce_zero_label=reduce_zero_label, balance=balance or None, lora=lora, freeze=freeze
+    )
     options['bands'] = bands if isinstance(bands, str | None) else [*bands]
     with quiet():
         return Run(new_call('finetune', images, init, **options), out).run()
@@ -225,7 +230,8 @@ class Run:
             record.stages = dict(tokenizer={}, pretrain={}) if trains_tokenizer else {self.verb: {}}
             record.found, record.digest = str(images), digest
             self.write_record()  # first: from here on the folder is recognised as a run
-            stages = f'{record.length}: {" and ".join(record.stages)}; log and configs in {self.folder}'
+            length = 'that of one fit' if plan.fits_head else record.length
+            stages = f'{length}: {" and ".join(record.stages)}; log and configs in {self.folder}'
             for line in [*describe_plan(plan, images), f'length     {stages}']:
                 say(line)
         write_lists(images, self.lists)
@@ -234,7 +240,9 @@ class Run:
         """Turns the run's length into steps of the stage; minutes into its seconds, of which the steps follow."""
         length = self.record.length
         planned: dict[str, float] = {}
-        if length.unit == 'minutes':
+        if self.plan.fits_head:
+            steps = 1
+        elif length.unit == 'minutes':
             left = max(0.0, (1 - REPORT_SHARE) * 60 * length.number - self.seconds())
             planned = dict(begun=self.seconds(), seconds=left / 3 if stage == 'tokenizer' else left)
             steps = NOMINAL_STEPS

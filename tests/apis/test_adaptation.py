@@ -1,6 +1,7 @@
 """Fine-tuning that trains little: LoRA and frozen blocks, from plan to files that every verb takes."""
 
 import re
+import shutil
 import signal
 from pathlib import Path
 
@@ -8,9 +9,10 @@ import numpy as np
 import pytest
 import torch
 from label_maps import make_label_maps
-from labelled import ARCH, make_images, save_backbone
+from labelled import make_images, save_backbone
 from mmengine.config import Config
 from mmengine.registry import DefaultScope
+from PIL import Image
 from torch import nn
 
 import beit_mm
@@ -19,6 +21,7 @@ from beit_mm.apis import split, training
 from beit_mm.apis.inferencers import ClassificationInferencer, SegmentationInferencer
 from beit_mm.checkpoint.checkpoint import Checkpoint
 from beit_mm.errors import UserError
+from beit_mm.features import evaluation
 from beit_mm.models import BEiTBackbone
 from beit_mm.registry import MODELS
 
@@ -86,10 +89,10 @@ def test_checkpoints_are_small_and_the_result_is_a_plain_model(runs, base):
 
 def test_the_plan_says_how_much_is_trained(runs, folders, base, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(training.Run, 'train', lambda *_: exit())
-    for kind, options in dict(classes=dict(lora=2), maps=dict(lora=2)).items():
+    for kind in runs:
         run = tmp_path / kind
         with pytest.raises(SystemExit):
-            finetune(folders[kind], run, base, **options)
+            finetune(folders[kind], run, base, lora=2)
         weights = torch.load(last(runs[kind]), weights_only=True)['state_dict'].items()
         statistics = ('running_mean', 'running_var', 'num_batches_tracked')
         sizes = [(name, tensor.numel()) for name, tensor in weights if not name.endswith(statistics)]
@@ -163,3 +166,101 @@ def test_a_resumed_run_equals_one_that_was_not_interrupted(runs, folders, base, 
     ]
     for name, tensor in runs_weights[0].items():
         assert torch.equal(tensor, runs_weights[1][name]), name
+
+
+@pytest.fixture(scope='module')
+def fitted(folders, base, tmp_path_factory) -> Path:
+    """A classifier on features that were computed once."""
+    run = tmp_path_factory.mktemp('fitted') / 'run'
+    finetune(folders['classes'], run, base, freeze='all')
+    return run
+
+
+def test_a_head_on_features_that_are_computed_once_is_the_linear_fit(fitted, folders, base):
+    """Truth: features of the images in another program, and `choose_penalty` on them."""
+    trained = Checkpoint.open(fitted / 'finetuned.pth')
+    for name, tensor in Checkpoint.open(base).weights.items():
+        assert name.startswith('norm.') or torch.equal(trained.weights[f'backbone.{name}'], tensor), name
+    inferencer = ClassificationInferencer(trained, 'cpu')
+
+    def features(folder: Path) -> torch.Tensor:
+        samples = [
+            inferencer.reader.prepare(dict(img=np.asarray(Image.open(path)))) for path in sorted(folder.rglob('*.png'))
+        ]
+        images = [model.data_preprocessor(dict(inputs=[sample['inputs']]))['inputs'] for sample in samples]
+        return torch.cat([model.backbone(image)[0] for image in images])
+
+    model = inferencer.model
+    with torch.no_grad():
+        bank, held_out = features(folders['classes']), features(folders['classes'].parent / 'val')
+    labels, standardise = torch.arange(3).repeat_interleave(12), evaluation.standardiser(bank)
+    linear, _ = evaluation.choose_penalty(standardise(bank), labels, 3, torch.arange(36), by_class=False)
+    truth = linear(standardise(held_out)).softmax(dim=1)
+    answers = inferencer(folders['classes'].parent / 'val', top=3)
+    scores = torch.tensor([[dict(answer['scores'])[label] for label in range(3)] for answer in answers])
+    torch.testing.assert_close(scores, truth, atol=2e-3, rtol=0)
+    assert scores.amax(dim=1).min() > 0.5
+
+
+def test_the_fit_is_repeated_to_the_bit_and_by_its_config(fitted, folders, base, tmp_path, capsys):
+    again = Checkpoint.open(
+        finetune(folders['classes'], tmp_path / 'again', base, freeze='all', minutes=9, epochs=None)
+    )
+    (line,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith('trained')]
+    assert ' 99 ' in line and 'augmented' in line
+    command.main(['train', str(fitted / 'config.py'), '--work-dir', str(tmp_path / 'by_config')])
+    by_config = Checkpoint.open(tmp_path / 'by_config/iter_1.pth')
+    expected = Checkpoint.open(fitted / 'finetuned.pth').weights
+    for other in (again, by_config):
+        assert all(torch.equal(other.weights[name], tensor) for name, tensor in expected.items())
+    begun = tmp_path / 'begun'
+    shutil.copytree(fitted, begun)
+    (begun / 'report.md').unlink()
+    finetune(folders['classes'], begun, base, freeze='all')
+    assert 'classified right, %' in (begun / 'report.md').read_text()
+
+
+def test_a_balanced_fit_shows_images_of_small_classes_more_often(folders, base, tmp_path):
+    folder = shutil.copytree(folders['classes'].parent, tmp_path / 'images')
+    for index in range(3, 12):
+        (folder / f'train/red/{index}.png').unlink()
+    (folder / 'train/blue/0.png').write_bytes(b'nothing')
+    heads = []
+    for balance in (False, True):
+        run = tmp_path / str(balance)
+        heads.append(
+            Checkpoint.open(finetune(folder, run, base, freeze='all', balance=balance)).weights['head.fc.bias']
+        )
+        assert 'blue/0.png' in (run / 'finetune/unreadable_images.txt').read_text()
+    first, second = (head.softmax(dim=0)[2] for head in heads)
+    assert second > first
+
+
+def test_frozen_blocks_stay_as_they_were(folders, base, tmp_path):
+    start = Checkpoint.open(base).weights
+    for kind, freeze in (('classes', 1), ('maps', 2), ('maps', 'all')):
+        weights = Checkpoint.open(finetune(folders[kind], tmp_path / f'{kind}_{freeze}', base, freeze=freeze)).weights
+        equal = {
+            name: torch.equal(weights[f'backbone.{name}'], tensor)
+            for name, tensor in start.items()
+            if 'norm.' not in name
+        }
+        frozen = 3 if freeze == 'all' else freeze
+        assert equal['cls_token'] and equal['patch_embed.proj.weight']
+        assert [equal[f'blocks.{block}.mlp.fc1.weight'] for block in range(3)] == [block < frozen for block in range(3)]
+
+
+@pytest.mark.parametrize(
+    ('options', 'said'),
+    [
+        (dict(freeze='all', lora=2), '--lora and --freeze'),
+        (dict(freeze=4), '--freeze is 4; expected all, or blocks from 0 to 3'),
+        (dict(freeze=1, init='none'), '--init'),
+        (dict(lora=2, init='none'), '--init'),
+        (dict(lora=0), 'lora is 0'),
+    ],
+)
+def test_what_does_not_go_together_is_said(options, said, folders, base, tmp_path):
+    options = dict(dict(init=base), **options)
+    with pytest.raises(UserError, match=said):
+        finetune(folders['classes'], tmp_path / 'run', **options)
