@@ -6,6 +6,7 @@ A plan becomes ordinary configs on top of those of configs/, which tools/train.p
 import json
 import math
 import os
+import socket
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import astuple, dataclass, field, replace
@@ -21,7 +22,7 @@ from beit_mm.apis.configs import own_config, run_config
 from beit_mm.apis.split import Images, LabelMaps
 from beit_mm.checkpoint.checkpoint import Checkpoint, given_levels, normalisation_of
 from beit_mm.checkpoint.description import IMAGENET
-from beit_mm.checkpoint.find import DEMO, path_of_checkpoint
+from beit_mm.checkpoint.find import DEMO, WEIGHTS_VARIABLE, path_of_checkpoint, places_of_url, plain_vits
 from beit_mm.checkpoint.names import released_out_indices
 from beit_mm.checkpoint.read import CheckpointError
 from beit_mm.datasets.transforms import as_size
@@ -33,6 +34,11 @@ from beit_mm.registry import MODELS
 
 NONE, NEW, ALL = 'none', 'new', 'all'  # options: random weights; a tokenizer trained on these images; all blocks
 MIN_STEPS = 20
+# What a fine-tuning on a GPU begins with, the first that fits: name of `plain_vits` and architecture
+STARTS = dict(dinov2_vitb14_reg4_pretrain='base', dinov2_vits14_reg4_pretrain='small')
+LEAST_BATCH = 8  # images of a step for which there must be memory
+REACHED = 10.0  # seconds in which the site of such weights must answer
+MOST_PIXELS, USUAL_PIXELS = 384, 224  # sides of images: a classifier is tuned at the latter if the weights' are above
 MANY_IMAGES = 100_000  # from which on a GPU trains BEiT-Base
 BACKBONE = 'beit_mm.BEiTBackbone'
 NARROW = 192  # width of models up to which the demo's recipes hold
@@ -147,6 +153,7 @@ class Plan:
     backbone: dict[str, Any]  # arguments of the BEiTBackbone
     size: tuple[int, int]  # of the images, (height, width) in pixels
     preprocessing: dict[str, Any]  # mean and std, pixels 0-255
+    advice: str  # which start would be better; empty if none is known
     assumed: str  # the warning where `init` does not say these; empty without one
     batch: int  # images of a step
     workers: int  # processes that read images
@@ -176,10 +183,12 @@ class Plan:
 def plan_training(images: Images, call: Record) -> Plan:
     """Plans a training by the number of images, the device and its memory, where the call leaves it open.
 
-    It begins with 'demo', except for pretraining on a GPU, which begins with random weights.
+    Without `init` it begins with 'demo'; on a GPU with random weights, and a fine-tuning with a released model.
     """
     device = call.device or ('cuda' if torch.cuda.is_available() else 'cpu')
-    init = call.init or (DEMO if device == 'cpu' or call.verb == 'finetune' else NONE)
+    advice, init = '', call.init or (DEMO if device == 'cpu' or call.verb == 'finetune' else NONE)
+    if call.init is None and device == 'cuda' and call.verb == 'finetune':
+        init, advice = released_start(isinstance(images, LabelMaps))
     levels: dict[str, Any] = call.levels or {}
     bands = images.bands if isinstance(images, LabelMaps) else None
     checkpoint = None if init == NONE else Checkpoint.open(init, **({} if bands else levels))
@@ -212,6 +221,7 @@ def plan_training(images: Images, call: Record) -> Plan:
         backbone=backbone,
         size=as_size(backbone['img_size']),
         preprocessing=preprocessing,
+        advice=advice,
         assumed=assumed,
         batch=batch,
         workers=workers,
@@ -223,6 +233,33 @@ def plan_training(images: Images, call: Record) -> Plan:
         frozen=depth if frozen == ALL else frozen,
         fits_head=frozen == ALL and not isinstance(images, LabelMaps),
     )
+
+
+def released_start(segments: bool) -> tuple[str, str]:
+    """The released model that a fine-tuning on a GPU begins with, or 'demo' and how to begin better.
+
+    The network is tried once.
+    """
+    side = own_config(WIDE_SEGMENTOR).model.test_cfg.crop_size[0] if segments else USUAL_PIXELS
+    reason, timeout = '', socket.getdefaulttimeout()
+    wanted = [
+        name
+        for name, arch in STARTS.items()
+        if largest_batch('cuda', sizes_of(arch), (side // 14) ** 2, segments) >= LEAST_BATCH
+    ]
+    socket.setdefaulttimeout(REACHED)
+    try:
+        for name in wanted:
+            if not reason or any(place.is_file() for place in places_of_url(plain_vits()[name]['url'])):
+                try:
+                    return str(path_of_checkpoint(name)), ''
+                except FileNotFoundError as error:
+                    reason = str(error).partition('\n')[0]
+    finally:
+        socket.setdefaulttimeout(timeout)
+    if not wanted:
+        return DEMO, ''
+    return DEMO, f'--init {wanted[0]} would begin better, with its file in ${WEIGHTS_VARIABLE}: {reason}'
 
 
 def choose_model(
@@ -241,9 +278,12 @@ def choose_model(
     if isinstance(images, LabelMaps):
         narrow = sizes_of(backbone['arch'])['embed_dims'] <= NARROW
         base = NARROW_SEGMENTOR if narrow else WIDE_SEGMENTOR
-        backbone['img_size'] = own_config(base).model.test_cfg.crop_size
+        side = own_config(base).model.test_cfg.crop_size[0]
+        backbone['img_size'] = as_size(side - side % backbone['patch_size'])
     elif verb == 'finetune':
         base = NARROW_FINETUNING  # of any width: in minutes mixup and RandAugment cost more than they give
+        if max(as_size(backbone['img_size'])) > MOST_PIXELS:
+            backbone['img_size'] = as_size(USUAL_PIXELS - USUAL_PIXELS % backbone['patch_size'])
     return base, backbone
 
 
@@ -303,6 +343,7 @@ def describe_plan(plan: Plan, images: Images) -> list[str]:
         *(f'labels     {note}' for note in notes),
         f'classes    {few}' if few else '',
         f'model      {shape} in patches of {plan.backbone["patch_size"]}: {start}',
+        f'start      {plan.advice}' if plan.advice else '',
         f'batch      {plan.batch} images, processes that read them: {plan.workers}; on {plan.device}',
     ]
     if isinstance(images, LabelMaps) and images.bands:
@@ -499,7 +540,7 @@ def segmentation_settings(base: Config, images: Images, plan: Plan, lists: Path,
         data_preprocessor=dict(plan.preprocessing, size=plan.size),
         test_cfg=dict(crop_size=plan.size, stride=[side * 2 // 3 for side in plan.size]),
     )
-    pipelines = [base.train_pipeline, base.test_pipeline, base.tta_pipeline]
+    pipelines = [resized(base[f'{name}_pipeline'], plan.size) for name in ('train', 'test', 'tta')]
     if images.bands:  # colours are not distorted
         pipelines = [[images.bands['load'], *steps[1:]] for steps in pipelines]
         pipelines[0] = [step for step in pipelines[0] if step['type'] != 'PhotoMetricDistortion']

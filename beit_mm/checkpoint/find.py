@@ -47,15 +47,12 @@ def locate_weights(source: str, advice: str) -> Path:
         if found := [place for place in places if place.is_file()]:
             return found[0]
         raise FileNotFoundError(f'weight file not found: looked for {", ".join(map(str, places))}.\n{advice}')
-    name = name_of_url(source)
-    cached = Path(torch.hub.get_dir(), 'checkpoints', name)
-    folder = os.environ.get(WEIGHTS_VARIABLE)
-    places = [Path(folder, name), cached] if folder else [cached]
+    folder, places = os.environ.get(WEIGHTS_VARIABLE), places_of_url(source)
     reason = ''  # which the first process of a node knows
     first_of_node = int(os.environ.get('LOCAL_RANK', dist.get_rank())) == 0
     if first_of_node and not any(place.is_file() for place in places):
         try:
-            download(source, cached)
+            download(source, places[-1])
         except (OSError, RuntimeError, ValueError, http.client.HTTPException) as error:
             reason = f' ({" ".join(str(error).split()):.300})'
     dist.barrier()  # always: whether a file is there differs between nodes and moments
@@ -65,6 +62,12 @@ def locate_weights(source: str, advice: str) -> Path:
         f'weight file not found: looked for {" and ".join(map(str, places))} (${WEIGHTS_VARIABLE} '
         f'is {folder or "not set"}), and {source} cannot be downloaded{reason}.\n{advice}'
     )
+
+
+def places_of_url(url: str) -> list[Path]:
+    """Where the file of an http(s) URL may lie, torch hub's cache last."""
+    folders = filter(None, (os.environ.get(WEIGHTS_VARIABLE), f'{torch.hub.get_dir()}/checkpoints'))
+    return [Path(folder, name_of_url(url)) for folder in folders]
 
 
 def fetch_hub_folder(source: str, advice: str) -> Path:

@@ -13,6 +13,7 @@ from labelled import make_images, save_backbone
 from mmengine.config import Config
 from mmengine.registry import DefaultScope
 from PIL import Image
+from timm.models.vision_transformer import VisionTransformer
 from torch import nn
 
 import beit_mm
@@ -42,6 +43,17 @@ def base(tmp_path_factory) -> str:
 def folders(tmp_path_factory) -> dict[str, Path]:
     root = tmp_path_factory.mktemp('data')
     return dict(classes=make_images(root / 'images', 12) / 'train', maps=make_label_maps(root / 'maps', 12))
+
+
+def dinov2_layout(path: Path) -> str:
+    """Random weights as Meta's DINOv2-S with registers has them, for 518 pixels; of two narrow blocks."""
+    sizes = dict(embed_dim=64, depth=2, num_heads=1, num_classes=0)
+    model = VisionTransformer(518, 14, init_values=0.1, reg_tokens=4, no_embed_class=True, **sizes)
+    weights = model.state_dict()
+    weights['register_tokens'] = weights.pop('reg_token')
+    weights['pos_embed'] = torch.cat([torch.zeros(1, 1, 64), weights['pos_embed']], dim=1)
+    torch.save(dict(weights, mask_token=torch.zeros(1, 64)), path)
+    return str(path)
 
 
 def finetune(images: Path, out: Path, init: str, **options: object) -> Path:
@@ -264,3 +276,23 @@ def test_what_does_not_go_together_is_said(options, said, folders, base, tmp_pat
     options = dict(dict(init=base), **options)
     with pytest.raises(UserError, match=said):
         finetune(folders['classes'], tmp_path / 'run', **options)
+
+
+@pytest.mark.parametrize('options', [{}, dict(lora=2), dict(freeze='all')])
+@pytest.mark.parametrize('kind', ['classes', 'maps'])
+def test_weights_in_the_layout_of_dinov2_are_tuned(kind, options, folders, tmp_path):
+    """At a size of whole patches of 14 pixels, as large for label maps as other weights."""
+    init = dinov2_layout(tmp_path / 'dinov2.pth')
+    run = finetune(folders[kind], tmp_path / 'run', init, epochs=0.4, **options).parent
+    model, side = Config.fromfile(run / 'config.py').model, dict(classes=224, maps=126)[kind]
+    backbone = model.backbone.get('module', model.backbone)
+    assert tuple(backbone.img_size) == (side, side) and (backbone.patch_size, backbone.num_registers) == (14, 4)
+    crops = re.findall(r"'crop_size': \(?(\d+)", (run / 'config.py').read_text())
+    assert {*crops} == {str(side)}
+    weights = Checkpoint.open(run / 'finetuned.pth').weights
+    start, tuned = torch.load(init)['register_tokens'], weights['backbone.register_tokens']
+    assert torch.allclose(start, tuned, atol=1e-2) and tuned.shape == (1, 4, 64)
+    if kind == 'classes':
+        assert len(beit_mm.classify(run, folders['classes'] / 'red')) == 12
+    else:
+        assert len(beit_mm.segment(run, folders['maps'] / 'images/validation/0.png', tmp_path / 'labels')) == 1
