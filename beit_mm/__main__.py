@@ -140,7 +140,8 @@ def add_training(verb: argparse.ArgumentParser, images: str) -> Any:
     """Adds what trainings have in common; returns the group of options that say how long."""
     verb.add_argument('images', help=images)
     verb.add_argument('--out', required=True, metavar='FOLDER', help='of the run; the same command resumes it')
-    init = 'weights to begin with: any BEiT, by file, run folder or name; none: random ones (default: demo)'
+    init = 'weights to begin with: any BEiT or plain ViT, by file, run folder or name; none: random ones'
+    init += ' (default: demo on a CPU, see docs/own_images.md for a GPU)'
     verb.add_argument('--init', metavar='CKPT', help=init)
     verb.add_argument('--batch', type=int, help='images of a step (default: by memory and number of images)')
     verb.add_argument('--seed', type=int, help='of every random choice (default: 0)')

@@ -201,10 +201,11 @@ def plan_training(images: Images, call: Record) -> Plan:
     tokenizer, keeps_head = None, False
     if call.verb == 'pretrain':
         tokenizer, keeps_head = choose_tokenizer(call.tokenizer_option, checkpoint, device)
-    depth, frozen = sizes_of(backbone['arch'])['num_layers'], call.freeze
+    depth = sizes_of(backbone['arch'])['num_layers']
+    frozen = None if call.freeze is None else depth if call.freeze == ALL else int(call.freeze)
     if init == NONE and (call.lora, frozen) != (None, None):
         raise UserError('--lora and --freeze keep what weights have learned; expected --init with a checkpoint')
-    if isinstance(frozen, int) and not 0 <= frozen <= depth:
+    if frozen is not None and not 0 <= frozen <= depth:
         raise UserError(f'--freeze is {frozen}; expected {ALL}, or blocks from 0 to {depth}')
     workers, batch, number = call.workers, call.batch, len(images.train.names)
     if workers is None:  # two cores are for the process that feeds a GPU; without one the training takes most cores
@@ -230,8 +231,8 @@ def plan_training(images: Images, call: Record) -> Plan:
         keeps_head=keeps_head,
         balance=bool(call.balance),
         lora=call.lora,
-        frozen=depth if frozen == ALL else frozen,
-        fits_head=frozen == ALL and not isinstance(images, LabelMaps),
+        frozen=frozen,
+        fits_head=call.freeze == ALL and not isinstance(images, LabelMaps),
     )
 
 

@@ -102,7 +102,8 @@ def finetune(
     Args:
         images: folder with one folder a class, or with images and label maps, see `find_label_maps`.
         out, workers, batch, seed, levels: as of `pretrain`.
-        init: checkpoint of any BEiT, or the folder of a run; by default 'demo'; 'none' for random weights.
+        init: checkpoint of any BEiT or plain ViT, or the folder of a run; 'none' for random weights; by default 'demo',
+            on a GPU DINOv2 if it fits the memory and can be had.
         minutes: of wall clock for all of it, by default 15.
         epochs: instead of minutes; times through the images.
         reduce_zero_label: whether 0 in label maps marks unlabelled pixels; None: as classes.txt shows.

@@ -69,6 +69,12 @@ def runs(folders, base, tmp_path_factory) -> dict[str, Path]:
     return {kind: root / kind for kind in folders}
 
 
+@pytest.fixture
+def no_report(monkeypatch):
+    """It takes longer than such a run."""
+    monkeypatch.setattr(training.Run, 'report', lambda *_: None)
+
+
 def last(run: Path) -> Path:
     return max(run.glob('finetune/iter_*.pth'), key=lambda path: int(path.stem.partition('_')[2]))
 
@@ -120,7 +126,7 @@ def test_the_frozen_weights_are_those_of_the_start(runs, base):
     assert not any(equal[f'blocks.{block}.{layer}.weight'] for block in range(3) for layer in ('attn.qkv', 'mlp.fc2'))
 
 
-def test_the_verbs_take_the_result(runs, folders, base, tmp_path):
+def test_the_verbs_take_the_result(runs, folders, base, tmp_path, no_report):
     results = {kind: run / 'finetuned.pth' for kind, run in runs.items()}
     answers = beit_mm.classify(results['classes'], folders['classes'])
     assert len(answers) == 36 and {answer['name'] for answer in answers} <= {'blue', 'green', 'red'}
@@ -248,9 +254,9 @@ def test_a_balanced_fit_shows_images_of_small_classes_more_often(folders, base, 
     assert second > first
 
 
-def test_frozen_blocks_stay_as_they_were(folders, base, tmp_path):
+def test_frozen_blocks_stay_as_they_were(folders, base, tmp_path, no_report):
     start = Checkpoint.open(base).weights
-    for kind, freeze in (('classes', 1), ('maps', 2), ('maps', 'all')):
+    for kind, freeze in (('classes', 1), ('maps', 'all')):
         weights = Checkpoint.open(finetune(folders[kind], tmp_path / f'{kind}_{freeze}', base, freeze=freeze)).weights
         equal = {
             name: torch.equal(weights[f'backbone.{name}'], tensor)
@@ -280,7 +286,7 @@ def test_what_does_not_go_together_is_said(options, said, folders, base, tmp_pat
 
 @pytest.mark.parametrize('options', [{}, dict(lora=2), dict(freeze='all')])
 @pytest.mark.parametrize('kind', ['classes', 'maps'])
-def test_weights_in_the_layout_of_dinov2_are_tuned(kind, options, folders, tmp_path):
+def test_weights_in_the_layout_of_dinov2_are_tuned(kind, options, folders, tmp_path, no_report):
     """At a size of whole patches of 14 pixels, as large for label maps as other weights."""
     init = dinov2_layout(tmp_path / 'dinov2.pth')
     run = finetune(folders[kind], tmp_path / 'run', init, epochs=0.4, **options).parent
