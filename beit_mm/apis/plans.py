@@ -6,7 +6,6 @@ A plan becomes ordinary configs on top of those of configs/, which tools/train.p
 import json
 import math
 import os
-import socket
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import astuple, dataclass, field, replace
@@ -22,7 +21,7 @@ from beit_mm.apis.configs import own_config, run_config
 from beit_mm.apis.split import Images, LabelMaps
 from beit_mm.checkpoint.checkpoint import Checkpoint, given_levels, normalisation_of
 from beit_mm.checkpoint.description import IMAGENET
-from beit_mm.checkpoint.find import DEMO, WEIGHTS_VARIABLE, path_of_checkpoint, places_of_url, plain_vits
+from beit_mm.checkpoint.find import DEMO, WEIGHTS_VARIABLE, first_at_hand, path_of_checkpoint
 from beit_mm.checkpoint.names import released_out_indices
 from beit_mm.checkpoint.read import CheckpointError
 from beit_mm.datasets.transforms import as_size
@@ -37,7 +36,6 @@ MIN_STEPS = 20
 # What a fine-tuning on a GPU begins with, the first that fits: name of `plain_vits` and architecture
 STARTS = dict(dinov2_vitb14_reg4_pretrain='base', dinov2_vits14_reg4_pretrain='small')
 LEAST_BATCH = 8  # images of a step for which there must be memory
-REACHED = 10.0  # seconds in which the site of such weights must answer
 MOST_PIXELS, USUAL_PIXELS = 384, 224  # sides of images: a classifier is tuned at the latter if the weights' are above
 MANY_IMAGES = 100_000  # from which on a GPU trains BEiT-Base
 BACKBONE = 'beit_mm.BEiTBackbone'
@@ -135,9 +133,9 @@ def new_call(verb: str, images: str | Path, init: str | Path | None = None, **op
     if init not in (None, DEMO, NONE) and '://' not in str(init):
         init = path_of_checkpoint(init).absolute()  # links stay: name and neighbouring files tell what it is
     if {'lora', 'freeze'} <= {*options}:
-        raise UserError(
-            '--lora and --freeze are both given; expected one of them: by --lora the whole backbone is frozen'
-        )
+        raise UserError('--lora and --freeze are both given; expected one: by --lora the whole backbone is frozen')
+    if isinstance(options.get('freeze'), str):
+        check_choice('freeze', options['freeze'], (ALL,))
     options['levels'] = given_levels(**options.get('levels', {})) or None
     options['length'] = next((Length(options.pop(unit), unit) for unit in units), None)
     return Record(verb, str(Path(images).expanduser().resolve()), None if init is None else str(init), **options)
@@ -202,7 +200,7 @@ def plan_training(images: Images, call: Record) -> Plan:
     if call.verb == 'pretrain':
         tokenizer, keeps_head = choose_tokenizer(call.tokenizer_option, checkpoint, device)
     depth = sizes_of(backbone['arch'])['num_layers']
-    frozen = None if call.freeze is None else depth if call.freeze == ALL else int(call.freeze)
+    frozen = call.freeze if isinstance(call.freeze, int | None) else depth
     if init == NONE and (call.lora, frozen) != (None, None):
         raise UserError('--lora and --freeze keep what weights have learned; expected --init with a checkpoint')
     if frozen is not None and not 0 <= frozen <= depth:
@@ -237,29 +235,13 @@ def plan_training(images: Images, call: Record) -> Plan:
 
 
 def released_start(segments: bool) -> tuple[str, str]:
-    """The released model that a fine-tuning on a GPU begins with, or 'demo' and how to begin better.
-
-    The network is tried once.
-    """
+    """The released model that a fine-tuning on a GPU begins with, or 'demo' and how to begin better."""
     side = own_config(WIDE_SEGMENTOR).model.test_cfg.crop_size[0] if segments else USUAL_PIXELS
-    reason, timeout = '', socket.getdefaulttimeout()
-    wanted = [
-        name
-        for name, arch in STARTS.items()
-        if largest_batch('cuda', sizes_of(arch), (side // 14) ** 2, segments) >= LEAST_BATCH
-    ]
-    socket.setdefaulttimeout(REACHED)
-    try:
-        for name in wanted:
-            if not reason or any(place.is_file() for place in places_of_url(plain_vits()[name]['url'])):
-                try:
-                    return str(path_of_checkpoint(name)), ''
-                except FileNotFoundError as error:
-                    reason = str(error).partition('\n')[0]
-    finally:
-        socket.setdefaulttimeout(timeout)
-    if not wanted:
-        return DEMO, ''
+    most = {name: largest_batch('cuda', sizes_of(arch), (side // 14) ** 2, segments) for name, arch in STARTS.items()}
+    wanted = [name for name, batch in most.items() if batch >= LEAST_BATCH]
+    path, reason = first_at_hand(wanted)
+    if path or not wanted:
+        return str(path or DEMO), ''
     return DEMO, f'--init {wanted[0]} would begin better, with its file in ${WEIGHTS_VARIABLE}: {reason}'
 
 

@@ -117,9 +117,8 @@ def finetune(
         The weights, `<out>/finetuned.pth`, for `classify` or `segment`.
     """
     options: dict[str, Any] = dict(minutes=minutes, epochs=epochs, workers=workers, batch=batch, seed=seed)
-    options |= dict(
-        levels=levels, reduce_zero_label=reduce_zero_label, balance=balance or None, lora=lora, freeze=freeze
-    )
+    options |= dict(levels=levels, reduce_zero_label=reduce_zero_label, balance=balance or None)
+    options |= dict(lora=lora, freeze=freeze)
     options['bands'] = bands if isinstance(bands, str | None) else [*bands]
     with quiet():
         return Run(new_call('finetune', images, init, **options), out).run()

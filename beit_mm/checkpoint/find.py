@@ -6,6 +6,7 @@ import http.client
 import os
 import re
 import socket
+from collections.abc import Iterable
 from contextlib import suppress
 from difflib import get_close_matches
 from fnmatch import fnmatch
@@ -32,6 +33,7 @@ GENERIC_NAME = re.compile('(epoch|iter|checkpoint|(pytorch_)?model|best|last|lat
 # as OpenMMLab, torchvision and we publish files; digits alone can be a date
 HASH_IN_NAME = re.compile(r'-((?=\d*[a-f])[0-9a-f]{8,64})\.\w+$')
 STALLED = 60.0  # seconds without data after which a download fails
+REACHED = 10.0  # the same of a download that the user did not ask for
 WHOLE = 'this config'  # what a metafile says of weights that fill the config's whole model
 
 
@@ -186,6 +188,23 @@ def path_of_checkpoint(source: str | Path, part: str = 'pretrained') -> Path:
         f'{str(source)!r} does not exist; expected a checkpoint, the folder of a finished run, demo or a released model'
         + (nearest(Path(source).stem) or ' (see list_models())')
     )
+
+
+def first_at_hand(names: Iterable[str]) -> tuple[Path | None, str]:
+    """The file of the first of some `plain_vits` at hand or fetched, or None and why; the network is tried once."""
+    path, reason, timeout = None, '', socket.getdefaulttimeout()
+    socket.setdefaulttimeout(REACHED)
+    try:
+        for name in names:
+            is_here = any(place.is_file() for place in places_of_url(plain_vits()[name]['url']))
+            if path is None and (is_here or not reason):
+                try:
+                    path = path_of_checkpoint(name)
+                except FileNotFoundError as error:
+                    reason = str(error).partition('\n')[0]
+    finally:
+        socket.setdefaulttimeout(timeout)
+    return path, reason
 
 
 def nearest(name: str) -> str:

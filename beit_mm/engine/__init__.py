@@ -26,9 +26,8 @@ At each point of a run its hooks are called in this order, those of one priority
 from .checkpoints import CheckpointHook, CheckpointMetaHook
 from .checks import FitCheckHook
 from .dino import DINOHook
-from .fitting import HeadFitLoop
 from .logs import LoggerHook, RuntimeInfoHook, ThroughputHook
-from .loops import EpochLoop, IterLoop
+from .loops import EpochLoop, HeadFitLoop, IterLoop
 from .metrics import DenseKNNHook, KNNHook, LayerAccuracy, MIMMetric, Predictions, TokenizerMetric
 from .optim import AutocastOptimWrapper, BadStepHook, BEiTOptimWrapperConstructor
 from .signals import InterruptionHook
