@@ -61,6 +61,10 @@ def parser() -> argparse.ArgumentParser:
     verb.add_argument('--balance', action='store_true', help='show images of small class folders more often')
     bands = 'of images with label maps, counted from 0 (default: all if RGB would lose some)'
     verb.add_argument('--bands', type=bands_of, metavar='all|B,B,...', help=bands)
+    lora = 'train matrices of this rank beside the layers of the frozen backbone'
+    verb.add_argument('--lora', type=int, metavar='RANK', help=lora)
+    freeze = 'do not train the first N blocks, or all: then a classifier is fitted to features computed once'
+    verb.add_argument('--freeze', type=blocks_of, metavar='all|N', help=freeze)
     length.add_argument('--epochs', type=float, help='instead of minutes; times through the images')
 
     verb = add('classify', 'name the class of images', 'run_ft new_images/ --out classes.csv')
@@ -123,6 +127,10 @@ def bands_of(text: str) -> str | list[int]:
     return text if text == 'all' else [int(band) for band in text.split(',')]
 
 
+def blocks_of(text: str) -> str | int:
+    return text if text == 'all' else int(text)
+
+
 def add_zero_label(verb: argparse.ArgumentParser) -> None:
     group = verb.add_mutually_exclusive_group()
     for option, value, meaning in (('reduce', True, 'marks unlabelled pixels'), ('keep', False, 'is a class')):
@@ -134,7 +142,8 @@ def add_training(verb: argparse.ArgumentParser, images: str) -> Any:
     """Adds what trainings have in common; returns the group of options that say how long."""
     verb.add_argument('images', help=images)
     verb.add_argument('--out', required=True, metavar='FOLDER', help='of the run; the same command resumes it')
-    init = 'weights to begin with: any BEiT, by file, run folder or name; none: random ones (default: demo)'
+    init = 'weights to begin with: any BEiT or plain ViT, by file, run folder or name; none: random ones'
+    init += ' (default: demo on a CPU, see docs/own_images.md for a GPU)'
     verb.add_argument('--init', metavar='CKPT', help=init)
     verb.add_argument('--batch', type=int, help='images of a step (default: by memory and number of images)')
     verb.add_argument('--seed', type=int, help='of every random choice (default: 0)')

@@ -14,28 +14,36 @@ from typing import Any
 
 import torch
 from mmengine.config import Config
+from mmengine.registry import DefaultScope
 
 from beit_mm.apis import rebuild
-from beit_mm.apis.configs import own_config
+from beit_mm.apis.configs import own_config, run_config
 from beit_mm.apis.split import Images, LabelMaps
 from beit_mm.checkpoint.checkpoint import Checkpoint, given_levels, normalisation_of
 from beit_mm.checkpoint.description import IMAGENET
-from beit_mm.checkpoint.find import DEMO, path_of_checkpoint
+from beit_mm.checkpoint.find import DEMO, WEIGHTS_VARIABLE, first_at_hand, path_of_checkpoint
 from beit_mm.checkpoint.names import released_out_indices
 from beit_mm.checkpoint.read import CheckpointError
 from beit_mm.datasets.transforms import as_size
 from beit_mm.errors import UserError, check_choice
 from beit_mm.files import atomic_file
+from beit_mm.models.lora import added_parameters, with_lora
 from beit_mm.models.vit import sizes_of
+from beit_mm.registry import MODELS
 
-NONE, NEW = 'none', 'new'  # options: random weights; a tokenizer trained on these images
+NONE, NEW, ALL = 'none', 'new', 'all'  # options: random weights; a tokenizer trained on these images; all blocks
 MIN_STEPS = 20
+# What a fine-tuning on a GPU begins with, the first that fits: name of `plain_vits` and architecture
+STARTS = dict(dinov2_vitb14_reg4_pretrain='base', dinov2_vits14_reg4_pretrain='small')
+LEAST_BATCH = 8  # images of a step for which there must be memory
+MOST_PIXELS, USUAL_PIXELS = 384, 224  # sides of images: a classifier is tuned at the latter if the weights' are above
 MANY_IMAGES = 100_000  # from which on a GPU trains BEiT-Base
 BACKBONE = 'beit_mm.BEiTBackbone'
 NARROW = 192  # width of models up to which the demo's recipes hold
 NARROW_PRETRAINING, WIDE_PRETRAINING = 'demo/pretrain.py', 'beit/pretrain_300e.py'
 NARROW_FINETUNING, WIDE_FINETUNING = 'demo/finetune_folder.py', 'beit/finetune_in1k_100e.py'
 NARROW_SEGMENTOR, WIDE_SEGMENTOR = 'demo/segment_upernet.py', 'beit/upernet_512_ade20k_160k.py'
+LORA_RATE = 2.0  # times the recipe's learning rate, for all layers alike
 RANDOM_RATE = 1e-3  # learning rate of a classifier that begins with random weights
 GIB_PER_IMAGE = 0.2  # of a GPU, for BEiT-Base at 224 pixels with the tokenizer
 # Of a GPU, for an UperNet of 768 channels at 1,024 patches: its heads, and the blocks of BEiT-Base. Bytes that autograd
@@ -71,6 +79,8 @@ class Record:
     reduce_zero_label: bool | None = None
     balance: bool | None = None
     bands: str | list[int] | None = None
+    lora: int | None = None  # rank
+    freeze: int | str | None = None  # blocks, or ALL
     levels: dict[str, list[float]] | None = None  # mean and std
     workers: int | None = None
     device: str | None = None  # 'cpu' or 'cuda'
@@ -100,7 +110,7 @@ class Record:
     def check_call(self, call: 'Record', folder: Path) -> None:
         """Refuses to resume a run by a call with another option; what the call leaves open stays as it was."""
         options = 'verb images init tokenizer_option length batch seed reduce_zero_label balance bands levels'
-        for option in options.split():
+        for option in [*options.split(), 'lora', 'freeze']:
             known, given = getattr(self, option), getattr(call, option)
             if given not in (None, known):
                 began = f'{folder} began with {option}={known}, this call says {option}={given}'
@@ -114,7 +124,7 @@ def new_call(verb: str, images: str | Path, init: str | Path | None = None, **op
     units = [unit for unit in limits if unit in options]
     if len(units) > 1:
         raise UserError(f'{" and ".join(units)} are both given; expected one of them')
-    limits |= dict(workers=(0, 1024), seed=(0, 2**32 - 1))  # numpy's
+    limits |= dict(workers=(0, 1024), seed=(0, 2**32 - 1), lora=(1, 1024))  # of the seed numpy's
     for name, (least, most) in limits.items():
         if name in options and not least <= options[name] <= most:
             raise UserError(f'{name} is {options[name]}; expected {least:,} to {most:,}')
@@ -122,6 +132,10 @@ def new_call(verb: str, images: str | Path, init: str | Path | None = None, **op
         check_choice('tokenizer', options['tokenizer_option'], (DEMO, NEW))
     if init not in (None, DEMO, NONE) and '://' not in str(init):
         init = path_of_checkpoint(init).absolute()  # links stay: name and neighbouring files tell what it is
+    if {'lora', 'freeze'} <= {*options}:
+        raise UserError('--lora and --freeze are both given; expected one: by --lora the whole backbone is frozen')
+    if isinstance(options.get('freeze'), str):
+        check_choice('freeze', options['freeze'], (ALL,))
     options['levels'] = given_levels(**options.get('levels', {})) or None
     options['length'] = next((Length(options.pop(unit), unit) for unit in units), None)
     return Record(verb, str(Path(images).expanduser().resolve()), None if init is None else str(init), **options)
@@ -132,10 +146,12 @@ class Plan:
     """What was chosen for a training."""
 
     device: str  # 'cpu' or 'cuda'
+    verb: str  # 'pretrain' or 'finetune'
     base: str  # config below configs/ that it builds on
     backbone: dict[str, Any]  # arguments of the BEiTBackbone
     size: tuple[int, int]  # of the images, (height, width) in pixels
     preprocessing: dict[str, Any]  # mean and std, pixels 0-255
+    advice: str  # which start would be better; empty if none is known
     assumed: str  # the warning where `init` does not say these; empty without one
     batch: int  # images of a step
     workers: int  # processes that read images
@@ -143,6 +159,9 @@ class Plan:
     tokenizer: dict[str, Any] | None  # config of the tokenizer; None: one is trained
     keeps_head: bool  # `init` predicts tokens of this tokenizer already; its head is trained further
     balance: bool  # images of small classes are shown more often
+    lora: int | None  # rank of the matrices that are trained in place of the backbone's layers
+    frozen: int | None  # blocks that are not trained, from the first on, with the embeddings
+    fits_head: bool  # of a classifier, to features that are computed once
 
     @property
     def tokenizer_name(self) -> str | None:
@@ -162,10 +181,12 @@ class Plan:
 def plan_training(images: Images, call: Record) -> Plan:
     """Plans a training by the number of images, the device and its memory, where the call leaves it open.
 
-    It begins with 'demo', except for pretraining on a GPU, which begins with random weights.
+    Without `init` it begins with 'demo'; on a GPU with random weights, and a fine-tuning with a released model.
     """
     device = call.device or ('cuda' if torch.cuda.is_available() else 'cpu')
-    init = call.init or (DEMO if device == 'cpu' or call.verb == 'finetune' else NONE)
+    advice, init = '', call.init or (DEMO if device == 'cpu' or call.verb == 'finetune' else NONE)
+    if call.init is None and device == 'cuda' and call.verb == 'finetune':
+        init, advice = released_start(isinstance(images, LabelMaps))
     levels: dict[str, Any] = call.levels or {}
     bands = images.bands if isinstance(images, LabelMaps) else None
     checkpoint = None if init == NONE else Checkpoint.open(init, **({} if bands else levels))
@@ -178,6 +199,12 @@ def plan_training(images: Images, call: Record) -> Plan:
     tokenizer, keeps_head = None, False
     if call.verb == 'pretrain':
         tokenizer, keeps_head = choose_tokenizer(call.tokenizer_option, checkpoint, device)
+    depth = sizes_of(backbone['arch'])['num_layers']
+    frozen = call.freeze if isinstance(call.freeze, int | None) else depth
+    if init == NONE and (call.lora, frozen) != (None, None):
+        raise UserError('--lora and --freeze keep what weights have learned; expected --init with a checkpoint')
+    if frozen is not None and not 0 <= frozen <= depth:
+        raise UserError(f'--freeze is {frozen}; expected {ALL}, or blocks from 0 to {depth}')
     workers, batch, number = call.workers, call.batch, len(images.train.names)
     if workers is None:  # two cores are for the process that feeds a GPU; without one the training takes most cores
         cores = len(os.sched_getaffinity(0)) if hasattr(os, 'sched_getaffinity') else os.cpu_count() or 1
@@ -188,10 +215,12 @@ def plan_training(images: Images, call: Record) -> Plan:
         raise UserError(f'a batch of {batch} images; expected 1 to {number:,}, the images to learn from')
     return Plan(
         device=device,
+        verb=call.verb,
         base=base,
         backbone=backbone,
         size=as_size(backbone['img_size']),
         preprocessing=preprocessing,
+        advice=advice,
         assumed=assumed,
         batch=batch,
         workers=workers,
@@ -199,7 +228,21 @@ def plan_training(images: Images, call: Record) -> Plan:
         tokenizer=tokenizer,
         keeps_head=keeps_head,
         balance=bool(call.balance),
+        lora=call.lora,
+        frozen=frozen,
+        fits_head=call.freeze == ALL and not isinstance(images, LabelMaps),
     )
+
+
+def released_start(segments: bool) -> tuple[str, str]:
+    """The released model that a fine-tuning on a GPU begins with, or 'demo' and how to begin better."""
+    side = own_config(WIDE_SEGMENTOR).model.test_cfg.crop_size[0] if segments else USUAL_PIXELS
+    most = {name: largest_batch('cuda', sizes_of(arch), (side // 14) ** 2, segments) for name, arch in STARTS.items()}
+    wanted = [name for name, batch in most.items() if batch >= LEAST_BATCH]
+    path, reason = first_at_hand(wanted)
+    if path or not wanted:
+        return str(path or DEMO), ''
+    return DEMO, f'--init {wanted[0]} would begin better, with its file in ${WEIGHTS_VARIABLE}: {reason}'
 
 
 def choose_model(
@@ -218,9 +261,12 @@ def choose_model(
     if isinstance(images, LabelMaps):
         narrow = sizes_of(backbone['arch'])['embed_dims'] <= NARROW
         base = NARROW_SEGMENTOR if narrow else WIDE_SEGMENTOR
-        backbone['img_size'] = own_config(base).model.test_cfg.crop_size
+        side = own_config(base).model.test_cfg.crop_size[0]
+        backbone['img_size'] = as_size(side - side % backbone['patch_size'])
     elif verb == 'finetune':
         base = NARROW_FINETUNING  # of any width: in minutes mixup and RandAugment cost more than they give
+        if max(as_size(backbone['img_size'])) > MOST_PIXELS:
+            backbone['img_size'] = as_size(USUAL_PIXELS - USUAL_PIXELS % backbone['patch_size'])
     return base, backbone
 
 
@@ -280,11 +326,14 @@ def describe_plan(plan: Plan, images: Images) -> list[str]:
         *(f'labels     {note}' for note in notes),
         f'classes    {few}' if few else '',
         f'model      {shape} in patches of {plan.backbone["patch_size"]}: {start}',
+        f'start      {plan.advice}' if plan.advice else '',
         f'batch      {plan.batch} images, processes that read them: {plan.workers}; on {plan.device}',
     ]
     if isinstance(images, LabelMaps) and images.bands:
         which = images.bands['load']['bands'] or f'all {len(images.bands["mean"])}'
         lines.append(f'bands      {which}: 0 and 255 are the percentiles 1 and 99 of each in these images')
+    if plan.verb == 'finetune':
+        lines.append(f'trained    {trained_parameters(plan, images)}')
     if plan.keeps_head:
         lines.append(f'tokenizer  that of {plan.init}, whose head is trained further')
     elif plan.tokenizer:
@@ -292,6 +341,23 @@ def describe_plan(plan: Plan, images: Images) -> list[str]:
     elif plan.base in (NARROW_PRETRAINING, WIDE_PRETRAINING):
         lines.append(f'tokenizer  one is trained first, {tokenizer_batch(plan.batch)} images a step')
     return [*filter(None, lines)]
+
+
+def trained_parameters(plan: Plan, images: Images) -> str:
+    """How many parameters of a classifier or segmentor are trained, and where, as text."""
+    settings = SETTINGS['segment' if isinstance(images, LabelMaps) else plan.verb]
+    plain = replace(plan, init=None, lora=None)
+    config = run_config(plan.base, settings(own_config(plan.base), images, plain, Path(), MIN_STEPS))
+    with DefaultScope.overwrite_default_scope(config.default_scope), torch.device('meta'):
+        model = MODELS.build(config.model)
+    parts = model.backbone.parameters(), (each for name, each in model.named_parameters() if name[:9] != 'backbone.')
+    in_backbone, in_heads = (sum(each.numel() for each in part if each.requires_grad) for part in parts)
+    if plan.lora:
+        in_backbone = added_parameters(model.backbone, plan.lora)
+    if plan.fits_head:
+        once = 'fitted to features that are computed once: images are not augmented'
+        return f'0 parameters of the backbone, {in_heads:,} of the head, {once}'
+    return f'{in_backbone:,} parameters of the backbone, {in_heads:,} of what stands on it'
 
 
 def resized(pipeline: Sequence[Mapping[str, Any]], size: tuple[int, int], **others: Any) -> list[dict[str, Any]]:
@@ -395,14 +461,19 @@ def views(grid: tuple[int, int], stride: int) -> dict[str, Any]:
 
 
 def tuned_backbone(plan: Plan, **options: Any) -> dict[str, Any]:
-    options = plan.backbone | dict(_delete_=True, type=BACKBONE, masked_input=False, drop_path_rate=0.1) | options
+    options = plan.backbone | dict(type=BACKBONE, masked_input=False, drop_path_rate=0.1) | options
     options['rel_pos_bias'] = 'per_layer' if options.get('rel_pos_bias') else None
-    return dict(options, init_cfg=dict(type='Pretrained', checkpoint=plan.init) if plan.init else None)
+    options['init_cfg'] = dict(type='Pretrained', checkpoint=plan.init) if plan.init else None
+    if plan.frozen is not None:
+        options['frozen_stages'] = plan.frozen
+    return dict(with_lora(options, plan.lora), _delete_=True) if plan.lora else dict(options, _delete_=True)
 
 
 def tuned_optimizer(plan: Plan, recipe: Config, rate: float) -> dict[str, Any]:
     """The recipe's layer decay, and its rate for the plan's batch; random weights learn alike in all layers."""
-    decay = recipe.optim_wrapper.paramwise_cfg.layer_decay_rate if plan.init else 1.0
+    decay = recipe.optim_wrapper.paramwise_cfg.layer_decay_rate if plan.init and not plan.lora else 1.0
+    if plan.lora:  # its matrices begin at zero and leave what they are added to as it was, so they bear larger steps
+        rate *= LORA_RATE
     rate = scaled(rate, plan.batch / recipe.auto_scale_lr.base_batch_size)
     return dict(optimizer=dict(lr=rate), paramwise_cfg=dict(layer_decay_rate=decay))
 
@@ -410,9 +481,16 @@ def tuned_optimizer(plan: Plan, recipe: Config, rate: float) -> dict[str, Any]:
 def finetuning_settings(base: Config, images: Images, plan: Plan, lists: Path, steps: int) -> dict[str, Any]:
     pipelines = [resized(base[f'{name}_pipeline'], plan.size) for name in ('train', 'test')]
     num_classes = dict(num_classes=len(images.classes))
+    length = schedule(steps, steps // 6, plan.batch, base.param_scheduler[-1].eta_min_ratio)
+    if plan.fits_head:
+        named = dict(type='PackInputs', meta_keys=('sample_idx', 'img_path', 'unreadable'))
+        pipelines[0] = [*pipelines[1][:-1], named]
+        length['train_cfg']['type'] = 'beit_mm.HeadFitLoop'
     recipe = own_config(NARROW_FINETUNING if plan.width <= NARROW else WIDE_FINETUNING)
     rate = recipe.optim_wrapper.optimizer.lr if plan.init else RANDOM_RATE
     data = loaders(images, lists, plan, pipelines, 'held_out', classes=str(lists / 'classes.txt'))
+    if plan.fits_head:
+        data['train_dataloader'].update(drop_last=False, sampler=dict(shuffle=False))
     if plan.balance:
         learned = dict(type=base.train_dataloader.dataset.type, **data['train_dataloader']['dataset'])
         largest = max(images.learned.values()) / images.learned.total()  # whose images are shown once
@@ -426,7 +504,7 @@ def finetuning_settings(base: Config, images: Images, plan: Plan, lists: Path, s
         ),
         **data,
         optim_wrapper=tuned_optimizer(plan, recipe, rate),
-        **schedule(steps, steps // 6, plan.batch, base.param_scheduler[-1].eta_min_ratio),
+        **length,
     )
 
 
@@ -445,7 +523,7 @@ def segmentation_settings(base: Config, images: Images, plan: Plan, lists: Path,
         data_preprocessor=dict(plan.preprocessing, size=plan.size),
         test_cfg=dict(crop_size=plan.size, stride=[side * 2 // 3 for side in plan.size]),
     )
-    pipelines = [base.train_pipeline, base.test_pipeline, base.tta_pipeline]
+    pipelines = [resized(base[f'{name}_pipeline'], plan.size) for name in ('train', 'test', 'tta')]
     if images.bands:  # colours are not distorted
         pipelines = [[images.bands['load'], *steps[1:]] for steps in pipelines]
         pipelines[0] = [step for step in pipelines[0] if step['type'] != 'PhotoMetricDistortion']

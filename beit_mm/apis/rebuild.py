@@ -29,6 +29,7 @@ from beit_mm.features.extractor import ImageReader, usual_preparation
 from beit_mm.files import quoted
 from beit_mm.models import BEiTBackbone, LinearProbe
 from beit_mm.models.beit import BEiTPretrainer
+from beit_mm.models.lora import merge_lora
 from beit_mm.models.provenance import preprocessing_of_model
 from beit_mm.models.tokenizers.dalle import DECODER_URL, GET_ENCODER, STRIDE
 from beit_mm.registry import MODELS, TRANSFORMS
@@ -96,12 +97,22 @@ def rebuild(
             short_sides = [*TRANSFORMS.build(recipe.views).short_sides.elements()] if recipe.views else []
             num_classes = number_of_classes(model, task)
             model.load_state_dict(weights_of_test(checkpoint), strict=True)
+            model = merge_lora(model)
         except Exception as error:
             reason = ' '.join(str(error).split())
             raise CheckpointError(f'{checkpoint} does not fit its config: {reason:.500}') from error
         if recipe.tta_model:
             model = MODELS.build(dict(recipe.tta_model, module=model))
     return Rebuilt(model.eval(), reader, *classes_of(checkpoint, num_classes), short_sides)
+
+
+def merged(checkpoint: Checkpoint, task: str, config: Config) -> dict[str, Any]:
+    """Weights and meta of a plain model, of the checkpoint of a run by LoRA and its config."""
+    model = rebuild(checkpoint, task, config, multi_scale=False, max_pixels=None).model
+    meta = copy.deepcopy(checkpoint.content['meta'])
+    settings = meta['config_dict']['model']
+    settings['backbone'] = settings['backbone']['module']
+    return dict(state_dict=model.state_dict(), meta=meta)
 
 
 def given_recipe(config: str | Path | Config, task: str, multi_scale: bool) -> Recipe:

@@ -20,7 +20,7 @@ from mmengine.runner import Runner
 from beit_mm.apis import reports
 from beit_mm.apis.configs import RunConfig, own_config, run_config, write_config
 from beit_mm.apis.plans import MIN_STEPS, NONE, SETTINGS, Length, Plan, Record, describe_plan, new_call, plan_training
-from beit_mm.apis.rebuild import TOKENIZER, own_tokenizer
+from beit_mm.apis.rebuild import TOKENIZER, merged, own_tokenizer
 from beit_mm.apis.reports import Metric, Report
 from beit_mm.apis.segmentation_report import describe_segmentation
 from beit_mm.apis.split import Images, LabelMaps, find_images, find_label_maps, write_lists
@@ -93,6 +93,8 @@ def finetune(
     reduce_zero_label: bool | None = None,
     balance: bool = False,
     bands: str | Sequence[int] | None = None,
+    lora: int | None = None,
+    freeze: int | str | None = None,
     **levels: Any,
 ) -> Path:
     """Fine-tunes a pretrained BEiT into a classifier of class folders, or into a segmentor of label maps.
@@ -100,18 +102,23 @@ def finetune(
     Args:
         images: folder with one folder a class, or with images and label maps, see `find_label_maps`.
         out, workers, batch, seed, levels: as of `pretrain`.
-        init: checkpoint of any BEiT, or the folder of a run; by default 'demo'; 'none' for random weights.
+        init: checkpoint of any BEiT or plain ViT, or the folder of a run; 'none' for random weights; by default 'demo',
+            on a GPU DINOv2 if it fits the memory and can be had.
         minutes: of wall clock for all of it, by default 15.
         epochs: instead of minutes; times through the images.
         reduce_zero_label: whether 0 in label maps marks unlabelled pixels; None: as classes.txt shows.
         balance: show images of small classes more often, by mmengine's ClassBalancedDataset.
         bands: of images with label maps, see `find_label_maps`.
+        lora: rank of the matrices that are trained beside the layers of the frozen backbone, in place of these layers.
+        freeze: how many blocks are not trained, from the first on, with the embeddings; 'all' also fits a classifier's
+            head to features that are computed once, without augmentation, however long that takes.
 
     Returns:
         The weights, `<out>/finetuned.pth`, for `classify` or `segment`.
     """
     options: dict[str, Any] = dict(minutes=minutes, epochs=epochs, workers=workers, batch=batch, seed=seed)
     options |= dict(levels=levels, reduce_zero_label=reduce_zero_label, balance=balance or None)
+    options |= dict(lora=lora, freeze=freeze)
     options['bands'] = bands if isinstance(bands, str | None) else [*bands]
     with quiet():
         return Run(new_call('finetune', images, init, **options), out).run()
@@ -151,7 +158,11 @@ class Run:
                     self.choose_steps(images, stage)
                 self.train(images, stage)
             trained = Checkpoint.open(self.last_checkpoint(self.verb))
-            write_checkpoint(self.weights, {key: trained.content[key] for key in ('state_dict', 'meta')})
+            content = {key: trained.content[key] for key in ('state_dict', 'meta')}
+            if self.plan.lora:
+                task, steps = 'segmentor' if isinstance(images, LabelMaps) else 'classifier', trained.meta['iter']
+                content = merged(trained, task, run_config(*self.settings(images, self.verb, steps)))
+            write_checkpoint(self.weights, content)
             self.report(images)
         except (KeyboardInterrupt, SystemExit) as end:
             say(f'Stopped. Resume with: {typed() or "the same call"}')
@@ -219,7 +230,8 @@ class Run:
             record.stages = dict(tokenizer={}, pretrain={}) if trains_tokenizer else {self.verb: {}}
             record.found, record.digest = str(images), digest
             self.write_record()  # first: from here on the folder is recognised as a run
-            stages = f'{record.length}: {" and ".join(record.stages)}; log and configs in {self.folder}'
+            length = 'that of one fit' if plan.fits_head else record.length
+            stages = f'{length}: {" and ".join(record.stages)}; log and configs in {self.folder}'
             for line in [*describe_plan(plan, images), f'length     {stages}']:
                 say(line)
         write_lists(images, self.lists)
@@ -228,7 +240,9 @@ class Run:
         """Turns the run's length into steps of the stage; minutes into its seconds, of which the steps follow."""
         length = self.record.length
         planned: dict[str, float] = {}
-        if length.unit == 'minutes':
+        if self.plan.fits_head:
+            steps = 1
+        elif length.unit == 'minutes':
             left = max(0.0, (1 - REPORT_SHARE) * 60 * length.number - self.seconds())
             planned = dict(begun=self.seconds(), seconds=left / 3 if stage == 'tokenizer' else left)
             steps = NOMINAL_STEPS

@@ -85,7 +85,8 @@ class Checkpoint:
     def task(self) -> str:
         if any(name.startswith(('heads.', 'head.layers.')) for name in self.weights):  # linear probes, deeper heads
             return 'classification'
-        return names.task_of(self.converted.state_dict)
+        by_lora = any('.lora_' in name for name in self.weights)  # the file of a run holds no backbone
+        return names.task_of(self.weights if by_lora else self.converted.state_dict)
 
     @property
     def classes(self) -> tuple[str, ...] | None:

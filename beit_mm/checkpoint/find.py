@@ -6,6 +6,7 @@ import http.client
 import os
 import re
 import socket
+from collections.abc import Iterable
 from contextlib import suppress
 from difflib import get_close_matches
 from fnmatch import fnmatch
@@ -32,6 +33,7 @@ GENERIC_NAME = re.compile('(epoch|iter|checkpoint|(pytorch_)?model|best|last|lat
 # as OpenMMLab, torchvision and we publish files; digits alone can be a date
 HASH_IN_NAME = re.compile(r'-((?=\d*[a-f])[0-9a-f]{8,64})\.\w+$')
 STALLED = 60.0  # seconds without data after which a download fails
+REACHED = 10.0  # the same of a download that the user did not ask for
 WHOLE = 'this config'  # what a metafile says of weights that fill the config's whole model
 
 
@@ -47,15 +49,12 @@ def locate_weights(source: str, advice: str) -> Path:
         if found := [place for place in places if place.is_file()]:
             return found[0]
         raise FileNotFoundError(f'weight file not found: looked for {", ".join(map(str, places))}.\n{advice}')
-    name = name_of_url(source)
-    cached = Path(torch.hub.get_dir(), 'checkpoints', name)
-    folder = os.environ.get(WEIGHTS_VARIABLE)
-    places = [Path(folder, name), cached] if folder else [cached]
+    folder, places = os.environ.get(WEIGHTS_VARIABLE), places_of_url(source)
     reason = ''  # which the first process of a node knows
     first_of_node = int(os.environ.get('LOCAL_RANK', dist.get_rank())) == 0
     if first_of_node and not any(place.is_file() for place in places):
         try:
-            download(source, cached)
+            download(source, places[-1])
         except (OSError, RuntimeError, ValueError, http.client.HTTPException) as error:
             reason = f' ({" ".join(str(error).split()):.300})'
     dist.barrier()  # always: whether a file is there differs between nodes and moments
@@ -65,6 +64,12 @@ def locate_weights(source: str, advice: str) -> Path:
         f'weight file not found: looked for {" and ".join(map(str, places))} (${WEIGHTS_VARIABLE} '
         f'is {folder or "not set"}), and {source} cannot be downloaded{reason}.\n{advice}'
     )
+
+
+def places_of_url(url: str) -> list[Path]:
+    """Where the file of an http(s) URL may lie, torch hub's cache last."""
+    folders = filter(None, (os.environ.get(WEIGHTS_VARIABLE), f'{torch.hub.get_dir()}/checkpoints'))
+    return [Path(folder, name_of_url(url)) for folder in folders]
 
 
 def fetch_hub_folder(source: str, advice: str) -> Path:
@@ -183,6 +188,23 @@ def path_of_checkpoint(source: str | Path, part: str = 'pretrained') -> Path:
         f'{str(source)!r} does not exist; expected a checkpoint, the folder of a finished run, demo or a released model'
         + (nearest(Path(source).stem) or ' (see list_models())')
     )
+
+
+def first_at_hand(names: Iterable[str]) -> tuple[Path | None, str]:
+    """The file of the first of some `plain_vits` at hand or fetched, or None and why; the network is tried once."""
+    path, reason, timeout = None, '', socket.getdefaulttimeout()
+    socket.setdefaulttimeout(REACHED)
+    try:
+        for name in names:
+            is_here = any(place.is_file() for place in places_of_url(plain_vits()[name]['url']))
+            if path is None and (is_here or not reason):
+                try:
+                    path = path_of_checkpoint(name)
+                except FileNotFoundError as error:
+                    reason = str(error).partition('\n')[0]
+    finally:
+        socket.setdefaulttimeout(timeout)
+    return path, reason
 
 
 def nearest(name: str) -> str:

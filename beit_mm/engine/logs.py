@@ -225,10 +225,10 @@ class ProgressHook(Hook):
     def after_test_iter(self, runner: Runner, batch_idx: int, data_batch: Any = None, outputs: Any = None) -> None:
         self.show_batch(batch_idx + 1, len(runner.test_dataloader))
 
-    def show_batch(self, done: int, batches: int) -> None:
+    def show_batch(self, done: int, batches: int, what: str = 'held-out images') -> None:
         if self.is_due():
             left = (time.monotonic() - self.val_begin) / done * (batches - done)
-            self.say_progress(f'{self.title}, held-out images, batch {done:,}/{batches:,}', [], left)
+            self.say_progress(f'{self.title}, {what}, batch {done:,}/{batches:,}', [], left)
 
     def is_due(self) -> bool:
         """Whether it is time for a line; then the next one is due some seconds later."""

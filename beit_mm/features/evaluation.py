@@ -300,10 +300,14 @@ def knn_shares(features: Tensor, bank: Tensor, targets: Tensor, k: int = 30) -> 
     return torch.cat([targets[nearest].mean(dim=1) for _, nearest in neighbours(features, bank, k)])
 
 
+def mean_and_std(bank: Tensor) -> tuple[Tensor, Tensor]:
+    """Of each channel of features (M, C)."""
+    return bank.mean(dim=0), bank.std(dim=0, correction=0).clamp(min=1e-6)  # a channel may be the same everywhere
+
+
 def standardiser(bank: Tensor) -> Callable[[Tensor], Tensor]:
     """A function that standardises each channel of features by the bank's."""
-    mean = bank.mean(dim=0)
-    std = bank.std(dim=0, correction=0).clamp(min=1e-6)  # a channel may be the same everywhere
+    mean, std = mean_and_std(bank)
     return lambda features: (features - mean) / std
 
 

@@ -31,7 +31,7 @@ from torch import Tensor, nn
 
 from beit_mm.engine.optim import DTYPES
 from beit_mm.errors import UserError, check_choice, warn
-from beit_mm.models.vit import BEiTBackbone
+from beit_mm.models.provenance import backbone_of
 from beit_mm.precision import usable_dtype
 from beit_mm.registry import MODELS, TRANSFORMS
 
@@ -183,7 +183,8 @@ class SlidingSegmentor(EncoderDecoder):
     @property
     def divisor(self) -> int:
         """Side of the coarsest cell in pixels; windows are padded to multiples of it."""
-        patch_size = self.backbone.patch_size if isinstance(self.backbone, BEiTBackbone) else 1
+        backbone = backbone_of(self.backbone)  # perhaps inside a LoRAModel
+        patch_size = backbone.patch_size if backbone else 1
         pyramid = self.with_neck and isinstance(self.neck, Feature2Pyramid)
         return max(patch_size, round(patch_size / min(self.neck.rescales))) if pyramid else patch_size
 

@@ -3,6 +3,7 @@
 import math
 import os
 import re
+import shutil
 from collections import Counter
 from pathlib import Path
 
@@ -11,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from helpers import load_config
 from label_maps import make_label_maps
+from labelled import save_backbone
 from mmengine.config import Config
 from mmengine.registry import DefaultScope
 from torch import nn
@@ -154,7 +156,43 @@ def test_a_gpu_gets_the_papers_config_and_dalles_tokens_where_they_lie(images, t
     assert steps['beit_mm.TwoViewRandomResizedCrop']['second_size'] == (112, 112)  # as the paper's
     assert steps['beit_mm.BlockwiseMask'] == dict(type='beit_mm.BlockwiseMask', grid=(14, 14), num_masked=75)
     assert (cfg.model.backbone.arch, cfg.model.head.embed_dims, cfg.model.head.vocab_size) == ('small', 384, 8192)
-    assert plan_training(images, 'finetune', device='cuda').init == 'demo'
+
+
+LARGE, SMALL = 'dinov2_vitb14_reg4_pretrain', 'dinov2_vits14_reg4_pretrain'
+
+
+@pytest.mark.parametrize(
+    ('gib', 'stored', 'expected', 'tried'),
+    [
+        (24, [LARGE, SMALL], LARGE, 0),
+        (24, [SMALL], SMALL, 1),  # the network does not have the first
+        (1.5, [LARGE, SMALL], SMALL, 0),
+        (24, [], 'demo', 1),
+        (0.5, [LARGE, SMALL], 'demo', 0),
+    ],
+)
+def test_a_fine_tuning_on_a_gpu_begins_with_a_released_model_that_fits(
+    images, tmp_path, monkeypatch, gib, stored, expected, tried
+):
+    monkeypatch.setenv('BEIT_MM_WEIGHTS', str(tmp_path))
+    monkeypatch.setattr('torch.hub.get_dir', lambda: str(tmp_path / 'hub'))
+    monkeypatch.setattr('torch.cuda.mem_get_info', lambda: (gib * 2**30, 24 * 2**30))
+    urls = []
+
+    def unreachable(url: str, path: Path) -> None:
+        urls.append(url)
+        raise OSError('no route')
+
+    monkeypatch.setattr('beit_mm.checkpoint.find.download', unreachable)
+    for name in stored:
+        shutil.copy(save_backbone(tmp_path / 'other.pth'), tmp_path / f'{name}.pth')
+    plan = plan_training(images, 'finetune', device='cuda')
+    assert Path(plan.init).stem == expected and len(urls) == tried
+    said = [line for line in describe_plan(plan, images) if line.startswith('start')]
+    assert bool(said) == (expected == 'demo' and tried == 1)
+    assert not said or (f'--init {LARGE}' in said[0] and 'no route' in said[0] and '\n' not in said[0])
+    assert plan_training(images, 'finetune', device='cpu').init == 'demo'
+    assert plan_training(images, 'finetune', 'demo', device='cuda').init == 'demo' and len(urls) == tried
 
 
 def test_a_cpu_begins_with_the_packaged_weights_unless_told_otherwise(images):

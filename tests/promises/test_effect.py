@@ -91,6 +91,15 @@ PLANS = [
     ('pretrain', '--steps 50', 'length'),
     ('finetune', '--init none', BACKBONE),
     ('finetune', '--epochs 2', 'length'),
+    ('finetune', '--lora 4', 'lora config.model.backbone config.optim_wrapper'),
+    ('finetune maps', '--lora 4', 'lora config.model.backbone config.optim_wrapper'),
+    ('finetune', '--freeze 2', 'freeze config.model.backbone.frozen_stages'),
+    (
+        'finetune',
+        '--freeze all',
+        'freeze config.model.backbone.frozen_stages config.train_cfg.type config.train_dataloader',
+    ),
+    ('finetune maps', '--freeze all', 'freeze config.model.backbone.frozen_stages'),
     ('finetune', '--balance', 'balance config.train_dataloader.dataset'),
     ('finetune maps', '--reduce-zero-label', 'reduce_zero_label'),  # as classes.txt shows already
     ('finetune maps', '--keep-zero-label', 'an error'),
