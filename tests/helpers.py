@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -29,7 +30,7 @@ from mmengine.runner import Runner
 from beit_mm.apis.commands import merge_options
 from beit_mm.datasets.masking import masked_positions
 from beit_mm.engine.loops import EpochLoop, IterLoop
-from beit_mm.models import FeatureTargets
+from beit_mm.models import BEiTBackbone, FeatureTargets
 from beit_mm.registry import MODELS
 
 ROOT = Path(__file__).parents[1]
@@ -81,7 +82,8 @@ def model_on_meta(cfg: Config) -> torch.nn.Module:
         target.update(teacher='ema', channels=None)
     elif target:
         target.update(dict(checkpoint=None) if target['type'] == 'beit_mm.DiscreteVAE' else dict(random_weights=True))
-    model.get('backbone', {}).pop('init_cfg', None)
+    backbone = model.get('backbone', {})
+    backbone.get('module', backbone).pop('init_cfg', None)
     for weights in ('checkpoint', 'decoder_checkpoint'):
         model.pop(weights, None)
     return _build_on_meta(json.dumps(model), cfg.default_scope)
@@ -90,7 +92,8 @@ def model_on_meta(cfg: Config) -> torch.nn.Module:
 @functools.cache
 def _build_on_meta(model: str, scope: str) -> torch.nn.Module:
     init_default_scope(scope)  # as a runner does
-    with torch.device('meta'):
+    no_values = patch.object(BEiTBackbone, 'init_weights', lambda _: None)  # LoRAModel calls it when it is built
+    with torch.device('meta'), no_values:
         built = MODELS.build(Config(json.loads(model)))
     if isinstance(getattr(built, 'target_generator', None), FeatureTargets):
         built.target_generator.__class__ = type('FeatureTargets', (OfAnyWidth, FeatureTargets), {})

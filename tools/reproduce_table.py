@@ -151,7 +151,8 @@ def start_of(config: str) -> tuple[str, str, str | None]:
 
     The config is None for weights from elsewhere.
     """
-    for key in ('load_from', 'model.backbone.init_cfg.checkpoint', 'model.target_generator.checkpoint'):
+    of_backbone = ('model.backbone.init_cfg.checkpoint', 'model.backbone.module.init_cfg.checkpoint')  # of LoRA
+    for key in ('load_from', *of_backbone, 'model.target_generator.checkpoint'):
         checkpoint = functools.reduce(lambda entry, name: (entry or {}).get(name), key.split('.'), load(config))
         if checkpoint:
             folder = Path(checkpoint).parent

@@ -1,7 +1,7 @@
 """Linear probe of BEiT-Base on ImageNet-1K: the 9th block's mean of patch tokens, 50 epochs.
 
 Result:  56.7 ImageNet-1K top-1 of a linear probe of layer 9 (paper, linear probe table)
-Model:   ViT-Base, absolute position embedding, 86,556,904 parameters; 224 x 224 pixels
+Model:   ViT-Base, absolute position embedding, frozen, 86,556,904 parameters, 769,000 of them trained; 224 x 224 pixels
 Command: tools/dist_train.sh configs/beit/pretrain_800e.py 16
          tools/dist_train.sh configs/beit/linear_probe_in1k_50e.py 8
          The last from the released weights:

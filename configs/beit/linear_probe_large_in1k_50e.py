@@ -1,7 +1,8 @@
 """Linear probe of BEiT-Large on ImageNet-1K: the 14th block's mean of patch tokens, 50 epochs.
 
 Result:  73.5 ImageNet-1K top-1 of a linear probe of layer 14 (paper, linear probe table)
-Model:   ViT-Large, absolute position embedding, 304,300,008 parameters; 224 x 224 pixels
+Model:   ViT-Large, absolute position embedding, frozen, 304,300,008 parameters, 1,025,000 of them trained; 224 x 224
+           pixels
 Command: tools/dist_train.sh configs/beit/pretrain_large_800e.py 16
          tools/dist_train.sh configs/beit/linear_probe_large_in1k_50e.py 8
 Test:    tools/dist_test.sh configs/beit/linear_probe_large_in1k_50e.py \

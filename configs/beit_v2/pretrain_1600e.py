@@ -1,6 +1,8 @@
 """BEiT v2 Base, 1600 epochs on ImageNet-1K: the released checkpoint `beitv2_base_patch16_224_pt1k`.
 
-Result:  85.5 ImageNet-1K top-1 at 224 pixels, by finetune_in1k_100e.py (microsoft/unilm beit2 README)
+Result:  81.4 ImageNet-1K top-1 of an attentive probe at 224 pixels, by attentive_probe_in1k_90e.py
+           (billpsomas/efficient-probing README, the best epoch)
+         85.5 ImageNet-1K top-1 at 224 pixels, by finetune_in1k_100e.py (microsoft/unilm beit2 README)
          53.1 ADE20K mIoU, single scale, by upernet_512_ade20k_160k.py (microsoft/unilm beit2 README)
 Model:   ViT-Base, shared relative position bias, LayerScale, 106,143,056 parameters; 224 x 224 pixels, 75 of 196
            patches masked

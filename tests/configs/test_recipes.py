@@ -12,6 +12,8 @@ from facts import FINETUNING, PRETRAINING, SEGMENTATION, read, start_of
 from helpers import build_on_meta, check_all, count_parameters, header_of, list_configs, load_config
 from mmengine.registry import PARAM_SCHEDULERS
 
+from beit_mm.models.lora import with_lora
+
 IMAGENET = dict(mean=(123.675, 116.28, 103.53), std=(58.395, 57.12, 57.375))
 HALF = dict(mean=(127.5,) * 3, std=(127.5,) * 3)
 GROUPS = 'beit_mm.BEiTOptimWrapperConstructor'
@@ -226,11 +228,13 @@ def test_each_starts_from_the_last_checkpoint_of_its_predecessor():
             before = load_config(start)
             folder = before.get('work_dir', f'work_dirs/{Path(start).stem}')
             last = f'{folder}/epoch_{before.train_cfg.max_epochs}.pth'
-        found = (cfg.load_from, (cfg.model.backbone.get('init_cfg') or {}).get('checkpoint'))
+        backbone = cfg.model.backbone.get('module', cfg.model.backbone)
+        found = (cfg.load_from, (backbone.get('init_cfg') or {}).get('checkpoint'))
         assert found == ((last, None) if '_384_in1k_10e' in name else (None, last))  # goes on with the same head
         assert bool(last) == ('scratch' not in name)
 
-    check_all([*KINDS['finetuning'], *KINDS['segmentation'], *PROBES, *MASKS, LINEAR], check_one)
+    probes = [*PROBES, *ATTENTIVE]
+    check_all([*KINDS['finetuning'], *KINDS['segmentation'], *probes, *ADAPTED, *MASKS, LINEAR], check_one)
 
 
 PROBES = {  # block from 1; parameters: embeddings, blocks, no last norm, and the classifier
@@ -240,6 +244,16 @@ PROBES = {  # block from 1; parameters: embeddings, blocks, no last norm, and th
 LINEAR, DECODER = (f'beit_plus/{head}_512_ade20k_39k_after_in22k.py' for head in ('linear', 'masks_decoder'))
 MASKS = ('beit_plus/masks_512', 'beit_plus/masks_640', 'beit_plus/masks_large_640', 'beit_v2/masks_large_512')
 MASKS = [DECODER, *(f'{name}_ade20k_39k_after_in22k.py' for name in MASKS)]
+ATTENTIVE = {  # their pretraining, and parameters of the backbone with its last norm
+    'beit/attentive_probe_in1k_90e.py': ('beit/pretrain_800e.py', 85_789_440),
+    'beit_v2/attentive_probe_in1k_90e.py': ('beit_v2/pretrain_1600e.py', 85_665_360),
+}
+ADAPTED = {  # what they change, and how many parameters learn
+    'beit_v2/finetune_lora_in1k_30e.py': ('beit_v2/finetune_in1k_100e.py', 2_359_296 + 769_000),
+    'beit_v2/finetune_frozen_in1k_30e.py': ('beit_v2/finetune_in1k_100e.py', 2 * 768 + 769_000),
+    'beit_v2/upernet_lora_512_ade20k_160k.py': ('beit_v2/upernet_512_ade20k_160k.py', 2_359_296 + 76_853_804),
+    'beit_v2/upernet_frozen_512_ade20k_160k.py': ('beit_v2/upernet_512_ade20k_160k.py', 76_853_804),
+}
 BEIT, BOTH = 'beit/pretrain_300e.py', 'beit_dino/pretrain_beit_dino_300e.py'
 DINO, DALLE, DVAE = 'beit_dino/pretrain_dino_400e.py', 'dvae/dalle_8k_in1k.py', 'dvae/discrete_vae_8k_in1k.py'
 VQKD = 'beit_v2/vqkd_base_in1k.py'
@@ -250,6 +264,8 @@ def test_every_config_has_one_row():
         *PROBES,
         *MASKS,
         LINEAR,
+        *ATTENTIVE,
+        *ADAPTED,
         BOTH,
         DINO,
         DALLE,
@@ -313,6 +329,62 @@ def test_mask_heads_have_the_parameters_of_eomts_modules():
     assert count_parameters('beit_plus/masks_512_ade20k_39k_after_in22k.py') == encoder + head
     blocks = 4 * (12 * width**2 + 12 * width) + 4 * (2 * width + (width + 1) * width)
     assert count_parameters(DECODER) == encoder + head + blocks
+
+
+@pytest.mark.parametrize('name', ATTENTIVE)
+def test_an_attentive_probe_is_efficient_probings(name):
+    """The settings of its README and main_linprobe.py, and the trained parameters of its log of BEiT v2."""
+    start, of_backbone = ATTENTIVE[name]
+    crop = dict(type='RandomResizedCrop', scale=224, backend='pillow', interpolation='bicubic')
+    edge = dict(type='ResizeEdge', scale=256, interpolation='bicubic')
+    published = {
+        'model': dict(layers=-1, num_queries=32, data_preprocessor=IMAGENET),
+        'optim_wrapper.optimizer': dict(type='LARS', lr=0.1 * 4096 / 256, momentum=0.9, weight_decay=0),
+        'optim_wrapper.paramwise_cfg.custom_keys': dict(bias=dict(lars_exclude=True)),
+        'train_cfg.max_epochs': 90,
+        'auto_scale_lr.base_batch_size': 4096,
+        'train_dataloader.dataset.pipeline': [LOAD, crop, dict(type='RandomFlip', prob=0.5), PACK],
+        'val_dataloader.dataset.pipeline': [LOAD, edge, dict(crop_size=224), {}],
+    }
+    check(published, name)
+    check_rates(name, cosine(1.6, 0, 20, 180, start=1.6e-9))
+    check_header(name, SimpleNamespace(batch=4096, ep=90, warm=10))
+    shape = ('arch', 'abs_pos_embed', 'rel_pos_bias', 'layer_scale_init')
+    ours, theirs = (load_config(config).model.backbone for config in (name, start))
+    assert [ours.get(key) for key in shape] == [theirs.get(key) for key in shape]
+    learned = count_parameters(name)
+    assert learned == 1_383_400 and sum(p.numel() for p in build_on_meta(name).parameters()) == of_backbone + learned
+
+
+@pytest.mark.parametrize('name', ADAPTED)
+def test_lora_and_frozen_backbones_are_those_of_full_fine_tuning(name):
+    before, learned = ADAPTED[name]
+    cfg, full = load_config(name), load_config(before)
+    backbone = cfg.model.backbone.to_dict()
+    if 'lora' in name:
+        assert backbone == with_lora(backbone['module'], 16)
+        backbone = backbone['module']
+        assert cfg.train_dataloader == full.train_dataloader and cfg.model.get('train_cfg') == full.model.get(
+            'train_cfg'
+        )
+    else:
+        assert backbone.pop('frozen_stages') == 12
+    changed = {'drop_path_rate': None}
+    assert backbone | changed == full.model.backbone.to_dict() | changed
+    for key in ('head', 'neck', 'decode_head', 'auxiliary_head', 'data_preprocessor'):
+        assert cfg.model.get(key) == full.model.get(key), key
+    assert (cfg.val_dataloader, cfg.auto_scale_lr) == (full.val_dataloader, full.auto_scale_lr)
+    assert cfg.optim_wrapper.paramwise_cfg.layer_decay_rate == 1 and count_parameters(name) == learned
+    epochs = cfg.train_cfg.get('max_epochs')
+    if epochs:
+        check_rates(name, cosine(1e-3, 1e-6, 10, 60))
+    check_header(
+        name,
+        SimpleNamespace(
+            batch=full.auto_scale_lr.base_batch_size, ep=epochs, warm=5 if epochs else 1500, batches=160e3, acc=1
+        ),
+    )
+    assert 'not run here' in header_of(name).replace('\n', ' ').replace('  ', ' ')
 
 
 def test_dino_is_that_of_its_released_vit_and_beit_stays_beit():

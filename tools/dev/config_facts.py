@@ -5,6 +5,7 @@ configs/paper_tables.yml has the published figures, configs/*/metafile.yml the a
 
 from __future__ import annotations
 
+import copy
 import functools
 import re
 import sys
@@ -66,7 +67,7 @@ def figures() -> list[Figure]:
                     continue
                 task = DATA['tasks'][key['metric']].format(
                     data=dataset_of(config)[0],
-                    size=load(config).model.get('backbone', {}).get('img_size', 224),
+                    size=backbone_of(config).get('img_size', 224),
                     layer=load(config).model.get('layers', 0) + 1,
                     scales='all scales with flip' if key.get('tta') else 'single scale',
                 )
@@ -99,7 +100,7 @@ def architecture(config: str) -> str:
         kinds = dict(dalle="DALL-E's discrete VAE", conv='discrete VAE of strided convolutions and residual blocks')
         kinds['base'] = 'ViT-Base, VQ-KD with a decoder of three blocks'
         return kinds[model.arch]
-    backbone = model.backbone
+    backbone = backbone_of(config)
     parts = [f'ViT-{backbone.arch.capitalize()}']
     if backbone.get('abs_pos_embed', True):
         parts.append('absolute position embedding')
@@ -107,7 +108,21 @@ def architecture(config: str) -> str:
         parts.append('shared relative position bias' if bias == 'shared' else 'relative position bias in every block')
     if backbone.get('layer_scale_init'):
         parts.append('LayerScale')
+    if 'rank' in model.backbone:
+        parts.append(f'LoRA of rank {model.backbone.rank}')
+    if is_frozen(config):
+        parts.append('frozen')
     return ', '.join(parts)
+
+
+def backbone_of(config: str) -> dict:
+    """The config of the backbone, without LoRA around it; empty for tokenizers."""
+    backbone = load(config).model.get('backbone', {})
+    return backbone.get('module', backbone)
+
+
+def is_frozen(config: str) -> bool:
+    return load(config).model.type.endswith('Probe') or backbone_of(config).get('frozen_stages', -1) > 0
 
 
 def batch_of(config: str) -> tuple[int, int, int, int]:
@@ -125,7 +140,7 @@ def dataset_of(config: str) -> tuple[str, int]:
 def input_of(config: str) -> str:
     """Size of the images and what is masked."""
     steps = {step.type.removeprefix('beit_mm.'): step for step in load(config).train_dataloader.dataset.pipeline}
-    backbone = load(config).model.get('backbone')
+    backbone = backbone_of(config)
     size = backbone.get('img_size', 224) if backbone else steps['TwoViewRandomResizedCrop'].size
     masks = (step for name, step in steps.items() if name.endswith('Mask'))
     masked = (f', {mask.num_masked} of {mask.grid[0] * mask.grid[1]} patches masked' for mask in masks)
@@ -150,7 +165,8 @@ def command_lines(config: str) -> list[str]:
     lines += [f'The last from {"other" if starts else "the released"} weights:'] * bool(starts or released)
     for url in [*released, *starts]:
         name = url if url in starts else url.rsplit('/', 1)[1]
-        lines.append(f'  --cfg-options model.backbone.init_cfg.checkpoint={name}')
+        inside = '.module' * ('module' in load(config).model.backbone)
+        lines.append(f'  --cfg-options model.backbone{inside}.init_cfg.checkpoint={name}')
     return lines
 
 
@@ -209,7 +225,7 @@ def sections(config: str) -> dict[str, list[str]]:
         updates += f', as max_iters counts {loop.max_iters:,} batches'
     return {
         'Result': [f'{value} {task} ({source})' for value, task, source in results(config)] or ['none published'],
-        'Model': [f'{architecture(config)}, {counted(config)[0]:,} parameters; {input_of(config)}'],
+        'Model': [f'{architecture(config)}, {parameters_of(config)}; {input_of(config)}'],
         'Command': command_lines(config),
         'Then': later_lines(config),
         'Test': test_lines(config),
@@ -218,6 +234,19 @@ def sections(config: str) -> dict[str, list[str]]:
         'Data': [f'{data}, {number:,} images{times}'],
         'Cost': cost_lines(config),
     }
+
+
+def parameters_of(config: str) -> str:
+    """Parameters, and where the backbone is adapted or frozen how many of them are trained."""
+    words = f'{counted(config)[0]:,} parameters'
+    if not is_frozen(config) and 'module' not in load(config).model.get('backbone', {}):
+        return words
+    import torch
+    from flops import build
+
+    with torch.device('meta'):
+        model = build(copy.deepcopy(load(config)))
+    return f'{words}, {sum(p.numel() for p in model.parameters() if p.requires_grad):,} of them trained'
 
 
 @functools.cache
@@ -234,10 +263,13 @@ def counted(config: str) -> tuple[int, float]:
     from flops import count_config
 
     numbers, flops, _ = count_config(cfg)
-    once = flops['tokenizer'] + flops['teacher']  # forward only
-    if cfg.model.type == 'beit_mm.LinearProbe':
-        once = flops.total() - flops['head']
-    return numbers.total() - numbers['tokenizer'], once + 3 * (flops.total() - once)
+    once, twice = flops['tokenizer'] + flops['teacher'], 0  # forward only; without gradients of weights
+    of_backbone = flops.total() - sum(flops[part] for part in ('tokenizer', 'neck', 'head', 'auxiliary heads'))
+    if is_frozen(config):
+        once = of_backbone
+    elif 'module' in cfg.model.backbone:  # LoRA, whose own matrices are hardly anything
+        twice = of_backbone
+    return numbers.total() - numbers['tokenizer'], once + 2 * twice + 3 * (flops.total() - once - twice)
 
 
 def cost_lines(config: str) -> list[str]:

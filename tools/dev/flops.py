@@ -68,8 +68,9 @@ def count_config(cfg: Config, shape: Sequence[int] | None = None) -> tuple[Count
     # meta tensors have shapes and no values, and no autocast
     with torch.device('meta'), patch('torch.autocast', lambda *_, **__: nullcontext()):
         model = build(cfg)
-        side, channels = model.backbone.patch_size, model.backbone.patch_embed.proj.in_channels
-        height, width = shape or (side * number for number in model.backbone.grid)
+        backbone = dict(model.backbone.named_children()).get('module', model.backbone)  # in LoRAModel
+        side, channels = backbone.patch_size, backbone.patch_embed.proj.in_channels
+        height, width = shape or (side * number for number in backbone.grid)
         if min(height, width) < side:
             raise UserError(f'--shape {height} {width}: expected at least a patch of the model, {side} x {side} pixels')
         parameters, flops = count(model, cfg, torch.zeros(1, channels, height, width))
@@ -92,8 +93,10 @@ def build(cfg: Config) -> nn.Module:
     elif tokenizer:
         unread = dict(checkpoint=None, decoder_checkpoint=None)
         tokenizer.update(unread if tokenizer.type == 'beit_mm.DiscreteVAE' else dict(random_weights=True))
-    model = MODELS.build(cfg.model.get('module', cfg.model))  # of a config that tests at all scales its segmentor
-    if not isinstance(dict(model.named_children()).get('backbone'), BEiTBackbone):
+    with patch.object(BEiTBackbone, 'init_weights', lambda _: None):  # which LoRAModel calls when it is built
+        model = MODELS.build(cfg.model.get('module', cfg.model))  # of a config that tests at all scales its segmentor
+    backbone = dict(model.named_children()).get('backbone')
+    if not isinstance(getattr(backbone, 'module', backbone), BEiTBackbone):
         raise UserError(
             f'the model is a {type(model).__name__} without a BEiTBackbone; expected the config of a pretraining, a '
             'classifier or a segmentor'

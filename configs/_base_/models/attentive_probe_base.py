@@ -1,0 +1,9 @@
+"""A classifier that reads the patches of ViT-Base's last block by 32 learned queries."""
+model = dict(
+    type='beit_mm.AttentiveProbe',
+    data_preprocessor=dict(
+        type='ClsDataPreprocessor', mean=[123.675, 116.28, 103.53], std=[58.395, 57.12, 57.375]),
+    backbone=dict(type='beit_mm.BEiTBackbone', arch='base'),
+    layers=-1,
+    num_queries=32,
+    num_classes=1000)
