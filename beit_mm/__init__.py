@@ -25,9 +25,10 @@ Every registered type is found as `type='beit_mm.NAME'` in any config. Where wha
                     checkpoints, checks, dino, logs, loops, metrics, optim, resuming, signals, steps, unreadable
     features/       Features of images, and what a classifier of them alone reaches: evaluation, extractor
     models/         Backbone, tokenizers, heads and algorithms, registered in mmengine's MODELS under `beit_mm`: base,
-                    beit, beit_v2, dalle, dino, discrete_vae, lora, probe, provenance, vit, vqkd, vqkd_training
+                    beit, beit_v2, dalle, dino, discrete_vae, feature_targets, lora, probe, provenance, vit, vqkd,
+                    vqkd_training
     segmentation/   Semantic segmentation with MMSegmentation. Outside this folder only functions in apis import mmseg:
-                    heads, segmentor
+                    heads, mask_head, segmentor
 """
 
 __version__ = '0.2.0'

@@ -36,7 +36,7 @@ def main(words: Sequence[str] | None = None) -> None:
     else:
         with terminal.quiet():
             result = getattr(beit_mm, verb)(**arguments)  # imported only now
-        show(verb, result, arguments.get('out'))
+        show(verb, result, arguments.get('out'), arguments.get('min_confidence'))
 
 
 def parser() -> argparse.ArgumentParser:
@@ -66,7 +66,8 @@ def parser() -> argparse.ArgumentParser:
     verb = add('classify', 'name the class of images', 'run_ft new_images/ --out classes.csv')
     add_inputs(verb)
     verb.add_argument('--labelled', metavar='FOLDER', help='one folder a class, whose nearest images decide')
-    verb.add_argument('--out', metavar='FILE', help='.csv or .json')
+    verb.add_argument('--out', metavar='FILE', help='.csv or .json; with --min-confidence a folder')
+    add_confidence(verb, 'write a folder that finetune reads, of the images whose class is at least so probable')
 
     verb = add('segment', 'name the class of each pixel', 'segmentor.pth images/ --out maps')
     add_inputs(verb, 'three drawn scenes')
@@ -76,6 +77,7 @@ def parser() -> argparse.ArgumentParser:
     add_zero_label(verb)
     verb.add_argument('--multi-scale', action='store_true', help='of a segmentor: at all scales with flip')
     verb.add_argument('--max-pixels', type=int, metavar='N', help='of an image or label map (default: 178,956,970)')
+    add_confidence(verb, 'label only pixels whose class is at least so probable; finetune reads the folder')
     add_out(verb, 'FOLDER', 'segmentation', 'for label maps and overlays')
 
     verb = add('reconstruct', 'draw what is predicted', 'run images/ --out picture.png')
@@ -150,11 +152,15 @@ def add_inputs(verb: argparse.ArgumentParser, default: str = 'five photos') -> N
     commands.add_levels(verb)
 
 
+def add_confidence(verb: argparse.ArgumentParser, help: str) -> None:
+    verb.add_argument('--min-confidence', type=float, metavar='P', help=f'{help} (0 to 1)')
+
+
 def add_out(verb: argparse.ArgumentParser, kind: str, default: str, what: str = '') -> None:
     verb.add_argument('--out', metavar=kind, default=default, help=f'{what} (default: %(default)s)'.strip())
 
 
-def show(verb: str, result: Any, out: str | None) -> None:
+def show(verb: str, result: Any, out: str | None, least: float | None) -> None:
     """Prints what a verb returned; exits with code 1 if none of its images could be read."""
     if verb in ('reconstruct', 'attention'):
         terminal.say(result)
@@ -163,12 +169,18 @@ def show(verb: str, result: Any, out: str | None) -> None:
             terminal.say(line_of(image))
         if len(result) > MAX_LINES:
             terminal.say(f'... and {len(result) - MAX_LINES} more')
+        if least is not None:
+            kept = [image['name'] for image in result if 'error' not in image and image['scores'][0][1] >= least]
+            terminal.say(f'{len(kept)} of {len(result)} images, of {len({*kept})} classes: {out}')
     elif verb in ('segment', 'embed'):
         unreadable = [image for image in (result if verb == 'segment' else result['skipped']) if 'error' in image]
         for image in unreadable:
             terminal.say(f'unreadable: {image["error"]}')
         if verb == 'segment':
             terminal.say(f'{len(result) - len(unreadable)} images: labels and overlays in {out}')
+            if shares := [image['labelled'] for image in result if 'labelled' in image]:
+                share = 100 * sum(shares) / len(shares)
+                terminal.say(f'{share:.0f} % of the pixels of an image are labelled, on average')
         else:
             terminal.say(f'{out}: {" x ".join(map(str, result["features"].shape))}')
     if verb in ('segment', 'classify') and all('error' in image for image in result):

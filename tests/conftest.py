@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from helpers import ROOT, narrow_dino_model, narrow_model
+from helpers import ROOT, narrow_dino_model, narrow_feature_model, narrow_model
 from mmengine.config import Config, ConfigDict
 from mmengine.logging import MMLogger
 from mmengine.registry import DefaultScope
@@ -85,6 +85,19 @@ def narrow_dino_pretraining(images: Path, folder: Path) -> Config:
     cfg.train_dataloader.dataset.pipeline.insert(-1, crops)
     schedules = dict(momentum=0.9, temperature=(0.04, 0.07), warmup_epochs=2, freeze_last_layer=1)
     cfg.custom_hooks.append(dict(type='beit_mm.DINOHook', **schedules))
+    return cfg
+
+
+def narrow_feature_pretraining(images: Path, folder: Path) -> Config:
+    """The same with features of the model's own moving average."""
+    cfg = narrow_pretraining(images, folder)
+    cfg.model = narrow_feature_model()
+    for loader in (cfg.train_dataloader, cfg.val_dataloader, cfg.test_dataloader):
+        for transform in loader.dataset.pipeline:
+            if 'second_size' in transform:
+                transform.second_size = None
+    cfg.val_evaluator = cfg.test_evaluator = dict(type='beit_mm.FeatureMetric')
+    cfg.custom_hooks.append(dict(type='beit_mm.TeacherMomentumHook', momentum=0.9))
     return cfg
 
 

@@ -21,12 +21,17 @@ def read(table: str, **same: object) -> dict[str, SimpleNamespace]:
 
 # With 2048 images at 1.5e-3; warm-up in epochs or, if it is in the thousands, in steps. `second`: pixels of the
 # tokenizer's view; `early`: the block that BEiT v2's two additional ones start from. Parameters of the rows that no
-# source counts: a block has 12 width^2 + 14 width, LayerScale 24 width, pixels 768 outputs in place of 8192 tokens.
+# source counts: a block has 12 width^2 + 14 width, LayerScale 24 width, pixels 768 outputs in place of 8192 tokens,
+# features of CLIP 512 or 768, of a ViT-Base 768.
 PRETRAINING = """
 config                                      parameters     ep   warm clip drop  beta scale   bias   mask second early
 beit/pretrain_800e                          92_089_856    800     10    3  0.1 0.999     -      - blocks    112     -
 beit/pretrain_300e                          92_089_856    300     10    3  0.1 0.999     -      - blocks    112     -
 beit/pretrain_large_800e                   311_674_880    800     10    1  0.1 0.999     -      - blocks    112     -
+beit/pretrain_features_clip_300e            86_183_936    300     10    3  0.1 0.999     -      - blocks      -     -
+beit/pretrain_features_dinov2_300e          86_380_800    300     10    3  0.1 0.999     -      - blocks      -     -
+beit/pretrain_features_ema_300e             86_380_800    300     10    3  0.1 0.999     -      - blocks      -     -
+beit/pretrain_large_features_clip_300e     304_065_280    300     10    1  0.1 0.999     -      - blocks      -     -
 beit_plus/pretrain_300e                     91_965_776    300     10    3  0.1 0.999   0.1 shared blocks    112     -
 beit_plus/pretrain_in22k_150e               91_965_776    150 10_000    3  0.1 0.999   0.1 shared blocks    112     -
 beit_plus/pretrain_large_in22k_150e        311_534_016    150 10_000    1  0.1 0.999  1e-5 shared blocks    112     -

@@ -29,6 +29,7 @@ from mmengine.runner import Runner
 from beit_mm.apis.commands import merge_options
 from beit_mm.datasets.masking import masked_positions
 from beit_mm.engine.loops import EpochLoop, IterLoop
+from beit_mm.models import FeatureTargets
 from beit_mm.registry import MODELS
 
 ROOT = Path(__file__).parents[1]
@@ -76,7 +77,9 @@ def build_on_meta(name: str) -> torch.nn.Module:
 def model_on_meta(cfg: Config) -> torch.nn.Module:
     model = cfg.model.to_dict()
     target = model.get('target_generator')
-    if target:
+    if target and target['type'] == 'beit_mm.FeatureTargets':
+        target.update(teacher='ema', channels=None)
+    elif target:
         target.update(dict(checkpoint=None) if target['type'] == 'beit_mm.DiscreteVAE' else dict(random_weights=True))
     model.get('backbone', {}).pop('init_cfg', None)
     for weights in ('checkpoint', 'decoder_checkpoint'):
@@ -88,7 +91,18 @@ def model_on_meta(cfg: Config) -> torch.nn.Module:
 def _build_on_meta(model: str, scope: str) -> torch.nn.Module:
     init_default_scope(scope)  # as a runner does
     with torch.device('meta'):
-        return MODELS.build(Config(json.loads(model)))
+        built = MODELS.build(Config(json.loads(model)))
+    if isinstance(getattr(built, 'target_generator', None), FeatureTargets):
+        built.target_generator.__class__ = type('FeatureTargets', (OfAnyWidth, FeatureTargets), {})
+        built.target_generator.width = built.head.target_dims
+    return built
+
+
+class OfAnyWidth:
+    """In front of FeatureTargets: its stand-in for a teacher has more features than some teachers."""
+
+    def targets(self, *args: object) -> torch.Tensor:
+        return super().targets(*args)[..., : self.width]
 
 
 def count_parameters(name: str) -> int:
@@ -126,6 +140,20 @@ def narrow_dino_model(**changes: object) -> dict:
     head = dict(type='beit_mm.DINOHead', embed_dims=32, num_prototypes=24, hidden_dims=32, bottleneck_dims=16)
     preprocessor = dict(type='beit_mm.MultiCropDataPreprocessor', mean=[127.5] * 3, std=[127.5] * 3)
     return narrow_model(type='beit_mm.DINOPretrainer', dino_head=head, data_preprocessor=preprocessor) | changes
+
+
+def narrow_feature_model(head: dict | None = None, backbone: dict | None = None, **options: object) -> dict:
+    """The same with features as targets: of its own moving average, unless `options` name another teacher.
+
+    Args:
+        head, backbone: what differs there.
+        options: of the FeatureTargets; `data_preprocessor`: what differs there.
+    """
+    model = narrow_model()
+    model['data_preprocessor'].update(options.pop('data_preprocessor', {}))
+    model['backbone'].update(backbone or {})
+    head = dict(type='beit_mm.FeatureRegressionHead', embed_dims=32) | dict(target_dims=32) | (head or {})
+    return model | dict(head=head, target_generator=dict(type='beit_mm.FeatureTargets') | dict(teacher='ema') | options)
 
 
 def make_runner(cfg: Config) -> Runner:

@@ -3,6 +3,8 @@
 from pathlib import Path
 
 import numpy as np
+from helpers import ROOT
+from mmengine.config import Config
 from PIL import Image
 
 CLASSES = ['red', 'green', 'blue']
@@ -29,3 +31,29 @@ def options(folder: Path, split: str) -> dict:
     """Of a SegmentationFolder."""
     prefix = dict(img_path=f'images/{split}', seg_map_path=f'annotations/{split}')
     return dict(data_root=str(folder), classes='classes.txt', reduce_zero_label=True, data_prefix=prefix)
+
+
+def mask_training(folder: Path, work_dir: Path, where: str = 'decoder') -> Config:
+    """A training of a narrow mask head on the four images of `make_label_maps`, seven steps of two."""
+    cfg = Config.fromfile(ROOT / 'configs/demo/segment_masks.py')
+    cfg.model.data_preprocessor.size = cfg.model.test_cfg.crop_size = cfg.model.test_cfg.stride = (32, 32)
+    arch = dict(embed_dims=32, num_layers=4, num_heads=4)
+    cfg.model.backbone.update(arch=arch, img_size=32, out_indices=(1, 2, 3), drop_path_rate=0.3, init_cfg=None)
+    head = dict(where=where, in_channels=32, in_index=(0, 2), num_classes=3, num_queries=6, num_points=100)
+    cfg.model.decode_head.update(head)
+    if where == 'backbone':
+        cfg.model.backbone.out_indices = -1
+        cfg.model.decode_head.in_index = -1
+    for loader, split in ((cfg.train_dataloader, 'training'), (cfg.val_dataloader, 'validation')):
+        loader.update(num_workers=0, persistent_workers=False)
+        loader.dataset.update(options(folder, split))
+        for step in loader.dataset.pipeline:
+            if step['type'] in ('Resize', 'RandomResize'):
+                step.update(scale=(2048, 40))
+            if step['type'] == 'RandomCrop':
+                step.update(crop_size=(32, 32))
+    cfg.train_dataloader.batch_size = 2
+    cfg.train_cfg = dict(type='beit_mm.IterLoop', max_iters=7)
+    cfg.param_scheduler = [dict(type='PolyLR', power=0.9, eta_min=0, by_epoch=False, begin=0, end=8)]
+    cfg.work_dir, cfg.launcher = str(work_dir), 'none'
+    return cfg

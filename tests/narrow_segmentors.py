@@ -16,6 +16,7 @@ VARIANTS = {
 }
 LEVELS = [0, 1, 2, 3]
 UPERNET = dict(num_classes=CLASSES, in_channels=[WIDTH] * 4, in_index=LEVELS, channels=WIDTH, norm_cfg=dict(type='BN'))
+MASKS = dict(type='beit_mm.MaskClassificationHead', num_classes=CLASSES, in_channels=WIDTH, num_queries=8, num_blocks=2)
 
 # a config as a checkpoint holds it
 SEGMENTOR = dict(
@@ -35,17 +36,26 @@ SEGMENTOR = dict(
 )
 
 
-def narrow_segmentor(
-    variant: str = 'bias', head: str = 'beit_mm.EfficientUPerHead', bgr_to_rgb: bool = False, **test_cfg: object
-) -> nn.Module:
-    """A SlidingSegmentor of four blocks, windows of 64 pixels 43 apart, in evaluation mode."""
+def narrow_config(variant: str, head: str, **test_cfg: object) -> ConfigDict:
+    """SEGMENTOR with another backbone, head and inference; `head` is a type, or 'decoder' or 'backbone' of masks."""
     config = ConfigDict(copy.deepcopy(SEGMENTOR))
     config.backbone.update(VARIANTS[variant])
-    config.data_preprocessor.bgr_to_rgb = bgr_to_rgb
     config.decode_head.type = head
     config.test_cfg.update(test_cfg)
     if 'SETR' in head:
         del config['neck'], config.backbone['out_indices']
         config.decode_head.update(in_channels=WIDTH, in_index=0, channels=16, num_convs=4, up_scale=2, dropout_ratio=0)
+    if head in ('decoder', 'backbone'):
+        del config['neck']
+        config.decode_head = ConfigDict(MASKS, where=head, in_index=LEVELS if head == 'decoder' else -1)
+    return config
+
+
+def narrow_segmentor(
+    variant: str = 'bias', head: str = 'beit_mm.EfficientUPerHead', bgr_to_rgb: bool = False, **test_cfg: object
+) -> nn.Module:
+    """A SlidingSegmentor of four blocks, windows of 64 pixels 43 apart, in evaluation mode."""
+    config = narrow_config(variant, head, **test_cfg)
+    config.data_preprocessor.bgr_to_rgb = bgr_to_rgb
     with DefaultScope.overwrite_default_scope('mmseg'):
         return randomise(MODELS.build(config))

@@ -67,8 +67,12 @@ class Model:
             return self.slide(prepare(image, self.notes['steps']), size).argmax(axis=0)
         for short in self.notes['short_sides']:
             view = prepare(image, [dict(type='Resize', scale=(short, short * max(size) / min(size)), backend='cv2')])
-            total += softmax(self.slide(view, size)) + softmax(self.slide(view[:, ::-1], size))[:, :, ::-1]
+            total += self.probabilities(view, size) + self.probabilities(view[:, ::-1], size)[:, :, ::-1]
         return total.argmax(axis=0)
+
+    def probabilities(self, view: np.ndarray, size: tuple[int, int]) -> np.ndarray:
+        found = self.slide(view, size)
+        return found if self.notes.get('probabilities') else softmax(found)  # a mask head gives no logits
 
     def slide(self, view: np.ndarray, size: tuple[int, int]) -> np.ndarray:
         """Logits (classes, H, W) at `size`, from sliding windows over a view (h, w, 3) of an image."""

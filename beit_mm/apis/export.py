@@ -93,10 +93,10 @@ def export_onnx(
     """Writes a classifier or segmentor as an ONNX graph and checks it against the model.
 
     The graph takes `images`, float32 (N, C, H, W), normalised, and gives `logits`, float32 (N, classes), of a segmentor
-    (N, classes, H, W), before the softmax. H and W are multiples of `divisor`, at most `most`. A segmentor sees the
-    image as one window. The metadata `beit_mm` are JSON of `mean` and `std` (of pixel values 0 to 255), `size` (height,
-    width) that the model was built for, `divisor`, `most` and `notes`. A graph above 2 GB has its weights in a second
-    file, PATH.data.
+    (N, classes, H, W), before the softmax, or with `probabilities` in the metadata after it. H and W are multiples of
+    `divisor`, at most `most`. A segmentor sees the image as one window. The metadata `beit_mm` are JSON of `mean` and
+    `std` (of pixel values 0 to 255), `size` (height, width) that the model was built for, `divisor`, `most` and
+    `notes`. A graph above 2 GB has its weights in a second file, PATH.data.
 
     Args:
         model: such as mmpretrain's ImageClassifier, or a SlidingSegmentor, on a BEiTBackbone; left as it is.
@@ -121,6 +121,7 @@ def export_onnx(
     most = max(MIN_MOST, *(2 * side for side in backbone.grid)) * patch // divisor * divisor
     grid = [-(-side * patch // divisor) * divisor for side in backbone.grid]
     metadata = dict(preprocessing_of_model(model), size=grid, divisor=divisor, most=most, **(notes or {}))
+    metadata['probabilities'] = segments and model.gives_probabilities
     original = copy.deepcopy(WholeImage(model) if segments else model).cpu().float().eval()
     exported = copy.deepcopy(original)
     take_any_size(exported, most // patch)

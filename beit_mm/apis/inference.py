@@ -5,6 +5,7 @@ import io
 import json
 import os
 import random
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import count, islice
 from pathlib import Path
@@ -24,9 +25,11 @@ from beit_mm.apis.rebuild import rebuild_pretrainer
 from beit_mm.checkpoint.checkpoint import Checkpoint, CheckpointInput, Levels
 from beit_mm.checkpoint.find import PHOTOS, SCENES
 from beit_mm.datasets.reading import MAX_PIXELS, UnreadableImageError
+from beit_mm.datasets.segmentation_folder import IGNORE_INDEX
 from beit_mm.datasets.transforms import as_size
+from beit_mm.engine.metrics import describe
 from beit_mm.errors import UserError
-from beit_mm.features.evaluation import knn_predict, patch_classifier, patch_dataset, pixel_scores
+from beit_mm.features.evaluation import knn_votes, patch_classifier, patch_dataset, pixel_scores
 from beit_mm.features.extractor import FeatureExtractor, ImageInput, iterate_images
 from beit_mm.files import atomic_file, quoted
 from beit_mm.models.beit import BEiTPretrainer
@@ -47,6 +50,7 @@ def classify(
     out: str | Path | None = None,
     mean: Levels = None,
     std: Levels = None,
+    min_confidence: float | None = None,
 ) -> list[dict[str, Any]]:
     """Classifies images: with a fine-tuned classifier, or by the most similar labelled images.
 
@@ -55,12 +59,19 @@ def classify(
         images: files and folders.
         labelled: folder with one folder a class, for a model without classes of its own.
         out: file for the results, .csv or .json.
+        min_confidence: make `out` a folder that `finetune` reads: classes.csv with the results, and in one folder a
+            class links to the images whose class has at least this probability.
 
     Returns:
-        For each image dict(path, name); of a classifier also `label` and `scores`, see ClassificationInferencer; of one
-        that cannot be read dict(path, error).
+        For each image dict(path, label, name, scores), see ClassificationInferencer; with `labelled` a score is the
+        share in the vote of the nearest. Of one that cannot be read dict(path, error).
     """
-    if out is not None and Path(out).suffix not in ('.csv', '.json'):
+    if min_confidence is not None:
+        if out is None or Path(out).suffix in ('.csv', '.json'):
+            raise UserError(f'--out is {out}; expected a folder with --min-confidence')
+        folder = Path(out).expanduser()
+        check_confidence(min_confidence, [path for path in folder.glob('*') if path.is_dir()])
+    elif out is not None and Path(out).suffix not in ('.csv', '.json'):
         raise UserError(f'{str(out)!r}: expected a file ending in .csv or .json')
     with quiet():
         opened = Checkpoint.open(checkpoint, 'classifier' if labelled is None else 'pretrained', mean=mean, std=std)
@@ -74,9 +85,47 @@ def classify(
         else:
             advice = 'give --labelled FOLDER with one folder a class, or fine-tune it first: python -m beit_mm finetune'
             raise UserError(f'{opened} holds weights for {opened.task}, not for classification; {advice}')
-    if out is not None:
+    if min_confidence is not None:
+        write_results(folder / 'classes.csv', results)
+        link_images(folder, results, min_confidence)
+    elif out is not None:
         write_results(Path(out).expanduser(), results)
     return results
+
+
+def check_confidence(least: float, existing: Sequence[Path]) -> None:
+    """Checks a `min_confidence`; what an earlier call wrote would be learned from too."""
+    if not 0 <= least <= 1:
+        raise UserError(f'--min-confidence is {least}; expected a number from 0 to 1')
+    if existing:
+        raise UserError(f'{existing[0]} is there already; remove it, or give another --out')
+
+
+def link_images(folder: Path, results: Sequence[dict[str, Any]], least: float) -> None:
+    """Links to the images of `classify` whose class is at least so probable, in one folder a class."""
+    read = [result for result in results if 'error' not in result]
+    sure = [result for result in read if result['scores'][0][1] >= least]
+    if read and not sure:
+        surest = max(result['scores'][0][1] for result in read)
+        raise UserError(f'no class of {len(read)} images is so probable, at most {surest:.3f}; lower --min-confidence')
+    labels = defaultdict(set)
+    for result in sure:
+        labels[result['name']].add(result['label'])
+    used: set[str] = set()
+    for result in sure:
+        name, file = result['name'], Path(result['path'])
+        if '/' in name or name.startswith('.'):
+            raise UserError(f'class {name!r} cannot be the name of a folder of images')
+        name += f' {result["label"]}' if len(labels[name]) > 1 else ''  # as ImageNet's cranes
+        (folder / name).mkdir(exist_ok=True)
+        (folder / unused(f'{name}/{file.stem}', file.suffix, used)).symlink_to(file.resolve())
+
+
+def unused(stem: str, suffix: str, used: set[str]) -> str:
+    """The first of a.png, a_2.png, a_3.png, ... that is not used, and from now on is."""
+    names = (f'{stem}_{number}{suffix}' if number > 1 else f'{stem}{suffix}' for number in count(1))
+    used.add(name := next(name for name in names if name not in used))
+    return name
 
 
 def classify_by_neighbours(checkpoint: Checkpoint, images: Sources, labelled: str | Path) -> list[dict[str, Any]]:
@@ -89,30 +138,36 @@ def classify_by_neighbours(checkpoint: Checkpoint, images: Sources, labelled: st
         folders = f'{len(classes)} class folders, {number} of them with readable images'
         raise UserError(f'--labelled: {str(labelled)!r} has {folders}; expected 2 or more')
     queries, _, found = extract.labelled({path: 0 for path in extract.reader.sources(images)})
-    names = iter(knn_predict(queries, features, labels, len(classes)).tolist() if len(queries) else [])
-    return [result if 'error' in result else dict(result, name=classes[next(names)]) for result in found]
+    shares = (row / row.sum() for votes in knn_votes(queries, features, labels, len(classes)) for row in votes)
+    return [result if 'error' in result else describe(next(shares), classes, result['path']) for result in found]
 
 
 def write_results(path: Path, results: Sequence[dict[str, Any]]) -> None:
-    text = io.StringIO(newline='')
     if path.suffix == '.json':
-        text.write(json.dumps(list(results), indent=1) + '\n')
+        text = json.dumps(list(results), indent=1) + '\n'
     else:
-        rows = csv.writer(text, quoting=csv.QUOTE_ALL)
-        rows.writerow(['path', 'class', 'probability'])
-        for result in results:  # a spreadsheet would run what looks like a formula
-            file, (name, probability) = result['path'], summary_of(result)
-            file = f'./{file}' if file.startswith(FORMULA) else file
-            rows.writerow([file, f"'{name}" if name.startswith(FORMULA) else name, probability])
+        rows = [(result['path'], *summary_of(result)) for result in results]
+        text = csv_text(['path', 'class', 'probability'], rows)
     with atomic_file(path) as file:
-        file.write(os.fsencode(text.getvalue()))  # names of files may be any bytes
+        file.write(os.fsencode(text))  # names of files may be any bytes
+
+
+def csv_text(head: Sequence[str], rows: Iterable[tuple[str, str, str]]) -> str:
+    """Rows of a file, a text and a number; a spreadsheet would run what looks like a formula."""
+    text = io.StringIO(newline='')
+    table = csv.writer(text, quoting=csv.QUOTE_ALL)
+    table.writerow(head)
+    for file, name, number in rows:
+        file = f'./{file}' if file.startswith(FORMULA) else file
+        table.writerow([file, f"'{name}" if name.startswith(FORMULA) else name, number])
+    return text.getvalue()
 
 
 def summary_of(result: dict[str, Any]) -> tuple[str, str]:
     """Name and probability in a result of `classify`, as text; for an unreadable image what is wrong."""
     if 'error' in result:
         return f'unreadable: {result["error"]}', ''
-    return result['name'], f'{result["scores"][0][1]:.3f}' if 'scores' in result else ''
+    return result['name'], f'{result["scores"][0][1]:.3f}'
 
 
 def segment(
@@ -126,6 +181,7 @@ def segment(
     max_pixels: int | None = None,
     mean: Levels = None,
     std: Levels = None,
+    min_confidence: float | None = None,
 ) -> list[dict[str, Any]]:
     """Segments images into label maps and overlays: with a segmentor, or by labelled patches that a BEiT finds alike.
 
@@ -133,19 +189,25 @@ def segment(
         checkpoint, mean, std: see `Checkpoint.open`.
         images: files and folders.
         out: folder; gets classes.txt, labels/<name>.png, whose pixels are indices into it from 0, with the classes'
-            colours as palette (up to 256 classes), and overlays/<name>.png with a legend.
+            colours as palette (up to 256 classes), overlays/<name>.png with a legend, and confidence.csv.
         labelled: folder of images and label maps, see `find_label_maps`, for a model without classes of its own.
         short_side: with `labelled`, of the images that the model sees, in pixels; None: the checkpoint's.
         reduce_zero_label: whether 0 marks unlabelled pixels in `labelled`; None: as its classes.txt shows.
         multi_scale: of a segmentor: at all scales with flip.
         max_pixels: of an image, and of a label map in `labelled`; None: 178,956,970.
+        min_confidence: make `out` a folder that `finetune` reads: pixels whose class is less probable are 255 in their
+            label map, and images/ has links to the images with other pixels.
 
     Returns:
-        For each image dict(path, labels=file, overlay=file), of many bands on bands 1 to 3, or dict(path, error).
+        For each image dict(path, labels=file, overlay=file, confidence=mean probability of its pixels' labels; with
+        `labelled` their share in the nearest patches), with `min_confidence` also labelled=share of pixels, 0 to 1.
+        Overlays of many bands are on bands 1 to 3. Of an image that cannot be read dict(path, error).
     """
     with quiet():
         opened = Checkpoint.open(checkpoint, 'segmentor' if labelled is None else 'pretrained', mean=mean, std=std)
         folder = Path(out).expanduser()
+        if min_confidence is not None:
+            check_confidence(min_confidence, [*folder.glob('images')])
         if labelled is not None:
             if multi_scale:
                 raise UserError('--multi-scale is for segmentors; leave it or --labelled out')
@@ -153,7 +215,7 @@ def segment(
             if not (found := split.find_label_maps(labelled, reduce_zero_label, True, max_pixels=limit)):
                 raise FileNotFoundError(f'--labelled: no label maps in {str(labelled)!r}; {split.EXPECTED}')
             results, meta = segment_by_neighbours(opened, images, found, short_side, limit)
-            return write_maps(results, meta['classes'], meta['palette'], folder)
+            return write_maps(results, meta['classes'], meta['palette'], folder, min_confidence)
         if short_side is not None or reduce_zero_label is not None:
             raise UserError('--short-side and --keep-zero-label only apply to --labelled FOLDER; give that too')
         if opened.task != 'segmentation':
@@ -162,7 +224,7 @@ def segment(
         segmentor = SegmentationInferencer(opened, multi_scale=multi_scale, max_pixels=max_pixels)
         sources = list(segmentor.reader.sources(images))
         results = with_bar(segmentor(sources, on_error='skip', return_images=True), len(sources))
-        return write_maps(results, segmentor.classes, segmentor.palette, folder)
+        return write_maps(results, segmentor.classes, segmentor.palette, folder, min_confidence)
 
 
 def segment_by_neighbours(
@@ -170,7 +232,8 @@ def segment_by_neighbours(
 ) -> tuple[Iterator[dict[str, Any]], dict[str, Any]]:
     """Segments images by the labelled patches whose features are nearest, as `evaluate_patches` does.
 
-    Of each image dict(path, image, labels=uint8 (H, W)) or dict(path, error); and the labelled images' metainfo.
+    Of each image dict(path, image, labels=uint8 (H, W), confidence=float32 (H, W)) or dict(path, error); and the
+    labelled images' metainfo.
     """
     extract = FeatureExtractor(checkpoint, size=short_side, whole=True, max_pixels=max_pixels)
     with TemporaryDirectory() as lists:
@@ -183,39 +246,82 @@ def segment_by_neighbours(
         if 'error' in sample:
             return sample
         scores = scores_of(torch.from_numpy(sample['patches']).to(extract.device))  # h, w, K
-        labels = pixel_scores(scores, sample['image'].shape[:2]).argmax(dim=0)
-        return dict(path=sample['path'], image=sample['image'], labels=labels.byte().cpu().numpy())
+        scores = pixel_scores(scores, sample['image'].shape[:2])  # K, H, W
+        labels, confidence = scores.argmax(dim=0).byte().cpu().numpy(), scores.amax(dim=0).cpu().numpy()
+        return dict(path=sample['path'], image=sample['image'], labels=labels, confidence=confidence)
 
     samples = extract(sources, ['patches'], batch_size=1, on_error='skip', return_images=True)
     return with_bar(map(segmented, samples), len(sources)), dataset.metainfo
 
 
 def write_maps(
-    results: Iterable[dict[str, Any]], classes: Sequence[str], palette: Sequence[Sequence[int]], folder: Path
+    results: Iterable[dict[str, Any]],
+    classes: Sequence[str],
+    palette: Sequence[Sequence[int]],
+    folder: Path,
+    least: float | None,
 ) -> list[dict[str, Any]]:
+    """Writes what `segment` writes, with the `min_confidence` `least`."""
+    lines = [*map(quoted, classes)]
+    if least is not None:
+        if len(classes) >= IGNORE_INDEX:
+            raise UserError(f'--min-confidence is for at most {IGNORE_INDEX - 1} classes; the model has {len(classes)}')
+        # some class may not be sure anywhere, and then the number of names does not say what 0 means
+        lines = ['Number\tName', *(f'{number}\t{line}' for number, line in enumerate(lines))]
     for name in ('labels', 'overlays'):
         (folder / name).mkdir(parents=True, exist_ok=True)
-    split.write_lines(folder / 'classes.txt', map(quoted, classes))
-    written = []
+    split.write_lines(folder / 'classes.txt', lines)
+    written: list[dict[str, Any]] = []
+    rows: list[tuple[str, str, str]] = []
     used: set[str] = set()
     for result in results:
+        path = result['path']
         if 'error' in result:
             written.append(result)
+            rows.append((path, f'unreadable: {result["error"]}', ''))
             continue
-        stem = Path(result['path']).stem
-        names = (f'{stem}_{number}.png' if number > 1 else f'{stem}.png' for number in count(1))
-        used.add(name := next(name for name in names if name not in used))
-        files = dict(path=result['path'], labels=str(folder / 'labels' / name), overlay=str(folder / 'overlays' / name))
-        labels = result['labels']
-        image = Image.fromarray(labels)
-        if labels.dtype == np.uint8:
-            image.putpalette(np.array(palette, np.uint8).tobytes())
-        image.save(files['labels'])
-        found, pixels = np.unique(labels, return_counts=True)
-        legend = [(classes[label], palette[label]) for label in found[pixels.argsort()[::-1]]]
-        with_legend(overlay(result['image'], labels, palette), legend).save(files['overlay'])
-        written.append(files)
+        name = unused(Path(path).stem, '.png', used)
+        written.append(write_map(result, classes, palette, folder, name, least))
+        rows.append((path, f'labels/{name}', f'{written[-1]["confidence"]:.3f}'))
+        if written[-1].get('labelled'):
+            (folder / 'images').mkdir(exist_ok=True)
+            (folder / 'images' / name).with_suffix(Path(path).suffix).symlink_to(Path(path).resolve())
+    with atomic_file(folder / 'confidence.csv') as file:
+        file.write(os.fsencode(csv_text(['path', 'labels', 'confidence'], rows)))
+    found = [result for result in written if 'labelled' in result]
+    if found and not any(result['labelled'] for result in found):
+        mean = max(result['confidence'] for result in found)
+        raise UserError(f'no pixel is so sure, those of the surest image {mean:.3f} on average; lower --min-confidence')
     return written
+
+
+def write_map(
+    result: dict[str, Any],
+    classes: Sequence[str],
+    palette: Sequence[Sequence[int]],
+    folder: Path,
+    name: str,
+    least: float | None,
+) -> dict[str, Any]:
+    """Writes label map and overlay of an image; its part of what `segment` returns."""
+    labels, confidence = result['labels'], result['confidence']
+    files = dict(path=result['path'], labels=str(folder / 'labels' / name), overlay=str(folder / 'overlays' / name))
+    files['confidence'] = float(confidence.mean())
+    colours, shown = np.array(palette, np.uint8), labels
+    if least is not None:
+        known = confidence >= least
+        files['labelled'] = float(known.mean())
+        labels, shown = np.where(known, labels, np.uint8(IGNORE_INDEX)), np.where(known, labels, np.int32(-1))
+        # by a shorter palette Pillow would write fewer than 8 bits a pixel
+        colours = np.pad(colours, ((0, 256 - len(colours)), (0, 0)), constant_values=255)
+    image = Image.fromarray(labels)
+    if labels.dtype == np.uint8:
+        image.putpalette(colours.tobytes())
+    image.save(files['labels'])
+    found, pixels = np.unique(shown[shown >= 0], return_counts=True)
+    legend = [(classes[label], palette[label]) for label in found[pixels.argsort()[::-1]]]
+    with_legend(overlay(result['image'], shown, palette), legend).save(files['overlay'])
+    return files
 
 
 def overlay(pixels: np.ndarray, labels: np.ndarray, palette: Sequence[Sequence[int]]) -> Image.Image:

@@ -104,13 +104,18 @@ class SegmentationInferencer(Inferencer):
 
         Yields:
             For each image dict(path=its file, None for an array or image; labels=uint8 (H, W), uint16 of more than 256
-            classes, indices into `classes`, of the image as a viewer shows it).
+            classes, indices into `classes`, of the image as a viewer shows it; confidence=float32 (H, W), the
+            probability of each label).
         """
         return self.reader.results(images, self.predict, on_error=on_error, return_images=return_images)
 
     def predict(self, samples: list[dict]) -> list[dict[str, Any]]:
-        """The labels of one sample of the pipeline."""
+        """The labels of one sample of the pipeline, and their probabilities."""
+        from beit_mm.segmentation.segmentor import confidence_of  # classifiers do not need mmseg
+
+        self.model.with_confidence = True
         with torch.no_grad():
             (sample,) = self.model.test_step(pseudo_collate(samples))
         labels = sample.pred_sem_seg.data[0].cpu().numpy()
-        return [dict(labels=labels.astype(np.min_scalar_type(self.num_classes - 1)))]
+        confidence = confidence_of(sample).float().cpu().numpy()
+        return [dict(labels=labels.astype(np.min_scalar_type(self.num_classes - 1)), confidence=confidence)]

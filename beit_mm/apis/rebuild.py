@@ -369,6 +369,8 @@ def tokenizer_config(checkpoint: Checkpoint) -> dict[str, Any]:
 def head_sizes(checkpoint: Checkpoint) -> tuple[int, int]:
     """Number of visual tokens that a checkpoint's head predicts, and its width."""
     weight = checkpoint.converted.state_dict.get('head.lm_head.weight')
+    if 'head.feature_head.weight' in checkpoint.converted.state_dict:
+        raise CheckpointError(f"{checkpoint} predicts a teacher's features, which have no picture; see its `explained`")
     if weight is None or weight.dim() != 2:
         shape = 'is missing' if weight is None else f'has the shape {tuple(weight.shape)}'
         raise CheckpointError(f'{checkpoint} predicts no visual tokens: head.lm_head.weight {shape}')

@@ -24,8 +24,20 @@ from beit_mm.checkpoint.find import DEMO
 from beit_mm.datasets.reading import UnreadableImageError, read_image
 from beit_mm.datasets.transforms import TwoViewCenterCrop
 from beit_mm.features import evaluation
-from beit_mm.features.evaluation import confusion, knn_predict, mean_and_error, neighbours, standardiser, thumbnail
-from beit_mm.features.extractor import FeatureExtractor
+from beit_mm.features.evaluation import (
+    PROBE_BATCH,
+    attentive_seconds,
+    choose_attentive,
+    confusion,
+    hold_patches,
+    knn_predict,
+    linear_predict,
+    mean_and_error,
+    neighbours,
+    standardiser,
+    thumbnail,
+)
+from beit_mm.features.extractor import ExistingPath, FeatureExtractor
 from beit_mm.files import atomic_file, quoted
 from beit_mm.pictures import SIDE, draw_runs, read_scalars, sheet, shortened
 
@@ -44,15 +56,12 @@ ROWS = {  # of the report: a metric's name, and what it is
     'most_frequent': 'always the most frequent class, %',
     'most_frequent_class_mean': 'the same, averaged over the classes, %',
     'position_colour': 'naive Bayes of position and colour, %',
-    'knn_accuracy': 'classified correctly by nearest neighbours, %',
-    'knn_accuracy_start': 'the same with the initial weights, %',
-    'knn_accuracy_random': 'the same with random weights, %',
-    'knn_accuracy_thumbnails': 'the same with thumbnails of 8 x 8 pixels, %',
 }
 BASELINES = dict(  # what needs no network
     thumbnails='thumbnails', position_colour='position and colour', most_frequent='the most frequent class'
 )
 OTHER_FEATURES = dict(start='the initial weights', random='random weights', thumbnails='thumbnails')
+METHODS = dict(knn='nearest neighbours', linear='linear layer', attentive='attentive probe')  # that judge features
 BETTER, WORSE, TOO_CLOSE = 'better than', 'worse than', 'too close to tell from'
 MIN_LOSS_GAIN = 0.05  # nats by which losses must differ to count
 NUM_QUERIES, NUM_NEIGHBOURS = 6, 5  # in the picture of neighbours
@@ -110,6 +119,7 @@ class Report:
     paragraphs: list[Paragraph]
     pictures: list[Picture]
     following: str  # what to run next
+    helped: Sequence[Sequence[str]] = ()  # table of features before and after a pretraining
 
 
 def write_report(folder: str | Path, title: str, parts: Iterable[Paragraph | Picture]) -> Path:
@@ -161,6 +171,13 @@ def rows_of(metrics: Mapping[str, Metric]) -> list[tuple[str, str]]:
     return rows
 
 
+def aligned(table: Sequence[Sequence[str]]) -> list[str]:
+    """The rows of a table for the terminal."""
+    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+    lines = ('  '.join(f'{cell:<{width}}' for cell, width in zip(row, widths, strict=True)) for row in table)
+    return [line.rstrip() for line in lines]
+
+
 def verdict(gains: Mapping[str, Metric]) -> str:
     """Puts gains over other methods into words: 'better than A and B, worse than C'."""
     groups: dict[str, list[str]] = {BETTER: [], WORSE: [], TOO_CLOSE: []}
@@ -187,35 +204,67 @@ def drawn_until(items: Iterable[Any], deadline: float, least: int) -> Iterator[A
         yield item
 
 
-def describe_pretraining(weights: Path, images: Images, metrics: Metrics, compared: int, start: str | None) -> Report:
+def describe_pretraining(
+    weights: Path, images: Images, metrics: Metrics, compared: int, start: str | None, seconds: float
+) -> Report:
     """Reports on a pretraining that began with `start`: its validation, and its features on `compared` images.
 
-    Draws its pictures beside the weights.
+    Draws its pictures beside the weights. Judges features by the methods that `seconds` allow.
     """
+    deadline = time.monotonic() + seconds
     folder, trained = weights.parent, Checkpoint.open(weights)
     chosen = [images.held_out.root / path for path in evenly(images.held_out.names, 8)]
     reconstruct(trained, chosen, folder / 'reconstruction.png')
-    found, gains, neighbours_drawn = compare_features(trained, images, compared, start)
+    answers, neighbours_drawn = compare_features(trained, images, compared, start, deadline)
     neighbours_drawn.savefig(folder / 'neighbours.png')
     paragraphs: list[Paragraph] = ['This is one training with one seed.']
-    if found:
-        paragraphs.append(
-            f'Nearest neighbours: the 20 most similar training images vote on the class of each of '
-            f'{found["knn_accuracy"].number:,} held-out images; the training used no labels.'
-        )
+    judge = 'linear' if 'linear' in answers else 'knn'
+    if answers:
+        left_out = ' and '.join(words for method, words in METHODS.items() if method not in answers)
+        paragraphs += [
+            'Features of one block: the 20 nearest images vote, a linear layer learns, or a query attends to the '
+            f'patches. The training used no labels. The verdict on features comes from the {METHODS[judge]}.',
+            left_out and f'Left out of the table for lack of time: {left_out}.',
+        ]
+    found = {
+        f'{method}_accuracy{f"_{name}" * (name != "end")}': Metric(*mean_and_error(right), len(right))
+        for method, of_method in answers.items()
+        for name, right in of_method.items()
+    }
+    gains = gains_by_pairs(answers.get(judge, {}))
     pictures = [
         Picture('reconstruction.png', 'Held-out images: masked, predicted, the correct tokens decoded'),
         Picture('neighbours.png', 'Held-out images (left), each beside the training images with the closest features'),
         draw_curves(folder / 'pretrain'),
     ]
     sentence, following = judge_pretraining(metrics, gains, folder, images, start)
-    return Report(metrics | found, sentence, paragraphs, pictures, following)
+    return Report(metrics | found, sentence, paragraphs, pictures, following, did_it_help(answers))
+
+
+def gains_by_pairs(right: Mapping[str, Tensor]) -> Metrics:
+    """How much better the features at the end are than each of the others, from paired answers."""
+    return {name: Metric(*mean_and_error(right['end'] - other)) for name, other in right.items() if name != 'end'}
+
+
+def did_it_help(answers: Mapping[str, Mapping[str, Tensor]]) -> list[list[str]]:
+    """A table of the answers from `compare_features`, and of how much better the end is than the start."""
+    if not answers:
+        return []
+    names = dict(OTHER_FEATURES, end='this pretraining')
+    table = [['Did it help? Held-out images classified correctly, %', *(METHODS[method] for method in answers)]]
+    for name in answers['knn']:
+        shares = [mean_and_error(right[name]) if name in right else None for right in answers.values()]
+        table.append([names[name], *('{:.1f} +- {:.1f}'.format(*share) if share else '-' for share in shares)])
+    before = 'start' if 'start' in answers['knn'] else 'random'
+    gains = [gains_by_pairs(right)[before] for right in answers.values()]
+    cells = (f'{gain.value:+.1f} +- {gain.error:.1f}' for gain in gains)
+    return [*table, [f'this pretraining - {names[before]}, by pairs', *cells]]
 
 
 def judge_pretraining(
     metrics: Mapping[str, Metric], gains: Mapping[str, Metric], folder: Path, images: Images, start: str | None
 ) -> tuple[str, str]:
-    """A verdict from the metrics of a validation and the gains of `compare_features`, and what to run next.
+    """A verdict from the metrics of a validation and the `gains_by_pairs` of features, and what to run next.
 
     The next command starts from the pretrained weights only if they are better than the initial ones: by their
     features or, where these are too close, by the loss.
@@ -363,48 +412,82 @@ def read_thumbnails(labelled: Iterable[tuple[str, int]]) -> tuple[Tensor, Tensor
 
 
 def compare_features(
-    trained: Checkpoint, images: Images, size: int, start: str | None = None
-) -> tuple[Metrics, Metrics, Figure]:
-    """k-NN of held-out images by features of the trained, random and `start` weights, and by thumbnails.
+    trained: Checkpoint, images: Images, size: int, start: str | None = None, deadline: float = math.inf
+) -> tuple[dict[str, dict[str, Tensor]], Figure]:
+    """Which held-out images are classified correctly by features at the `end`, at the `start` and by others.
 
-    Neighbours are among `size` training images. Returns the knn_accuracy of each; the gains of the trained weights
-    over each other method, from paired answers; and a picture of neighbours. Without classes the first two are empty.
+    They learn from `size` images. Returns method of METHODS -> features -> `right_answers`, without methods that would
+    end after the `deadline` (time.monotonic), and a picture of neighbours. Without classes the first is empty.
     """
     parts, extract = labels_of(images, size), FeatureExtractor(trained)
-    bank, held_out = standardised(extract, parts)
-    chosen = evenly(range(len(held_out['paths'])), NUM_QUERIES)
-    queries = dict(paths=[held_out['paths'][row] for row in chosen], features=held_out['features'][chosen])
-    picture = draw_neighbours(queries, bank, bool(images.classes))
-    if not images.classes:
-        return {}, {}, picture
-    networks = dict(random=extract.with_random_weights())
+    number, networks = len(images.classes), dict(end=extract)
     if start:
         networks['start'] = FeatureExtractor(start, mean=extract.mean, std=extract.std)
-    others = {name: [part['features'] for part in standardised(each, parts)] for name, each in networks.items()}
-    thumbnails = [read_thumbnails(part.items())[0] for part in parts]
-    others['thumbnails'] = [pixels - pixels.mean(dim=1, keepdim=True) for pixels in thumbnails]  # without brightness
+    networks['random'] = extract.with_random_weights()
+    answers: dict[str, dict[str, Tensor]] = {}
+    for name, network in networks.items():
+        begin = time.monotonic()
+        bank, held_out = read_features(network, parts)
+        if name == 'end':
+            chosen = evenly(range(len(held_out['paths'])), NUM_QUERIES)
+            queries = dict(paths=[held_out['paths'][row] for row in chosen], features=held_out['features'][chosen])
+            picture = draw_neighbours(queries, bank, bool(number))
+        if not number:
+            return {}, picture
+        right: dict[str, Tensor] = {}
+        for method in answers or METHODS:
+            if right and not answers:  # the first network shows what the time allows
+                expected = (len(networks) - 1) * (time.monotonic() - begin)
+                if method == 'attentive':
+                    expected += len(networks) * attentive_seconds(bank['held'], number)
+                if time.monotonic() + expected > deadline:
+                    break
+            right[method] = right_answers(method, bank, held_out, number)
+        for method, of_network in right.items():
+            answers.setdefault(method, {})[name] = of_network
+    pixels = (read_thumbnails(part.items()) for part in parts)
+    bank, held_out = (dict(features=(x - x.mean(dim=1, keepdim=True)).float(), labels=y) for x, y in pixels)
+    for method in answers.keys() - {'attentive'}:  # pixels without their brightness
+        answers[method]['thumbnails'] = right_answers(method, bank, held_out, number)
+    return answers, picture
 
-    def right(known: Tensor, features: Tensor) -> Tensor:
-        return (knn_predict(features, known, bank['labels'], len(images.classes)) == held_out['labels']).double()
 
-    of_trained = right(bank['features'], held_out['features'])
-    metrics, gains = {'knn_accuracy': Metric(*mean_and_error(of_trained), len(of_trained))}, {}
-    for name, each in others.items():
-        of_other = right(*each)
-        metrics[f'knn_accuracy_{name}'] = Metric(*mean_and_error(of_other), len(of_other))
-        gains[name] = Metric(*mean_and_error(of_trained - of_other))
-    return metrics, gains, picture
+def right_answers(method: str, bank: Mapping[str, Any], held_out: Mapping[str, Any], number: int) -> Tensor:
+    """1 or 0 for each held-out image, float64: whether a method of METHODS that learned from a bank is right."""
+    known, labels, truth = bank['features'], bank['labels'], held_out['labels']
+    if method == 'attentive':
+        classify, _ = choose_attentive(bank['held'], number)
+        patches, truth = held_out['held']
+        predicted = torch.cat([classify(some.float()) for some in patches.split(PROBE_BATCH)])
+    elif method == 'linear':
+        predicted, _ = linear_predict(held_out['features'], known, labels, number)
+    else:
+        predicted = knn_predict(held_out['features'], known, labels, number)
+    return (predicted == truth).double().cpu()
 
 
-def standardised(extract: FeatureExtractor, parts: Sequence[Mapping[str, int]]) -> list[dict[str, Any]]:
-    """Paths, features and labels of each part's readable files; features are scaled so that channels count alike."""
+def read_features(extract: FeatureExtractor, parts: Sequence[Mapping[str, int]]) -> list[dict[str, Any]]:
+    """Paths, features, labels and held patches of each part's readable files; all channels of features count alike."""
     found = []
     for part in parts:
-        features, labels, files = extract.labelled(part)
-        paths = [each['path'] for each in files if 'error' not in each]
-        found.append(dict(paths=paths, features=features, labels=labels))
+        read: list[dict[str, Any]] = []
+        held = hold_patches(patches_of(extract, part, read), len(part))
+        features = torch.from_numpy(np.stack([sample['mean'] for sample in read]))
+        labels = torch.tensor([part[sample['path']] for sample in read])
+        found.append(dict(paths=[sample['path'] for sample in read], features=features, labels=labels, held=held))
     standardise = standardiser(found[0]['features'])
     return [dict(part, features=standardise(part['features'])) for part in found]
+
+
+def patches_of(
+    extract: FeatureExtractor, part: Mapping[str, int], read: list[dict[str, Any]]
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """Patch features (1, P, C) and class (1,) of each readable file; adds its other features to `read`."""
+    for sample in extract([*map(ExistingPath, part)], ['mean', 'patches'], on_error='skip'):
+        if 'error' not in sample:
+            patches = torch.from_numpy(sample.pop('patches')).flatten(0, 1)[None].to(extract.device)
+            read.append(sample)
+            yield patches, torch.tensor([part[sample['path']]], device=extract.device)
 
 
 def draw_neighbours(queries: Mapping[str, Any], bank: Mapping[str, Any], named: bool = True) -> Figure:

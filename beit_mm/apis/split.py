@@ -15,7 +15,7 @@ import numpy as np
 
 from beit_mm.checkpoint.names import preview
 from beit_mm.datasets import reading
-from beit_mm.datasets.image_folder import BAND_EXTENSIONS, EXTENSIONS, list_images
+from beit_mm.datasets.image_folder import BAND_EXTENSIONS, EXTENSIONS, list_images, read_lines
 from beit_mm.datasets.reading import SIDEWAYS, UnreadableImageError, open_image, orientation, read_bands, unreadable
 from beit_mm.datasets.segmentation_folder import IGNORE_INDEX, colour_numbers, count_colours, named_classes, read_labels
 from beit_mm.errors import UserError
@@ -223,8 +223,13 @@ def find_label_maps(
     if len(train.names) < least:
         few = f'{len(train.names)} images with label maps in {str(root)!r}; {least} or more are needed'
         raise UserError('; '.join([few, *notes]))
+    numbered = table_numbers(root / 'classes.txt') if names else None
     if names and colours:
         classes, values, meaning = choose_colours(pixels, names, colours, reduce_zero_label)
+    elif names and numbered:
+        if reduce_zero_label is not None:
+            raise UserError('classes.txt has numbers; leave out --reduce-zero-label and --keep-zero-label')
+        classes, values, meaning = [*names], numbered, f'{len(names)} classes of classes.txt, with its numbers'
     else:
         classes, values, meaning = choose_labels(numbers, names, reduce_zero_label)
     if not 1 < len(values) < IGNORE_INDEX:
@@ -241,6 +246,17 @@ def find_label_maps(
     measured = None if bands is None else measure_bands([str(train.root / name) for name in train.names], bands)
     maps = folders[0][1], folders[1][1]
     return LabelMaps(train, held_out, classes, maps, suffix, values, notes, colours, unseen, measured)
+
+
+def table_numbers(path: Path) -> list[int] | None:
+    """The classes' numbers in a table with the columns Number and Name, as `segment` writes it; None without one."""
+    header, *rows = [line.split('\t') for line in read_lines(str(path)) if line]
+    if not {'Number', 'Name'} <= {*header}:
+        return None
+    numbers = [row[header.index('Number')] for row in rows]
+    if not all(map(str.isdecimal, numbers)) or len({*numbers}) < len(numbers):
+        raise UserError(f'{path}: expected a different number in each line, before the tab')
+    return [*map(int, numbers)]
 
 
 def find_bands(folder: Path, bands: str | Sequence[int] | None) -> str | Sequence[int] | None:

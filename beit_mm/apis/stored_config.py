@@ -29,6 +29,7 @@ LIMITS = {
     **dict.fromkeys('crop_size img_size short_side size size_divisor pad_size_divisor'.split(), MAX_SIDE),
     **dict.fromkeys('ratios scale_factor up_scale rescales'.split(), 16),
     'pool_scales': 64,
+    'num_blocks': 256,
     'max_pixels': MAX_PIXELS,
 }
 
@@ -41,7 +42,8 @@ PARTS = dict(
     """.split(),
     segmentor=f"""
         beit_mm.SlidingSegmentor beit_mm.MultiScaleTTA SegDataPreProcessor Feature2Pyramid UPerHead SETRUPHead FCNHead
-        beit_mm.EfficientUPerHead beit_mm.SETRUPHead beit_mm.EfficientSETRUPHead beit_mm.FCNHead {LAYERS}
+        beit_mm.EfficientUPerHead beit_mm.SETRUPHead beit_mm.EfficientSETRUPHead beit_mm.FCNHead
+        beit_mm.MaskClassificationHead {LAYERS}
     """.split(),
 )
 TOKENIZERS = ('beit_mm.DiscreteVAE', 'beit_mm.DALLETokenizer')

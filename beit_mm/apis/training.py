@@ -306,6 +306,7 @@ class Run:
             report.verdict,
             f'{images}. {record.seconds / 60:.1f} minutes: {steps}; {speed}. Weights: {self.weights.name}.',
             [('on held-out images', 'value +- one standard error'), *rows],
+            report.helped,
             WAITS_FOR_IMAGES.format(measured['waiting']) if measured['waiting'] > 0.5 else '',
             self.plan.assumed,
             *report.paragraphs,
@@ -313,8 +314,7 @@ class Run:
             report.following,
         ]
         path = reports.write_report(self.folder, f'{self.verb} of {record.images}', parts)
-        width = max(len(name) for name, _ in rows)
-        lines = [f'{name:<{width}}  {value}' for name, value in rows]
+        lines = [*reports.aligned(rows), *reports.aligned(report.helped)]
         for line in [*lines, self.weights, path, report.verdict, report.following]:
             say(line)
 
@@ -333,7 +333,7 @@ class Run:
         # these and half as many held-out images, each at most twice as costly as in training
         compared = min(MAX_BANK, max(MIN_BANK, int(images_in_time / 3)))
         start = None if record.init == NONE else record.init
-        return reports.describe_pretraining(self.weights, images, metrics, compared, start)
+        return reports.describe_pretraining(self.weights, images, metrics, compared, start, seconds)
 
 
 def most_steps(stage: str) -> float:

@@ -147,6 +147,10 @@ def _hf_config(weights: Mapping[str, Tensor], meta: Mapping[str, Any]) -> dict[s
     )
     if task == 'pretraining':
         config['vocab_size'] = len(weights['head.lm_head.bias'])
+    if task == 'segmentation' and any(len(weights.get(f'{layer}.weight', ())) != dims for layer in HF_HEAD):
+        raise CheckpointError(
+            f'has a segmentation head that transformers lacks: its UperNet is as wide as the backbone, {dims}'
+        )
     if task in ('classification', 'segmentation'):
         number = len(weights['head.fc.bias' if task == 'classification' else 'decode_head.conv_seg.bias'])
         config['num_labels'] = number
@@ -154,10 +158,6 @@ def _hf_config(weights: Mapping[str, Tensor], meta: Mapping[str, Any]) -> dict[s
             config['id2label'] = {str(label): name for label, name in enumerate(classes)}
             config['label2id'] = {name: label for label, name in enumerate(classes)}
     if task == 'segmentation':
-        if any(len(weights.get(f'{layer}.weight', ())) != dims for layer in HF_HEAD):
-            raise CheckpointError(
-                f"has another head than transformers' UperNet, which is as wide as the backbone, {dims}"
-            )
         blocks = meta['architecture'].get('out_indices') or []
         if len(blocks) != 4 or not all(0 <= block < depth for block in blocks):
             blocks = names.released_out_indices(depth)

@@ -222,7 +222,8 @@ def task_of(weights: Mapping[str, Tensor]) -> str:
         return 'pretraining'
     if 'head.fc.weight' in weights:
         return 'classification'
-    return 'segmentation' if 'decode_head.conv_seg.weight' in weights else 'features'
+    heads = {'decode_head.conv_seg.weight', 'decode_head.class_predictor.weight'}
+    return 'segmentation' if heads & weights.keys() else 'features'
 
 
 def backbone_arguments(weights: Mapping[str, Tensor], meta: Mapping[str, Any]) -> dict[str, Any]:

@@ -13,7 +13,7 @@ At each point of a run its hooks are called in this order, those of one priority
     NORMAL        ThroughputHook
     NORMAL        UnreadableImagesHook
     NORMAL        EMAHook
-    NORMAL        DINOHook
+    NORMAL        DINOHook, TeacherMomentumHook
     NORMAL        CompileHook
     NORMAL        CompressGradientsHook
     BELOW_NORMAL  LoggerHook            writes the numbers of those above
@@ -25,10 +25,10 @@ At each point of a run its hooks are called in this order, those of one priority
 
 from .checkpoints import CheckpointHook, CheckpointMetaHook
 from .checks import FitCheckHook
-from .dino import DINOHook
+from .dino import DINOHook, TeacherMomentumHook
 from .logs import LoggerHook, RuntimeInfoHook, ThroughputHook
 from .loops import EpochLoop, IterLoop
-from .metrics import DenseKNNHook, KNNHook, LayerAccuracy, MIMMetric, Predictions, TokenizerMetric
+from .metrics import DenseKNNHook, FeatureMetric, KNNHook, LayerAccuracy, MIMMetric, Predictions, TokenizerMetric
 from .optim import AutocastOptimWrapper, BadStepHook, BEiTOptimWrapperConstructor
 from .signals import InterruptionHook
 from .steps import CompileHook, CompressGradientsHook, StepSeedHook

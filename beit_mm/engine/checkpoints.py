@@ -27,7 +27,7 @@ from beit_mm.engine.resuming import batch_units, check_position, follow_config
 from beit_mm.engine.steps import unwrap
 from beit_mm.errors import UserError, check_choice, log, warn
 from beit_mm.files import atomic_file, inert, remove_leftovers
-from beit_mm.models.provenance import backbone_of, preprocessing_of_model, tokenizer_provenance
+from beit_mm.models.provenance import backbone_of, preprocessing_of_model, target_provenance
 from beit_mm.registry import HOOKS
 
 PLAIN_TYPES = (str, int, float, bool, type(None))
@@ -352,7 +352,7 @@ class CheckpointMetaHook(Hook):
         meta['architecture'] = {}  # what the shapes of the weights do not show
         if (backbone := backbone_of(model)) is not None:
             meta['architecture'] = dict(num_heads=backbone.num_heads, out_indices=list(backbone.out_indices))
-        if (provenance := tokenizer_provenance(model)) is not None:
+        if (provenance := target_provenance(model)) is not None:
             meta['tokenizer'] = provenance
         info = checkpoint['message_hub']['runtime_info'].items()
         storable = (*PLAIN_TYPES, np.generic, Tensor, dict, list, tuple)
@@ -361,11 +361,11 @@ class CheckpointMetaHook(Hook):
 
     def after_load_checkpoint(self, runner: Runner, checkpoint: dict) -> None:
         with as_checkpoint_error(runner._load_from):
-            before, now = meta_of(checkpoint).get('tokenizer'), tokenizer_provenance(unwrap(runner))
+            before, now = meta_of(checkpoint).get('tokenizer'), target_provenance(unwrap(runner))
             # paths may differ: the same file may lie elsewhere
             keys = [key for key in {**(before or {}), **(now or {})} if not key.endswith('path')]
             if before and now and any(before.get(key) != now.get(key) for key in keys):
-                warn(f'The checkpoint was trained on the visual tokens of {before}; this run has {now}.')
+                warn(f'The checkpoint was trained on the targets of {before}; this run has {now}.')
             if runner._resume and 'message_hub' in checkpoint:
                 # No text: the file's `cfg` would come into the run's checkpoints, where mmengine executes it.
                 info = checkpoint['message_hub']['runtime_info'].items()

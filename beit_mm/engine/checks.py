@@ -22,11 +22,12 @@ from beit_mm.datasets.masking import BlockwiseMask, RandomMask
 from beit_mm.datasets.reading import LoadImage
 from beit_mm.datasets.samplers import SeededSampler
 from beit_mm.datasets.transforms import TwoViews
+from beit_mm.engine.dino import TeacherMomentumHook
 from beit_mm.engine.optim import AutocastOptimWrapper, check_state
 from beit_mm.engine.steps import unwrap
 from beit_mm.errors import UserError, log, warn
 from beit_mm.models.beit import BEiTPretrainer, TwoViewDataPreprocessor
-from beit_mm.models.provenance import backbone_of, preprocessing_of_model, tokenizer_provenance
+from beit_mm.models.provenance import backbone_of, preprocessing_of_model, target_provenance
 from beit_mm.models.vit import BEiTBackbone
 from beit_mm.registry import HOOKS
 
@@ -65,9 +66,12 @@ class FitCheckHook(Hook):
             check_groups(backbone, runner.optim_wrapper.param_groups)
         if isinstance(model, BEiTPretrainer):
             check_views(model, transforms_of(dataset))
-        if (provenance := tokenizer_provenance(model)) is not None:
+            follows = any(isinstance(hook, TeacherMomentumHook) for hook in runner.hooks)
+            if getattr(model.target_generator, 'ema', None) is not None and not follows:
+                raise UserError("teacher='ema' needs dict(type='beit_mm.TeacherMomentumHook') in custom_hooks")
+        if (provenance := target_provenance(model)) is not None:
             level = logging.WARNING if provenance.get('path') == 'random weights' else logging.INFO
-            log(f'Visual tokens: {provenance}', level)
+            log(f'Targets: {provenance}', level)
 
     def before_train_iter(self, runner: Runner, batch_idx: int, data_batch: dict | None = None) -> None:
         if not self.first_batch:
@@ -294,8 +298,12 @@ def check_views(model: BEiTPretrainer, transforms: Sequence) -> None:
     if views is None:
         return
     grid = tuple(-(-side // model.backbone.patch_size) for side in views.size)  # rounded up: the backbone pads
-    if (tokenizer := model.target_generator) is not None:
-        seen, preprocessor = views.second_size or views.size, model.data_preprocessor
+    tokenizer, preprocessor = model.target_generator, model.data_preprocessor
+    if tokenizer is not None and tokenizer.gives == 'features':
+        if views.second_size or preprocessor.tokenizer_scale:
+            raise UserError('features need no second view; set second_size and tokenizer_scale to None')
+    elif tokenizer is not None:
+        seen = views.second_size or views.size
         if isinstance(preprocessor, TwoViewDataPreprocessor) and views.second_size is None:
             seen = preprocessor.tokenizer_size(*seen)
         elif getattr(preprocessor, 'tokenizer_scale', None) is not None:

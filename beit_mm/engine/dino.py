@@ -1,4 +1,4 @@
-"""The schedules of DINO's teacher."""
+"""The schedules of teachers that are moving averages of their students."""
 
 import math
 from typing import Any
@@ -13,13 +13,33 @@ from beit_mm.registry import HOOKS
 
 
 @HOOKS.register_module()
-class DINOHook(Hook):
-    """Schedules of a DINOPretrainer, which depend only on the number of the step, so a resumed run needs no state.
-
-    After each step of the optimizer, except one that AutocastOptimWrapper skips, the teacher follows the student.
+class TeacherMomentumHook(Hook):
+    """After each step of the optimizer, except one that AutocastOptimWrapper skips, the teacher follows the student.
 
     Args:
         momentum: the teacher's at the first step; rises to 1 at the end of the run, along half a cosine.
+
+    Source: facebookresearch/dino `main_dino.py`.
+    """
+
+    def __init__(self, momentum: float = 0.996):
+        self.momentum = momentum
+
+    def after_train_iter(self, runner: Runner, batch_idx: int, data_batch: Any = None, outputs: Any = None) -> None:
+        if (wrapper := runner.optim_wrapper).should_update():
+            half_cosine = (1 + math.cos(math.pi * (runner.iter / runner.max_iters))) / 2
+            momentum = 1 - (1 - self.momentum) * half_cosine
+            taken = wrapper.taken if isinstance(wrapper, AutocastOptimWrapper) else None  # mmengine's do not say
+            unwrap(runner).update_teacher(momentum, taken)
+            runner.message_hub.update_scalar('train/teacher_momentum', momentum)
+
+
+@HOOKS.register_module()
+class DINOHook(TeacherMomentumHook):
+    """Schedules of a DINOPretrainer, which depend only on the number of the step, so a resumed run needs no state.
+
+    Args:
+        momentum: as TeacherMomentumHook.
         temperature: the teacher's in the first epoch, and after the warm-up.
         warmup_epochs: epochs in which the temperature rises, by equal steps.
         freeze_last_layer: epochs in which the last layer of the student's head is not trained.
@@ -34,7 +54,8 @@ class DINOHook(Hook):
         warmup_epochs: int = 0,
         freeze_last_layer: int = 1,
     ):
-        self.momentum, self.temperature = momentum, temperature
+        super().__init__(momentum)
+        self.temperature = temperature
         self.warmup_epochs, self.freeze_last_layer = warmup_epochs, freeze_last_layer
 
     def before_train(self, runner: Runner) -> None:
@@ -54,14 +75,6 @@ class DINOHook(Hook):
         temperature = last if warm else first + (last - first) * epoch / max(self.warmup_epochs - 1, 1)
         unwrap(runner).teacher_temperature = torch.tensor(temperature)  # a number would be a constant of compiled code
         runner.message_hub.update_scalar('train/teacher_temperature', temperature)
-
-    def after_train_iter(self, runner: Runner, batch_idx: int, data_batch: Any = None, outputs: Any = None) -> None:
-        if (wrapper := runner.optim_wrapper).should_update():
-            half_cosine = (1 + math.cos(math.pi * (runner.iter / runner.max_iters))) / 2
-            momentum = 1 - (1 - self.momentum) * half_cosine
-            taken = wrapper.taken if isinstance(wrapper, AutocastOptimWrapper) else None  # mmengine's do not say
-            unwrap(runner).update_teacher(momentum, taken)
-            runner.message_hub.update_scalar('train/teacher_momentum', momentum)
 
 
 def epoch_of(runner: Runner) -> int:

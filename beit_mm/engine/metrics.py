@@ -84,6 +84,42 @@ def frequency_of_each(numbers: np.ndarray) -> np.ndarray:
 
 
 @METRICS.register_module()
+class FeatureMetric(BaseMetric):
+    """How much of a teacher's features a pretraining with FeatureTargets predicts.
+
+    Returns:
+        mim_loss: mean over all predicted patches.
+        explained: share of the variance of the predicted patches' features about their mean that is explained.
+        explained_at_position: the same about the mean at each position in the other images.
+    """
+
+    default_prefix = ''
+
+    def process(self, data_batch: dict, data_samples: Sequence[dict]) -> None:
+        """Adds to one row of sums, because the features of all images would fill the memory."""
+        for sample in data_samples:
+            features = sample['features'].double().numpy()  # h*w, T
+            positions = np.asarray(sample.get('positions', np.arange(len(features))))
+            number = np.isin(np.arange(len(features)), positions).astype(float)  # h*w: 1 where it is predicted
+            own = dict(number=number, squares=number * np.square(features).sum(axis=1))
+            own |= dict(features=number[:, None] * features, loss=sample['loss'], squared_error=sample['squared_error'])
+            before = self.results.pop() if self.results else dict.fromkeys(own, 0.0)
+            self.results.append({name: before[name] + own[name] for name in own})
+
+    def compute_metrics(self, results: list[dict]) -> dict[str, float]:
+        sums = {name: sum(result[name] for result in results) for name in results[0]}
+        number, squares, features = sums['number'], sums['squares'], sums['features']
+        mean = features.sum(axis=0) / number.sum()
+        about_mean = squares - 2 * features @ mean + number * (mean @ mean)  # at each position
+        about_own = squares - np.square(features).sum(axis=1) / np.maximum(number, 1)
+        others = np.maximum(number - 1, 1)  # without its own image the mean is number / others times as far
+        about_others = np.where(number > 1, about_own * np.square(number / others), about_mean)
+        explained, at_position = (float(1 - sums['squared_error'] / each.sum()) for each in (about_mean, about_others))
+        loss = sums['loss'] / number.sum()
+        return dict(mim_loss=loss, explained=explained, explained_at_position=at_position)
+
+
+@METRICS.register_module()
 class TokenizerMetric(BaseMetric):
     """Errors and codebook usage of a tokenizer in training, DiscreteVAE or VQKD.
 

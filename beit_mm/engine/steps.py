@@ -16,7 +16,7 @@ from torch import nn
 from beit_mm.datasets.samplers import mixed_seed
 from beit_mm.errors import log, warn
 from beit_mm.models.beit import BEiTPretrainer
-from beit_mm.models.tokenizers.base import Tokenizer
+from beit_mm.models.tokenizers.base import TargetGenerator
 from beit_mm.registry import HOOKS
 
 
@@ -78,9 +78,9 @@ class CompileHook(Hook):
         model = unwrap(runner)
         self.method = 'loss' if isinstance(model, BEiTPretrainer) else 'extract_feat'
         eager = getattr(model, self.method)
-        tokenizer = getattr(model, 'target_generator', None)
-        if isinstance(tokenizer, Tokenizer):  # a graph cannot cast the weights of a module
-            tokenizer.prepare(next(model.parameters()).device)
+        generator = getattr(model, 'target_generator', None)
+        if isinstance(generator, TargetGenerator):  # a graph cannot cast the weights of a module
+            generator.prepare(next(model.parameters()).device)
         self.compiled = CompiledInTraining(model, eager, self.options)
         setattr(model, self.method, self.compiled)
         log(f'{self.method} will be compiled; the first step takes minutes.')

@@ -1,10 +1,11 @@
-"""Measures frozen features: k-NN and a linear layer, on labelled images and on their patches.
+"""Measures frozen features: k-NN, a linear layer and an attentive probe, on labelled images and on their patches.
 
-Shapes: N images or patches to be classified, M with labels (the bank), C channels, K classes, h x w patches.
+Shapes: N images or patches to be classified, M with labels (the bank), C channels, K classes, h x w = P patches.
 """
 
 import math
-from collections.abc import Callable, Iterable, Iterator
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -22,8 +23,9 @@ from beit_mm.datasets.image_folder import ImageFolder
 from beit_mm.datasets.samplers import SeededSampler
 from beit_mm.datasets.segmentation_folder import SegmentationFolder
 from beit_mm.datasets.transforms import resize_bicubic
-from beit_mm.errors import UserError, check_choice
+from beit_mm.errors import UserError, check_choice, warn
 from beit_mm.features.extractor import FeatureExtractor
+from beit_mm.models.probe import attentive_classifier
 from beit_mm.positions import Grid
 
 CHUNK = 1024  # rows compared with the whole bank at a time, which bounds the memory
@@ -31,7 +33,10 @@ ROWS = 65536  # rows of which a linear layer's gradient is computed at a time, f
 PENALTIES = (1e-1, 1e-2, 1e-3, 1e-4, 1e-5, 1e-6)  # of `fit_linear`, which are tried
 RIDGE_PENALTIES = [10.0**power for power in range(-2, 5)]  # of `ridge`, pixels in [0, 1]
 THUMBNAIL = (8, 8)  # pixels
-HELD_OUT = 0.1  # share of the labelled images by which the penalty is chosen
+HELD_OUT = 0.1  # share of the labelled images by which a setting is chosen
+RATES, EPOCHS = (1e-3, 3e-3, 1e-2), (10, 40)  # of `choose_attentive`, which are tried
+PROBE_BATCH = 128  # images of a step of `fit_attentive`, at most an eighth of them
+MOST_HELD, HALF_FROM = 4 * 2**30, 2**30  # bytes of patches that are held; of float32 ones, from which on half are
 
 
 def evaluate_images(
@@ -43,13 +48,16 @@ def evaluate_images(
     kind: str = 'mean',
     k: int = 20,
     workers: int = 0,
+    queries: int = 1,
+    seed: int = 0,
 ) -> dict[str, Any]:
     """Measures top-1 accuracy on labelled images: folders of class folders, or loaders of ImageFolders.
 
-    `method` is 'knn', see `knn_predict`, or 'linear', see `choose_penalty`. Returns dict(top1=%, images=[training,
-    validation], classes=number), of 'linear' also penalty and held_out.
+    `method` is 'knn', see `knn_predict`, 'linear', see `choose_penalty`, or 'attentive', in one process, see
+    `choose_attentive`. Returns dict(top1=%, images=[training, validation], classes=number, right=[1 or 0 of each
+    validation image], and what the method chose).
     """
-    check_choice('method', method, ('knn', 'linear'))
+    check_choice('method', method, ('knn', 'linear', 'attentive'))
 
     def loader(source: str | Path | DataLoader) -> DataLoader:
         if isinstance(source, DataLoader):
@@ -61,16 +69,22 @@ def evaluate_images(
 
     loaders = loader(train), loader(val)
     number = check_same_classes(loaders[0].dataset, loaders[1].dataset)
-    (bank, labels), (features, truth) = (image_features(extractor, loader, layer, kind) for loader in loaders)
-    if method == 'knn':
-        predicted, found = knn_predict(features, bank, labels, number, k), dict(k=k)
+    found: dict[str, Any]
+    if method == 'attentive':
+        held = hold_patches(image_patches(extractor, loaders[0], layer), len(loaders[0].dataset))
+        classify, found = choose_attentive(held, number, queries, seed)
+        answers = [(classify(patches), truth) for patches, truth in image_patches(extractor, loaders[1], layer)]
+        predicted, truth = map(torch.cat, zip(*answers, strict=True))
+        labels = held[1]
     else:
-        standardise = standardiser(bank)
-        rows = torch.arange(len(labels), device=labels.device)
-        linear, found = choose_penalty(standardise(bank), labels, number, rows, by_class=False)
-        predicted = linear(standardise(features)).argmax(dim=1)
-    top1 = 100 * accuracy(confusion(predicted, truth, number))
-    return dict(top1=top1, images=[len(labels), len(truth)], classes=number, **found)
+        (bank, labels), (features, truth) = (image_features(extractor, loader, layer, kind) for loader in loaders)
+        if method == 'knn':
+            predicted, found = knn_predict(features, bank, labels, number, k), dict(k=k)
+        else:
+            predicted, found = linear_predict(features, bank, labels, number)
+    right = (predicted == truth).int()
+    found |= dict(images=[len(labels), len(truth)], classes=number, right=right.tolist())
+    return dict(top1=100 * float(right.double().mean()), **found)
 
 
 def image_features(
@@ -85,6 +99,15 @@ def image_features(
     index, labels = torch.cat(all_gather(torch.tensor(rows, device=features.device))).unbind(1)
     _, once = np.unique(index.cpu(), return_index=True)  # samplers repeat images to give each process as many
     return features[once], labels[once]
+
+
+def image_patches(
+    extractor: FeatureExtractor, loader: DataLoader, layer: int | None
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """Features (n, P, C) of the patches and classes (n,) of the images of each batch."""
+    for batch in loader:
+        patches = extractor.features(batch['inputs'], [layer])['patches'][:, 0].flatten(1, 2)
+        yield patches, torch.cat([sample.gt_label for sample in batch['data_samples']]).to(patches.device)
 
 
 def evaluate_patches(
@@ -218,19 +241,21 @@ def neighbours(features: Tensor, bank: Tensor, k: int) -> Iterator[tuple[Tensor,
         yield (chunk @ bank.T).topk(min(k, len(bank)), dim=1)
 
 
-def knn_predict(
+def knn_votes(
     features: Tensor, bank: Tensor, labels: Tensor, num_classes: int, k: int = 20, temperature: float = 0.07
-) -> Tensor:
-    """Classes (N,) of features by a vote of the k nearest, with labels (M,), weighted by exp(cosine / temperature).
+) -> Iterator[Tensor]:
+    """Votes (n, K) of the k nearest, with labels (M,), weighted by exp(cosine / temperature), for n features at a time.
 
     Source: facebookresearch/dino `eval_knn.py`.
     """
-    predicted = []
     for cosine, nearest in neighbours(features, bank, k):
         votes = cosine.new_zeros(len(cosine), num_classes)
-        votes.scatter_add_(1, labels[nearest], ((cosine - 1) / temperature).exp())
-        predicted.append(votes.argmax(dim=1))
-    return torch.cat(predicted)
+        yield votes.scatter_add_(1, labels[nearest], ((cosine - 1) / temperature).exp())
+
+
+def knn_predict(*arguments: Any, **options: Any) -> Tensor:
+    """Classes (N,) of features: those with most `knn_votes`, whose arguments it takes."""
+    return torch.cat([votes.argmax(dim=1) for votes in knn_votes(*arguments, **options)])
 
 
 def thumbnail(image: np.ndarray) -> np.ndarray:
@@ -261,6 +286,13 @@ def mean_and_error(values: Tensor) -> tuple[float, float]:
     """Mean of values (N,) and its standard error, in %."""
     values = values.double()
     return 100 * float(values.mean()), 100 * float(values.std(correction=0)) / math.sqrt(len(values))
+
+
+def linear_predict(features: Tensor, bank: Tensor, labels: Tensor, num_classes: int) -> tuple[Tensor, dict[str, Any]]:
+    """Classes (N,) of features by `choose_penalty` on a standardised bank, and what that chose."""
+    standardise, rows = standardiser(bank), torch.arange(len(labels), device=labels.device)
+    layer, found = choose_penalty(standardise(bank), labels, num_classes, rows, by_class=False)
+    return layer(standardise(features)).argmax(dim=1), found
 
 
 def knn_shares(features: Tensor, bank: Tensor, targets: Tensor, k: int = 30) -> Tensor:
@@ -313,8 +345,7 @@ def choose_penalty(
     of the accuracy. Returns the layer, and dict(penalty, held_out={penalty: % on the tenth}).
     """
     names, image = images.unique(return_inverse=True)
-    order = torch.randperm(len(names), generator=torch.Generator().manual_seed(seed)).to(images.device)
-    held_out = torch.isin(image, order[: max(1, round(HELD_OUT * len(names)))])
+    held_out = torch.isin(image, draw_held_out(len(names), seed)[0].to(images.device))
     figures: dict[float, float] = {}
     layers: dict[float, nn.Linear] = {}
     layer = None
@@ -324,6 +355,105 @@ def choose_penalty(
         figures[penalty] = 100 * (mean_iou(counts) if by_class else accuracy(counts))
     best = max(figures, key=figures.__getitem__)
     return fit_linear(features, targets, num_classes, best, start=layers[best]), dict(penalty=best, held_out=figures)
+
+
+def draw_held_out(number: int, seed: int) -> Sequence[Tensor]:
+    """The tenth of so many images by which a setting is chosen, and the rest."""
+    order = torch.randperm(number, generator=torch.Generator().manual_seed(seed))
+    return order.tensor_split([max(1, round(HELD_OUT * number))])
+
+
+def hold_patches(batches: Iterable[tuple[Tensor, Tensor]], number: int) -> tuple[Tensor, Tensor]:
+    """Features (M, P, C) and classes (M,) of `number` images in batches, or of those that fit, evenly spread.
+
+    Batches are features (n, P, C) and classes (n,). Many patches are held in half precision.
+    """
+    held = torch.empty(0)
+    labels: list[Tensor] = []
+    seen = filled = most = 0
+    for patches, classes in batches:
+        if not seen:
+            dtype = torch.float16 if number * patches[0].nbytes > HALF_FROM else torch.float32
+            most = min(number, MOST_HELD // (patches[0].numel() * dtype.itemsize))
+            held = patches.new_empty(most, *patches.shape[1:], dtype=dtype)
+            if most < number:
+                found = f'the patches of {number:,} images take too much memory'
+                warn(f'Attentive probe: {found}; it learns from {most:,}')
+        place = torch.arange(seen, seen + len(patches))
+        chosen = (place + 1) * most // number > place * most // number
+        labels.append(classes[chosen.to(classes.device)])
+        held[filled : filled + len(labels[-1])] = patches[chosen.to(patches.device)]
+        seen, filled = seen + len(patches), filled + len(labels[-1])
+    return held[:filled], torch.cat(labels)
+
+
+def choose_attentive(
+    held: tuple[Tensor, Tensor], num_classes: int, queries: int = 1, seed: int = 0
+) -> tuple[Callable[[Tensor], Tensor], dict[str, Any]]:
+    """`fit_attentive` on held patches and classes, with the setting that is best on a tenth when fitted on the rest.
+
+    Standardises the patches in place. Returns a function, features (n, P, C) -> classes (n,), and dict(queries, rate,
+    epochs, held_out={setting: % on the tenth}).
+    """
+    bank, labels = held
+    some = bank[:: -(-len(bank) // 256)]  # enough for the levels of channels
+    standardise = standardiser(some.flatten(0, 1).float())
+    for part in bank.split(PROBE_BATCH):
+        part.copy_(standardise(part.float()))
+    held_out, rest = (rows.to(bank.device) for rows in draw_held_out(len(bank), seed))
+    figures = {}
+    for epochs in EPOCHS:
+        probes = fit_attentive(held, rest, num_classes, queries, RATES, epochs, seed)
+        for rate, probe in zip(RATES, probes, strict=True):
+            hits = [probe(bank[rows].float()).argmax(dim=1) == labels[rows] for rows in held_out.split(PROBE_BATCH)]
+            figures[rate, epochs] = 100 * float(torch.cat(hits).double().mean())
+    rate, epochs = max(figures, key=figures.__getitem__)
+    (probe,) = fit_attentive(held, torch.cat([held_out, rest]), num_classes, queries, [rate], epochs, seed)
+    shown = {f'rate {rate:g}, {epochs} epochs': figure for (rate, epochs), figure in figures.items()}
+    found = dict(queries=queries, rate=rate, epochs=epochs, held_out=shown)
+    return lambda patches: probe(standardise(patches)).argmax(dim=1), found
+
+
+def attentive_seconds(held: tuple[Tensor, Tensor], num_classes: int) -> float:
+    """The time that `choose_attentive` takes at most, by that of an epoch."""
+    begin = time.monotonic()
+    fit_attentive(held, torch.arange(len(held[0]), device=held[0].device), num_classes, 1, RATES, 1)
+    return (sum(EPOCHS) + max(EPOCHS)) * (time.monotonic() - begin)
+
+
+def fit_attentive(
+    held: tuple[Tensor, Tensor],
+    rows: Tensor,
+    num_classes: int,
+    queries: int,
+    rates: Sequence[float],
+    epochs: int,
+    seed: int = 0,
+) -> list[nn.Module]:
+    """Trains an `attentive_classifier` at each rate by AdamW and half a cosine, all on the same batches.
+
+    It learns from these rows, int64 (m,), of the held patches (M, P, C) and classes (M,).
+    """
+    (bank, labels), generator = held, torch.Generator().manual_seed(seed)
+    dims, size = bank.shape[2], min(len(rows), max(16, min(PROBE_BATCH, len(rows) // 8)))
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        probes = [attentive_classifier(dims, queries, num_classes).to(rows.device) for _ in rates]
+    groups = [dict(params=probe.parameters(), lr=rate) for probe, rate in zip(probes, rates, strict=True)]
+    optimizer = torch.optim.AdamW(groups)
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, max(1, epochs * (len(rows) // size)))
+    with torch.enable_grad():
+        for _ in range(epochs):
+            order = rows[torch.randperm(len(rows), generator=generator).to(rows.device)]
+            for first in range(0, len(rows) - size + 1, size):
+                batch = order[first : first + size]
+                patches = bank[batch].float()
+                loss = torch.stack([F.cross_entropy(probe(patches), labels[batch]) for probe in probes]).sum()
+                optimizer.zero_grad()
+                loss.backward()
+                optimizer.step()
+                schedule.step()
+    return [probe.eval().requires_grad_(False) for probe in probes]
 
 
 def confusion(predicted: Tensor, targets: Tensor, num_classes: int) -> Tensor:

@@ -20,12 +20,13 @@ from beit_mm.checkpoint.names import convert_state_dict, detect_format
 from beit_mm.datasets.masking import masked_positions
 from beit_mm.datasets.transforms import jitter_images
 from beit_mm.errors import UserError, check_choice
-from beit_mm.models.tokenizers.base import Tokenizer
+from beit_mm.models.tokenizers.base import TargetGenerator
 from beit_mm.models.vit import BEiTBackbone, truncated_normal_
 from beit_mm.positions import take_tokens
 from beit_mm.registry import MODELS
 
-TOKENIZER_PREFIX = 'target_generator.'
+TARGETS_PREFIX = 'target_generator.'
+AVERAGE_PREFIX = 'target_generator.ema.'  # the part of it that checkpoints hold: a moving average of the model
 
 
 @MODELS.register_module()
@@ -37,13 +38,16 @@ class BEiTPretrainer(BaseModel):
 
     Args:
         backbone: config of a BEiTBackbone with out_type 'raw'.
-        head: config of a BEiTMIMHead or PixelRegressionHead; None in a subclass with another task.
-        target_generator: config of a Tokenizer; None to predict pixels.
+        head: config of a BEiTMIMHead, FeatureRegressionHead or PixelRegressionHead; None in a subclass with another
+            task.
+        target_generator: config of a Tokenizer or FeatureTargets; None to predict pixels.
         data_preprocessor: config of a TwoViewDataPreprocessor.
         recover: 'masked' predicts the masked patches only, 'all' every patch.
 
     Source: paper section 2.3; microsoft/unilm `beit/engine_for_pretraining.py`.
     """
+
+    averages: tuple[str, ...] = (AVERAGE_PREFIX,)  # prefixes of parameters that are moving averages of others
 
     def __init__(
         self,
@@ -57,17 +61,34 @@ class BEiTPretrainer(BaseModel):
         super().__init__(data_preprocessor, init_cfg)
         check_choice('recover', recover, ('masked', 'all'))
         self.recover = recover
-        self.backbone = _build('backbone', backbone, BEiTBackbone)
+        self.backbone = _build('backbone', backbone, BEiTBackbone, 'BEiTBackbone')
         self.head = None if head is None else MODELS.build(head)
-        self.target_generator: Tokenizer | None = None
+        self.target_generator: Any = None
         if target_generator is not None:
-            tokenizer = _build('target_generator', target_generator, Tokenizer)
-            self.target_generator = tokenizer.requires_grad_(False).eval()
+            self.target_generator = _build(
+                'target_generator', target_generator, TargetGenerator, 'Tokenizer or FeatureTargets'
+            )
+            self.target_generator.attach(self.backbone, self.data_preprocessor)
+            self.target_generator.requires_grad_(False).eval()
         if self.head is not None:
             _check_head(self.head, self.target_generator, self.backbone.embed_dims)
         self.register_state_dict_post_hook(_drop_tokenizer)
         self.register_load_state_dict_pre_hook(_rename_mmpretrain)
+        self.register_load_state_dict_pre_hook(_start_average)
         self.register_load_state_dict_post_hook(_expect_no_tokenizer)
+
+    def init_weights(self) -> None:
+        super().init_weights()
+        self.update_teacher(0.0)
+
+    @torch.no_grad()
+    def update_teacher(self, momentum: float, taken: Tensor | None = None) -> None:
+        """Sets averages to momentum * average + (1 - momentum) * weight, unless `taken`, bool (), is False."""
+        step = 1 - momentum if taken is None else (1 - momentum) * taken
+        for prefix in self.averages:
+            for name, average in self.named_parameters():
+                if name.startswith(prefix):
+                    average.lerp_(self.get_parameter(name.removeprefix(prefix)), step)
 
     def forward(self, inputs: dict, data_samples: None = None, mode: str = 'tensor') -> object:
         """Takes what TwoViewDataPreprocessor returns. Mode 'tensor' gives hidden states (B, 1+h*w, C)."""
@@ -82,7 +103,7 @@ class BEiTPretrainer(BaseModel):
     def loss(self, inputs: dict) -> dict[str, Tensor]:
         """The negative mean of equation 1 of the paper over the patches of a batch; for tokens `mim_acc` too."""
         positions = self._positions_to_predict(inputs)  # B, K
-        targets = self._targets(inputs, positions)  # B, K tokens, or B, K, P pixels
+        targets = self._targets(inputs, positions)  # B, K tokens, or B, K, P pixels or features
         return self.head.loss(self._hidden(inputs, positions), targets, positions)
 
     def _positions_to_predict(self, inputs: dict) -> Tensor | None:
@@ -92,17 +113,13 @@ class BEiTPretrainer(BaseModel):
         return inputs['positions'] if self.recover == 'masked' else None
 
     def _targets(self, inputs: dict, positions: Tensor | None) -> Tensor:
-        """Visual tokens (B, K) or pixels (B, K, P) at the positions, or of all patches."""
+        """Visual tokens (B, K), or features or pixels (B, K, P), at the positions, or of all patches."""
         if self.target_generator is None:
             if not isinstance(self.head, PixelRegressionHead):
                 raise UserError(f'{type(self.head).__name__} predicts visual tokens; set target_generator')
             pixels = F.pixel_unshuffle(inputs['images'], self.head.patch_size).flatten(2).mT  # B, h*w, P
             return pixels if positions is None else take_tokens(pixels, positions.clamp(min=0))
-        if inputs['tokenizer_images'] is None:
-            raise UserError('the images have no second view for the tokenizer; set second_size or tokenizer_scale')
-        if positions is None:
-            return self.target_generator.encode(inputs['tokenizer_images']).flatten(1)
-        return self.target_generator.encode_at(inputs['tokenizer_images'], positions)
+        return self.target_generator.targets(inputs, positions)
 
     def _hidden(self, inputs: dict, positions: Tensor | None) -> Tensor:
         """Hidden states (B, K, C) of the patches to predict."""
@@ -111,16 +128,19 @@ class BEiTPretrainer(BaseModel):
 
     @torch.no_grad()
     def predict(self, inputs: dict) -> list[dict]:
-        """For each image loss and count, summed over its predicted patches; for tokens also correct and all tokens."""
+        """For each image sums over its predicted patches, such as loss and count, with its targets and positions."""
         positions = self._positions_to_predict(inputs)  # B, K
-        targets = self._targets(inputs, None)  # B, h*w, all tokens for MIMMetric's token entropy; or B, h*w, P pixels
+        targets = self._targets(inputs, None)  # B, h*w, all tokens for MIMMetric's token entropy; or B, h*w, P
         chosen = targets if positions is None else take_tokens(targets, positions.clamp(min=0))
         sums = self.head.predict(self._hidden(inputs, positions), chosen, positions)  # B each
         rows = torch.stack([values.float() for values in sums.values()], dim=1).tolist()  # waits for the device once
         results = [dict(zip(sums, row, strict=True)) for row in rows]
-        if self.target_generator is not None:
-            for result, tokens in zip(results, targets.cpu(), strict=True):
-                result['tokens'] = tokens
+        kept = {} if self.target_generator is None else {self.target_generator.gives: targets}
+        if positions is not None:
+            kept['positions'] = positions
+        for name, rows in kept.items():
+            for result, row in zip(results, rows.cpu(), strict=True):
+                result[name] = row
         return results
 
     @torch.no_grad()
@@ -159,30 +179,32 @@ class BEiTPretrainer(BaseModel):
         return self
 
 
-def _check_head(head: nn.Module, tokenizer: Tokenizer | None, width: int) -> None:
-    """Raises UserError unless the head predicts what the tokenizer gives, or pixels, from `width` channels."""
-    if tokenizer is None:
+def _check_head(head: nn.Module, generator: TargetGenerator | None, width: int) -> None:
+    """Raises UserError unless the head predicts these targets, or pixels, from `width` channels."""
+    if generator is None:
         needed, fits = 'pixels need a beit_mm.PixelRegressionHead', isinstance(head, PatchHead)  # get_model's is BEiT's
     else:
-        needed = f'the tokenizer needs a BEiTMIMHead, vocab_size={tokenizer.vocab_size}'
-        fits = isinstance(head, BEiTMIMHead) and head.vocab_size == tokenizer.vocab_size
+        sizes = [getattr(part, 'vocab_size', None) for part in (head, generator)]
+        needed = f'{type(generator).__name__} needs one that predicts {generator.gives}, vocab_size={sizes[1]}'
+        fits = isinstance(head, PatchHead) and head.predicts == generator.gives and sizes[0] == sizes[1]
     if not fits:
         raise UserError(f'the head is a {type(head).__name__}; {needed}')
     if head.embed_dims != width:
         raise UserError(f'model.head.embed_dims is {head.embed_dims}; set {width}, as the backbone gives')
 
 
-def _build(name: str, config: dict, kind: type) -> Any:
+def _build(name: str, config: dict, kind: type, expected: str) -> Any:
     """Builds a part of the model and checks its type."""
     part = MODELS.build(config)
     if not isinstance(part, kind):
-        raise UserError(f'{name} is a {type(part).__name__}; expected a beit_mm {kind.__name__}')
+        raise UserError(f'{name} is a {type(part).__name__}; expected a beit_mm {expected}')
     return part
 
 
 def _drop_tokenizer(model: nn.Module, state_dict: dict, prefix: str, local_metadata: dict) -> None:
-    for key in [k for k in state_dict if k.startswith(prefix + TOKENIZER_PREFIX)]:
-        del state_dict[key]
+    for key in [k for k in state_dict if k.startswith(prefix + TARGETS_PREFIX)]:
+        if not key.startswith(prefix + AVERAGE_PREFIX):
+            del state_dict[key]
 
 
 def _rename_mmpretrain(model: nn.Module, state_dict: dict, prefix: str, *_: object) -> None:
@@ -195,16 +217,26 @@ def _rename_mmpretrain(model: nn.Module, state_dict: dict, prefix: str, *_: obje
         state_dict.update((prefix + name, tensor) for name, tensor in renamed.items())
 
 
+def _start_average(model: BEiTPretrainer, state_dict: dict, prefix: str, *_: object) -> None:
+    """The moving average starts at the weights of a file that does not have it."""
+    average, backbone = prefix + AVERAGE_PREFIX, f'{prefix}backbone.'
+    is_complete = any(name.startswith(average) for name in state_dict)
+    if getattr(model.target_generator, 'ema', None) is not None and not is_complete:
+        given = [name for name in state_dict if name.startswith(backbone) and not name.endswith('.mask_token')]
+        state_dict.update({average + name.removeprefix(prefix): state_dict[name] for name in given})
+
+
 def _expect_no_tokenizer(model: nn.Module, incompatible_keys: Any) -> None:
     """Removes the tokenizer's keys from the missing keys, at any depth, because the model may be in a wrapper."""
     missing = incompatible_keys.missing_keys
-    missing[:] = [key for key in missing if f'.{TOKENIZER_PREFIX}' not in f'.{key}']
+    missing[:] = [key for key in missing if f'.{TARGETS_PREFIX}' not in f'.{key}']
 
 
 class PatchHead(BaseModule):
     """A linear layer, which checkpoints call `layer`, on the hidden states (..., embed_dims) of patches."""
 
     layer: str
+    predicts = 'pixels'  # or what TargetGenerator.gives
 
     def __init__(self, embed_dims: int, outputs: int, init_cfg: dict | None):
         super().__init__(init_cfg)
@@ -250,7 +282,7 @@ class BEiTMIMHead(PatchHead):
     `beit/engine_for_pretraining.py` (loss and accuracy over all masked patches of a batch, not image by image).
     """
 
-    layer = 'lm_head'
+    layer, predicts = 'lm_head', 'tokens'
 
     def __init__(self, embed_dims: int, vocab_size: int = 8192, init_cfg: dict | None = None):
         super().__init__(embed_dims, vocab_size, init_cfg)

@@ -47,6 +47,7 @@ class DINOPretrainer(BEiTPretrainer):
     Source: paper, appendix "Multi-Task Pre-Training with DINO"; arXiv 2104.14294; facebookresearch/dino `main_dino.py`.
     """
 
+    averages = (*BEiTPretrainer.averages, 'teacher.')
     center: Tensor
 
     def __init__(
@@ -74,17 +75,6 @@ class DINOPretrainer(BEiTPretrainer):
         self.teacher.requires_grad_(False)
         self.update_teacher(0.0)
         self.register_buffer('center', torch.zeros(self.dino_head.num_prototypes))
-
-    def init_weights(self) -> None:
-        super().init_weights()
-        self.update_teacher(0.0)
-
-    @torch.no_grad()
-    def update_teacher(self, momentum: float, taken: Tensor | None = None) -> None:
-        """Sets the teacher to momentum * teacher + (1 - momentum) * student, unless `taken`, bool (), is False."""
-        step = 1 - momentum if taken is None else (1 - momentum) * taken
-        for name, weight in self.teacher.named_parameters():
-            weight.lerp_(self.get_parameter(name), step)
 
     def loss(self, inputs: dict) -> dict[str, Tensor]:
         if inputs['second_images'] is None or self.teacher_temperature is None:

@@ -112,9 +112,18 @@ class AttentivePooling(nn.Module):
 
     def forward(self, patches: Tensor) -> Tensor:
         number, dims = self.queries.shape
-        attention = (patches @ self.queries.t() * dims**-0.5).softmax(dim=1)  # B, N, Q
-        values = self.value(patches).unflatten(2, (number, -1))  # B, N, Q, C / Q
-        return (attention.unsqueeze(3) * values).sum(dim=1).flatten(1)  # B, C
+        attention = (self.queries @ patches.transpose(1, 2) * dims**-0.5).softmax(dim=2)  # B, Q, N
+        # The sum is projected, not each patch: the projection is linear, and there are fewer queries than patches.
+        value = self.value.weight.unflatten(0, (number, -1))  # Q, C / Q, C
+        return torch.einsum('bqc,qdc->bqd', attention @ patches, value).flatten(1)  # B, C
+
+
+def attentive_classifier(dims: int, num_queries: int, num_classes: int) -> nn.Sequential:
+    """Classifies patches (B, N, C) by AttentivePooling, batch normalisation and a linear layer."""
+    classifier = nn.Linear(dims, num_classes)
+    nn.init.normal_(classifier.weight, std=0.01)
+    nn.init.zeros_(classifier.bias)
+    return nn.Sequential(AttentivePooling(dims, num_queries), nn.BatchNorm1d(dims, eps=1e-6, affine=False), classifier)
 
 
 @MODELS.register_module()
@@ -136,9 +145,8 @@ class AttentiveProbe(LinearProbe):
         dims = self.backbone.embed_dims
         self.backbone.norm = nn.LayerNorm(dims, eps=NORM_EPS)
         self.backbone.requires_grad_(False)
-        for layer, classifier in self.heads.items():
-            pooling = AttentivePooling(dims, num_queries)
-            self.heads[layer] = nn.Sequential(pooling, nn.BatchNorm1d(dims, affine=False), classifier)
+        for layer in self.heads:
+            self.heads[layer] = attentive_classifier(dims, num_queries, num_classes)
 
     @torch.no_grad()
     def features(self, images: Tensor) -> list[Tensor]:

@@ -1,10 +1,10 @@
-"""What a checkpoint records about a model that contains a BEiTBackbone or a Tokenizer."""
+"""What a checkpoint records about a model that contains a BEiTBackbone or a TargetGenerator."""
 
 from typing import Any
 
 from torch import nn
 
-from beit_mm.models.tokenizers.base import Tokenizer
+from beit_mm.models.tokenizers.base import TargetGenerator
 from beit_mm.models.vit import BEiTBackbone
 
 
@@ -25,6 +25,6 @@ def preprocessing_of_model(model: nn.Module) -> dict[str, Any]:
     return preprocessing
 
 
-def tokenizer_provenance(model: nn.Module) -> dict[str, Any] | None:
-    """Type, path, SHA-256 and precision of the tokenizer; None for a model without one."""
-    return next((module.provenance for module in model.children() if isinstance(module, Tokenizer)), None)
+def target_provenance(model: nn.Module) -> dict[str, Any] | None:
+    """Type, path, SHA-256 and settings of the tokenizer or teacher; None for a model without one."""
+    return next((module.provenance for module in model.children() if isinstance(module, TargetGenerator)), None)

@@ -106,7 +106,12 @@ class Attention(nn.Module):
             self.relative_position_bias_table = nn.Parameter(torch.zeros(num_relative_positions(table_grid), num_heads))
 
     def forward(
-        self, x: Tensor, grid: Grid, shared_bias: Tensor | None = None, queries: Tensor | None = None
+        self,
+        x: Tensor,
+        grid: Grid,
+        shared_bias: Tensor | None = None,
+        queries: Tensor | None = None,
+        hidden: Tensor | None = None,
     ) -> Tensor:
         """Attends from the queries to all tokens.
 
@@ -115,17 +120,22 @@ class Attention(nn.Module):
             grid: patch grid (h, w).
             shared_bias: (1, heads, N, P) bias that all blocks share, in the type of their computation.
             queries: int64 (B, K) indices of the tokens to compute; None for all.
+            hidden: bool (B, Q, N), what the first Q tokens do not attend to; not together with `queries`.
 
         Returns:
             (B, K, C), where K = N without queries.
         """
         q, k, v = self._qkv(x, queries)  # B, heads, K, d; B, heads, N, d twice
         bias = self._bias(grid, x.shape[1], shared_bias, queries, q.dtype)  # 1 or B, heads, K, N
-        if x.device.type == 'cpu' and (q.dtype is torch.bfloat16 or bias is not None and bias.requires_grad):
-            # The fused kernel of CPUs is slow in bfloat16 (five times in the backward pass), without a bias gradient.
-            x = _attention_scores(q, k, bias).softmax(dim=-1) @ v
-        else:
-            x = F.scaled_dot_product_attention(q, k, v, attn_mask=bias)
+        if hidden is None:
+            x = _attend(q, k, v, bias)
+        else:  # a bias for each image is large: only the first rows have one
+            sizes = [hidden.shape[1], x.shape[1] - hidden.shape[1]]
+            mask = torch.zeros_like(hidden, dtype=q.dtype).masked_fill(hidden, -math.inf)[:, None]  # B, 1, Q, N
+            top, bottom = (None, None) if bias is None else bias.split(sizes, dim=2)
+            first, others = q.split(sizes, dim=2)
+            first = _attend(first, k, v, mask if top is None else top + mask)
+            x = torch.cat([first, _attend(others, k, v, bottom)], dim=2)
         return self.proj(x.transpose(1, 2).flatten(2))  # B, K, C
 
     def attention_scores(self, x: Tensor, grid: Grid, shared_bias: Tensor | None, queries: Tensor | None) -> Tensor:
@@ -161,6 +171,14 @@ class Attention(nn.Module):
         if queries is not None:
             bias = bias[0][:, queries].transpose(0, 1)  # heads, B, K, P -> B, heads, K, P
         return bias[..., :num_tokens]
+
+
+def _attend(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None) -> Tensor:
+    """Attention of queries (B, heads, K, d), with a bias (1 or B, heads, K, N)."""
+    if q.device.type == 'cpu' and (q.dtype is torch.bfloat16 or bias is not None and bias.requires_grad):
+        # The fused kernel of CPUs is slow in bfloat16 (five times in the backward pass), without a bias gradient.
+        return _attention_scores(q, k, bias).softmax(dim=-1) @ v
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=bias)
 
 
 def _attention_scores(q: Tensor, k: Tensor, bias: Tensor | None) -> Tensor:
@@ -215,10 +233,15 @@ class Block(nn.Module):
         self.gamma_2 = None if gamma is None else nn.Parameter(torch.full((dims,), float(gamma)))
 
     def forward(
-        self, x: Tensor, grid: Grid, shared_bias: Tensor | None = None, queries: Tensor | None = None
+        self,
+        x: Tensor,
+        grid: Grid,
+        shared_bias: Tensor | None = None,
+        queries: Tensor | None = None,
+        hidden: Tensor | None = None,
     ) -> Tensor:
         """Tokens (B, N, C) to (B, N, C), or (B, K, C) at `queries`; see Attention.forward."""
-        attended = self.attn(self.norm1(x), grid, shared_bias, queries)  # B, N or K, C
+        attended = self.attn(self.norm1(x), grid, shared_bias, queries, hidden)  # B, N or K, C
         x = x if queries is None else take_tokens(x, queries)
         x = x + self.drop_path(attended if self.gamma_1 is None else attended * self.gamma_1)
         mixed = self.mlp(self.norm2(x))  # B, N or K, C
@@ -352,22 +375,23 @@ class BEiTBackbone(BaseModule):
         Args:
             images: (B, 3, H, W) normalised.
             mask: bool (B, h, w), True (or 1) = replaced by the mask token; needs `masked_input=True`.
-            positions: int64 (B, K) patches, -1 = padding. Then the last block computes only these, (B, K, C), with a
-                class token or register at padding. Needs out_type 'raw' and the last block as the only output.
+            positions: int64 (B, K) patches, -1 = padding. Then the outputs are (B, K, C), with a class token or
+                register at padding, and the last of `out_indices` computes only these. Needs out_type 'raw'.
         """
         if mask is not None and self.mask_token is None:
             raise UserError('BEiTBackbone got a mask but has no mask token; set masked_input=True')
-        if positions is not None and (self.out_type != 'raw' or self.out_indices != [self.num_layers - 1]):
-            raise UserError("positions need out_type='raw' and the last block as the only output")
+        if positions is not None and self.out_type != 'raw':
+            raise UserError("positions need out_type='raw'")
         x, grid, shared_bias = self.embed(images, mask)  # B, N, C
         outputs: dict[int, Tensor] = {}
         done = 0  # blocks that have run
+        # Padding (-1) becomes the token before the patches.
+        chosen = None if positions is None else positions + self.num_prefix_tokens
         for index in sorted(set(self.out_indices)):
-            last = index == self.num_layers - 1
-            # Padding (-1) becomes the token before the patches.
-            queries = positions + self.num_prefix_tokens if last and positions is not None else None
-            x = self.run_blocks(self.blocks[done : index + 1], x, grid, shared_bias, queries)  # B, N or K, C
-            outputs[index] = self._format(x, grid, last)
+            final = index == max(self.out_indices)
+            x = self.run_blocks(self.blocks[done : index + 1], x, grid, shared_bias, chosen if final else None)
+            output = self._format(x, grid, index == self.num_layers - 1)  # B, N or K, C
+            outputs[index] = output if final or chosen is None else take_tokens(output, chosen)
             done = index + 1
         return tuple(outputs[index] for index in self.out_indices)
 

@@ -1,4 +1,5 @@
 """Semantic segmentation with MMSegmentation. Outside this folder only functions in apis import mmseg."""
 
 from .heads import EfficientSETRUPHead, EfficientUPerHead, FCNHead, SETRUPHead, SyncBN
+from .mask_head import MaskClassificationHead
 from .segmentor import BandsDataPreprocessor, MultiScaleTTA, MultiScaleViews, SlidingSegmentor

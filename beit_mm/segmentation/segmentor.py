@@ -80,13 +80,34 @@ class SlidingSegmentor(EncoderDecoder):
         windows_per_batch: windows that go through the network together; default 8, 1 on a CPU.
     """
 
+    with_confidence = False  # of labels of large images too, see `confidence_of`; tests do not need it
+
     def __init__(self, *args, data_preprocessor: dict | None = None, **kwargs):
         if isinstance(data_preprocessor, dict) and len(data_preprocessor.get('mean') or ()) not in (0, 1, 3):
             data_preprocessor = dict(data_preprocessor, type='beit_mm.BandsDataPreprocessor')
         super().__init__(*args, data_preprocessor=data_preprocessor, **kwargs)
+        # whether the head's results, here called logits, need no softmax
+        self.gives_probabilities = getattr(self.decode_head, 'gives_probabilities', False)
+        self.joins = getattr(self.decode_head, 'where', None) == 'backbone'
+        if self.joins:
+            backbone = getattr(self.backbone, 'module', self.backbone)  # of a LoRAModel
+            if self.with_neck or self.with_auxiliary_head or not isinstance(backbone, BEiTBackbone):
+                raise UserError("decode_head.where='backbone' needs a BEiTBackbone, no neck and no auxiliary_head")
+            self.decode_head.join(backbone)
         self.data_preprocessor._non_blocking = True  # the host does not wait for copies; mmseg has no argument for it
         check_test_cfg(self.test_cfg or {})
         self.takes_rgb = not (data_preprocessor or {}).get('bgr_to_rgb', False)
+
+    def extract_feat(self, inputs: Tensor) -> Sequence:
+        """Feature maps for the head; or what the first blocks give it: tokens, the patch grid, and the shared bias."""
+        if not self.joins:
+            return super().extract_feat(inputs)
+        backbone, head = getattr(self.backbone, 'module', self.backbone), self.decode_head
+        x, grid, bias = backbone.embed(inputs, None)
+        x = backbone.run_blocks(backbone.blocks[: -head.num_blocks], x, grid, bias)  # B, N, C
+        if bias is not None:  # of all blocks: with the queries
+            bias = backbone.rel_pos_bias(grid, bias.dtype, head.num_queries + backbone.num_prefix_tokens)
+        return x, grid, bias
 
     def test_step(self, data: dict) -> list[SegDataSample]:
         # For an array, mmseg's `inference_model` replaces LoadImage with a loader of BGR that sets img_path=None.
@@ -130,17 +151,34 @@ class SlidingSegmentor(EncoderDecoder):
         )
         large = classes > 1 and len(sizes) == 1 and classes * math.prod(*sizes) > MAX_LOGITS
         if changed or not large:
-            return super().postprocess_result(seg_logits, data_samples)
+            samples = super().postprocess_result(seg_logits, data_samples)
+            if self.gives_probabilities:  # `confidence_of` takes what is there for logits
+                for sample in samples:
+                    sample.confidence = PixelData(data=self.confidence(sample.seg_logits.data)[None])
+            return samples
         (size,) = sizes
         rows, columns = (  # H, h and W, w
             bilinear_matrix(source, target, self.align_corners).to(seg_logits)
             for source, target in zip(seg_logits.shape[2:], size, strict=True)
         )
-        strips = rows.split(max(1, MAX_LOGITS // (8 * classes * size[1])))
+        strips = rows.split(strip_height(classes, size[1]))
         for sample, logits in zip(samples, seg_logits, strict=True):  # C, h, w
-            labels = [(strip @ logits @ columns.T).argmax(dim=0, keepdim=True) for strip in strips]
+            labels, confidence = [], []
+            for strip in strips:
+                scores = strip @ logits @ columns.T  # C, rows, W
+                labels.append(scores.argmax(dim=0, keepdim=True))
+                if self.with_confidence:
+                    confidence.append(self.confidence(scores))
             sample.pred_sem_seg = PixelData(data=torch.cat(labels, dim=1))  # 1, H, W
+            if self.with_confidence:
+                sample.confidence = PixelData(data=torch.cat(confidence)[None])
         return samples
+
+    def confidence(self, scores: Tensor) -> Tensor:
+        """The probability (H, W) of the most likely class, by what the head gives, (C, H, W)."""
+        if self.gives_probabilities:
+            return scores.amax(dim=0).clamp(max=1)  # queries add up
+        return highest_probability(scores)
 
     @property
     def divisor(self) -> int:
@@ -148,6 +186,32 @@ class SlidingSegmentor(EncoderDecoder):
         patch_size = self.backbone.patch_size if isinstance(self.backbone, BEiTBackbone) else 1
         pyramid = self.with_neck and isinstance(self.neck, Feature2Pyramid)
         return max(patch_size, round(patch_size / min(self.neck.rescales))) if pyramid else patch_size
+
+
+def strip_height(classes: int, width: int) -> int:
+    """Rows of an image whose logits take an eighth of what MAX_LOGITS allows."""
+    return max(1, MAX_LOGITS // (8 * classes * width))
+
+
+def highest_probability(logits: Tensor) -> Tensor:
+    """The probability (H, W) of the most likely class, by logits (C, H, W)."""
+    strips = logits.split(strip_height(len(logits), logits.shape[2]), dim=1)
+    return torch.cat([(strip.amax(dim=0) - strip.logsumexp(dim=0)).exp() for strip in strips])
+
+
+def confidence_of(sample: SegDataSample) -> Tensor:
+    """The probability (H, W) of each pixel's label in a prediction of a segmentor of this package or of mmseg."""
+    if 'confidence' in sample:
+        return sample.confidence.data[0]
+    scores = sample.seg_logits.data  # C, H, W
+    if len(scores) == 1:  # not a logit, but its sigmoid
+        return probability_of(sample.pred_sem_seg.data, scores)
+    return highest_probability(scores)
+
+
+def probability_of(label: Tensor, second: Tensor) -> Tensor:
+    """The probability (H, W) of labels 0 and 1, by that of the second class; both are (1, H, W)."""
+    return torch.where(label > 0, second, 1 - second)[0]
 
 
 def check_test_cfg(cfg: dict) -> None:
@@ -342,9 +406,12 @@ class MultiScaleTTA(BaseTTAModel):
         for sample, mean in zip(samples, self.probabilities(views, weights), strict=True):
             if len(mean) == 1:  # one logit for two classes
                 label = (mean > self.module.decode_head.threshold).long()
+                confidence = probability_of(label, mean)
             else:
                 label = mean.argmax(dim=0, keepdim=True)
+                confidence = mean.amax(dim=0).clamp(max=1)  # those of mask queries add up
             sample.pred_sem_seg = PixelData(data=label)  # 1, H, W
+            sample.confidence = PixelData(data=confidence[None])
         return samples
 
     def probabilities(self, views: Sequence[View], weights: Sequence[Sequence[int]]) -> Iterator[Tensor]:
@@ -354,7 +421,8 @@ class MultiScaleTTA(BaseTTAModel):
             mean = 0
             for weight in (weight for weight in weights_of_image for _ in FLIPS):
                 view = next(logits)  # C, H, W
-                view = view.sigmoid() if len(view) == 1 else view.softmax(dim=0)
+                if not self.module.gives_probabilities:
+                    view = view.sigmoid() if len(view) == 1 else view.softmax(dim=0)
                 mean += view.mul_(weight / (len(FLIPS) * sum(weights_of_image)))
             yield mean
 

@@ -11,7 +11,16 @@ from label_maps import make_label_maps
 from labelled import make_images, save_backbone
 from mmseg.evaluation import IoUMetric
 
-from beit_mm.features.evaluation import RIDGE_PENALTIES, class_ious, confusion, ridge
+from beit_mm.features import evaluation
+from beit_mm.features.evaluation import (
+    RIDGE_PENALTIES,
+    choose_attentive,
+    class_ious,
+    confusion,
+    hold_patches,
+    linear_predict,
+    ridge,
+)
 
 TOOL = 'analysis/evaluate_features.py'
 
@@ -24,13 +33,14 @@ def data(tmp_path_factory) -> SimpleNamespace:
     return SimpleNamespace(checkpoint=save_backbone(folder / 'ours.pth'), images=images, maps=maps)
 
 
-@pytest.mark.parametrize('method', ['knn', 'linear', 'dense-knn', 'dense-linear'])
+@pytest.mark.parametrize('method', ['knn', 'linear', 'attentive', 'dense-knn', 'dense-linear'])
 def test_images_and_pixels_are_told_apart_by_their_colour(method, data, tmp_path, capsys):
     """Of random weights too: in the table and in the file."""
     dense, out = method.startswith('dense'), tmp_path / 'deep/out.json'
     folders = [data.maps] if dense else [data.images / 'train', data.images / 'val']
     words = '--layer', -2, '--random', '--device', 'cpu', '--json', out
     words += (('--max-patches', 50) if dense else ()) + (('--k', 3) if method.endswith('knn') else ())
+    words += ('--queries', 4) if method == 'attentive' else ()
     run_tool(TOOL, method, data.checkpoint, *folders, *words)
     report, printed = json.loads(out.read_text()), capsys.readouterr().out
     assert report['method'] == method and list(report['results']) == [data.checkpoint, 'random weights']
@@ -38,7 +48,8 @@ def test_images_and_pixels_are_told_apart_by_their_colour(method, data, tmp_path
         figure, least = (row['miou'], 70) if dense else (row['top1'], 100)
         assert f'{name:{len(data.checkpoint)}}{figure:9.1f}' in printed and figure >= least
         assert row['layer'] == 1 and row['images'] == ([4, 4] if dense else [18, 18])
-        assert ('penalty' in row) == method.endswith('linear')
+        assert ('penalty' in row) == method.endswith('linear') and (row.get('queries') == 4) == (method == 'attentive')
+        assert dense or len(row['right']) == 18 and 100 * np.mean(row['right']) == pytest.approx(figure)
         assert not dense or row['patches'] <= 50 and figure == pytest.approx(np.mean(row['iou']), abs=1e-4)
 
 
@@ -52,12 +63,50 @@ def test_images_and_pixels_are_told_apart_by_their_colour(method, data, tmp_path
         ('knn', '--keep-zero-label'),
         ('linear', '--max-patches 50'),
         ('knn', '--seed 3'),
+        ('linear', '--queries 3'),
+        ('attentive', '--kind class_token'),
+        ('attentive', '--k 3'),
     ],
 )
 def test_options_of_other_methods_are_refused(method, words, capsys):
     with pytest.raises(SystemExit, match='2'):
         run_tool(TOOL, method, 'gone.pth', *['folder'] * (1 if 'dense' in method else 2), *words.split())
     assert words.split()[0] in capsys.readouterr().err.splitlines()[-1]
+
+
+def needles(number: int, generator: torch.Generator) -> tuple[torch.Tensor, torch.Tensor]:
+    """Features (N, 49, 16) of noise with one patch that shows the class (N,), of three, and that it is the one."""
+    patches, labels = torch.randn(number, 49, 16, generator=generator), torch.arange(number) % 3
+    places = torch.randint(49, (number,), generator=generator)
+    patches[torch.arange(number), places, 15] += 12
+    patches[torch.arange(number), places, labels] += 4
+    return patches, labels
+
+
+def test_an_attentive_probe_finds_the_patch_that_the_mean_hides():
+    generator = torch.Generator().manual_seed(0)
+    (patches, labels), (asked, truth) = needles(240, generator), needles(120, generator)
+    of_means, _ = linear_predict(asked.mean(dim=1), patches.mean(dim=1), labels, 3)
+    shares = []
+    for seed in (0, 0, 1):
+        classify, found = choose_attentive((patches.clone(), labels), 3, seed=seed)
+        shares.append((classify(asked) == truth).double().mean())
+        assert len(found['held_out']) == 6
+        assert found['held_out'][f'rate {found["rate"]:g}, {found["epochs"]} epochs'] == max(found['held_out'].values())
+    assert shares[0] == shares[1] and min(shares) > 0.85 and (of_means == truth).double().mean() < 0.65
+
+
+def test_patches_that_do_not_fit_are_left_out_evenly_and_said(monkeypatch, warnings):
+    patches, labels = torch.randn(100, 4, 8), torch.arange(100)
+    batches = [*zip(patches.split(7), labels.split(7), strict=True)]
+    whole, known = hold_patches(batches, 100)
+    assert whole.dtype == torch.float32 and torch.equal(whole, patches) and torch.equal(known, labels)
+    monkeypatch.setattr(evaluation, 'HALF_FROM', 0)
+    monkeypatch.setattr(evaluation, 'MOST_HELD', 25 * patches[0].nbytes // 2 + 1)
+    some, known = hold_patches(batches, 100)
+    assert known.tolist() == [*range(3, 100, 4)] and torch.equal(some, patches[known].half())
+    (said,) = warnings()
+    assert '25' in said and '100' in said
 
 
 def test_ious_of_classes_are_mmsegs():

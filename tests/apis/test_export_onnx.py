@@ -14,7 +14,7 @@ import pytest
 import torch
 from helpers import ROOT
 from labelled import BACKBONE, CLASSES, TEST_PIPELINE, make_images
-from narrow_segmentors import CROP, SEGMENTOR, narrow_segmentor
+from narrow_segmentors import CROP, SEGMENTOR, narrow_config, narrow_segmentor
 from PIL import Image
 from torch import nn
 
@@ -66,19 +66,30 @@ def classifier(out_type: str = 'avg_featmap', **changes: object) -> nn.Module:
     return model.eval()
 
 
-def files(folder: Path) -> tuple[Path, Path]:
+def files(folder: Path, head: str = 'beit_mm.EfficientUPerHead') -> tuple[Path, Path]:
     """A segmentor's checkpoint with its config, and its ONNX file."""
     steps = [dict(type='beit_mm.LoadImage'), dict(type='Resize', scale=(2048, CROP), keep_ratio=True)]
     dataset = dict(type='beit_mm.SegmentationFolder', pipeline=[*steps, dict(type='PackSegInputs')])
     tta = dict(tta_model=dict(type='beit_mm.MultiScaleTTA'), tta_pipeline=[steps[0], VIEWS])
-    config = dict(model=SEGMENTOR, test_dataloader=dict(dataset=dataset), default_scope='mmseg', **tta)
+    config = dict(
+        model=narrow_config('bias', head).to_dict(), test_dataloader=dict(dataset=dataset), default_scope='mmseg', **tta
+    )
     meta = dict(config_dict=config, dataset_meta=dict(classes=[*'abcde'], palette=COLOURS))
-    model, pixels = narrow_segmentor(), torch.rand(4, 3, 6, 8, generator=torch.Generator().manual_seed(0)) * 2 - 1
+    model = narrow_segmentor('bias', head)
+    pixels = torch.rand(4, 3, 6, 8, generator=torch.Generator().manual_seed(0)) * 2 - 1
     with torch.no_grad():  # without this one class would be everywhere
         logits = model.decode_head(model.extract_feat(nn.functional.interpolate(pixels, (CROP, CROP), mode='bicubic')))
-        model.decode_head.conv_seg.bias -= logits.mean(dim=(0, 2, 3))
+        if head == SEGMENTOR['decode_head']['type']:
+            model.decode_head.conv_seg.bias -= logits.mean(dim=(0, 2, 3))
+        else:
+            model.decode_head.class_predictor.bias[:-1] -= logits.mean(dim=(0, 2, 3)).log()
     write_checkpoint(folder / 'model.pth', dict(state_dict=model.state_dict(), meta=meta))
     return folder / 'model.pth', beit_mm.export(folder / 'model.pth', folder / 'model.onnx')
+
+
+@pytest.fixture(scope='module', params=['decoder', 'backbone'])
+def mask_segmentor(request, tmp_path_factory) -> tuple[Path, Path]:
+    return files(tmp_path_factory.mktemp('onnx_masks'), request.param)
 
 
 @pytest.fixture(scope='module')
@@ -121,19 +132,29 @@ def labels_of(folder: Path) -> dict[str, np.ndarray]:
     return {path.stem: np.asarray(Image.open(path)) for path in sorted(folder.iterdir())}
 
 
-@pytest.mark.parametrize('multi_scale', [False, True])
-def test_the_program_without_torch_gives_the_segmentors_labels(segmentor, images, tmp_path, multi_scale):
-    checkpoint, path = segmentor
+def check_labels(files: tuple[Path, Path], images: list[Path], folder: Path, multi_scale: bool) -> None:
+    """The program without torch gives the labels of the checkpoint, with the ONNX file beside it."""
+    checkpoint, path = files
     images = [*images, images[0]]  # twice the same name
-    beit_mm.segment(checkpoint, images, tmp_path / 'truth', multi_scale=multi_scale)
-    said = predict(path, *images, '--out', tmp_path / 'maps', *['--multi-scale'] * multi_scale)
-    truth, found = (labels_of(tmp_path / folder) for folder in ('truth/labels', 'maps'))
+    beit_mm.segment(checkpoint, images, folder / 'truth', multi_scale=multi_scale)
+    said = predict(path, *images, '--out', folder / 'maps', *['--multi-scale'] * multi_scale)
+    truth, found = (labels_of(folder / part) for part in ('truth/labels', 'maps'))
     assert len(said.splitlines()) == len(truth) == len(SHAPES) + 1
     assert truth.keys() == found.keys()
     for name, labels in truth.items():
         assert np.array_equal(labels, found[name]), name
     assert len({label for labels in found.values() for label in np.unique(labels)}) > 2
-    assert Image.open(tmp_path / 'maps/0.png').getpalette()[:15] == sum(COLOURS, [])
+    assert Image.open(folder / 'maps/0.png').getpalette()[:15] == sum(COLOURS, [])
+
+
+@pytest.mark.parametrize('multi_scale', [False, True])
+def test_the_program_without_torch_gives_the_segmentors_labels(segmentor, images, tmp_path, multi_scale):
+    check_labels(segmentor, images, tmp_path, multi_scale)
+
+
+def test_the_program_takes_the_results_of_a_mask_head_as_probabilities(mask_segmentor, images, tmp_path):
+    for multi_scale in (False, True):
+        check_labels(mask_segmentor, images, tmp_path / str(multi_scale), multi_scale)
 
 
 def test_one_bad_image_costs_none_of_the_others_and_starts_no_program(segmentor, images, tmp_path):

@@ -178,6 +178,10 @@ def test_layouts_hold_the_same_pairs(folder, tmp_path, kind):
         ([0, 1, 1, 1], None, {}, ([0, 1, 1, 1], ['background', 'foreground'])),
         ([0, 255, 255, 255], ['crack'], {}, ([0, 1, 1, 1], ['background', 'crack'])),
         ([0, 1, 1, 255], ['crack'], {}, ([0, 1, 1, 255], ['background', 'crack'])),
+        # a table says it where the highest class, or all but one, is nowhere
+        ([255, 0, 1, 1], ['Number\tName', '0\ta', '1\tb', '2\tc'], {}, ([255, 0, 1, 1], ['a', 'b', 'c'])),
+        ([255, 0, 0, 0], ['Number\tName', '0\ta', '1\tb'], {}, ([255, 0, 0, 0], ['a', 'b'])),
+        ([0, 31, 7, 2000], ['Name\tNumber', 'a\t7', 'b\t31'], {}, ([255, 1, 0, 255], ['a', 'b'])),
     ],
 )
 def test_numbers_mean_what_the_names_say(folder, tmp_path, values, names, options, expected):

@@ -3,6 +3,7 @@
 import html
 import re
 import shlex
+import time
 from pathlib import Path
 
 import pytest
@@ -48,12 +49,38 @@ def test_colours_are_told_apart_without_training(tmp_path):
     assert found['most_frequent'].value == pytest.approx(100 * 40 / 119)
     assert found['most_frequent_class_mean'] == Metric(pytest.approx(100 / 3), 0)
     trained = Checkpoint.open(save_backbone(tmp_path / 'x.pth'))
-    metrics, gains, figure = reports.compare_features(trained, images, 60)
-    assert metrics['knn_accuracy_thumbnails'].value == 100 and 30 <= metrics['knn_accuracy'].number <= 60
-    for name, gain in gains.items():
-        assert gain.value == pytest.approx(metrics['knn_accuracy'].value - metrics[f'knn_accuracy_{name}'].value)
+    answers, figure = reports.compare_features(trained, images, 60, trained.path)
+    assert [*answers] == ['knn', 'linear', 'attentive']
+    for method, right in answers.items():
+        of_thumbnails = right.pop('thumbnails', None)
+        assert (method == 'attentive') == (of_thumbnails is None) and (method == 'attentive' or of_thumbnails.all())
+        assert [*right] == ['end', 'start', 'random'] and {len(each) for each in right.values()} == {30}
+        assert torch.equal(right['end'], right['start'])
+    assert answers['linear']['end'].all()
     assert len(figure.axes) == 6 * (1 + 5) and figure.axes[0].get_title('left') == 'blue'
     assert mean_and_error(torch.tensor([1, 0, 1, 1])) == (75, pytest.approx(100 * (0.75 * 0.25 / 4) ** 0.5))
+
+
+@pytest.mark.parametrize('left_out', [('linear', 'attentive'), ('attentive',)])
+def test_what_there_is_no_time_for_is_left_out_of_the_table(tmp_path, monkeypatch, left_out):
+    images = find_images(make_images(tmp_path, per_class=40))
+    trained = Checkpoint.open(save_backbone(tmp_path / 'x.pth'))
+    monkeypatch.setattr(reports, 'attentive_seconds', lambda *_: 1e9)
+    deadline = time.monotonic() + (-1 if 'linear' in left_out else 1e6)
+    answers, _ = reports.compare_features(trained, images, 60, None, deadline)
+    assert {*reports.METHODS} - {*answers} == {*left_out}
+    table = reports.did_it_help(answers)
+    assert [len(row) for row in table] == [4 - len(left_out)] * 5  # head, end, random, thumbnails, difference
+    assert [*map(len, reports.aligned(table))] and reports.did_it_help({}) == []
+
+
+def test_did_it_help_has_the_errors_of_pairs():
+    end, start = torch.tensor([1, 1, 1, 0, 1.0]), torch.tensor([1, 0, 1, 0, 0.0])
+    answers = dict(knn=dict(end=end, start=start, thumbnails=start), attentive=dict(end=end, start=end))
+    _, of_end, of_start, of_pixels, difference = reports.did_it_help(answers)
+    error = 100 * (0.8 * 0.2 / 5) ** 0.5
+    assert of_end[1:] == [f'80.0 +- {error:.1f}'] * 2 and of_start[1].startswith('40.0') and of_pixels[2] == '-'
+    assert difference[1:] == [f'+40.0 +- {100 * (0.4 * 0.6 / 5) ** 0.5:.1f}', '+0.0 +- 0.0']
 
 
 def test_a_classifier_without_mistakes_has_a_verdict():

@@ -1,5 +1,6 @@
 """The segmentation inferencer: from a checkpoint alone, the labels of tools/test.py; predictions saved by a test."""
 
+import csv
 import json
 import os
 import shutil
@@ -13,12 +14,15 @@ from label_maps import CLASSES as CLASSES_OF_MAPS
 from label_maps import make_label_maps, options
 from labelled import save_backbone
 from mmengine.config import Config
+from mmengine.dataset import pseudo_collate
 from narrow_segmentors import CROP, SEGMENTOR, narrow_segmentor
 from PIL import Image
 
 from beit_mm import __main__ as command
+from beit_mm.apis import split
 from beit_mm.apis.inference import segment
 from beit_mm.apis.inferencers import SegmentationInferencer
+from beit_mm.datasets.segmentation_folder import SegmentationFolder
 from beit_mm.engine.checkpoints import plain_values
 
 CLASSES = ('sky', 'road', 'car', 'tree', 'sign')
@@ -116,6 +120,54 @@ def test_the_verb_writes_label_maps_and_overlays(work, tmp_path):
     assert (tmp_path / 'out/classes.txt').read_text().split() == list(CLASSES)
 
 
+def test_pixels_that_are_not_sure_are_ignored_in_a_folder_that_finetune_reads(work, tmp_path, capsys):
+    """Beside the probabilities of mmseg's logits; the maps are read back by the dataset that a training has."""
+    (tmp_path / 'gone.png').symlink_to('nowhere')
+    sources, out = [work / 'images', work / 'images/square.png', tmp_path / 'gone.png'], tmp_path / 'out'
+    segmentor = SegmentationInferencer(work / 'model.pth', 'cpu')
+    truth = {}
+    for file in SIZES:
+        sample = segmentor.reader.prepare(segmentor.reader.load(work / 'images' / file))
+        with torch.no_grad():
+            (found,) = segmentor.model.test_step(pseudo_collate([sample]))
+        truth[file] = [each.numpy() for each in found.seg_logits.data.softmax(dim=0).max(dim=0)]
+    values = np.concatenate([probability.ravel() for probability, _ in truth.values()])
+    least = float(np.median(values))
+
+    words = ['segment', work / 'model.pth', *sources, '--out', out, '--min-confidence']
+    with pytest.raises(ValueError, match='no pixel is so sure.*lower --min-confidence'):
+        command.main([*map(str, words), '1'])
+    with pytest.raises(ValueError, match='expected a number from 0 to 1'):
+        command.main([*map(str, words), '-1'])
+    command.main([*map(str, words), str(least)])  # what was not sure enough is not in the way
+    shares = [float((truth[file][0] >= least).mean()) for file in (*SIZES, 'square.png')]
+    assert f'{100 * np.mean(shares):.0f} % of the pixels' in capsys.readouterr().out
+    with (out / 'confidence.csv').open() as file:
+        rows = [*csv.DictReader(file)]
+    assert [row['labels'] for row in rows[:-1]] == [f'labels/{n}.png' for n in ('small', 'wide', 'square', 'square_2')]
+    assert rows[-1]['labels'].startswith('unreadable: ') and len(rows) == 5
+    for row in rows[:-1]:
+        probability, labels = truth[os.path.relpath(row['path'], work / 'images')]
+        assert float(row['confidence']) == pytest.approx(probability.mean(), abs=6e-4)
+        saved = np.asarray(Image.open(out / row['labels']))
+        clear = abs(probability - least) > 1e-5
+        assert (saved == np.where(probability >= least, labels, 255))[clear].all() and clear.mean() > 0.99
+        assert (out / 'images' / Path(row['labels']).name).resolve() == Path(row['path']).resolve()
+        drawn = np.asarray(Image.open(out / 'overlays' / Path(row['labels']).name))[: len(saved)]
+        image = np.asarray(Image.open(row['path']))
+        assert (drawn[:, : image.shape[1]][saved == 255] == image[saved == 255]).all()
+
+    found = split.find_label_maps(out, whole=True)
+    split.write_lists(found, tmp_path / 'lists')
+    dataset = SegmentationFolder(**found.dataset(tmp_path / 'lists', 'train'), pipeline=[LOAD, LOAD_LABELS])
+    assert found.classes == [*CLASSES] and len(dataset) == 4
+    for sample in dataset:
+        saved = np.asarray(Image.open(out / 'labels' / Path(sample['img_path']).name))
+        assert (sample['gt_seg_map'] == saved).all()
+    with pytest.raises(ValueError, match='is there already'):  # what it holds would be learned from too
+        segment(work / 'model.pth', sources, out, min_confidence=0.1)
+
+
 def test_a_model_without_classes_segments_by_labelled_patches(tmp_path):
     """Random weights tell colours apart too."""
     pretrained, data = save_backbone(tmp_path / 'ours.pth'), make_label_maps(tmp_path / 'data')
@@ -125,6 +177,23 @@ def test_a_model_without_classes_segments_by_labelled_patches(tmp_path):
         labels, truth = (np.array(Image.open(path)).astype(int) for path in (result['labels'], annotation))
         assert (labels == truth - 1)[truth > 0].mean() > 0.75
     assert len(found) == 4
+    # a class is sure where the nearest patches all have it: there fewer pixels are wrong
+    (sure, *_) = segment(
+        pretrained,
+        data / 'images/validation/0.png',
+        tmp_path / 'sure',
+        labelled=data,
+        short_side=40,
+        min_confidence=0.9,
+    )
+    annotation, kept, every = (
+        np.asarray(Image.open(file)).astype(int)
+        for file in (data / 'annotations/validation/0.png', sure['labels'], found[0]['labels'])
+    )
+    assert ((kept == every) | (kept == 255)).all() and 0.1 < sure['labelled'] == (kept < 255).mean() < 0.9
+    known = (annotation > 0) & (kept < 255)
+    assert (kept == annotation - 1)[known].mean() > (every == annotation - 1)[annotation > 0].mean()
+    assert found[0]['confidence'] == pytest.approx(sure['confidence']) and 0.5 < sure['confidence'] < 1
     assert (tmp_path / 'maps/classes.txt').read_text().split() == CLASSES_OF_MAPS
 
     for part in ('images', 'annotations'):  # without training/ and validation/, numbered from 0

@@ -81,7 +81,7 @@ def change_record(folder: Path, **changes: object) -> None:
 
 def test_a_run_leaves_weights_pictures_and_a_report_and_says_when_it_is_finished(run, images, tmp_path, capsys):
     report, page = (run / 'report.md').read_text(), (run / 'report.html').read_text()
-    for text in ('Verdict: ', 'mim_loss', 'position_entropy', 'with random weights', 'with thumbnails'):
+    for text in ('Verdict: ', 'mim_loss', 'position_entropy', '| random weights |', '| thumbnails |'):
         assert text in report
     for name in ('reconstruction', 'neighbours', 'loss'):
         assert f'({name}.png)' in report and f'src="{name}.png"' in page and Image.open(run / f'{name}.png').width > 100
@@ -145,7 +145,8 @@ def test_a_pretraining_goes_on_with_the_tokens_it_knows(run, images, tmp_path, c
     first, second = (record_of(folder)['stages']['pretrain'] for folder in (run, out))
     assert second['mim_loss_start'] == pytest.approx(first['mim_loss']) and 'mim_loss_start' not in first
     first, second = (record_of(folder)['metrics'] for folder in (run, out))  # value, standard error and number of each
-    assert second['knn_accuracy_start'] == pytest.approx(first['knn_accuracy'])
+    for method in ('knn', 'linear', 'attentive'):
+        assert second[f'{method}_accuracy_start'] == pytest.approx(first[f'{method}_accuracy'])
     report = (out / 'report.md').read_text()
     assert 'that of the initial weights' in report and 'Next: ' in report
 
@@ -299,12 +300,61 @@ def test_few_epochs_are_as_few_steps(epochs, steps, run, images, tmp_path):
 def test_names_of_any_bytes_and_formulas_in_results(tmp_path):
     odd, signs = os.fsdecode(b'ee\xe9\n'), [*'=+-@', *'\uff1d\uff0b\uff0d\uff20', '\t', '\r']
     rows = [dict(path=odd, name=odd), *(dict(path=f'{sign}1.png', name=f'{sign}1+1') for sign in signs)]
+    rows = [dict(row, scores=[[0, 0.5]]) for row in rows]
     for path in (tmp_path / f'{odd}.csv', tmp_path / 'x.json'):
         inference.write_results(path, rows)
     assert json.loads(path.read_text()) == rows
     with (tmp_path / f'{odd}.csv').open(errors='surrogateescape', newline='') as file:
         found = [row[:2] for row in csv.reader(file)][1:]
     assert found == [[odd, odd], *([f'./{sign}1.png', f"'{sign}1+1"] for sign in signs)]
+
+
+def test_images_whose_class_is_sure_become_a_folder_to_learn_from(run, images, tmp_path, capsys):
+    """A mixture of red and green is near to both and left out; the rest is what `finetune` reads."""
+    source, out = tmp_path / 'new', tmp_path / 'out'
+    for index in range(2):
+        shutil.copytree(images, source / str(index))  # of the same names
+    red, green = (np.asarray(Image.open(images / f'{name}/0.png')) for name in ('red', 'green'))
+    Image.fromarray(np.vstack([red[:18], green[18:]])).save(source / 'mixed.png')
+    (source / 'gone.png').symlink_to('nowhere')
+    found = {result['path']: result for result in beit_mm.classify(run, source, labelled=images)}
+    mixed, gone = found.pop(str(source / 'mixed.png')), found.pop(str(source / 'gone.png'))
+    least = min(result['scores'][0][1] for result in found.values())
+    assert 0.3 < mixed['scores'][0][1] < least and sum(share for _, share in mixed['scores']) == pytest.approx(1)
+    words = ['classify', run, source, '--labelled', images, '--out', out, '--min-confidence']
+    mistake('--min-confidence', *words, 1.01)
+    mistake('--min-confidence', *words[:-2], tmp_path / 'x.csv', words[-1], 0.5)
+    mistake(f'{mixed["scores"][0][1]:.3f}', *words[:2], source / 'mixed.png', *words[3:], least)  # nothing is so sure
+    call(*words, least)
+    assert '72 of 74 images' in capsys.readouterr().out
+    links = {file.resolve(): file.parent.name for file in out.glob('*/*')}
+    assert links == {Path(path).resolve(): result['name'] for path, result in found.items()}
+    with (out / 'classes.csv').open() as file:
+        rows = {row['path']: row for row in csv.DictReader(file)}
+    assert rows[mixed['path']]['probability'] == f'{mixed["scores"][0][1]:.3f}' and len(rows) == 74
+    assert rows[gone['path']]['class'].startswith('unreadable: ')
+    learned = split.find_images(out)
+    assert learned.classes == [*CLASSES] and learned.learned.total() + len(learned.held_out.names) == 72
+    mistake(str(out), *words, 0.1)  # what it holds would be learned from too
+
+
+def test_classes_of_any_names_become_folders(tmp_path):
+    """Two may have one name, as ImageNet's cranes; none leads out of the folder."""
+    for index in range(3):
+        Image.new('RGB', (9, 9)).save(tmp_path / f'{index}.png')
+    names = [(134, 'crane'), (517, 'crane'), (2, 'a, b')]
+    results = [
+        dict(path=str(tmp_path / f'{index}.png'), label=label, name=name, scores=[[label, 0.5]])
+        for index, (label, name) in enumerate(names)
+    ]
+    (tmp_path / 'out').mkdir()
+    inference.link_images(tmp_path / 'out', results, 0.5)
+    links = [f'{file.parent.name}/{file.name}' for file in sorted((tmp_path / 'out').glob('*/*'))]
+    assert links == ['a, b/2.png', 'crane 134/0.png', 'crane 517/1.png']
+    for name in ('../up', '/etc', '..', '.hidden'):
+        with pytest.raises(ValueError, match='cannot be the name of a folder'):
+            inference.link_images(tmp_path / 'out', [dict(results[0], name=name)], 0.5)
+    assert not (tmp_path / 'up').exists()
 
 
 def test_points_of_attention_come_in_a_text_or_in_a_list(run, images, tmp_path):

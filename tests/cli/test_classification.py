@@ -52,7 +52,7 @@ def test_mmpretrains_tool_gives_the_same_accuracy_to_the_last_digit_for_timms_fi
     words = 'test.py config.py timm.pth --work-dir theirs --out theirs.json --out-item metrics'.split()
     run_tool(*words, *LARGER, folder=library_tools('mmpretrain'))
     log = next(Path('theirs').glob('*/*.log')).read_text()
-    assert 'timm.pth (unilm): 44 matched, 1 resized (4 x 4 -> 6 x 6)' in log
+    assert 'timm.pth (timm): 44 matched, 1 resized (4 x 4 -> 6 x 6)' in log
     assert ours['accuracy/top1'] == json.loads(Path('theirs.json').read_text())['accuracy/top1']
     right = [p['path'].split('/')[-2] == p['name'] for p in ours['predictions']]
     assert len(right) == 21 and ours['accuracy/top1'] == pytest.approx(100 * sum(right) / 21)

@@ -230,20 +230,33 @@ def test_each_starts_from_the_last_checkpoint_of_its_predecessor():
         assert found == ((last, None) if '_384_in1k_10e' in name else (None, last))  # goes on with the same head
         assert bool(last) == ('scratch' not in name)
 
-    check_all([*KINDS['finetuning'], *KINDS['segmentation'], *PROBES], check_one)
+    check_all([*KINDS['finetuning'], *KINDS['segmentation'], *PROBES, *MASKS, LINEAR], check_one)
 
 
 PROBES = {  # block from 1; parameters: embeddings, blocks, no last norm, and the classifier
     'beit/linear_probe_in1k_50e.py': (9, 85_789_440 - 2 * 768 + 769 * 1000),
     'beit/linear_probe_large_in1k_50e.py': (14, 303_277_056 - 2 * 1024 + 1025 * 1000),
 }
+LINEAR, DECODER = (f'beit_plus/{head}_512_ade20k_39k_after_in22k.py' for head in ('linear', 'masks_decoder'))
+MASKS = ('beit_plus/masks_512', 'beit_plus/masks_640', 'beit_plus/masks_large_640', 'beit_v2/masks_large_512')
+MASKS = [DECODER, *(f'{name}_ade20k_39k_after_in22k.py' for name in MASKS)]
 BEIT, BOTH = 'beit/pretrain_300e.py', 'beit_dino/pretrain_beit_dino_300e.py'
 DINO, DALLE, DVAE = 'beit_dino/pretrain_dino_400e.py', 'dvae/dalle_8k_in1k.py', 'dvae/discrete_vae_8k_in1k.py'
 VQKD = 'beit_v2/vqkd_base_in1k.py'
 
 
 def test_every_config_has_one_row():
-    named = [*PROBES, BOTH, DINO, DALLE, DVAE, VQKD, *(name for rows in KINDS.values() for name in rows)]
+    named = [
+        *PROBES,
+        *MASKS,
+        LINEAR,
+        BOTH,
+        DINO,
+        DALLE,
+        DVAE,
+        VQKD,
+        *(name for rows in KINDS.values() for name in rows),
+    ]
     assert sorted(named) == list_configs()
 
 
@@ -262,6 +275,44 @@ def test_a_linear_probe_is_the_published_one(name):
     }
     check(published, name)
     assert sum(p.numel() for p in build_on_meta(name).parameters()) == parameters
+
+
+def test_mask_heads_are_trained_as_eomt():
+    """Its ADE20K recipe with DINOv2-L: 31 epochs of 1,263 steps are 39,153; masks end at sixths of 39,120."""
+
+    def check_one(name: str) -> None:
+        size, large = (640 if '640' in name else 512), 'large' in name
+        published = {
+            'optim_wrapper.optimizer': dict(adamw(1e-4, 0.05), betas=None, eps=None),
+            'optim_wrapper.clip_grad': None if name == LINEAR else dict(max_norm=0.01),
+            'optim_wrapper.paramwise_cfg': dict(layer_decay_rate=0.8),
+            'train_cfg.max_iters': 39_120,
+            'param_scheduler': [dict(type='LinearLR', end=1501), dict(type='PolyLR', power=0.9, eta_min=0, end=39_121)],
+            'auto_scale_lr.base_batch_size': 16,
+            'train_dataloader.dataset.pipeline': [{}, {}, dict(scale=(4 * size, size)), dict(crop_size=(size,) * 2)]
+            + [{}] * 3,
+            'val_dataloader.dataset.pipeline': [{}, dict(scale=(4 * size, size)), {}, {}],
+            'model.test_cfg.crop_size': (size, size),
+            'model.backbone': dict(img_size=size, rel_pos_bias='per_layer', abs_pos_embed=False),
+        }
+        if name != LINEAR:
+            blocks = 4 if large or name == DECODER else 3
+            where = 'decoder' if name == DECODER else 'backbone'
+            masks = dict(num_queries=100, num_blocks=blocks, where=where, in_channels=1024 if large else 768)
+            published['model.decode_head'] = masks
+        check(published, name)
+        check_header(name, SimpleNamespace(batch=16, ep=None, warm=1500, batches=39_120, acc=1))
+
+    check_all([*MASKS, LINEAR], check_one)
+
+
+def test_mask_heads_have_the_parameters_of_eomts_modules():
+    width, encoder = 768, count_parameters(LINEAR) - 769 * 150
+    upscaled = 2 * (4 * width**2 + width + 9 * width + 2 * width)
+    head = 100 * width + 2 * width + (width + 1) * 151 + 3 * (width + 1) * width + upscaled
+    assert count_parameters('beit_plus/masks_512_ade20k_39k_after_in22k.py') == encoder + head
+    blocks = 4 * (12 * width**2 + 12 * width) + 4 * (2 * width + (width + 1) * width)
+    assert count_parameters(DECODER) == encoder + head + blocks
 
 
 def test_dino_is_that_of_its_released_vit_and_beit_stays_beit():

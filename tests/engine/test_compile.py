@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from helpers import load_config, make_runner, narrow_dino_model, narrow_model, set_num_classes
+from helpers import load_config, make_runner, narrow_dino_model, narrow_feature_model, narrow_model, set_num_classes
 from mmengine.registry import MODELS as RootModels
 from mmengine.registry import DefaultScope
 from torch._dynamo.testing import CompileCounter
@@ -33,6 +33,8 @@ MODELS_OF = dict(
     tokens=narrow_model(backbone=dict(BACKBONE, rel_pos_bias='shared', abs_pos_embed=False)),
     all=narrow_model(backbone=dict(BACKBONE, rel_pos_bias='per_layer', abs_pos_embed=False), recover='all'),
     dino=narrow_dino_model(),
+    average=narrow_feature_model(layers=[0, 1]),
+    features=narrow_feature_model(teacher='demo', head=dict(target_dims=128, loss='cosine')),
 )
 
 

@@ -24,6 +24,7 @@ from beit_mm.features.evaluation import (
     fit_linear,
     knn_predict,
     knn_shares,
+    knn_votes,
     pixel_scores,
     sample_patches,
     standardiser,
@@ -192,12 +193,15 @@ def plain_loop(features, known, labels, num_classes, k, temperature=0.07):
         votes = [0.0] * num_classes
         for cosine, label in sorted(zip(cosines, labels.tolist(), strict=True), reverse=True)[:k]:
             votes[label] += math.exp(cosine / temperature)
-        yield votes.index(max(votes))
+        yield [vote / sum(votes) for vote in votes]
 
 
 def test_votes_as_a_plain_loop_does():
     known, features = torch.randn(60, 8), torch.randn(40, 8)
     labels = torch.randint(0, 5, (60,))
     for k, *temperature in ((1,), (7,), (60,), (20, 1.0), (80, 1.0)):  # of 60
+        expected = torch.tensor([*plain_loop(features, known, labels, 5, k, *temperature)])
+        votes = torch.cat([*knn_votes(features, known, labels, 5, k, *temperature)])
+        torch.testing.assert_close(votes / votes.sum(dim=1, keepdim=True), expected, atol=1e-5, rtol=1e-4)
         found = knn_predict(features, known, labels, 5, k, *temperature)
-        assert found.tolist() == [*plain_loop(features, known, labels, 5, k, *temperature)]
+        assert found.tolist() == expected.argmax(dim=1).tolist()

@@ -17,7 +17,7 @@ from beit_mm.checkpoint.checkpoint import drop_task_parts
 from beit_mm.checkpoint.names import convert_state_dict
 from beit_mm.engine.optim import parameter_groups
 from beit_mm.models.dino import DINOHead, MultiCropDataPreprocessor, dino_loss, entropies
-from beit_mm.models.provenance import tokenizer_provenance
+from beit_mm.models.provenance import target_provenance
 from beit_mm.registry import MODELS
 
 ALONE = dict(head=None, target_generator=None)
@@ -161,7 +161,7 @@ def test_checkpoint_holds_student_teacher_and_center_and_other_formats_get_the_s
     state = model.state_dict()
     assert {name.split('.')[0] for name in state} == {'backbone', 'head', 'dino_head', 'teacher', 'center'}
     MODELS.build(narrow_dino_model()).load_state_dict(state, strict=True)
-    assert tokenizer_provenance(model) == model.target_generator.provenance
+    assert target_provenance(model) == model.target_generator.provenance
     converted = convert_state_dict(state, target='unilm')
     assert {name.split('.')[0] for name in converted.dropped_keys} == {'dino_head', 'teacher', 'center'}
     assert torch.equal(converted.state_dict['pos_embed'], model.backbone.pos_embed)

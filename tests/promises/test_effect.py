@@ -139,6 +139,8 @@ CALLS = [
     *((f'{verb} a.pth x.jpg', '--std 9', 'std') for verb in (*IMAGES, 'export')),
     *((f'{verb} a.pth x.jpg', '--out o', 'out') for verb in IMAGES),
     ('classify a.pth', '--labelled a', 'labelled'),
+    ('classify a.pth', '--min-confidence 0.9', 'min_confidence'),
+    ('segment a.pth', '--min-confidence 0.9', 'min_confidence'),
     ('segment a.pth', '--labelled a', 'labelled'),
     ('segment a.pth', '--max-pixels 9', 'max_pixels'),
     ('attention a.pth', '--short-side 9', 'short_side'),
@@ -165,6 +167,10 @@ def test_an_option_of_another_verb(start, words, expected, monkeypatch):
 
 # --- keys of --cfg-options: what changes in what is built of the config
 
+OWN_PAST, TEACHER = 'beit/pretrain_features_ema_300e', 'custom_hooks.7'
+LAYERS, NORMALIZE = (
+    f'model.target_generator.{key} model.target_generator.provenance' for key in ('layers', 'normalize')
+)
 MASK = 'train_dataloader.dataset.pipeline.3'
 TRAINABLE = 'cls_token patch_embed pos_embed frozen_stages ' + ' '.join(f'blocks.{block}' for block in range(6))
 KEYS = [
@@ -192,6 +198,10 @@ KEYS = [
     ('beit_dino/pretrain_beit_dino_300e', 'model.dino_on_masked=True', 'model.dino_on_masked'),
     ('beit_dino/pretrain_beit_dino_300e', 'model.dino_weight=0.5', 'model.dino_weight'),
     ('demo/vqkd', 'model.restart_below=0.5', 'model.restart_below'),
+    (OWN_PAST, 'model.target_generator.layers=8', f'{LAYERS} model.target_generator.ema.backbone.out_indices'),
+    (OWN_PAST, 'model.target_generator.normalize=False', f'{NORMALIZE} model.target_generator.ema.backbone.norm'),
+    (OWN_PAST, 'model.head.loss=cosine', 'model.head.kind'),
+    (OWN_PAST, f'{TEACHER}.momentum=0.9998', f'{TEACHER}.momentum'),
 ]
 SHOWN = (bool, int, float, str, list, tuple, dict, type(None))
 

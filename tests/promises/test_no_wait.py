@@ -1,4 +1,4 @@
-"""The host never waits for the device within a step: nothing asks for a value on it, except where the log is due."""
+"""The host waits for the device within a step only where the log is due, and once where masks are matched."""
 
 import copy
 import functools
@@ -10,14 +10,20 @@ from pathlib import Path
 
 import pytest
 import torch
-from helpers import ROOT, build_on_meta, check_all, list_configs, load_config, make_runner
+from conftest import narrow_feature_pretraining, narrow_pretraining
+from helpers import ROOT, build_on_meta, check_all, list_configs, load_config, make_runner, narrow_feature_model
 from mmengine.config import Config
 from mmengine.registry import init_default_scope
 from mmengine.structures import PixelData
 from mmpretrain.structures import DataSample
 from mmseg.structures import SegDataSample
 from torch import nn
-from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException, FakeTensorMode
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeTensor,
+    FakeTensorMode,
+)
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from beit_mm.engine.loops import EpochLoop
@@ -30,7 +36,15 @@ INDEXING = {'index', 'index_put', 'index_put_'}  # by a boolean tensor
 METHODS = ('tolist', 'item', 'cpu', 'numpy')  # on a CPU some of them call no operation that could be counted
 
 
-def test_a_step_asks_for_no_value_of_the_device(pretrain_config, monkeypatch):
+def of_frozen_features(images: Path, folder: Path) -> Config:
+    config = narrow_feature_pretraining(images, folder)
+    config.model = narrow_feature_model(teacher='demo', channels=[2, 1, 0], head=dict(target_dims=128))
+    return config
+
+
+@pytest.mark.parametrize('config', [narrow_pretraining, narrow_feature_pretraining, of_frozen_features])
+def test_a_step_asks_for_no_value_of_the_device(config, images, tmp_path, monkeypatch):
+    pretrain_config = config(images, tmp_path)
     pretrain_config.train_cfg.update(max_epochs=4, val_interval=4)  # 12 batches
     pretrain_config.optim_wrapper.accumulative_counts = 2
     pretrain_config.default_hooks.logger.interval = 5
@@ -70,8 +84,20 @@ def whole(
     return slice(0, size), torch.zeros(size, resolution, device='cuda')
 
 
-# What a step of a test waits for, by the file that asks, and what takes its place to see what comes after it: what a
-# probe predicts, at the end, and in a segmentor a small matrix, on the CPU. A step of a training waits for nothing.
+def paired(costs: torch.Tensor, number: torch.Tensor) -> torch.Tensor:
+    """In the place of `assign`: five pairs of a query and an object in each prediction."""
+    return torch.zeros(len(costs), 3, 5, dtype=torch.int64, device='cuda')
+
+
+def ask(self: FakeTensor) -> None:
+    """In the place of FakeTensor's `numpy`, which says something else."""
+    raise DataDependentOutputException('numpy')
+
+
+# What a step waits for, by the file that asks, and what takes its place to see what comes after it. In a training only
+# the matching of masks asks, once. In a test: what a probe predicts, at the end, and in a segmentor a small matrix, on
+# the CPU.
+IN_TRAINING = {'beit_mm/segmentation/mask_head.py': ('beit_mm.segmentation.mask_head.assign', paired)}
 IN_TESTS = {
     'beit_mm/models/probe.py': None,
     'beit_mm/segmentation/segmentor.py': ('beit_mm.segmentation.segmentor.window_matrix', whole),
@@ -92,7 +118,7 @@ def on_fake_device(model: nn.Module, mode: FakeTensorMode) -> nn.Module:
             module.precision = 'fp32'  # modules cannot be cast there
         if isinstance(module, VQKD):  # k-means begins a training once
             sizes, module.has_started = (1, 144 if module.stride == 8 else 196, module.teacher_dims), True
-            module.__dict__['teacher'] = [lambda images, grid, sizes=sizes: images.new_zeros(sizes)]
+            module.__dict__['teacher'] = [lambda images, grid, sizes=sizes: [images.new_zeros(sizes)]]
     return model
 
 
@@ -120,8 +146,8 @@ def take_step(model: nn.Module, cfg: Config, views: Callable) -> None:
 @pytest.mark.parametrize(
     ('training', 'every', 'known'),
     [
-        (True, False, {}),
-        pytest.param(True, True, {}, marks=pytest.mark.slow),
+        (True, False, IN_TRAINING),
+        pytest.param(True, True, IN_TRAINING, marks=pytest.mark.slow),
         pytest.param(False, True, IN_TESTS, marks=pytest.mark.slow),
     ],
 )
@@ -134,6 +160,7 @@ def test_a_configs_forward_pass_is_right_for_a_gpu_and_waits_for_what_is_known_a
     """
     monkeypatch.setattr('torch.cuda.amp.common.amp_definitely_not_available', lambda: False)
     monkeypatch.setattr('torch.cuda.is_bf16_supported', lambda *_, **__: True)
+    monkeypatch.setattr(FakeTensor, 'numpy', ask)
     views = runpy.run_path(str(ROOT / 'tools/dev/flops.py'))['views']
     mode, asking, shown = FakeTensorMode(allow_non_fake_inputs=True), set(), set()
 
@@ -152,7 +179,8 @@ def test_a_configs_forward_pass_is_right_for_a_gpu_and_waits_for_what_is_known_a
                 step()
             except (DataDependentOutputException, DynamicOutputShapeException) as wait:
                 files = [Path(frame.filename) for frame in traceback.extract_tb(wait.__traceback__)]
-                file = next(str(file) for file in files[::-1] if 'torch' not in file.parts)
+                own = Path(__file__)  # where `ask` is
+                file = next(str(file) for file in files[::-1] if 'torch' not in file.parts and file != own)
                 asked = next((end for end in known if file.endswith(end)), file)
                 asking.add(asked)
                 if known.get(asked):

@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import narrow_dino_pretraining, narrow_pretraining
+from conftest import narrow_dino_pretraining, narrow_feature_pretraining, narrow_pretraining
 from helpers import ROOT, make_runner
+from label_maps import make_label_maps, mask_training
 from labelled import classifier_config, make_images
 from mmengine.config import Config
 
@@ -56,6 +57,15 @@ def with_dino(folder: Path, images: Path) -> Config:
     return config
 
 
+def with_features(folder: Path, images: Path) -> Config:
+    """Of its own moving average, which is in the checkpoint; of two layers, with a step every two batches."""
+    config = narrow_feature_pretraining(images, folder)
+    config.model.target_generator.layers = [0, -1]
+    config.model.backbone.drop_path_rate = 0.3
+    config.param_scheduler = pretraining(folder, images).param_scheduler
+    return config
+
+
 def of_vqkd(folder: Path, images: Path) -> Config:
     """With codes that begin anew in each step, by vectors that are drawn."""
     config = pretraining(folder, images, 'demo/vqkd.py')
@@ -86,6 +96,15 @@ def fine_tuning(folder: Path, images: Path) -> Config:
     ]
     config.custom_hooks.insert(0, dict(type='beit_mm.StepSeedHook'))
     return config
+
+
+def of_masks(folder: Path, images: Path) -> Config:
+    """Where a random share of the queries is masked, which falls with the steps."""
+    return mask_training(make_label_maps(folder / 'maps'), folder)
+
+
+def of_joined_queries(folder: Path, images: Path) -> Config:
+    return mask_training(make_label_maps(folder / 'maps'), folder, where='backbone')
 
 
 def balanced(folder: Path, images: Path) -> Config:
@@ -135,11 +154,14 @@ TASKS = [
     accumulating,
     by_iterations,
     with_dino,
+    with_features,
     of_vqkd,
     fine_tuning,
     balanced,
     with_low_rank_matrices,
     of_another_library,
+    of_masks,
+    of_joined_queries,
 ]
 
 

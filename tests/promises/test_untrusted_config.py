@@ -138,5 +138,7 @@ def test_every_config_of_ours_is_on_the_list():
             assert bool(recipe.tta_model) == multi_scale and recipe.pipeline
             seen[multi_scale] += 1
 
-    check_all(list_configs('finetune', 'bands_finetune', 'segment', 'setr', 'upernet', 'linear', demo=True), check)
+    check_all(
+        list_configs('finetune', 'bands_finetune', 'segment', 'setr', 'upernet', 'linear', 'masks', demo=True), check
+    )
     assert seen[False] > 40 and seen[True] > 15, seen

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from conftest import narrow_dino_pretraining, narrow_pretraining
+from conftest import narrow_dino_pretraining, narrow_feature_pretraining, narrow_pretraining
 from helpers import ROOT, make_runner, run_ranks
 from mmengine.config import Config
 from mmengine.dist import all_gather
@@ -50,7 +50,9 @@ class Notes(Hook):
     def after_train_iter(self, runner, batch_idx, data_batch=None, outputs=None):
         model = unwrap(runner)
         views = model.data_preprocessor(copy.deepcopy(data_batch))['inputs']
-        shown = dict(data_batch['inputs'], tokens=model.target_generator.encode(views['tokenizer_images']))
+        shown = dict(data_batch['inputs'])
+        if 'tokenizer_images' in shown:
+            shown['tokens'] = model.target_generator.encode(views['tokenizer_images'])
         # dealt like cards: the samples of a step are those of all ranks in turn
         tensors = {key: value for key, value in shown.items() if torch.is_tensor(value)}
         step = {key: torch.stack(all_gather(value), 1).flatten(0, 1) for key, value in tensors.items()}
@@ -70,7 +72,7 @@ def train(config: Config, **changes: object) -> tuple[list, dict[str, torch.Tens
 def check_equal(one: tuple, two: tuple) -> None:
     assert len(one[0]) == len(two[0]) > 0
     for (shown, loss), (others, other) in zip(one[0], two[0], strict=True):
-        assert shown.keys() == others.keys() >= {'images', 'tokenizer_images', 'mask', 'tokens'}
+        assert shown.keys() == others.keys() >= {'images', 'mask'}
         for key, values in shown.items():
             assert torch.equal(values, others[key]), key
         assert loss.item() == pytest.approx(other.item(), abs=1e-6)
@@ -100,6 +102,17 @@ def test_two_processes_take_the_steps_of_one_on_the_joined_batch(config, tmp_pat
     for rank in ranks:
         check_equal(alone, rank)
     assert alone[1]['head.lm_head.bias'].abs().max() > 1e-2  # it was 0; the tolerance is 1e-6
+
+
+@pytest.mark.parametrize('config', [narrow_feature_pretraining], indirect=True)
+def test_two_processes_have_the_moving_average_of_one(config, tmp_path):
+    config.optim_wrapper.optimizer = dict(type='SGD', lr=0.1, momentum=0.9)
+    ranks = run_ranks(lambda rank: train(config, work_dir=f'{tmp_path}/two', **TWO_RANKS), tmp_path)
+    alone = train(config)
+    for rank in ranks:
+        check_equal(alone, rank)
+    name = 'backbone.blocks.1.mlp.fc1.weight'
+    assert (alone[1][name] - alone[1][f'target_generator.ema.{name}']).abs().max() > 1e-5  # the tolerance is 1e-6
 
 
 def test_two_processes_need_half_the_batches_where_one_accumulated_two(config, tmp_path):

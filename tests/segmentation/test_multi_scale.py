@@ -6,12 +6,14 @@ import pytest
 import torch
 import torch.nn.functional as F
 from mmengine.dataset import pseudo_collate
+from mmengine.registry import DefaultScope
 from mmseg.models.segmentors import EncoderDecoder
-from narrow_segmentors import CLASSES, CROP, STRIDE, narrow_segmentor
+from narrow_segmentors import CLASSES, CROP, STRIDE, narrow_config, narrow_segmentor
+from peers import randomise
 from PIL import Image
 
-from beit_mm.registry import TRANSFORMS
-from beit_mm.segmentation.segmentor import RATIOS, MultiScaleTTA, MultiScaleViews
+from beit_mm.registry import MODELS, TRANSFORMS
+from beit_mm.segmentation.segmentor import RATIOS, MultiScaleTTA, MultiScaleViews, confidence_of
 
 
 def resized(image: np.ndarray, ratio: float, short_side: int, crop: int) -> np.ndarray:
@@ -23,7 +25,9 @@ def resized(image: np.ndarray, ratio: float, short_side: int, crop: int) -> np.n
 
 
 @torch.no_grad()
-def slow_reference(model: EncoderDecoder, original: np.ndarray, ratios: tuple, short_side: int = CROP) -> torch.Tensor:
+def slow_reference(
+    model: EncoderDecoder, original: np.ndarray, ratios: tuple, short_side: int = CROP, masks: bool = False
+) -> torch.Tensor:
     """Probabilities (C, H, W): every ratio and flip on its own, windows one by one, logits at the image's size."""
     total, runs = 0, 0
     for ratio in ratios:
@@ -45,7 +49,7 @@ def slow_reference(model: EncoderDecoder, original: np.ndarray, ratios: tuple, s
                 if bottom >= height:
                     break
             logits = F.interpolate(logits / count, original.shape[:2], mode='bilinear')[0]
-            probability = logits.softmax(dim=0)
+            probability = logits if masks else logits.softmax(dim=0)
             total = total + (probability.flip(2) if flip else probability)
             runs += 1
     return total / runs
@@ -68,6 +72,10 @@ def predict(tta: MultiScaleTTA, paths: list, ratios: tuple, short_side: int = CR
     tta.probabilities = kept
     with torch.no_grad():
         samples = tta.test_step(batch)
+    for mean, sample in zip(merged, samples, strict=True):
+        every = torch.cat([1 - mean, mean]) if len(mean) == 1 else mean
+        probability = every.gather(0, sample.pred_sem_seg.data).clamp(max=1)  # queries of a mask head add up
+        assert torch.equal(confidence_of(sample)[None], probability)
     return [(mean, sample.pred_sem_seg.data) for mean, sample in zip(merged, samples, strict=True)]
 
 
@@ -78,15 +86,24 @@ def save_image(folder, name: str, height: int, width: int, mode: str = 'RGB'):
 
 
 @pytest.mark.filterwarnings('ignore:.*mode.*:DeprecationWarning')
-@pytest.mark.parametrize('variant, head', [('bias', 'UPer'), ('absolute', 'SETRUP')])
+@pytest.mark.parametrize(
+    'variant, head, theirs',
+    [
+        ('bias', 'beit_mm.EfficientUPerHead', 'UPerHead'),
+        ('absolute', 'beit_mm.EfficientSETRUPHead', 'SETRUPHead'),
+        ('bias', 'decoder', 'decoder'),  # of masks
+        ('bias', 'backbone', 'backbone'),
+    ],
+)
 @pytest.mark.parametrize(
     'size, ratios', [((33, 47), RATIOS), ((5, 100), (0.5, 1.0, 1.25)), ((90, 64), (1.0, 1.75)), ((1, 1), (0.75, 1.0))]
 )
-def test_the_mean_is_the_slow_references(tmp_path, variant, head, size, ratios):
+def test_the_mean_is_the_slow_references(tmp_path, variant, head, theirs, size, ratios):
     """Also 20 times as wide as high, and one pixel."""
     path = save_image(tmp_path, 'image.png', *size)
-    tta = MultiScaleTTA(narrow_segmentor(variant, f'beit_mm.Efficient{head}Head', windows_per_batch=5))
-    expected = slow_reference(narrow_segmentor(variant, f'{head}Head'), np.array(Image.open(path)), ratios)
+    tta = MultiScaleTTA(narrow_segmentor(variant, head, windows_per_batch=5))
+    image, masks = np.array(Image.open(path)), head in ('decoder', 'backbone')
+    expected = slow_reference(narrow_segmentor(variant, theirs), image, ratios, masks=masks)
     ((mean, label),) = predict(tta, [path], ratios)
     torch.testing.assert_close(mean, expected, atol=1e-5, rtol=0)
     assert torch.equal(label[0], mean.argmax(dim=0)) and label.dtype == torch.int64
@@ -121,3 +138,14 @@ def test_two_classes_by_one_logit(tmp_path):
     model.decode_head.conv_seg.weight.data.mul_(20)  # logits outside of 0 to 1
     ((mean, label),) = predict(MultiScaleTTA(model), [save_image(tmp_path, 'image.png', 64, 64)], (1.0,))
     assert torch.equal(label, (mean > 0.5).long()) and mean.shape == (1, 64, 64) and 0 < mean.min() < mean.max() < 1
+
+
+def test_a_mask_head_of_one_class_finds_it_everywhere(tmp_path):
+    config = narrow_config('bias', 'decoder')
+    config.decode_head.num_classes = 1
+    with DefaultScope.overwrite_default_scope('mmseg'):
+        model = randomise(MODELS.build(config))
+    ((_, label),) = predict(MultiScaleTTA(model), [path := save_image(tmp_path, 'image.png', 64, 70)], (1.0,))
+    (sample,) = model.predict(torch.from_numpy(np.array(Image.open(path))).permute(2, 0, 1)[None].float())
+    assert label.shape == sample.pred_sem_seg.data.shape == (1, 64, 70)
+    assert not label.any() and not sample.pred_sem_seg.data.any()

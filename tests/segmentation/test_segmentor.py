@@ -12,7 +12,7 @@ from mmseg.structures import SegDataSample
 from narrow_segmentors import CLASSES, narrow_segmentor
 from PIL import Image
 
-from beit_mm.segmentation.segmentor import View, bilinear_matrix, slide
+from beit_mm.segmentation.segmentor import View, bilinear_matrix, confidence_of, slide
 
 # wide, smaller than a window, one side smaller, a line, odd, exactly a window, exactly on the strides
 SIZES = [(32, 200), (33, 47), (40, 150), (1, 90), (97, 131), (64, 64), (64 + 43, 64 + 86)]
@@ -142,7 +142,7 @@ def test_mmsegs_inference_of_an_array_is_that_of_its_file(tmp_path, bgr_to_rgb):
 def test_labels_of_large_images_are_made_in_strips(align_corners, monkeypatch):
     """With the same answers, where two classes are not as good as even, and without logits of the image's size."""
     model = narrow_segmentor()
-    model.align_corners = align_corners
+    model.align_corners, model.with_confidence = align_corners, True
     logits = torch.randn(2, CLASSES, 20, 30)
 
     def samples() -> list[SegDataSample]:
@@ -155,6 +155,35 @@ def test_labels_of_large_images_are_made_in_strips(align_corners, monkeypatch):
         clear = best - second > 1e-4
         assert clear.float().mean() > 0.99 and 'seg_logits' not in sample
         assert torch.equal(sample.pred_sem_seg.data[0][clear], peer.pred_sem_seg.data[0][clear])
+        probability = peer.seg_logits.data.softmax(dim=0).amax(dim=0)
+        for found in (confidence_of(sample), confidence_of(peer)):  # with logits of the image's size, and without
+            torch.testing.assert_close(found, probability, atol=1e-5, rtol=0)
+
+
+@torch.no_grad()
+def test_the_confidence_of_probabilities_is_the_highest(monkeypatch):
+    """A head that classifies masks gives no logits; of its queries several can add up to more than 1."""
+    model = narrow_segmentor()
+    model.gives_probabilities = model.with_confidence = True
+    scores = 1.5 * torch.rand(1, CLASSES, 20, 30)
+    for limit in (2**27, 20 * 30 * CLASSES - 1):  # with scores of the image's size, and in strips
+        monkeypatch.setattr('beit_mm.segmentation.segmentor.MAX_LOGITS', limit)
+        sample = SegDataSample(metainfo=dict(ori_shape=(20, 30), img_shape=(20, 30)))
+        (found,) = model.postprocess_result(scores, [sample])
+        torch.testing.assert_close(confidence_of(found), scores[0].amax(dim=0).clamp(max=1))
+
+
+@torch.no_grad()
+def test_the_confidence_of_two_classes_by_one_logit():
+    """mmseg leaves its sigmoid; a threshold of 0.3 labels pixels whose class is the less probable one."""
+    model = narrow_segmentor()
+    model.decode_head.threshold = 0.3
+    logits = torch.randn(1, 1, 20, 30)
+    (sample,) = model.postprocess_result(logits, [SegDataSample(metainfo=dict(ori_shape=(20, 30)))])
+    second = logits[0, 0].sigmoid()
+    found, labels = confidence_of(sample), sample.pred_sem_seg.data[0]
+    torch.testing.assert_close(found, torch.where(second > 0.3, second, 1 - second))
+    assert (labels == (second > 0.3)).all() and 0.3 < found.min() < 0.5
 
 
 @torch.no_grad()

@@ -1,11 +1,12 @@
-"""Evaluates the frozen features of a checkpoint in one table: k-NN and linear, on labelled images or on patches.
+"""Evaluates the frozen features of a checkpoint in one table: k-NN, linear, attentive, on labelled images or patches.
 
     python tools/analysis/evaluate_features.py knn CKPT data/caltech101/train data/caltech101/val --random
     python tools/analysis/evaluate_features.py linear CKPT data/caltech101/train data/caltech101/val --random
+    python tools/analysis/evaluate_features.py attentive CKPT data/caltech101/train data/caltech101/val --random
     python tools/analysis/evaluate_features.py dense-knn CKPT data/camvid --size 160 --random
     python tools/analysis/evaluate_features.py dense-linear CKPT data/camvid --size 160 --random
 
-knn, linear: top-1 in %; TRAIN and VAL are folders of class folders. dense-knn, dense-linear: mIoU in %; ROOT holds
+knn, linear, attentive: top-1 in %; TRAIN and VAL are folders of class folders. dense-*: mIoU in %; ROOT holds
 images/{training,validation} and annotations/{training,validation}, as ADE20K. docs/features.md has the protocol.
 """
 
@@ -17,13 +18,14 @@ from typing import Any
 from beit_mm.apis.commands import add_levels
 from beit_mm.terminal import Parser, quiet, run
 
-KNN, IMAGES, DENSE = ('knn', 'dense-knn'), ('knn', 'linear'), ('dense-knn', 'dense-linear')
-METHODS = dict(k=KNN, kind=IMAGES, classes=DENSE, keep_zero_label=DENSE, max_patches=DENSE)  # that use an option
+ATTENTIVE, IMAGES, DENSE = ('attentive',), ('knn', 'linear', 'attentive'), ('dense-knn', 'dense-linear')
+METHODS = dict(k=('knn', 'dense-knn'), kind=IMAGES[:2], queries=ATTENTIVE)  # that use an option
+METHODS |= dict(classes=DENSE, keep_zero_label=DENSE, max_patches=DENSE)
 
 
 def main() -> None:
     parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument('method', choices=['knn', 'linear', 'dense-knn', 'dense-linear'])
+    parser.add_argument('method', choices=[*IMAGES, *DENSE])
     parser.add_argument('checkpoint', help='path or URL of any BEiT')
     parser.add_argument('folders', nargs='+', help='TRAIN and VAL, folders of the same class folders; dense: ROOT')
     parser.add_argument('--k', type=int, help='knn: neighbours (default: 20; dense: 30)')
@@ -32,11 +34,12 @@ def main() -> None:
     parser.add_argument(
         '--kind', choices=['mean', 'class_token'], default='mean', help='feature of an image (default: mean of patches)'
     )
+    parser.add_argument('--queries', type=int, default=1, help='attentive: a divisor of the width (default: 1)')
     parser.add_argument('--classes', default='classes.txt', help='dense: file of class names, in ROOT or elsewhere')
     parser.add_argument('--keep-zero-label', action='store_true', help='dense: 0 is a class (default: unlabelled)')
     parser.add_argument('--max-patches', type=int, default=50_000, help='dense: patches to learn from (default: 50000)')
     parser.add_argument('--random', action='store_true', help='also evaluate random weights of the same architecture')
-    parser.add_argument('--seed', type=int, default=0, help='for random weights and for the choice of patches')
+    parser.add_argument('--seed', type=int, default=0, help='for random weights, patches, the attentive probe')
     parser.add_argument('--workers', type=int, default=0, help='processes that read images (default: none)')
     parser.add_argument('--device', help='such as cpu or cuda:1 (default: a GPU if there is one)')
     parser.add_argument('--json', type=Path, metavar='FILE', help='also write all numbers into this file')
@@ -47,11 +50,11 @@ def main() -> None:
             option = '--' + name.replace('_', '-')
             parser.error(f'{option} has no effect on {args.method}; use it with {" or ".join(methods)}')
     dense = args.method.startswith('dense-')
-    if args.seed and not (dense or args.random):
+    if args.seed and not (dense or args.random or args.method in ATTENTIVE):
         parser.error('--seed has no effect here; add --random')
     args.k = (30 if dense else 20) if args.k is None else args.k
-    if len(args.folders) != 2 - dense or min(args.k, args.size or 1) < 1:
-        parser.error('expected TRAIN and VAL, for dense methods only ROOT; --k and --size from 1')
+    if len(args.folders) != 2 - dense or min(args.k, args.queries, args.size or 1) < 1:
+        parser.error('expected TRAIN and VAL, for dense methods only ROOT; --k, --queries and --size from 1')
     with quiet():
         from beit_mm.features.extractor import FeatureExtractor
 
@@ -80,19 +83,30 @@ def evaluate(model: Any, dense: bool, args: argparse.Namespace) -> dict[str, Any
         data = (dict(folder, data_prefix=prefix) for prefix in prefixes)
         found = evaluate_patches(model, *data, **options, max_patches=args.max_patches, seed=args.seed)
     else:
-        found = evaluate_images(model, *args.folders, **options, kind=args.kind)
+        options |= dict(kind=args.kind, queries=args.queries, seed=args.seed)
+        found = evaluate_images(model, *args.folders, **options)
     return dict(found, layer=model.layer(args.layer))
 
 
 def print_table(report: dict[str, dict]) -> None:
-    """Prints a row for each set of weights."""
+    """Prints a row for each set of weights; of images with standard errors, that of a difference by pairs."""
+    from torch import tensor
+
+    from beit_mm.features.evaluation import mean_and_error
+
     first, width = next(iter(report.values())), max(map(len, report))
     metric, title = ('miou', 'mIoU') if 'miou' in first else ('top1', 'top-1')
     train, val = first['images']
     print(f'{title} in % on {val:,} images, learned from {train:,}, features of block {first["layer"]}')
     for name, row in report.items():
-        chosen = f'   penalty {row["penalty"]:g}' if 'penalty' in row else f'   k {row["k"]}'
-        print(f'{name:{width}}{row[metric]:9.1f}{chosen}')
+        line = f'{name:{width}}{row[metric]:9.1f}'
+        if 'right' in row:
+            line += f' +- {mean_and_error(tensor(row["right"]))[1]:.1f}'
+        line += ''.join(f'   {key} {row[key]:g}' for key in ('k', 'penalty', 'queries', 'rate', 'epochs') if key in row)
+        if 'right' in row and row is not first:
+            gain, error = mean_and_error(tensor(first['right']) - tensor(row['right']))
+            line += f'   less than the first by {gain:.1f} +- {error:.1f}'
+        print(line)
 
 
 if __name__ == '__main__':

@@ -84,7 +84,12 @@ def build(cfg: Config) -> nn.Module:
     from beit_mm.registry import MODELS
 
     init_default_scope(cfg.default_scope)
-    if tokenizer := cfg.model.get('target_generator'):
+    tokenizer = cfg.model.get('target_generator')
+    if (
+        tokenizer and tokenizer.type == 'beit_mm.FeatureTargets'
+    ):  # of a teacher as large as the backbone, without a file
+        tokenizer.update(teacher='ema', channels=None)
+    elif tokenizer:
         unread = dict(checkpoint=None, decoder_checkpoint=None)
         tokenizer.update(unread if tokenizer.type == 'beit_mm.DiscreteVAE' else dict(random_weights=True))
     model = MODELS.build(cfg.model.get('module', cfg.model))  # of a config that tests at all scales its segmentor
@@ -93,6 +98,9 @@ def build(cfg: Config) -> nn.Module:
             f'the model is a {type(model).__name__} without a BEiTBackbone; expected the config of a pretraining, a '
             'classifier or a segmentor'
         )
+    if tokenizer and tokenizer.type == 'beit_mm.FeatureTargets':
+        targets = model.target_generator.targets
+        model.target_generator.targets = lambda *args: targets(*args)[..., : model.head.target_dims]
     if tokenizer and tokenizer.type == 'beit_mm.DALLETokenizer' and not tokenizer.get('decoder_checkpoint'):
         model.target_generator.decoder = None  # random weights come with one
     return model.eval()
@@ -123,7 +131,8 @@ def count(model: nn.Module, cfg: Config, image: Tensor) -> tuple[Counter[str], C
     import torch
     from torch.utils.flop_counter import FlopCounterMode
 
-    from beit_mm.models import BEiTPretrainer, Tokenizer
+    from beit_mm.models import BEiTPretrainer
+    from beit_mm.models.tokenizers.base import TargetGenerator
 
     parts = parts_of(model)
     parameters = Counter({part: sum(p.numel() for m in parts[part] for p in m.parameters()) for part in parts})
@@ -134,23 +143,23 @@ def count(model: nn.Module, cfg: Config, image: Tensor) -> tuple[Counter[str], C
         function = getattr(module, method)
 
         def measured(*args: object, **kwargs: object) -> object:
-            before = counter.get_total_flops()
+            before = counter.get_total_flops() - flops.total()  # a mask head runs blocks, which are other parts
             result = function(*args, **kwargs)
-            flops[part] += counter.get_total_flops() - before
+            flops[part] += counter.get_total_flops() - flops.total() - before
             return result
 
         setattr(module, method, measured)
 
     inputs = views(model, cfg, image) if isinstance(model, BEiTPretrainer) else {}
-    encode = 'encode' if inputs.get('positions') is None else 'encode_at'
     for part, modules in parts.items():
         for module in modules:
-            measure(module, encode if isinstance(module, Tokenizer) else 'forward', part)
+            measure(module, 'targets' if isinstance(module, TargetGenerator) else 'forward', part)
     with torch.enable_grad(), counter:  # without gradients UperNet goes a shorter way
         if inputs:
             model(inputs, mode='loss')
         elif cfg.default_scope == 'mmseg':
             features = model.extract_feat(image)
+            model.decode_head.train(hasattr(model.decode_head, 'mask_losses'))  # it predicts before each block
             for head in (*parts['head'], *parts.get('auxiliary heads', [])):
                 head(features)
         else:
@@ -165,8 +174,8 @@ def views(model: nn.Module, cfg: Config, image: Tensor) -> dict[str, Tensor | No
 
     grid = [-(-side // model.backbone.patch_size) for side in image.shape[2:]]
     found = dict.fromkeys(('tokenizer_images', 'mask', 'positions')) | dict(images=image, second_images=image)
-    if tokenizer := model.target_generator:
-        found['tokenizer_images'] = image.new_zeros(*image.shape[:2], *(side * tokenizer.stride for side in grid))
+    if stride := getattr(model.target_generator, 'stride', None):
+        found['tokenizer_images'] = image.new_zeros(*image.shape[:2], *(side * stride for side in grid))
     for step in cfg.train_dataloader.dataset.pipeline:
         if step.type.endswith('Mask'):
             number = round(step.num_masked / (step.grid[0] * step.grid[1]) * grid[0] * grid[1])

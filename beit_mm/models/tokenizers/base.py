@@ -22,16 +22,35 @@ SMOKE_SEED = 0
 PRECISIONS = dict(fp16=torch.float16, bf16=torch.bfloat16, fp32=torch.float32)
 
 
-class Tokenizer(nn.Module, ABC):
-    """Turns images into visual tokens. C = 3 (RGB), unless the tokenizer was trained on other bands."""
+class TargetGenerator(nn.Module, ABC):
+    """Computes what a pretraining predicts at each patch."""
 
-    vocab_size: int  # number of visual tokens
-    stride: int  # pixels of a token along a side
+    gives: str  # 'tokens' or 'features'
     can_decode: bool = False
-    provenance: dict[str, Any]  # type, precision, path and SHA-256 of the weights; stored in checkpoints of a run
+    provenance: dict[str, Any]  # type, path and SHA-256 of the weights, and settings; stored in checkpoints of a run
+
+    @abstractmethod
+    def targets(self, inputs: dict, positions: Tensor | None) -> Tensor:
+        """Of a preprocessed batch, (B, K, ...) at `positions`, int64 (B, K), -1 = padding; None: (B, h*w, ...)."""
+
+    def attach(self, backbone: nn.Module, preprocessor: nn.Module) -> None:
+        """Called with the parts of the pretrainer that the targets are for."""
 
     def prepare(self, device: torch.device) -> None:
         """Converts the networks to their types on `device`; called before they are compiled, and in each call."""
+
+
+class Tokenizer(TargetGenerator):
+    """Turns images into visual tokens. C = 3 (RGB), unless the tokenizer was trained on other bands."""
+
+    gives = 'tokens'
+    vocab_size: int  # number of visual tokens
+    stride: int  # pixels of a token along a side
+
+    def targets(self, inputs: dict, positions: Tensor | None) -> Tensor:
+        if (images := inputs['tokenizer_images']) is None:
+            raise UserError('the images have no second view for the tokenizer; set second_size or tokenizer_scale')
+        return self.encode(images).flatten(1) if positions is None else self.encode_at(images, positions)
 
     @abstractmethod
     def encode(self, images: Tensor) -> Tensor:

@@ -15,10 +15,11 @@ from torch import Tensor, nn
 
 from beit_mm.checkpoint.checkpoint import Checkpoint, CheckpointInput, Levels
 from beit_mm.errors import UserError
+from beit_mm.files import file_sha256
 from beit_mm.models.tokenizers import base
 from beit_mm.models.tokenizers.vqkd import VQKDTokenizer
 from beit_mm.models.vit import INIT_STD, BEiTBackbone, block_indices, sizes_of
-from beit_mm.positions import Grid
+from beit_mm.positions import Grid, take_tokens
 from beit_mm.registry import MODELS
 
 KMEANS_STEPS = 10
@@ -129,7 +130,7 @@ class VQKD(base.TrainableTokenizer, VQKDTokenizer, BaseModel):
             return (MODELS.build(self.teacher_config).to(self.codebook.device),)
 
     def _target(self, images: Tensor, grid: tuple[int, int]) -> Tensor:
-        features = self.teacher[0](images, grid)
+        (features,) = self.teacher[0](images, grid)
         if features.shape[2] != self.teacher_dims:
             raise UserError(f'teacher_dims is {self.teacher_dims}; the teacher gives {features.shape[2]} features')
         return features.float()
@@ -204,19 +205,23 @@ class Teacher(nn.Module, ABC):
         self.network, self.patch_size = network, patch_size
         self.register_buffer('mean', torch.tensor(mean).view(-1, 1, 1))
         self.register_buffer('std', torch.tensor(std).view(-1, 1, 1))
+        self.provenance = dict(teacher=type(self).__name__)
         self.requires_grad_(False).eval()
 
     @torch.no_grad()
-    def forward(self, images: Tensor, grid: Grid) -> Tensor:
-        """Features (B, h*w, T) of images (B, 3, H, W) in [0, 1], which are resized to give the patch `grid`."""
+    def forward(self, images: Tensor, grid: Grid, positions: Tensor | None = None) -> list[Tensor]:
+        """Features of each layer, (B, K, T) at `positions`, int64 (B, K), -1 = padding; None: (B, h*w, T).
+
+        The images (B, C, H, W) in [0, 1] are resized to give the patch `grid`.
+        """
         size = [side * self.patch_size for side in grid]
         if size != [*images.shape[2:]]:
             images = F.interpolate(images, size, mode='bicubic', antialias=True).clamp(0, 1)
-        return self.patches((255 * images - self.mean) / self.std)
+        return self.patches((255 * images - self.mean) / self.std, positions)
 
     @abstractmethod
-    def patches(self, images: Tensor) -> Tensor:
-        """Features (B, h*w, T) of normalised images."""
+    def patches(self, images: Tensor, positions: Tensor | None) -> list[Tensor]:
+        """As `forward`, of normalised images."""
 
 
 @MODELS.register_module()
@@ -225,22 +230,28 @@ class BEiTTeacher(Teacher):
 
     Args:
         checkpoint: a file, the folder of a run or a name, as `Checkpoint.open` takes.
-        layer: block, 0-based, negative from the end; the last block is followed by the norm, if there is one.
+        layer: block or blocks, 0-based, negative from the end; the last block is followed by the norm, if there is one.
         mean, std: a number for each channel of its images, 0-255; None: see `checkpoint.normalisation_of`.
     """
 
-    def __init__(self, checkpoint: CheckpointInput, layer: int = -1, mean: Levels = None, std: Levels = None) -> None:
+    def __init__(
+        self, checkpoint: CheckpointInput, layer: int | Sequence[int] = -1, mean: Levels = None, std: Levels = None
+    ) -> None:
         opened = Checkpoint.open(checkpoint, mean=mean, std=std)
         backbone = BEiTBackbone.from_checkpoint(opened)
-        (self.layer,) = block_indices(layer, backbone.num_layers)
+        backbone.out_type, backbone.out_indices = 'raw', block_indices(layer, backbone.num_layers)
         levels, _ = opened.normalisation
         super().__init__(backbone, backbone.patch_size, **levels)
+        self.provenance.update(path=str(opened.path), sha256=file_sha256(opened.path))
 
-    def patches(self, images: Tensor) -> Tensor:
-        network = self.network
-        x, grid, shared_bias = network.embed(images, None)
-        x = network.run_blocks(network.blocks[: self.layer + 1], x, grid, shared_bias)[:, network.num_prefix_tokens :]
-        return network.norm(x) if network.norm and self.layer == network.num_layers - 1 else x
+    def patches(self, images: Tensor, positions: Tensor | None) -> list[Tensor]:
+        return patches_of(self.network, images, positions)
+
+
+def patches_of(backbone: BEiTBackbone, images: Tensor, positions: Tensor | None) -> list[Tensor]:
+    """The outputs of a backbone with out_type 'raw', at `positions` (B, K, C) or of all patches (B, h*w, C)."""
+    first = 0 if positions is not None else backbone.num_prefix_tokens
+    return [output[:, first:] for output in backbone(images, positions=positions)]
 
 
 @MODELS.register_module()
@@ -260,8 +271,10 @@ class CLIPTeacher(Teacher):
         mean, std = [0.48145466, 0.4578275, 0.40821073], [0.26862954, 0.26130258, 0.27577711]
         levels = ([255 * level for level in levels] for levels in (mean, std))
         super().__init__(network, network.config.patch_size, *levels)
+        self.provenance.update(path=name)
 
-    def patches(self, images: Tensor) -> Tensor:
+    def patches(self, images: Tensor, positions: Tensor | None) -> list[Tensor]:
         vision = self.network.vision_model
-        hidden = vision(images, interpolate_pos_encoding=True).last_hidden_state[:, 1:]
-        return self.network.visual_projection(vision.post_layernorm(hidden))
+        hidden = vision(images, interpolate_pos_encoding=True).last_hidden_state
+        hidden = hidden[:, 1:] if positions is None else take_tokens(hidden, positions + 1)
+        return [self.network.visual_projection(vision.post_layernorm(hidden))]

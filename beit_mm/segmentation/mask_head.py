@@ -1,0 +1,347 @@
+"""Segmentation by classifying masks, with plain Transformer blocks and no compiled operators.
+
+Learned queries stand before the patches of an image, and blocks mix both. Then each query gives a mask, and a class or
+"no object". In training, Hungarian matching decides which query answers for which class of the label map.
+
+Shapes: B images, Q queries, N tokens (queries, other prefix tokens, h*w patches), C channels, K classes, M objects (the
+classes of an image, with padding), P points, R pairs of a query and an object.
+
+Sources: MaskFormer and Mask2Former (arXiv 2107.06278, 2112.01527): scores and losses. EoMT (arXiv 2503.19108): masks,
+queries in the backbone, annealing. PMT (github.com/tue-mps/pmt): a decoder of plain blocks.
+"""
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from mmengine.dist import all_reduce
+from mmengine.logging import MessageHub
+from mmseg.models.decode_heads.decode_head import BaseDecodeHead
+from mmseg.structures import SegDataSample
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from beit_mm.errors import UserError, check_choice
+from beit_mm.models.vit import NORM_EPS, BEiTBackbone, Block
+from beit_mm.positions import Grid, take_tokens
+from beit_mm.registry import MODELS
+
+WEIGHTS = dict(loss_class=2.0, loss_mask=5.0, loss_dice=5.0)
+OVERSAMPLE, IMPORTANCE = 3, 0.75  # three quarters of the points are the least certain of three times as many
+NO_OBJECT = 0.1  # weight of this class in the cross-entropy
+IGNORED = -1  # label of what counts nowhere
+
+Prediction = tuple[Tensor, Tensor]  # logits of masks (B, Q, 4h, 4w) and of classes (B, Q, K + 1)
+
+
+class ChannelNorm(nn.LayerNorm):
+    """Layer norm over the channels of x (B, C, h, w)."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x.movedim(1, -1)).movedim(-1, 1)
+
+
+@MODELS.register_module()
+class MaskClassificationHead(BaseDecodeHead):
+    """Predicts a mask and a class for each of a number of learned queries.
+
+    In training a query attends, in each block, only to the patches inside its own last mask. This masking ends block by
+    block, first block first, as the training goes on (`masking_probability`); inference is without it. So a validation
+    before the end of a training shows less than the weights are worth.
+
+    Args:
+        in_channels: width C of the features.
+        num_classes: K.
+        num_queries: Q; of an image with more classes the Q most frequent are learned.
+        num_blocks: blocks that mix queries and patches.
+        where: 'decoder': the head has these blocks itself, and takes feature maps of any backbone, which may be frozen;
+            'backbone': they are the last blocks of the BEiTBackbone of a SlidingSegmentor, where queries are further
+            prefix tokens, with the position bias of the class token.
+        in_index: in a decoder the feature maps, which are added after a norm and a linear layer each.
+        num_points: P, at which the loss reads a mask.
+        ignore_index: as in mmseg.
+    """
+
+    gives_probabilities = True  # its result needs no softmax
+
+    def __init__(
+        self,
+        in_channels: int,
+        num_classes: int,
+        num_queries: int = 100,
+        num_blocks: int = 4,
+        where: str = 'decoder',
+        in_index: int | Sequence[int] = -1,
+        num_points: int = 12544,
+        ignore_index: int | None = 255,
+    ):
+        in_index = [in_index] if isinstance(in_index, int) else list(in_index)
+        super().__init__(
+            [in_channels] * len(in_index),
+            in_channels,
+            num_classes=num_classes,
+            out_channels=num_classes,
+            threshold=math.inf if num_classes == 1 else None,  # nothing is above: the only class is everywhere
+            dropout_ratio=0,
+            in_index=in_index,
+            input_transform='multiple_select',
+            loss_decode=(),
+            ignore_index=ignore_index,
+            init_cfg=None,
+        )
+        check_choice('where', where, ('decoder', 'backbone'))
+        self.where, self.num_blocks, self.num_queries, self.num_points = where, num_blocks, num_queries, num_points
+        self.conv_seg = None  # mmseg's classifier of pixels
+        self.joined: list[nn.Module] = []  # blocks of the backbone, whose parameters are not the head's
+        self.with_cp, dims = False, in_channels
+        if where == 'decoder':
+            self.laterals = nn.ModuleList(
+                nn.Sequential(nn.LayerNorm(dims, eps=NORM_EPS), nn.Linear(dims, dims)) for _ in in_index
+            )
+            heads = dims // math.gcd(dims, 64)
+            self.blocks = nn.ModuleList(Block(dims, heads, 4 * dims, 0.0, None, None) for _ in range(num_blocks))
+        self.queries = nn.Parameter(torch.randn(1, num_queries, dims))
+        self.norm = nn.LayerNorm(dims, eps=NORM_EPS)
+        self.class_predictor = nn.Linear(dims, num_classes + 1)
+        hidden = nn.Linear(dims, dims), nn.GELU(), nn.Linear(dims, dims), nn.GELU()
+        self.mask_mlp = nn.Sequential(*hidden, nn.Linear(dims, dims))
+        self.upscale = nn.Sequential(*upscaling(dims), *upscaling(dims))
+
+    def join(self, backbone: BEiTBackbone) -> None:
+        """Takes the backbone's last blocks for the queries."""
+        if not 0 < self.num_blocks <= backbone.num_layers:
+            found, most = self.num_blocks, backbone.num_layers
+            raise UserError(f'decode_head.num_blocks is {found}; expected 1 to {most}, the blocks of the backbone')
+        self.joined = [*backbone.blocks[-self.num_blocks :]]
+        self.with_cp = backbone.with_cp
+
+    def forward(self, inputs: Sequence[Tensor]) -> Tensor:
+        """Probabilities (B, K, 4h, 4w), which do not add up to 1, of feature maps (B, C, h, w)."""
+        masks, classes = self.predictions(inputs)[-1]
+        with torch.autocast(masks.device.type, enabled=False):
+            return class_scores(masks, classes)
+
+    def predictions(self, inputs: Sequence[Tensor]) -> list[Prediction]:
+        """The last prediction, and in training before it the prediction in front of each block."""
+        x, grid, bias = self.sequence(inputs)  # B, N, C
+        found = []
+        for index, block in enumerate(self.joined or self.blocks):
+            hidden = None
+            if self.training:
+                found.append(self.predict_masks(x, grid))
+                probability = masking_probability(index, self.num_blocks, training_progress())
+                hidden = hidden_tokens(found[-1][0], grid, x.shape[1], probability)  # B, Q, N
+            if self.with_cp and self.training:
+                x = checkpoint(block, x, grid, bias, None, hidden, use_reentrant=False)
+            else:
+                x = block(x, grid, bias, None, hidden)
+        return [*found, self.predict_masks(x, grid)]
+
+    def sequence(self, inputs: Sequence[Tensor]) -> tuple[Tensor, Grid, Tensor | None]:
+        """Queries, other prefix tokens and patches (B, N, C), the patch grid, and the bias that the blocks share."""
+        bias = None
+        if self.where == 'backbone':
+            if not self.joined:
+                raise UserError("decode_head.where='backbone' needs a model of type beit_mm.SlidingSegmentor")
+            x, grid, bias = inputs  # of SlidingSegmentor.extract_feat
+        else:
+            features = self._transform_inputs(inputs)  # each B, C, h, w
+            grid = features[0].shape[2], features[0].shape[3]
+            layers = zip(self.laterals, features, strict=True)
+            x = sum(lateral(feature.flatten(2).transpose(1, 2)) for lateral, feature in layers)  # B, h*w, C
+        queries = self.queries.expand(x.shape[0], -1, -1).to(x.dtype)
+        return torch.cat([queries, x], dim=1), grid, bias
+
+    def predict_masks(self, x: Tensor, grid: Grid) -> Prediction:
+        x = self.norm(x)  # B, N, C
+        queries, patches = x[:, : self.num_queries], x[:, x.shape[1] - grid[0] * grid[1] :]
+        fine = self.upscale(patches.transpose(1, 2).unflatten(2, grid))  # B, C, 4h, 4w
+        masks = torch.einsum('bqc,bchw->bqhw', self.mask_mlp(queries), fine)
+        return exact(masks), exact(self.class_predictor(queries))
+
+    def loss(self, inputs: Sequence[Tensor], batch_data_samples: list[SegDataSample], train_cfg: dict) -> dict:
+        """Cross-entropy of the classes, and binary cross-entropy and dice loss of the masks, over all predictions.
+
+        The host waits for the device once, in `assign`.
+        """
+        predictions = self.predictions(inputs)
+        labels = torch.stack([sample.gt_sem_seg.data[0] for sample in batch_data_samples])  # B, H, W
+        with torch.autocast(labels.device.type, enabled=False):
+            return self.mask_losses(predictions, labels)
+
+    def mask_losses(self, predictions: list[Prediction], labels: Tensor) -> dict[str, Tensor]:
+        """The losses for label maps int64 (B, H, W)."""
+        batch, num_queries = predictions[0][1].shape[:2]
+        if self.ignore_index is not None:
+            labels = labels.masked_fill(labels == self.ignore_index, IGNORED)
+        images = torch.arange(batch, device=labels.device)
+        objects, number = objects_of(labels, self.num_classes, num_queries)  # B, M; B
+        # Divisors are means over the processes: two learn what one learns on the joined batch.
+        num_pairs = number.sum().float()
+        all_reduce(num_pairs, op='mean')
+        divisor, class_divisor = num_pairs.clamp(min=1), num_pairs + NO_OBJECT * (batch * num_queries - num_pairs)
+        with torch.no_grad():
+            points = torch.rand(batch, self.num_points, 2, device=labels.device)
+            truth = targets_at(labels, images, objects, points)
+            costs = [matching_costs(found, objects, points, *truth) for found in predictions]
+            pairs = assign(torch.stack(costs), number)  # predictions, 3, R
+        terms = []
+        for (masks, classes), (image, query, place) in zip(predictions, pairs, strict=True):
+            matched = objects[image, place]  # R
+            target = torch.full((batch, num_queries), self.num_classes, device=labels.device)
+            target[image, query] = matched
+            nats = F.cross_entropy(classes.flatten(0, 1), target.flatten(), reduction='none')  # B * Q
+            nats = nats * torch.where(target.flatten() == self.num_classes, NO_OBJECT, 1.0)
+            bce, dice = point_losses(masks[image, query], labels, image, matched, self.num_points)  # R
+            terms.append(torch.stack([nats.sum() / class_divisor, bce.sum() / divisor, dice.sum() / divisor]))
+        sums = torch.stack(terms).sum(dim=0)
+        return {name: weight * value for (name, weight), value in zip(WEIGHTS.items(), sums, strict=True)}
+
+
+def upscaling(dims: int) -> list[nn.Module]:
+    """Layers that double height and width."""
+    depthwise = nn.Conv2d(dims, dims, 3, padding=1, groups=dims, bias=False)
+    return [nn.ConvTranspose2d(dims, dims, 2, stride=2), nn.GELU(), depthwise, ChannelNorm(dims, eps=NORM_EPS)]
+
+
+def exact(x: Tensor) -> Tensor:
+    """In float32 at least."""
+    return x.to(torch.promote_types(x.dtype, torch.float32))
+
+
+def class_scores(masks: Tensor, classes: Tensor) -> Tensor:
+    """Probabilities (B, K, H, W): for each query that of the class times that of the pixel, summed."""
+    return torch.einsum('bqk,bqhw->bkhw', classes.softmax(dim=-1)[..., :-1], masks.sigmoid())
+
+
+# Masked attention
+
+
+def hidden_tokens(masks: Tensor, grid: Grid, num_tokens: int, probability: float) -> Tensor | None:
+    """The patches outside each query's mask, bool (B, Q, N), for a share `probability` of the queries, drawn."""
+    if probability == 0:
+        return None
+    with torch.no_grad():
+        hidden = F.interpolate(masks, grid, mode='bilinear').flatten(2) <= 0  # B, Q, h*w
+        if probability < 1:
+            hidden &= torch.rand(*hidden.shape[:2], 1, device=hidden.device) < probability
+        return F.pad(hidden, (num_tokens - hidden.shape[2], 0))
+
+
+def masking_probability(block: int, num_blocks: int, progress: float) -> float:
+    """Probability that a query is masked in a block, after this share of the training.
+
+    Of num_blocks + 2 equal parts of the training it is 1 before part block + 1, in which it falls as a polynomial of
+    degree 0.9, and 0 after it.
+    """
+    part = progress * (num_blocks + 2) - (block + 1)
+    return (1 - min(max(part, 0.0), 1.0)) ** 0.9
+
+
+def training_progress() -> float:
+    """The share of the training that is done, of which a resumed run knows as much as one that was never stopped."""
+    hub = MessageHub.get_current_instance()
+    step = hub.get_info('iter', 0) / max(hub.get_info('max_iters', 1), 1)
+    return min(hub.get_info('schedule_share', step), 1.0)  # the first where a training ends by the clock
+
+
+# Objects, points and matching
+
+
+def objects_of(labels: Tensor, num_classes: int, most: int) -> tuple[Tensor, Tensor]:
+    """Classes in each image, int64 (B, M), the most frequent first, and how many of these there are, int64 (B,)."""
+    batch, rows = len(labels), num_classes + 1  # the last row counts what is ignored
+    labels = labels.flatten(1).masked_fill(labels.flatten(1) == IGNORED, num_classes)
+    index = (labels + rows * torch.arange(batch, device=labels.device)[:, None]).flatten()
+    pixels = torch.zeros(batch * rows, dtype=torch.int64, device=labels.device)
+    pixels = pixels.scatter_add_(0, index, torch.ones_like(index)).view(batch, rows)[:, :-1]
+    pixels, classes = pixels.topk(min(most, num_classes), dim=1)
+    return classes, (pixels > 0).sum(dim=1)
+
+
+def targets_at(labels: Tensor, images: Tensor, objects: Tensor, points: Tensor) -> tuple[Tensor, Tensor]:
+    """The masks of the labels `objects`, int64 (R, M), in `images`, int64 (R,), of label maps (B, H, W).
+
+    They are read bilinearly at points (R, P, 2), x and y from 0 to 1. Returns them, (R, P, M), and whether a point
+    counts, 1 or 0 (R, P): not where a pixel that is read is ignored.
+    """
+    height, width = labels.shape[1:]
+    right_of, below = points[..., 0] * width - 0.5, points[..., 1] * height - 0.5  # R, P: of the first pixel's centre
+    left, top = right_of.floor().long(), below.floor().long()
+    across, along = right_of - left, below - top
+    targets = points.new_zeros(*points.shape[:2], objects.shape[1])
+    counts = torch.ones_like(across, dtype=torch.bool)
+    for right, down in ((0, 0), (1, 0), (0, 1), (1, 1)):
+        x, y = left + right, top + down
+        inside = (x >= 0) & (x < width) & (y >= 0) & (y < height)  # outside all masks are 0
+        weight = inside * (across if right else 1 - across) * (along if down else 1 - along)
+        place = (images[:, None] * height + y.clamp(0, height - 1)) * width + x.clamp(0, width - 1)
+        label = labels.flatten()[place]  # R, P
+        targets += weight[..., None] * (label[..., None] == objects[:, None])
+        counts &= (label != IGNORED) | (weight == 0)
+    return targets * counts[..., None], counts.to(points.dtype)
+
+
+def logits_at(masks: Tensor, points: Tensor) -> Tensor:
+    """Mask logits (R, Q, h, w) at points (R, P, 2), bilinearly: (R, Q, P)."""
+    grid = (2 * points - 1)[:, None].to(masks.dtype)  # R, 1, P, 2
+    return F.grid_sample(masks, grid, align_corners=False)[:, :, 0]
+
+
+def matching_costs(prediction: Prediction, objects: Tensor, points: Tensor, targets: Tensor, counts: Tensor) -> Tensor:
+    """What it costs that a query answers for an object, (B, Q, M): the losses, with -p in the place of -log p.
+
+    `targets` (B, P, M) and `counts` (B, P) are of `targets_at` at the points (B, P, 2).
+    """
+    masks, classes = prediction
+    logits = logits_at(masks, points)  # B, Q, P
+    targets, counts = targets.to(logits.dtype), counts.to(logits.dtype)[:, None]  # B, P, M; B, 1, P
+    probabilities = logits.sigmoid() * counts
+    by_object = objects[:, None].expand(-1, logits.shape[1], -1)  # B, Q, M
+    of_class = -classes.softmax(dim=-1).gather(2, by_object)
+    # -log sigmoid(x) = softplus(x) - x
+    bce = (F.softplus(logits) * counts).sum(dim=2, keepdim=True) - logits @ targets
+    bce = bce / counts.sum(dim=2, keepdim=True).clamp(min=1)
+    areas = probabilities.sum(dim=2, keepdim=True) + targets.sum(dim=1, keepdim=True)  # B, Q, M
+    dice = 1 - (2 * probabilities @ targets + 1) / (areas + 1)
+    return WEIGHTS['loss_class'] * of_class + WEIGHTS['loss_mask'] * bce + WEIGHTS['loss_dice'] * dice
+
+
+def assign(costs: Tensor, number: Tensor) -> Tensor:
+    """Pairs of queries and objects with the least sum of costs, by the Hungarian algorithm on the host.
+
+    Takes the costs (L, B, Q, M) of L predictions, and the `number` of objects, int64 (B,), after which columns are
+    padding. Returns int64 (L, 3, R): image, query and object of each pair. There is one transfer to the host.
+    """
+    from scipy.optimize import linear_sum_assignment  # takes a third of a second
+
+    most = torch.finfo(torch.float32).max  # scipy refuses NaN
+    together = torch.cat([costs.float().nan_to_num(most, most, most).flatten(), number.float()]).cpu().numpy()
+    *table, counts = np.split(together, [costs.numel()])
+    found = []
+    for costs_of_images in table[0].reshape(costs.shape):
+        pairs = [linear_sum_assignment(c[:, : int(n)]) for c, n in zip(costs_of_images, counts, strict=True)]
+        images = np.arange(len(counts)).repeat([len(queries) for queries, _ in pairs])
+        found.append(np.stack([images, *(np.concatenate(part) for part in zip(*pairs, strict=True))]))
+    return torch.from_numpy(np.stack(found)).to(costs.device, non_blocking=True)
+
+
+def point_losses(masks: Tensor, labels: Tensor, images: Tensor, objects: Tensor, num_points: int) -> tuple[Tensor, ...]:
+    """Binary cross-entropy and dice loss (R,) of mask logits (R, h, w) of objects (R,), at points of their own."""
+    masks = masks[:, None]  # R, 1, h, w
+    with torch.no_grad():
+        uncertain = int(IMPORTANCE * num_points)
+        candidates = torch.rand(len(masks), OVERSAMPLE * num_points, 2, device=masks.device)
+        index = logits_at(masks, candidates)[:, 0].abs().topk(uncertain, dim=1, largest=False).indices
+        others = torch.rand(len(masks), num_points - uncertain, 2, device=masks.device)
+        points = torch.cat([take_tokens(candidates, index), others], dim=1)  # R, P, 2
+        targets, counts = targets_at(labels, images, objects[:, None], points)
+        targets, counts = targets[..., 0].to(masks.dtype), counts.to(masks.dtype)  # each R, P
+    logits = logits_at(masks, points)[:, 0]  # R, P
+    bce = F.binary_cross_entropy_with_logits(logits, targets, reduction='none') * counts
+    probabilities = logits.sigmoid() * counts
+    areas = probabilities.sum(dim=1) + targets.sum(dim=1)
+    dice = 1 - (2 * (probabilities * targets).sum(dim=1) + 1) / (areas + 1)
+    return bce.sum(dim=1) / counts.sum(dim=1).clamp(min=1), dice

@@ -1,0 +1,323 @@
+"""Features as targets: a step against the published formulas, teachers, what checkpoints hold, and the metric."""
+
+import copy
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from conftest import narrow_feature_pretraining
+from helpers import make_runner, narrow_feature_model, positions_of
+from torch import Tensor, nn
+
+import beit_mm
+from beit_mm.checkpoint.checkpoint import Checkpoint
+from beit_mm.datasets.transforms import TwoViewCenterCrop
+from beit_mm.engine.checks import check_views
+from beit_mm.engine.metrics import FeatureMetric
+from beit_mm.engine.steps import unwrap
+from beit_mm.models import BEiTBackbone, FeatureTargets
+from beit_mm.registry import MODELS
+
+EMA = 'target_generator.ema.backbone.'
+LEVELS = dict(mean=[100.0, 110.0, 120.0], std=[50.0, 60.0, 70.0])
+
+
+@pytest.fixture(scope='module')
+def teacher(tmp_path_factory) -> str:
+    """A checkpoint of a ViT with patches of 4 pixels: the students' have 8."""
+    backbone = BEiTBackbone(dict(embed_dims=24, num_layers=3, num_heads=2), img_size=16, patch_size=4)
+    for parameter in backbone.parameters():
+        nn.init.normal_(parameter, std=0.3)
+    path = tmp_path_factory.mktemp('teacher') / 'teacher.pth'
+    weights = {f'backbone.{name}': weight for name, weight in backbone.state_dict().items()}
+    torch.save(dict(state_dict=weights, meta=dict(beit_mm_format=1, architecture=dict(num_heads=2))), path)
+    return str(path)
+
+
+def model_of(teacher: str, head: dict | None = None, **options: object) -> nn.Module:
+    config = dict(type='beit_mm.BEiTTeacher', checkpoint=teacher, **LEVELS)
+    model = narrow_feature_model(head=dict(target_dims=24) | (head or {}), teacher=config, **options)
+    return MODELS.build(model).train()
+
+
+def make_inputs() -> dict:
+    """Images with 5, 2 and 0 masked patches of 16."""
+    mask = (torch.rand(3, 16).argsort(dim=1) < torch.tensor([[5], [2], [0]])).view(3, 4, 4)
+    images = torch.rand(3, 3, 32, 32)
+    return dict(images=2 * images - 1, tokenizer_images=None, mask=mask, positions=positions_of(mask))
+
+
+def plain_features(path: str, images: Tensor) -> list[Tensor]:
+    """Outputs (B, 16, 24) of the blocks, before the last norm, of images that give the student's 4 x 4 patches."""
+    backbone = BEiTBackbone.from_checkpoint(path)
+    mean, std = (torch.tensor(LEVELS[name]).view(3, 1, 1) for name in ('mean', 'std'))
+    small = F.interpolate(images, (16, 16), mode='bicubic', antialias=True).clamp(0, 1)
+    x, grid, _ = backbone.embed((255 * small - mean) / std, None)
+    outputs = []
+    for block in backbone.blocks:
+        outputs.append(x := block(x, grid))
+    return [output[:, 1:] for output in outputs]
+
+
+def standardized(features: Tensor) -> Tensor:
+    """`forward_loss` of dBOT's models_mae.py."""
+    return (features - features.mean(-1, keepdim=True)) / (features.var(-1, keepdim=True) + 1e-6) ** 0.5
+
+
+def smooth_l1(difference: Tensor, beta: float = 2.0) -> Tensor:
+    size = difference.abs()
+    return torch.where(size < beta, 0.5 * size**2 / beta, size - 0.5 * beta)
+
+
+def plain_loss(model: nn.Module, inputs: dict, target: Tensor, cosine: bool = False) -> Tensor:
+    mask = inputs['mask'].flatten(1)
+    hidden = model.backbone(inputs['images'], inputs['mask'])[0][:, 1:]
+    weight, bias = model.head.feature_head.weight, model.head.feature_head.bias
+    predicted, target = (hidden @ weight.T + bias)[mask], target[mask]
+    if cosine:
+        return (1 - (predicted * target).sum(-1) / (predicted.norm(dim=-1) * target.norm(dim=-1))).mean()
+    return smooth_l1(predicted - target).mean()
+
+
+OPTIONS = [
+    (dict(), {}),
+    (dict(layers=[0, -1]), {}),
+    (dict(layers=1), {}),
+    (dict(normalize=False), {}),
+    (dict(), dict(loss='cosine')),
+]
+
+
+@pytest.mark.parametrize(('options', 'head'), OPTIONS)
+def test_a_step_is_that_of_the_published_formulas(options, head, teacher):
+    model, inputs = model_of(teacher, head, **options), make_inputs()
+    with torch.no_grad():
+        outputs = plain_features(teacher, (inputs['images'] + 1) / 2)
+        layers = options.get('layers', -1)
+        chosen = [outputs[layer] for layer in (layers if isinstance(layers, list) else [layers])]
+        if options.get('normalize', True):
+            chosen = [standardized(features) for features in chosen]
+        else:
+            chosen = [BEiTBackbone.from_checkpoint(teacher).norm(chosen[0])]
+        target = sum(chosen) / len(chosen)
+    losses = model(inputs, mode='loss')
+    expected = plain_loss(model, inputs, target, cosine='loss' in head)
+    assert set(losses) == {'loss'} and losses['loss'] > 0.01
+    torch.testing.assert_close(losses['loss'], expected, atol=1e-6, rtol=1e-6)
+    trained = [p for p in model.parameters() if p.requires_grad]
+    found, wanted = (torch.autograd.grad(loss, trained) for loss in (losses['loss'], expected))
+    torch.testing.assert_close(found, wanted, atol=1e-6, rtol=0)
+    assert not any(p.requires_grad for p in model.target_generator.frozen[0].parameters())
+
+
+def test_the_average_sees_the_image_without_its_mask():
+    model, inputs = MODELS.build(narrow_feature_model(backbone=dict(drop_path_rate=0.5))).train(), make_inputs()
+    with torch.no_grad():
+        for parameter in model.target_generator.parameters():
+            nn.init.normal_(parameter, std=0.3)
+        x, grid, _ = model.target_generator.ema['backbone'].embed(inputs['images'], None)
+        for block in model.target_generator.ema['backbone'].blocks:
+            x = block(x, grid)
+        target = standardized(x[:, 1:])
+        found = model.target_generator.targets(inputs, None)
+    torch.testing.assert_close(found, target, atol=1e-5, rtol=1e-5)
+
+
+def test_the_last_layer_runs_only_where_it_is_predicted(teacher):
+    """And gives the same there as over the whole image, padding aside."""
+    inputs = make_inputs()
+    for model in (model_of(teacher, layers=[0, -1]), MODELS.build(narrow_feature_model())):
+        rows = []
+        generator = model.target_generator
+        network = generator.frozen[0].network if generator.frozen else generator.ema['backbone']
+        network.blocks[-1].mlp.register_forward_hook(lambda _, args, output, rows=rows: rows.append(output.shape[1]))
+        some, every = (model.target_generator.targets(inputs, positions) for positions in (inputs['positions'], None))
+        real = inputs['positions'] >= 0
+        chosen = every.gather(1, inputs['positions'].clamp(min=0)[..., None].expand(-1, -1, every.shape[-1]))
+        torch.testing.assert_close(some[real], chosen[real], atol=1e-5, rtol=1e-5)
+        assert rows == [inputs['positions'].shape[1], 17]
+
+
+def test_clip_is_a_teacher_in_the_compiled_step(tmp_path):
+    transformers = pytest.importorskip('transformers')
+    sizes = dict(hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4, projection_dim=12)
+    config = transformers.CLIPVisionConfig(image_size=28, patch_size=7, **sizes)
+    network = transformers.CLIPVisionModelWithProjection(config).eval()
+    network.save_pretrained(tmp_path / 'clip')
+    clip = dict(type='beit_mm.CLIPTeacher', name=str(tmp_path / 'clip'))
+    model = MODELS.build(narrow_feature_model(teacher=clip, head=dict(target_dims=12))).train()
+    inputs = make_inputs()
+    (teacher,) = model.target_generator.frozen
+    with torch.no_grad():
+        small = F.interpolate((inputs['images'] + 1) / 2, (28, 28), mode='bicubic', antialias=True).clamp(0, 1)
+        tokens = network.vision_model((255 * small - teacher.mean) / teacher.std).last_hidden_state[:, 1:]
+        target = standardized(network.visual_projection(network.vision_model.post_layernorm(tokens)))
+    loss = model.loss(inputs)['loss']
+    torch.testing.assert_close(loss, plain_loss(model, inputs, target), atol=1e-6, rtol=1e-5)
+    torch._dynamo.reset()
+    compiled = torch.compile(model.loss, backend='eager', fullgraph=True, dynamic=False)
+    torch.testing.assert_close(compiled(inputs)['loss'], loss, atol=1e-6, rtol=1e-5)
+    torch._dynamo.reset()
+    assert model.target_generator.provenance['path'] == str(tmp_path / 'clip')
+
+
+def test_a_teacher_of_colours_sees_the_bands_that_it_is_given(teacher):
+    backbone = dict(in_channels=5)
+    levels = dict(data_preprocessor=dict(mean=[127.5] * 5, std=[127.5] * 5))
+    model = model_of(teacher, channels=[3, 1, 4], backbone=backbone, **levels)
+    bands, colours, inputs = torch.rand(3, 5, 32, 32), model_of(teacher), make_inputs()
+    inputs.update(images=bands)
+    found = model.target_generator.targets(inputs, inputs['positions'])
+    rgb = dict(inputs, images=bands[:, [3, 1, 4]])
+    assert torch.equal(found, colours.target_generator.targets(rgb, inputs['positions']))
+
+
+def test_what_does_not_fit_is_said(teacher, tmp_path):
+    with pytest.raises(ValueError, match='target_dims is 32; .* 24'):
+        model_of(teacher, dict(target_dims=32)).loss(make_inputs())
+    with pytest.raises(ValueError, match='FeatureTargets .*predicts features'):
+        MODELS.build(narrow_feature_model() | dict(head=dict(type='beit_mm.PixelRegressionHead', embed_dims=32)))
+    with pytest.raises(ValueError, match='layers=1 .*CLIPTeacher'):
+        FeatureTargets(dict(type='beit_mm.CLIPTeacher', name='x'), layers=1)
+    with pytest.raises(ValueError, match='channels=.*ema'):
+        FeatureTargets('ema', channels=[0])
+    for view, options in ((32, {}), (None, dict(tokenizer_scale=1))):
+        with pytest.raises(ValueError, match='no second view'):
+            check_views(model_of(teacher, data_preprocessor=options), [TwoViewCenterCrop(32, view)])
+    check_views(model_of(teacher), [TwoViewCenterCrop(32, None)])
+
+
+def test_checkpoints_hold_the_average_and_nothing_of_a_frozen_teacher(teacher, tmp_path):
+    frozen, model = model_of(teacher), MODELS.build(narrow_feature_model())
+    state = frozen.state_dict()
+    assert {name.split('.')[0] for name in state} == {'backbone', 'head'}
+    frozen.load_state_dict(state, strict=True)
+    provenance = frozen.target_generator.provenance
+    assert provenance['path'] == teacher and len(provenance['sha256']) == 64
+
+    with torch.no_grad():
+        for parameter in model.parameters():
+            nn.init.normal_(parameter)
+    state = model.state_dict()
+    averaged = {name.removeprefix(EMA) for name in state if name.startswith(EMA)}
+    own = {name.removeprefix('backbone.') for name in state if name.startswith('backbone.')}
+    assert own - averaged == {'mask_token', 'norm.weight', 'norm.bias'} and averaged < own
+    other = MODELS.build(narrow_feature_model())
+    other.load_state_dict(state, strict=True)
+    assert all(torch.equal(value, state[name]) for name, value in other.state_dict().items())
+    meta = dict(beit_mm_format=1, architecture=dict(num_heads=4))
+    torch.save(
+        dict(state_dict=state, meta=meta), tmp_path / 'run.pth'
+    )  # the model and not its average is taken from it
+    loaded = BEiTBackbone.from_checkpoint(str(tmp_path / 'run.pth'))
+    assert torch.equal(loaded.blocks[0].mlp.fc1.weight, state['backbone.blocks.0.mlp.fc1.weight'])
+
+
+def test_an_average_starts_at_the_weights_of_a_file_without_one(teacher):
+    model, frozen = MODELS.build(narrow_feature_model()), model_of(teacher, dict(target_dims=32))
+    with torch.no_grad():
+        for parameter in frozen.parameters():
+            nn.init.normal_(parameter)
+    missing, unexpected = model.load_state_dict(frozen.state_dict(), strict=False)
+    assert not missing and not unexpected
+    for name, value in model.state_dict().items():
+        assert torch.equal(value, frozen.state_dict()[name.replace('target_generator.ema.', '')])
+
+
+def test_the_average_follows_by_the_schedule_of_main_dino(images, tmp_path):
+    config = narrow_feature_pretraining(images, tmp_path)
+    config.val_cfg = config.val_dataloader = config.val_evaluator = None
+    config.train_cfg = dict(type='beit_mm.EpochLoop', max_epochs=2)
+    runner = make_runner(config)
+    weights = [copy.deepcopy(unwrap(runner).state_dict())]
+    hook = next(hook for hook in runner.hooks if type(hook).__name__ == 'TeacherMomentumHook')
+    after = hook.after_train_iter
+    hook.after_train_iter = lambda *args, **kwargs: (
+        after(*args, **kwargs),
+        weights.append(copy.deepcopy(unwrap(runner).state_dict())),
+    )
+    runner.train()
+    assert len(weights) == 7
+    for step, (before, now) in enumerate(zip(weights[:-1], weights[1:], strict=True)):
+        momentum = 1 + 0.5 * (0.9 - 1) * (1 + math.cos(math.pi * step / 6))  # utils.cosine_scheduler
+        for name in (name for name in now if name.startswith(EMA)):
+            if step:
+                follower = before[name]
+            else:  # it starts at the model's weights
+                follower = before[name.replace('target_generator.ema.', '')]
+                assert torch.equal(before[name], follower)
+            expected = momentum * follower + (1 - momentum) * now[name.replace('target_generator.ema.', '')]
+            torch.testing.assert_close(now[name], expected, atol=1e-7, rtol=1e-5)
+    config.custom_hooks = [hook for hook in config.custom_hooks if hook['type'] != 'beit_mm.TeacherMomentumHook']
+    with pytest.raises(ValueError, match='TeacherMomentumHook'):
+        make_runner(config).train()
+
+
+def test_the_share_of_variance_that_is_explained():
+    """By sums over the patches, one after the other; a guess of the mean explains nothing."""
+    random = np.random.default_rng(0)
+    places = random.normal(size=(6, 4))  # what all images have at a position
+    features = places + random.normal(size=(9, 6, 4)) + 3
+    masks = [random.permutation(6)[: 1 + index % 4] for index in range(9)]
+    masks[0] = np.array([5])
+    for index in range(1, 9):
+        masks[index] = masks[index][masks[index] != 5]  # seen in one image only
+    guesses = features + random.normal(size=features.shape) * 0.5
+    pairs = [(image, position) for image in range(9) for position in masks[image]]
+    mean = np.mean([features[pair] for pair in pairs], axis=0)
+    error = sum(np.square(guesses[pair] - features[pair]).sum() for pair in pairs)
+    about_mean = sum(np.square(features[pair] - mean).sum() for pair in pairs)
+    about_others = 0.0
+    for image, position in pairs:
+        others = [features[pair] for pair in pairs if pair[1] == position and pair[0] != image]
+        about_others += np.square(features[image, position] - (np.mean(others, axis=0) if others else mean)).sum()
+
+    def measured(guesses: np.ndarray) -> dict:
+        metric = FeatureMetric()
+        for image, mask in enumerate(masks):
+            wrong = np.square(guesses[image] - features[image])[mask].sum()
+            positions = torch.tensor([*mask, -1])  # padding
+            sample = dict(loss=2.0 * len(mask), squared_error=wrong, features=torch.tensor(features[image]))
+            metric.process({}, [dict(sample, positions=positions, count=len(mask))])
+        return metric.evaluate(9)
+
+    found = measured(guesses)
+    assert found['mim_loss'] == pytest.approx(2)
+    assert found['explained'] == pytest.approx(1 - error / about_mean)
+    assert found['explained_at_position'] == pytest.approx(1 - error / about_others)
+    assert measured(np.broadcast_to(mean, features.shape))['explained'] == pytest.approx(0)
+
+
+@pytest.mark.parametrize('loss', ['smooth_l1', 'cosine'])
+def test_predictions_sum_up_to_the_loss_and_to_what_is_explained(loss, teacher):
+    model, inputs = model_of(teacher, dict(loss=loss)).eval(), make_inputs()
+    results, metric = model(inputs, mode='predict'), FeatureMetric()
+    metric.process({}, results)
+    found = metric.evaluate(3)
+    assert found['mim_loss'] == pytest.approx(model.loss(inputs)['loss'].item(), rel=1e-5)
+    mask = inputs['mask'].flatten(1)
+    with torch.no_grad():
+        targets = model.target_generator.targets(inputs, None)[mask]
+        guesses = model.head(model.backbone(inputs['images'], inputs['mask'])[0][:, 1:])[mask]
+        if loss == 'cosine':
+            guesses = F.normalize(guesses, dim=-1) * targets.norm(dim=-1, keepdim=True)
+    expected = 1 - (guesses - targets).square().sum() / (targets - targets.mean(0)).square().sum()
+    assert found['explained'] == pytest.approx(expected.item(), rel=1e-4)
+
+
+def test_a_validation_shows_what_is_explained_and_the_checkpoint_where_the_teacher_is_from(teacher, images, tmp_path):
+    config = narrow_feature_pretraining(images, tmp_path)
+    config.model = narrow_feature_model(teacher=teacher, head=dict(target_dims=24))
+    config.train_cfg.max_epochs = 1
+    runner = make_runner(config)
+    runner.train()
+    log = next(Path(config.work_dir).glob('*/*.log')).read_text()
+    assert 'explained: ' in log and 'explained_at_position: ' in log and 'mim_loss: ' in log
+    checkpoint = Checkpoint.open(f'{config.work_dir}/epoch_1.pth')
+    assert checkpoint.meta['tokenizer']['path'] == teacher
+    with pytest.raises(ValueError, match='features, which have no picture'):
+        beit_mm.reconstruct(checkpoint, out=tmp_path / 'x.png')
+    assert not [name for name in checkpoint.weights if 'target_generator' in name]

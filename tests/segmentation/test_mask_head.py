@@ -1,0 +1,285 @@
+"""MaskClassificationHead: matching, gradients, what counts, masked attention, and what an image of little holds."""
+
+import copy
+import itertools
+
+import pytest
+import torch
+from helpers import run_ranks
+from mmengine.registry import DefaultScope
+from mmengine.structures import PixelData
+from mmseg.structures import SegDataSample
+from narrow_segmentors import SEGMENTOR, UPERNET, WIDTH, narrow_config, narrow_segmentor
+from peers import randomise
+from torch import Tensor, nn
+
+from beit_mm.errors import UserError
+from beit_mm.models.lora import merge_lora, with_lora
+from beit_mm.models.vit import Block
+from beit_mm.registry import MODELS
+from beit_mm.segmentation import MaskClassificationHead
+from beit_mm.segmentation.mask_head import (
+    IGNORED,
+    assign,
+    class_scores,
+    hidden_tokens,
+    masking_probability,
+    objects_of,
+    targets_at,
+)
+
+CLASSES, QUERIES, DIMS = 5, 6, 32
+
+
+def head(**changes: object) -> MaskClassificationHead:
+    sizes = dict(in_channels=DIMS, num_classes=CLASSES, num_queries=QUERIES, num_blocks=2, num_points=50)
+    return MODELS.build(dict(dict(type='beit_mm.MaskClassificationHead', **sizes), **changes))
+
+
+def samples(labels: Tensor) -> list[SegDataSample]:
+    return [SegDataSample(gt_sem_seg=PixelData(data=image[None])) for image in labels]
+
+
+def losses(model: MaskClassificationHead, labels: Tensor, seed: int = 0) -> dict[str, Tensor]:
+    torch.manual_seed(seed)
+    features = [torch.randn(len(labels), DIMS, 3, 4) for _ in model.in_index]
+    return model.loss(features, samples(labels), None)
+
+
+def test_assignment_is_the_best_of_all():
+    costs = torch.randn(3, 4, 5, 4)
+    number = torch.tensor([4, 2, 0, 1])
+    found = assign(costs, number)
+    assert found.shape == (3, 3, 7)
+    for of_images, (images, queries, objects) in zip(costs, found, strict=True):
+        for image, (table, many) in enumerate(zip(of_images, number.tolist(), strict=True)):
+            chosen = images == image
+            assert sorted(objects[chosen].tolist()) == list(range(many))
+            assert len(set(queries[chosen].tolist())) == many
+            orders = itertools.permutations(range(5), many)
+            least = min(sum(table[query, place].item() for place, query in enumerate(order)) for order in orders)
+            assert table[queries[chosen], objects[chosen]].sum().item() == pytest.approx(least, abs=1e-6)
+
+
+def test_costs_that_are_not_finite_end_no_training():
+    costs = torch.zeros(1, 1, 3, 2)
+    costs[0, 0, 0], costs[0, 0, 1] = torch.nan, torch.inf
+    assert assign(costs, torch.tensor([1]))[0].tolist() == [[0], [2], [0]]
+
+
+def test_objects_are_the_most_frequent_labels_and_what_is_ignored_is_none():
+    labels = torch.tensor([[[3, 3, 3, 1, 1, 4]], [[IGNORED] * 6], [[2] * 6]])
+    objects, number = objects_of(labels, 5, 2)
+    assert number.tolist() == [2, 0, 1]
+    assert objects.shape == (3, 2) and objects[0].tolist() == [3, 1] and objects[2, 0] == 2
+    many, number = objects_of(labels[:1], 20_000, 100)
+    assert many.shape == (1, 100) and many[0, :3].tolist() == [3, 1, 4] and number.tolist() == [3]
+
+
+def test_targets_are_the_masks_read_bilinearly():
+    labels = torch.randint(0, 3, (2, 5, 7))
+    points, images, objects = torch.rand(4, 30, 2), torch.tensor([1, 0, 1, 1]), torch.randint(0, 3, (4, 2))
+    targets, counts = targets_at(labels, images, objects, points)
+    masks = (labels[images][:, None] == objects[..., None, None]).float()  # R, M, H, W
+    expected = nn.functional.grid_sample(masks, 2 * points[:, None] - 1, align_corners=False)[:, :, 0]
+    torch.testing.assert_close(targets, expected.transpose(1, 2), atol=1e-6, rtol=1e-5)
+    assert counts.all()
+
+
+def test_what_is_ignored_changes_nothing():
+    """Neither what the network says there, nor whether more of it is added."""
+    labels = torch.randint(0, 3, (2, 12, 16))
+    labels[:, 6:] = 255
+    model, masks = head(), torch.randn(2, QUERIES, 12, 16)
+    classes, other = torch.randn(2, QUERIES, CLASSES + 1), masks.clone()
+    other[:, :, 7:] = 5
+    other[:, :, 7:, ::2] = -5
+    generator = torch.random.get_rng_state()
+    found = []
+    for logits in (masks, other):
+        torch.random.set_rng_state(generator)
+        with pytest.MonkeyPatch.context() as patch:  # points by certainty would be others
+            patch.setattr('beit_mm.segmentation.mask_head.IMPORTANCE', 0.0)
+            found.append([value.item() for value in model.mask_losses([(logits, classes)], labels).values()])
+    assert found[0] == pytest.approx(found[1], rel=1e-6)
+
+
+@pytest.mark.parametrize('num_classes', [1, 150, 20_000])
+@pytest.mark.parametrize('held', [[255], [0], [0, 255]], ids=['no object', 'one class', 'one class and nothing'])
+def test_images_that_hold_little(held, num_classes):
+    """Losses are finite, all parameters have a gradient, and those of masks are 0 where there is none."""
+    model = head(num_classes=num_classes).train()
+    labels = torch.tensor(held).repeat(6).view(2, 3, -1)
+    found = losses(model, labels)
+    sum(found.values()).backward()
+    assert all(parameter.grad.isfinite().all() for parameter in model.parameters())
+    assert found['loss_class'] > 0 and (found['loss_mask'].item() == found['loss_dice'].item() == 0) == (0 not in held)
+
+
+def test_fewer_queries_than_classes_learn_the_most_frequent():
+    model = head(num_queries=2).train()
+    sum(losses(model, torch.arange(5).repeat(2, 4, 3)).values()).backward()
+
+
+@pytest.mark.parametrize('where', ['masks', 'features'])
+def test_gradients_are_those_of_finite_differences(where, monkeypatch):
+    labels = torch.randint(0, 3, (2, 6, 8))
+    labels[0, 0] = 255
+    model = head(num_points=12, num_queries=4).double().train()
+
+    def total(*tensors: Tensor) -> Tensor:
+        torch.manual_seed(3)
+        if where == 'features':
+            return sum(model.loss(tensors, samples(labels), None).values())
+        return sum(model.mask_losses([tensors], labels).values())
+
+    shapes = [(2, 4, 3, 4), (2, 4, CLASSES + 1)] if where == 'masks' else [(2, DIMS, 2, 2)]
+    tensors = [torch.randn(shape, dtype=torch.float64, requires_grad=True) for shape in shapes]
+    assert torch.autograd.gradcheck(total, tensors, atol=1e-6, rtol=1e-4, fast_mode=where == 'features')
+
+
+def test_losses_in_bfloat16_are_computed_in_float32():
+    model = head().train()
+    labels = torch.randint(0, 3, (2, 12, 16))
+    exact = losses(model, labels)
+    with torch.autocast('cpu', torch.bfloat16):
+        found = losses(model, labels)
+    for name, value in exact.items():
+        assert found[name].dtype == torch.float32
+        assert found[name].item() == pytest.approx(value.item(), rel=0.05), name
+
+
+@pytest.mark.parametrize('table', [None, (3, 4)], ids=['no bias', 'bias'])
+def test_a_masked_query_does_not_see_what_is_hidden_and_all_else_does(table):
+    block, x = Block(DIMS, 4, 64, 0.0, None, table), torch.randn(2, 5 + 12, DIMS)
+    if table:
+        nn.init.normal_(block.attn.relative_position_bias_table)
+    hidden = torch.zeros(2, 3, 17, dtype=torch.bool)
+    hidden[0, 1, 5:], hidden[1, 2, 8] = True, True  # one sees no patch at all
+    found, plain = block(x, (3, 4), hidden=hidden), block(x, (3, 4))
+    assert found.isfinite().all()
+    differs = (found - plain).abs().amax(dim=2) > 1e-6
+    assert differs.nonzero().tolist() == [[0, 1], [1, 2]]
+    other = x.clone()
+    other[1, 8] = torch.randn(DIMS)
+    changed = (block(other, (3, 4), hidden=hidden) - found).abs().amax(dim=2)[1] > 1e-6
+    assert not changed[2] and changed[[0, 1, 3, 4]].all()
+
+
+def test_hidden_is_what_is_outside_of_the_mask():
+    masks = torch.tensor([[1.0, -1.0], [-1.0, 2.0]]).repeat(1, 2, 1, 1)
+    expected = torch.tensor([False, False, True, True, False]).expand(1, 2, 5).clone()
+    expected[..., 1] = False
+    found = hidden_tokens(masks, (2, 2), 5, 1.0)
+    assert found.equal(torch.tensor([False, False, True, True, False]).expand(1, 2, 5))
+    assert hidden_tokens(masks, (2, 2), 5, 0.0) is None
+    many = hidden_tokens(masks.expand(1000, -1, -1, -1), (2, 2), 5, 0.25)
+    assert many[..., 2].float().mean().item() == pytest.approx(0.25, abs=0.04)
+    assert many[..., 2].equal(many[..., 3])  # a query is masked or not
+
+
+def test_masking_ends_block_by_block_as_eomts_recipe():
+    """ADE20K, large: 39,120 steps, four blocks from 6520, 13040, 19560, 26080, each 6520 steps long."""
+    for block, begin in enumerate((6520, 13040, 19560, 26080)):
+        at = [masking_probability(block, 4, step / 39120) for step in (0, begin, begin + 3260, begin + 6520, 39120)]
+        assert at == pytest.approx([1, 1, 0.5**0.9, 0, 0], abs=1e-9)
+
+
+def test_scores_are_sums_of_probabilities():
+    masks, classes = torch.randn(2, 3, 4, 5), torch.randn(2, 3, CLASSES + 1)
+    expected = torch.zeros(2, CLASSES, 4, 5)
+    for image, query, label in itertools.product(range(2), range(3), range(CLASSES)):
+        expected[image, label] += classes[image, query].softmax(0)[label] * masks[image, query].sigmoid()
+    torch.testing.assert_close(class_scores(masks, classes), expected)
+
+
+def test_two_processes_learn_what_one_learns(tmp_path, monkeypatch):
+    """The mean of their losses and gradients is that on the joined batch, also where one has more objects."""
+    labels = torch.tensor([[0] * 16, [0, 1, 2, 3] * 4, [255] * 16, [4] * 16]).view(4, 4, 4)
+    features, points = torch.randn(4, DIMS, 3, 4), torch.rand(200, 2)
+    model = head().eval()  # without masks, which are drawn
+    monkeypatch.setattr(torch, 'rand', lambda *shape, **_: points[: shape[1]].expand(*shape).clone())
+
+    def step(images: slice) -> list[Tensor]:
+        model.zero_grad()
+        found = model.loss([features[images]], samples(labels[images]), None)
+        sum(found.values()).backward()
+        return [*found.values(), *(p.grad for p in model.parameters() if p.grad is not None)]
+
+    ranks = run_ranks(lambda rank: [t.detach() for t in step(slice(2 * rank, 2 * rank + 2))], tmp_path)
+    for alone, *of_ranks in zip(step(slice(4)), *ranks, strict=True):
+        torch.testing.assert_close(sum(of_ranks) / 2, alone.detach(), atol=1e-6, rtol=1e-5)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize('bias', ['per_layer', 'shared'])
+def test_a_query_in_the_backbone_stands_where_the_class_token_does(bias):
+    """One that is the class token when it joins is it in the end, also on another grid than the tables'."""
+    model = narrow_segmentor('bias', 'backbone')
+    backbone, head = model.backbone, model.decode_head
+    if bias == 'shared':
+        config = narrow_config('bias', 'backbone')
+        config.backbone.rel_pos_bias = 'shared'
+        with DefaultScope.overwrite_default_scope('mmseg'):
+            model = randomise(MODELS.build(config))
+        backbone, head = model.backbone, model.decode_head
+    inputs = model.extract_feat(torch.randn(1, 3, 48, 80))
+    head.queries.copy_(inputs[0][:, :1].expand(-1, head.num_queries, -1))
+    x, grid, shared = head.sequence(inputs)
+    for block in backbone.blocks[-2:]:
+        x = block(x, grid, shared)
+    assert x.std() > 0.1
+    for place in range(head.num_queries):
+        torch.testing.assert_close(x[:, place], x[:, head.num_queries], atol=1e-5, rtol=1e-5)
+
+
+def test_queries_join_a_backbone_that_has_the_blocks_and_nothing_behind_it():
+    for changes, key in [
+        (dict(decode_head=dict(num_blocks=5)), 'num_blocks'),
+        (dict(neck=SEGMENTOR['neck']), 'neck'),
+        (dict(auxiliary_head=dict(UPERNET, type='mmseg.FCNHead', in_channels=WIDTH, in_index=0)), 'auxiliary_head'),
+    ]:
+        config = narrow_config('bias', 'backbone')
+        for part, settings in changes.items():
+            config[part] = dict(config.get(part, {}), **settings)
+        with DefaultScope.overwrite_default_scope('mmseg'), pytest.raises(UserError, match=key):
+            MODELS.build(config)
+
+
+@pytest.mark.parametrize('where', ['decoder', 'backbone'])
+def test_every_parameter_learns_and_a_copy_has_blocks_of_its_own(where):
+    model = narrow_segmentor('bias', where).train()
+    copied = copy.deepcopy(model)
+    images, labels = torch.randn(2, 3, 64, 64), torch.randint(0, CLASSES, (2, 64, 64))
+    sum(copied.loss(images, samples(labels)).values()).backward()
+    assert all(parameter.grad is not None for parameter in copied.parameters())
+    assert all(parameter.grad is None for parameter in model.parameters())
+
+
+def test_a_frozen_backbone_stays_under_a_decoder():
+    config = narrow_config('bias', 'decoder')
+    config.backbone.frozen_stages = 4
+    with DefaultScope.overwrite_default_scope('mmseg'):
+        model = randomise(MODELS.build(config)).train()
+    labels = torch.randint(0, CLASSES, (2, 64, 64))
+    sum(model.loss(torch.randn(2, 3, 64, 64), samples(labels)).values()).backward()
+    assert all(parameter.grad is None for parameter in model.backbone.parameters())
+    assert all(parameter.grad is not None for parameter in model.decode_head.parameters())
+
+
+def test_queries_join_a_backbone_with_low_rank_matrices():
+    config = narrow_config('bias', 'backbone')
+    config.backbone = with_lora(config.backbone, 2)
+    with DefaultScope.overwrite_default_scope('mmseg'):
+        model = randomise(MODELS.build(config))
+    images, labels = torch.randn(2, 3, 64, 64), torch.randint(0, CLASSES, (2, 64, 64))
+    sum(model.train().loss(images, samples(labels)).values()).backward()
+    trained = {name for name, parameter in model.named_parameters() if parameter.grad is not None}
+    matrices = {name for name, _ in model.backbone.named_parameters() if 'lora_' in name}
+    assert len(matrices) == 4 * 4 * 2
+    assert trained == {f'backbone.{name}' for name in matrices} | {
+        f'decode_head.{name}' for name, _ in model.decode_head.named_parameters()
+    }
+    with torch.no_grad():
+        expected = model.eval().logits(images)
+        torch.testing.assert_close(merge_lora(copy.deepcopy(model)).logits(images), expected, atol=1e-5, rtol=1e-4)
