@@ -23,7 +23,7 @@ def file_sha256(path: str | Path) -> str:
 
 
 def quoted(name: str) -> str:
-    """A name for one line of a file or a message: a JSON string where spaces, line ends or other bytes need it."""
+    """A name for one line of a file or message: a JSON string if spaces, line ends or other bytes require it."""
     plain = name.isprintable() and name == name.strip() and not name.startswith('"')
     return name if plain else json.dumps(name)
 
@@ -38,30 +38,30 @@ def unquoted(text: str) -> str:
 
 
 def inert(text: str) -> str:
-    r"""Text of a config with `{\x7b` for `{{` in its strings: mmengine fills in templates before Python reads it."""
+    r"""Writes `{\x7b` for `{{` in a config's strings, because mmengine fills in templates before Python reads it."""
     return text.replace('{{', '{\\x7b')
 
 
 def printable(text: str) -> str:
-    r"""A text in which what a terminal would obey stands as it does in Python, such as \x1b; lines stay lines."""
+    r"""Escapes what a terminal would obey, as Python does (such as \x1b); line ends stay."""
     return ''.join(char if char.isprintable() or char == '\n' else repr(char)[1:-1] for char in text)
 
 
 @contextmanager
 def atomic_file(path: str | Path) -> Iterator[BinaryIO]:
-    """A file to write to, which gets its name when the block ends without an error and all of it is on the disk.
+    """Opens a file that gets its name only once the block has ended without an error and all bytes are on the disk.
 
-    Folders above it are created. A process that is killed meanwhile leaves `NAME.<8 hexadecimal digits>.part`.
+    Creates the folders above it. A process that is killed before leaves `NAME.<8 hexadecimal digits>.part`.
     """
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f'{path.name}.{secrets.token_hex(4)}.part')  # in one folder, so that it can be renamed
+    partial = path.with_name(f'{path.name}.{secrets.token_hex(4)}.part')  # same folder: it is renamed
     try:
         with partial.open('xb') as file:
             yield file
             file.flush()
-        with partial.open('rb') as file:  # anew: a download may have replaced it
-            os.fsync(file.fileno())  # or a power cut could leave the name with nothing behind it
+        with partial.open('rb') as file:  # opened again: a download may have replaced it
+            os.fsync(file.fileno())  # otherwise a power cut could leave the name of an empty file
         os.replace(partial, path)
     finally:
         partial.unlink(missing_ok=True)
@@ -73,7 +73,7 @@ def atomic_file(path: str | Path) -> Iterator[BinaryIO]:
 
 
 def remove_leftovers(folder: Path) -> None:
-    """Removes what killed processes have left half written."""
+    """Removes the half-written files of killed processes."""
     for path in folder.glob('*.part'):
         if LEFTOVER.fullmatch(path.name):
             path.unlink(missing_ok=True)
@@ -86,7 +86,7 @@ def config_folders() -> list[Path]:
 
 
 def folder_of_images(path: str | Path) -> Path:
-    """An existing folder, without links and `~`; FileNotFoundError if there is none."""
+    """An existing folder, with links and `~` resolved; FileNotFoundError if there is none."""
     folder = Path(path).expanduser().resolve()
     if not folder.is_dir():
         raise FileNotFoundError(f'{str(path)!r} is not a folder; expected a folder of images')

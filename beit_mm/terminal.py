@@ -1,4 +1,4 @@
-"""What a terminal shows: from libraries only what a user can act on, and one line for a mistake.
+"""What a terminal shows: of libraries' messages only what a user can act on, and one line for a mistake.
 
 Only the standard library is imported at the top, so that `--help` answers at once.
 """
@@ -24,7 +24,7 @@ from beit_mm.errors import UserError
 from beit_mm.files import printable
 
 SCRIPT = 'beit-mm'  # the command that pyproject.toml names
-NOISE = re.compile(  # warnings of mmengine about itself, and of tensors that our load report names
+NOISE = re.compile(  # mmengine's warnings about itself, and about tensors that our load report names
     r'"(?:FileClient|HardDiskBackend)"|The prefix is not set|Failed to search registry|do not match exactly'
 )
 WORKER = re.compile(r'Caught \S+ in DataLoader worker process[\s\S]*\n\S+: (?=.*$)')
@@ -49,12 +49,12 @@ def typed() -> str | None:
 
 
 def say(text: object) -> None:
-    r"""Prints a line that may hold names of files or classes, or an address."""
+    r"""Prints one line; escapes what names of files and classes, or URLs, may hold."""
     print(printable(str(text)).replace('\n', r'\n'), flush=True)
 
 
 class Parser(argparse.ArgumentParser):
-    """Names the option of the verb that is nearest to an unknown one."""
+    """Suggests the verb's nearest option for an unknown one."""
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> tuple[argparse.Namespace, list[str]]:
         known, unknown = super().parse_known_args(args, namespace)
@@ -69,7 +69,7 @@ class Parser(argparse.ArgumentParser):
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """Inside, Python's warnings are off and mmengine's logger says warnings only."""
+    """Inside, Python's warnings are off and mmengine's logger shows only warnings."""
     with warnings.catch_warnings():
         warnings.simplefilter('ignore')
         from mmengine.logging import MMLogger
@@ -100,7 +100,7 @@ def hush(logger: logging.Logger) -> dict[logging.Handler, dict[str, Any]]:
     handlers = [handler for handler in logger.handlers if not isinstance(handler, logging.FileHandler)]
     before = {handler: dict(vars(handler), filters=[*handler.filters]) for handler in handlers}
     for handler in handlers:
-        handler.setLevel(max(handler.level, logging.WARNING))  # mmengine's of other ranks says errors only
+        handler.setLevel(max(handler.level, logging.WARNING))  # on other ranks mmengine shows only errors
         handler.addFilter(worth_reading)
         handler.setFormatter(logging.Formatter('warning: %(message)s'))
     return before
@@ -111,13 +111,13 @@ def worth_reading(record: logging.LogRecord) -> bool:
 
 
 def printable_record(record: logging.LogRecord) -> bool:
-    """Makes the message of a record printable; a filter of handlers that lets all pass."""
+    """Makes a record's message printable: a filter for handlers that lets every record pass."""
     record.msg, record.args = printable(record.getMessage()), ()
     return True
 
 
 def with_bar(results: Iterable[Any], number: int) -> Iterator[Any]:
-    """Passes results on; a bar counts them if the standard error output is a terminal."""
+    """Passes results on; a bar counts them if standard error is a terminal."""
     from rich.console import Console
     from rich.progress import track
 
@@ -125,7 +125,7 @@ def with_bar(results: Iterable[Any], number: int) -> Iterator[Any]:
 
 
 def run(main: Callable[[], None]) -> None:
-    """Calls the main function of a command: a mistake of the user ends it in one line, a bug in a traceback."""
+    """Calls the main function of a command; a user's mistake ends it with one line, a bug with a traceback."""
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors='backslashreplace')  # names of files may be any bytes
     try:
@@ -134,7 +134,7 @@ def run(main: Callable[[], None]) -> None:
         print('stopped', file=sys.stderr)
         sys.exit(130)
     except Exception as error:
-        if LOST.search(str(error)):  # the launcher ends this process, and the message of the first to fail stands last
+        if LOST.search(str(error)):  # the launcher ends this process first, so the real cause is printed last
             time.sleep(SECONDS_TO_BE_ENDED)
         if (message := message_for_user(error)) is None:
             raise
@@ -151,18 +151,18 @@ def message_for_user(error: BaseException) -> str | None:
 
 
 def mistake(error: BaseException) -> str | None:
-    """The message of an error for which the user, the machine or another process is the reason; else None."""
+    """The message of an error that the user, the machine or another process caused; else None."""
     if isinstance(error, KeyError) and (missing := UNKNOWN_TYPE.match(str(error))):
         return f'no registry has the type {missing[1]!r}'
     if isinstance(error, TypeError) and re.search('unexpected keyword argument|takes no arguments', str(error)):
         frames = [frame.f_code.co_name for frame, _ in traceback.walk_tb(error.__traceback__)]
-        while frames and frames[-1] == '__init__':  # which hand the arguments on
+        while frames and frames[-1] == '__init__':  # constructors that hand the arguments on
             frames.pop()
-        return str(error) if frames and frames[-1] in BUILDERS else None  # otherwise a constructor's own fault
-    if type(error).__name__ == 'OutOfMemoryError':  # torch's, which may not be imported
+        return str(error) if frames and frames[-1] in BUILDERS else None  # otherwise a bug in a constructor
+    if type(error).__name__ == 'OutOfMemoryError':  # torch's; torch may not be imported
         return f'{". ".join(str(error).split(". ")[:2])}. {LESS_MEMORY}, --batch of pretrain and finetune'
     if type(error).__name__ == 'DistNetworkError' and 'EADDRINUSE' in str(error):
         return f'port {os.environ.get("MASTER_PORT", "")} of this machine is in use; choose another: PORT=...'
     if LOST.search(str(error)):
-        return f'another process has ended, or cannot be reached any more ({error})'
+        return f'another process has ended, or can no longer be reached ({error})'
     return str(error) if isinstance(error, UserError) else None

@@ -36,48 +36,48 @@ from beit_mm.registry import MODELS, TRANSFORMS
 
 ConfigInput: TypeAlias = str | Path | Config | None
 SCOPES = dict(classifier='mmpretrain', segmentor='mmseg')  # task -> the library whose types need no prefix
-ADVICE = 'pass the config that it was trained with: config=PATH of ClassificationInferencer or SegmentationInferencer'
+ADVICE = 'pass the config it was trained with: config=PATH to ClassificationInferencer or SegmentationInferencer'
 
-TOKENIZER = 'demo/dvae.py'  # the config of own tokenizers
+TOKENIZER = 'demo/dvae.py'  # the config that trains a user's own tokenizer
 OWN_KEYS = ('type', 'arch', 'hidden', 'vocab_size', 'embed_dims', 'num_levels', 'bottleneck_blocks')
 DALLE_VOCABULARY = 8192
-FILES = ('checkpoint', 'decoder_checkpoint')  # arguments of tokenizers
+FILES = ('checkpoint', 'decoder_checkpoint')  # arguments of tokenizers that name files
 
-# How the names of files released by the authors, OpenMMLab and timm end, for the data of the last training
+# Endings of file names that show the data of the last training: the authors', OpenMMLab's and timm's
 TRAINED_ON = re.compile(r'(?:(?:ft|to|[._-]in)1k|(?P<ade>ade20k))(?:_\d{8})?(?:-[0-9a-f]{8})?$')
 
 
 @dataclass
 class Recipe:
-    """Configs that a model and the preparation of its images are built from."""
+    """Configs of a model and of its image preparation."""
 
     scope: str
     model: dict[str, Any]
-    pipeline: list[dict[str, Any]]  # of a test; the first step loads an image
-    tta_model: dict[str, Any] = field(default_factory=dict)  # around the model, for all scales; empty for one
-    views: dict[str, Any] = field(default_factory=dict)  # MultiScaleViews, if a test at all scales has it
+    pipeline: list[dict[str, Any]]  # for testing; the first step loads an image
+    tta_model: dict[str, Any] = field(default_factory=dict)  # wraps the model to test all scales; empty for one scale
+    views: dict[str, Any] = field(default_factory=dict)  # MultiScaleViews, if the test of all scales uses it
 
 
 @dataclass
 class Rebuilt:
     """A classifier or segmentor, and what its results need."""
 
-    model: nn.Module  # in evaluation mode, on the CPU; for all scales a model for test-time augmentation
+    model: nn.Module  # in evaluation mode, on the CPU; wrapped for test-time augmentation at all scales
     reader: ImageReader
     classes: tuple[str, ...]
     palette: list[list[int]]  # [red, green, blue] of each class, 0-255
-    short_sides: list[int]  # of a test at all scales, in pixels
+    short_sides: list[int]  # in pixels, one for each scale of a test at all scales
 
 
 def rebuild(
     checkpoint: Checkpoint, task: str, config: ConfigInput, multi_scale: bool, max_pixels: int | None
 ) -> Rebuilt:
-    """Builds the 'classifier' or 'segmentor' in a checkpoint, and the preparation of its images.
+    """Builds the 'classifier' or 'segmentor' in a checkpoint, and its image preparation.
 
     Args:
-        config: a trusted one in place of the checkpoint's own, which may name any type.
+        config: a trusted config to use instead of the checkpoint's own; it may name any type.
         multi_scale: build the config's `tta_model` and `tta_pipeline`.
-        max_pixels: of an image file, in place of the config's.
+        max_pixels: limit for an image file, instead of the config's.
     """
     if config is not None:
         recipe = given_recipe(config, task, multi_scale)
@@ -103,7 +103,8 @@ def rebuild(
             raise CheckpointError(f'{checkpoint} does not fit its config: {reason:.500}') from error
         if recipe.tta_model:
             model = MODELS.build(dict(recipe.tta_model, module=model))
-    return Rebuilt(model.eval(), reader, *classes_of(checkpoint, num_classes), short_sides)
+    classes, palette = classes_of(checkpoint, num_classes)
+    return Rebuilt(model.eval(), reader, classes, palette, short_sides)
 
 
 def merged(checkpoint: Checkpoint, task: str, config: Config) -> dict[str, Any]:
@@ -124,7 +125,7 @@ def given_recipe(config: str | Path | Config, task: str, multi_scale: bool) -> R
 
 
 def stored_recipe(checkpoint: Checkpoint, task: str, multi_scale: bool) -> Recipe:
-    """By the config in a checkpoint, else by the shapes of its tensors; with nothing that is not allowed."""
+    """From the config in a checkpoint, else from the shapes of its tensors; all its types are allowed ones."""
     values = checkpoint.meta.get('config_dict')
     if isinstance(values, dict) or multi_scale:
         recipe = recipe_of_config(values if isinstance(values, dict) else {}, task, multi_scale, str(checkpoint))
@@ -160,21 +161,21 @@ def recipe_of_config(values: Mapping[str, Any], task: str, multi_scale: bool, na
         tta_model = dict(values['tta_model']) if multi_scale else {}
         views = (values.get('tta_pipeline') or [{}])[-1]
         views = views if views.get('type') == 'beit_mm.MultiScaleViews' else {}
-        model['type'], pipeline[0]['type']
+        model['type'], pipeline[0]['type']  # KeyError if missing
     except (LookupError, TypeError, AttributeError, RuntimeError, ValueError):
         needed = 'tta_model and tta_pipeline' if multi_scale else 'model and test pipeline'
-        raise UserError(f'{name} has no {needed} of a {task}; {ADVICE}') from None
+        raise UserError(f'{name} has no {needed} for a {task}; {ADVICE}') from None
     return Recipe(SCOPES[task], model, pipeline, tta_model, views)
 
 
 def recipe_of_tensors(checkpoint: Checkpoint, task: str) -> Recipe:
-    """By the tensors of a file without a config: timm's, transformers', the released code's and mmseg's."""
+    """From the tensors of a file without a config: by timm, transformers, mmseg or the released code."""
     backbone = dict(checkpoint.backbone_arguments(), type='beit_mm.BEiTBackbone')
     levels, _ = checkpoint.normalisation
     try:
         return (segmentor_of if task == 'segmentor' else classifier_of)(checkpoint, backbone, levels)
     except KeyError as error:
-        raise CheckpointError(f'{checkpoint} holds no config, and as a {task} lacks {error}; {ADVICE}') from None
+        raise CheckpointError(f'{checkpoint} holds no config, and for a {task} lacks {error}; {ADVICE}') from None
 
 
 def classifier_of(checkpoint: Checkpoint, backbone: dict[str, Any], levels: dict[str, Any]) -> Recipe:
@@ -190,10 +191,10 @@ def classifier_of(checkpoint: Checkpoint, backbone: dict[str, Any], levels: dict
 
 
 def segmentor_of(checkpoint: Checkpoint, backbone: dict[str, Any], levels: dict[str, Any]) -> Recipe:
-    """An UperNet of the released code's shape: other heads do not show how they resize."""
+    """An UperNet as in the released code; the tensors of other heads do not show how they resize."""
     weights = checkpoint.converted.state_dict
     num_classes, channels = weights['decode_head.conv_seg.weight'].shape[:2]
-    weights['decode_head.fpn_bottleneck.conv.weight'], weights['neck.upsample_4x.0.weight']
+    weights['decode_head.fpn_bottleneck.conv.weight'], weights['neck.upsample_4x.0.weight']  # KeyError: another head
     size, dims, depth = backbone['img_size'], backbone['arch']['embed_dims'], backbone['arch']['num_layers']
     norm = dict(type='beit_mm.SyncBN')
     head = dict(in_channels=[dims] * 4, in_index=[0, 1, 2, 3], channels=channels, num_classes=num_classes)
@@ -211,22 +212,22 @@ def segmentor_of(checkpoint: Checkpoint, backbone: dict[str, Any], levels: dict[
 
 
 def built_as_stored(config: ConfigDict, checkpoint: Checkpoint) -> nn.Module:
-    """A model by a stored config. It gets memory only if the weights have its shapes."""
+    """Builds a model from a stored config; allocates memory only if the weights fit."""
     with torch.device('meta'):
         model = MODELS.build(config)
     weights = checkpoint.converted.state_dict if checkpoint.format else checkpoint.weights
     for name, tensor in model.state_dict().items():
         shape = tuple(weights[name].shape) if name in weights else 'missing'
         if shape != tuple(tensor.shape):
-            raise UserError(f'{name} is {shape} in the file, {tuple(tensor.shape)} by the config')
+            raise UserError(f'{name} is {shape} in the file, {tuple(tensor.shape)} in the config')
     model.to_empty(device='cpu')
     settings = {key: value for key, value in (config.get('data_preprocessor') or {}).items() if key != 'type'}
-    model.data_preprocessor = type(model.data_preprocessor)(**settings)  # its mean and std are not in the weights
+    model.data_preprocessor = type(model.data_preprocessor)(**settings)  # to_empty erased mean and std
     return model
 
 
 def built_reader(pipeline: Sequence[dict], model: nn.Module) -> ImageReader:
-    """Reads and prepares images; a pipeline that only loads them is followed by a crop in the model's size."""
+    """Reads and prepares images; if the pipeline only loads them, crops them to the model's size."""
     load, *prepare = pipeline
     load = TRANSFORMS.build(load)
     backend = 'cv2' if isinstance(load, LoadBands) else 'pillow'
@@ -235,7 +236,7 @@ def built_reader(pipeline: Sequence[dict], model: nn.Module) -> ImageReader:
 
 
 def number_of_classes(model: nn.Module, task: str) -> int:
-    """Classes of a classifier or segmentor; UserError for a model of another task."""
+    """Number of classes of a classifier or segmentor; UserError for a model of another task."""
     if task == 'segmentor':
         from mmseg.models import EncoderDecoder
 
@@ -246,11 +247,11 @@ def number_of_classes(model: nn.Module, task: str) -> int:
             return model.num_classes
     elif isinstance(model, ImageClassifier) and hasattr(model.head, 'num_classes'):
         return model.head.num_classes
-    raise UserError(f'a {type(model).__name__} is not a {task} of one prediction')
+    raise UserError(f'a {type(model).__name__} is not a {task} with a single prediction')
 
 
 def weights_of_test(checkpoint: Checkpoint) -> dict[str, Any]:
-    """The state dict, with its metadata, without the auxiliary head, which only training needs."""
+    """The state dict with its metadata, but without the auxiliary head, which only training needs."""
     weights = copy.copy(checkpoint.state_dict)
     for name in [name for name in weights if name.startswith('auxiliary_head.')]:
         del weights[name]
@@ -258,16 +259,16 @@ def weights_of_test(checkpoint: Checkpoint) -> dict[str, Any]:
 
 
 def classes_of(checkpoint: Checkpoint, number: int) -> tuple[tuple[str, ...], list[list[int]]]:
-    """Names and colours of the classes: the file's, else by its name, else numbers and distinct colours."""
+    """Names and colours of the classes: from the file, else from its name, else numbers and distinct colours."""
     with as_checkpoint_error(checkpoint.path):
         palette = (checkpoint.meta.get('dataset_meta') or {}).get('palette') or checkpoint.meta.get('PALETTE')
     names = checkpoint.classes
     if not names:
         known = metainfo_of_name(checkpoint.path, number)
         names, palette = known.get('classes', map(str, range(number))), known.get('palette', palette)
-    classes = tuple(map(quoted, names))  # a terminal could obey a name
+    classes = tuple(map(quoted, names))  # a terminal could obey what a name holds
     if len(classes) != number:
-        raise CheckpointError(f'{checkpoint} names {len(classes)} classes, its model has {number}')
+        raise CheckpointError(f'{checkpoint} names {len(classes)} classes, but its model has {number}')
     try:
         colours = np.array(palette or distinct_colours(number), np.uint8)
     except (OverflowError, TypeError, ValueError):
@@ -278,13 +279,14 @@ def classes_of(checkpoint: Checkpoint, number: int) -> tuple[tuple[str, ...], li
 
 
 def metainfo_of_name(checkpoint: Path, num_classes: int) -> dict[str, Any]:
-    """Names, and of ADE20K colours, of the classes in a file that names none itself; empty if it cannot be known.
+    """Class names (ADE20K: colours too) for a file that holds none; empty where the file's name does not show them.
 
-    Other data have 1000 or 150 classes too, so the name must also end as those of released files do. Of transformers'
-    and timm's files the name of the folder or repository counts. The order of the names is the released heads'.
+    Other data sets have 1000 or 150 classes too, so the name must also end like a released file's. For transformers'
+    and timm's files the folder's or repository's name counts. The classes are in the order of the released heads.
     """
+    # the Hub's cache has models--OWNER--NAME/snapshots/REVISION/FILE
     names = checkpoint.absolute().parts[-4:-1] if checkpoint.name in HUB_FILES else [checkpoint.stem]
-    found = next((match for name in names if (match := TRAINED_ON.search(name))), None)
+    found = next(filter(None, map(TRAINED_ON.search, names)), None)
     if found and not found['ade'] and num_classes == 1000:
         from mmpretrain.datasets.categories import IMAGENET_CATEGORIES
 
@@ -297,15 +299,15 @@ def metainfo_of_name(checkpoint: Path, num_classes: int) -> dict[str, Any]:
 
 
 def get_model(name: str, pretrained: bool | CheckpointInput | None = None) -> nn.Module:
-    """A model of a released file: a pretrainer without its tokenizer, a classifier, a segmentor or a plain ViT.
+    """Builds a released model: a pretrainer without its tokenizer, a classifier, a segmentor or a plain ViT.
 
     Args:
         name: one of `list_models`.
-        pretrained: True takes the released weights from $BEIT_MM_WEIGHTS, torch hub's cache or the web; others
-            see `Checkpoint.open`; False leaves random ones. None: only for 'demo' True.
+        pretrained: True loads the released weights from $BEIT_MM_WEIGHTS, torch hub's cache or the web; False keeps
+            random weights; anything else goes to `Checkpoint.open`. None means True for 'demo', otherwise False.
 
     Returns:
-        The model of the file's config, in evaluation mode. What its images need is in its `data_preprocessor`.
+        The model of the file's config, in evaluation mode. Its `data_preprocessor` normalises images.
     """
     if name in plain_vits():
         if not pretrained:
@@ -328,7 +330,7 @@ def get_model(name: str, pretrained: bool | CheckpointInput | None = None) -> nn
 
 
 def rebuild_pretrainer(checkpoint: Checkpoint) -> BEiTPretrainer:
-    """A pretrained model, built as the shapes of its weights say, in evaluation mode."""
+    """Builds a pretrained model from the shapes of its weights, in evaluation mode."""
     vocab_size, width = head_sizes(checkpoint)
     levels, _ = checkpoint.normalisation
     model = BEiTPretrainer(
@@ -342,19 +344,20 @@ def rebuild_pretrainer(checkpoint: Checkpoint) -> BEiTPretrainer:
 
 
 def backbone_config(checkpoint: Checkpoint, channels: int = 3) -> dict[str, Any]:
-    """Arguments of the backbone in a checkpoint of RGB images, or of images with so many channels."""
+    """Arguments of a checkpoint's backbone; CheckpointError unless it takes RGB or `channels` bands."""
     arguments = checkpoint.backbone_arguments()
-    if (found := arguments['in_channels']) not in (3, channels):
+    found = arguments['in_channels']
+    if found not in (3, channels):
         expected = 'RGB' if channels == 3 else f'RGB, or {channels}'
-        raise CheckpointError(f'{checkpoint}: a model of images with {found} bands; expected {expected}')
+        raise CheckpointError(f'{checkpoint} takes images with {found} bands; expected {expected}')
     arguments['img_size'] = as_size(arguments['img_size'])
     return arguments
 
 
 def tokenizer_config(checkpoint: Checkpoint) -> dict[str, Any]:
-    """The config of the tokenizer that a checkpoint was trained with, and its files; CheckpointError if it is unknown.
+    """The config of the tokenizer that a checkpoint was trained with, and its files; CheckpointError if unknown.
 
-    Released checkpoints do not name it. It is DALL-E's if the vocabulary fits and they are not BEiT v2's.
+    Released checkpoints do not name it: it is DALL-E's if the vocabulary fits and the model is not BEiT v2.
     """
     predicted, _ = head_sizes(checkpoint)
     with as_checkpoint_error(checkpoint.path):
@@ -363,9 +366,9 @@ def tokenizer_config(checkpoint: Checkpoint) -> dict[str, Any]:
             config = stored_tokenizer(checkpoint, stored)
             _, vocab_size = stride_and_vocab(config)
             if vocab_size != predicted:
-                raise UserError(f'predicts {predicted} visual tokens, its tokenizer has {vocab_size}')
+                raise UserError(f'predicts {predicted} visual tokens, but its tokenizer has {vocab_size}')
             return config
-    message = f'{checkpoint} does not say which tokenizer its visual tokens are of'
+    message = f'{checkpoint} does not say which tokenizer its visual tokens come from'
     of_beit_v2 = any(name.startswith('patch_aggregation.') for name in checkpoint.converted.state_dict)
     if predicted != DALLE_VOCABULARY or of_beit_v2:
         raise CheckpointError(f"{message}, and they are not DALL-E's")
@@ -375,7 +378,7 @@ def tokenizer_config(checkpoint: Checkpoint) -> dict[str, Any]:
 
 
 def head_sizes(checkpoint: Checkpoint) -> tuple[int, int]:
-    """Visual tokens that the head in a checkpoint predicts, and its width."""
+    """Number of visual tokens that a checkpoint's head predicts, and its width."""
     weight = checkpoint.converted.state_dict.get('head.lm_head.weight')
     if 'head.feature_head.weight' in checkpoint.converted.state_dict:
         raise CheckpointError(f"{checkpoint} predicts a teacher's features, which have no picture; see its `explained`")
@@ -394,7 +397,7 @@ def stored_tokenizer(checkpoint: Checkpoint, stored: Any) -> dict[str, Any]:
     digest = (checkpoint.meta.get('tokenizer') or {}).get('sha256')
     if digest and 'checkpoint' in files:
         if not re.fullmatch('[0-9a-f]{64}', str(digest)):
-            raise UserError(f'gives no SHA-256 of its tokenizer, but {ascii(digest):.80}')
+            raise UserError(f'gives {ascii(digest):.80} instead of the SHA-256 of its tokenizer')
         config['sha256'] = digest
     return config
 
@@ -404,25 +407,25 @@ def without_files(tokenizer: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def found_again(file: str, checkpoint: Checkpoint) -> str:
-    """A file that a checkpoint names, also if the run has been moved."""
+    """Finds a file that a checkpoint names, even if the run was moved."""
     if file == DEMO:
         return file
     beside = checkpoint.path.resolve().parent
     places = [Path(file), *(beside / folder / Path(file).name for folder in ('tokenizer', '../tokenizer', '.'))]
     for place in places:
-        if place.is_file() and place.resolve().parts[1] not in ('proc', 'sys'):  # reading those may wait for ever
+        if place.is_file() and place.resolve().parts[1] not in ('proc', 'sys'):  # reading there may never end
             return str(place)
     raise FileNotFoundError(f'the tokenizer of {checkpoint} is gone: looked for {" and ".join(map(str, places))}')
 
 
 def own_tokenizer(checkpoint: str | Path) -> dict[str, Any]:
-    """The config of a tokenizer that was trained by TOKENIZER, such as 'demo'."""
+    """The config of a tokenizer trained with TOKENIZER, such as 'demo'."""
     model = own_config(TOKENIZER).model
     return dict({key: model[key] for key in OWN_KEYS}, checkpoint=str(checkpoint))
 
 
 def find_dalle() -> dict[str, Any] | None:
-    """Arguments of the DALLETokenizer whose weights lie in $BEIT_MM_WEIGHTS or torch hub's cache; None without."""
+    """Arguments of a DALLETokenizer with weights from $BEIT_MM_WEIGHTS or torch hub's cache; None without any."""
     folders = filter(None, (os.environ.get(WEIGHTS_VARIABLE), f'{torch.hub.get_dir()}/checkpoints'))
     for encoder in (Path(folder, name) for folder in folders for name in ('dalle_encoder.pth', 'encoder.pkl')):
         if encoder.is_file():
@@ -433,7 +436,7 @@ def find_dalle() -> dict[str, Any] | None:
 
 
 def stride_and_vocab(tokenizer: Mapping[str, Any]) -> tuple[int, int]:
-    """Pixels of a visual token's side, and how many different tokens there are, by a tokenizer's config."""
+    """Side of a visual token in pixels, and number of different tokens, from a tokenizer's config."""
     if tokenizer['type'] == 'beit_mm.DALLETokenizer':
         return STRIDE, tokenizer.get('vocab_size', DALLE_VOCABULARY)
     with torch.device('meta'):

@@ -1,4 +1,4 @@
-"""Reports on runs: metrics beside those of what needs no training, a verdict in words, what is next, and pictures."""
+"""Reports on runs: metrics, baselines that need no training, a verdict in words, the next command, and pictures."""
 
 import html
 import math
@@ -43,12 +43,12 @@ from beit_mm.pictures import SIDE, draw_runs, read_scalars, sheet, shortened
 
 ROWS = {  # of the report: a metric's name, and what it is
     'mim_loss': 'loss on masked patches (mim_loss), nats',
-    'mim_loss_start': 'the same with the weights that the training began with, nats',
+    'mim_loss_start': 'the same with the initial weights, nats',
     'token_entropy': 'loss of guessing by token frequency alone (token_entropy)',
     'position_entropy': 'loss of guessing by token frequency at each position (position_entropy)',
     'tokenizer/codes_used': 'different visual tokens in use',
-    'mim_acc': 'masked tokens predicted right (mim_acc)',
-    'accuracy/top1': 'classified right, %',
+    'mim_acc': 'masked tokens predicted correctly (mim_acc)',
+    'accuracy/top1': 'classified correctly, %',
     'class_mean': 'the same, averaged over the classes, %',
     'mIoU': 'mIoU on held-out images, %',
     'thumbnails': 'ridge regression on thumbnails of 8 x 8 pixels, %',
@@ -60,22 +60,22 @@ ROWS = {  # of the report: a metric's name, and what it is
 BASELINES = dict(  # what needs no network
     thumbnails='thumbnails', position_colour='position and colour', most_frequent='the most frequent class'
 )
-OTHER_FEATURES = dict(start='those of its start', random='random weights', thumbnails='thumbnails')
+OTHER_FEATURES = dict(start='the initial weights', random='random weights', thumbnails='thumbnails')
 METHODS = dict(knn='nearest neighbours', linear='linear layer', attentive='attentive probe')  # that judge features
 BETTER, WORSE, TOO_CLOSE = 'better than', 'worse than', 'too close to tell from'
 MIN_LOSS_GAIN = 0.05  # nats by which losses must differ to count
-NUM_QUERIES, NUM_NEIGHBOURS = 6, 5  # of the picture of neighbours
-MIN_THUMBNAILS, MOST_THUMBNAILS = 100, 20_000  # that a ridge regression learns from; MIN_ even if time is short
-MIN_ANSWERS = 100  # held-out images that a classifier is asked for even if time is short
+NUM_QUERIES, NUM_NEIGHBOURS = 6, 5  # in the picture of neighbours
+MIN_THUMBNAILS, MOST_THUMBNAILS = 100, 20_000  # for ridge regression to learn from; MIN_ even if time is short
+MIN_ANSWERS = 100  # held-out images to classify even if time is short
 MOST_CLASSES = 30  # in the table of a classifier
-MISTAKES, MISTAKES_COLUMNS, MISTAKES_SIDE = 24, 4, 240  # of their picture, and pixels of a tile
+MISTAKES, MISTAKES_COLUMNS, MISTAKES_SIDE = 24, 4, 240  # how many are drawn, in how many columns, pixels of a tile
 
 Paragraph: TypeAlias = str | Sequence[Sequence[str]]  # a text, or rows of a table
 
 
 @dataclass(frozen=True)
 class Metric:
-    """A number that was measured, with its standard error and number of images, where they are known."""
+    """A measured number, with its standard error and number of images where known."""
 
     value: float
     error: float | None = None
@@ -85,22 +85,22 @@ class Metric:
     def share(cls, percent: float, number: int) -> 'Metric':
         """A share of `number` images, in %."""
         share = min(percent / 100, 1.0)  # mmpretrain's float32 may give more
-        likely = (share * number + 1) / (number + 2)  # few images, all right, do not prove that all would be
+        likely = (share * number + 1) / (number + 2)  # a few images, all correct, do not prove 100 %
         return cls(100 * share, 100 * math.sqrt(likely * (1 - likely) / number), number)
 
     def __sub__(self, other: 'Metric') -> 'Metric':
-        """The difference of two that were measured independently."""
+        """The difference of two independent measurements."""
         return Metric(self.value - other.value, math.hypot(self.error or 0, other.error or 0))
 
     @property
     def sign(self) -> str:
-        """Of a difference: BETTER, WORSE or TOO_CLOSE, by twice the standard error."""
+        """What a difference means: BETTER, WORSE, or TOO_CLOSE within two standard errors."""
         if abs(self.value) <= 2 * (self.error or 0):
             return TOO_CLOSE
         return BETTER if self.value > 0 else WORSE
 
 
-Metrics: TypeAlias = dict[str, Metric]  # by the names of ROWS, or of what something is compared with
+Metrics: TypeAlias = dict[str, Metric]  # by the names in ROWS, or by what something is compared with
 
 
 class Picture(NamedTuple):
@@ -112,7 +112,7 @@ class Picture(NamedTuple):
 
 @dataclass
 class Report:
-    """What a trained model is worth."""
+    """How good a trained model is."""
 
     metrics: Metrics
     verdict: str
@@ -123,9 +123,9 @@ class Report:
 
 
 def write_report(folder: str | Path, title: str, parts: Iterable[Paragraph | Picture]) -> Path:
-    """Writes report.html and then report.md, the same for a browser and for GitHub; returns the latter.
+    """Writes report.html for a browser, then the same as report.md for GitHub; returns the latter.
 
-    `parts` are plain texts, pictures in the folder, and tables, whose first row is the head; empty ones are left out.
+    `parts` are plain texts, pictures in the folder, and tables with a header row; empty parts are left out.
     """
     shown: list[tuple[str, str]] = [(f'# {markdown(title)}', f'<h1>{hypertext(title)}</h1>')]
     for part in filter(None, parts):
@@ -161,7 +161,7 @@ def hypertext(text: str, quote: bool = True) -> str:
 
 
 def rows_of(metrics: Mapping[str, Metric]) -> list[tuple[str, str]]:
-    """What the metrics of a run are and their values, with their standard errors."""
+    """A description and a value with its standard error for each metric of a run."""
     rows = []
     for name, text in ROWS.items():
         metric = metrics.get(name)
@@ -179,7 +179,7 @@ def aligned(table: Sequence[Sequence[str]]) -> list[str]:
 
 
 def verdict(gains: Mapping[str, Metric]) -> str:
-    """Whether something is better than others, by its gains over each: 'better than A and B, worse than C'."""
+    """Puts gains over other methods into words: 'better than A and B, worse than C'."""
     groups: dict[str, list[str]] = {BETTER: [], WORSE: [], TOO_CLOSE: []}
     for name, gain in gains.items():
         groups[gain.sign].append(name)
@@ -187,7 +187,7 @@ def verdict(gains: Mapping[str, Metric]) -> str:
 
 
 def gains_over(name: str, metrics: Mapping[str, Metric], ending: str = '') -> Metrics:
-    """How much better a metric is than that of each baseline, by the words for it; `ending` is that of their names."""
+    """A metric's gain over each baseline, by the baseline's words; `ending` completes the baselines' names."""
     return {
         words: metrics[name] - metrics[baseline + ending]
         for baseline, words in BASELINES.items()
@@ -196,7 +196,7 @@ def gains_over(name: str, metrics: Mapping[str, Metric], ending: str = '') -> Me
 
 
 def drawn_until(items: Iterable[Any], deadline: float, least: int) -> Iterator[Any]:
-    """Items in an order drawn at random until a time, by time.monotonic, but at least so many."""
+    """Items in random order until `deadline`, by time.monotonic, but at least `least` of them."""
     items = [*items]
     for number, item in enumerate(random.Random(0).sample(items, len(items))):
         if number >= least and time.monotonic() > deadline:
@@ -207,9 +207,9 @@ def drawn_until(items: Iterable[Any], deadline: float, least: int) -> Iterator[A
 def describe_pretraining(
     weights: Path, images: Images, metrics: Metrics, compared: int, start: str | None, seconds: float
 ) -> Report:
-    """The report on a pretraining that began with `start`, by its validation and `compared` images to learn from.
+    """Reports on a pretraining that began with `start`: its validation, and its features on `compared` images.
 
-    Draws its pictures beside the weights. Features are judged by the methods that `seconds` allow.
+    Draws its pictures beside the weights. Judges features by the methods that `seconds` allow.
     """
     deadline = time.monotonic() + seconds
     folder, trained = weights.parent, Checkpoint.open(weights)
@@ -223,8 +223,8 @@ def describe_pretraining(
         left_out = ' and '.join(words for method, words in METHODS.items() if method not in answers)
         paragraphs += [
             'Features of one block: the 20 nearest images vote, a linear layer learns, or a query attends to the '
-            f'patches. Labels had no part in the training. The verdict on features is that of: {METHODS[judge]}.',
-            left_out and f'Left out of the table, for lack of time: {left_out}.',
+            f'patches. The training used no labels. The verdict on features comes from the {METHODS[judge]}.',
+            left_out and f'Left out of the table for lack of time: {left_out}.',
         ]
     found = {
         f'{method}_accuracy{f"_{name}" * (name != "end")}': Metric(*mean_and_error(right), len(right))
@@ -233,10 +233,8 @@ def describe_pretraining(
     }
     gains = gains_by_pairs(answers.get(judge, {}))
     pictures = [
-        Picture('reconstruction.png', 'Held-out images: masked, predicted, the right tokens decoded'),
-        Picture(
-            'neighbours.png', 'Left held-out images, beside each the images to learn from with most alike features'
-        ),
+        Picture('reconstruction.png', 'Held-out images: masked, predicted, the correct tokens decoded'),
+        Picture('neighbours.png', 'Held-out images (left), each beside the training images with the closest features'),
         draw_curves(folder / 'pretrain'),
     ]
     sentence, following = judge_pretraining(metrics, gains, folder, images, start)
@@ -244,16 +242,16 @@ def describe_pretraining(
 
 
 def gains_by_pairs(right: Mapping[str, Tensor]) -> Metrics:
-    """How much better the features at the end are than each of the others, by pairs of answers to one image."""
+    """How much better the features at the end are than each of the others, from paired answers."""
     return {name: Metric(*mean_and_error(right['end'] - other)) for name, other in right.items() if name != 'end'}
 
 
 def did_it_help(answers: Mapping[str, Mapping[str, Tensor]]) -> list[list[str]]:
-    """A table of the answers of `compare_features`, and of how much better the end is than the start."""
+    """A table of the answers from `compare_features`, and of how much better the end is than the start."""
     if not answers:
         return []
-    names = dict(OTHER_FEATURES, start='its start', end='this pretraining')
-    table = [['Did it help? Held-out images classified right, %', *(METHODS[method] for method in answers)]]
+    names = dict(OTHER_FEATURES, end='this pretraining')
+    table = [['Did it help? Held-out images classified correctly, %', *(METHODS[method] for method in answers)]]
     for name in answers['knn']:
         shares = [mean_and_error(right[name]) if name in right else None for right in answers.values()]
         table.append([names[name], *('{:.1f} +- {:.1f}'.format(*share) if share else '-' for share in shares)])
@@ -268,8 +266,8 @@ def judge_pretraining(
 ) -> tuple[str, str]:
     """A verdict from the metrics of a validation and the `gains_by_pairs` of features, and what to run next.
 
-    That begins with the pretraining's weights only where they are better than what they began with: by their features
-    or, where these are too close, by the loss.
+    The next command starts from the pretrained weights only if they are better than the initial ones: by their
+    features or, where these are too close, by the loss.
     """
     loss = metrics['mim_loss'].value
     loss_gains = {
@@ -280,15 +278,15 @@ def judge_pretraining(
     if loss_gains['token_entropy'].sign != BETTER:
         sentence = 'nothing learned yet: the loss on masked patches is not clearly below guessing by token frequency'
     elif loss >= metrics['position_entropy'].value:
-        sentence = 'learned, but no more is shown than where things usually are'
+        sentence = 'the model learned, but shows no more than where things usually are'
     else:
         sentence = 'masked patches are predicted from what surrounds them'
     if 'mim_loss_start' in loss_gains:
-        of_start = {'that of the weights that the training began with': loss_gains['mim_loss_start']}
+        of_start = {'that of the initial weights': loss_gains['mim_loss_start']}
         sentence += f'; the loss is {verdict(of_start)}'
     if gains:
         of_features = {OTHER_FEATURES[name]: gain for name, gain in gains.items()}
-        sentence += f'; the features that it learned are {verdict(of_features)}'
+        sentence += f'; the learned features are {verdict(of_features)}'
 
     before, loss_before = ('start', 'mim_loss_start') if start else ('random', 'token_entropy')
     known = [group[name].sign for group, name in ((gains, before), (loss_gains, loss_before)) if name in group]
@@ -297,7 +295,7 @@ def judge_pretraining(
     init = str(folder) if is_better else start or DEMO
     following = shlex.join(['beit-mm', 'finetune', labelled, '--init', init, '--out', f'{folder}_ft'])
     if not is_better:
-        advice = 'skip this pretraining, which is not shown to help, or give it more images and minutes'
+        advice = 'skip this pretraining, which did not clearly help, or give it more images and minutes'
         following = f'{advice}: {following}'
     return f'Verdict: {sentence}.', f'Next: {following}'
 
@@ -305,7 +303,7 @@ def judge_pretraining(
 def describe_finetuning(
     weights: Path, images: Images, metrics: Metrics, seconds: float, asked: int, balance: bool
 ) -> Report:
-    """The report on a classifier, by its validation, `seconds` of baselines and the answers to `asked` images.
+    """Reports on a classifier: its validation, its answers to `asked` images, and `seconds` of baselines.
 
     Draws its pictures beside the weights.
     """
@@ -320,10 +318,10 @@ def describe_finetuning(
     metrics['accuracy/top1'] = Metric.share(metrics['accuracy/top1'].value, len(images.held_out.names))
     paragraphs: list[Paragraph] = [
         'Trained with --balance: images of small classes were shown more often.' if balance else '',
-        f'Thumbnails and the most frequent class need no network: learned from {learned:,} of the '
-        f'{len(images.train.names):,} images, tested on {found["thumbnails"].number:,} held-out ones. This is one '
-        'training with one seed. What pretraining is worth takes the same training with --init none.',
-        f'Classes, the worst {MOST_CLASSES} first, on {len(answers):,} held-out images:',
+        f'Thumbnails and the most frequent class need no network: they learned from {learned:,} of the '
+        f'{len(images.train.names):,} images and were tested on {found["thumbnails"].number:,} held-out ones. This is '
+        'one training with one seed. To see what pretraining gains, run it again with --init none.',
+        f'The {MOST_CLASSES} worst classes, on {len(answers):,} held-out images:',
         table_of_classes(counts, images),
     ]
     pictures = draw_mistakes(answers, images.classes, folder / 'mistakes.png')
@@ -335,7 +333,7 @@ def describe_finetuning(
 def judge_finetuning(metrics: Mapping[str, Metric], weights: Path, unequal: bool) -> tuple[str, str]:
     """A verdict from the metrics of a classifier and of its baselines, and what to do next.
 
-    That is to use the classifier where it is better than its baselines.
+    The next step is to use the classifier if it is better than its baselines.
     """
     of_images = gains_over('accuracy/top1', metrics)
     of_classes = gains_over('class_mean', metrics, '_class_mean')
@@ -348,12 +346,12 @@ def judge_finetuning(metrics: Mapping[str, Metric], weights: Path, unequal: bool
         run = shlex.quote(str(weights.parent))
         return sentence, f'Next: beit-mm classify {run} new_images/ --out classes.csv; beit-mm export {run} model.onnx'
     balance = 'show images of small classes more often (--balance), ' if unequal else ''
-    others = 'give it more images, more time, or a released model to begin with (--init NAME of beit_mm.list_models())'
+    others = 'give it more images, more time, or a released model to start from (--init NAME of beit_mm.list_models())'
     return sentence, f'Next: {balance}{others}.'
 
 
 def class_mean(counts: Tensor) -> Metric:
-    """Share of right answers in %, averaged over the classes; by a `confusion` (K, K)."""
+    """Share of correct answers in %, averaged over the classes, from a `confusion` (K, K)."""
     number = counts.sum(dim=1)
     right, number = counts.diagonal()[number > 0], number[number > 0]
     likely = (right + 1) / (number + 2)  # as in Metric.share
@@ -367,10 +365,10 @@ def percentage(share: float) -> str:
 
 
 def table_of_classes(counts: Tensor, images: Images) -> list[list[str]]:
-    """A row for each class, the worst first, at most MOST_CLASSES; by a `confusion` (K, K)."""
+    """A row for each class, worst first, at most MOST_CLASSES; from a `confusion` (K, K)."""
     right, number, learned = counts.diagonal(), counts.sum(dim=1), images.learned
     recall, precision = 100 * right / number, 100 * right / counts.sum(dim=0)  # nan without images
-    table = [['class', 'images to learn from', 'held-out images', 'of these right, %', 'of its answers right, %']]
+    table = [['class', 'images to learn from', 'held-out images', 'recall, %', 'precision, %']]
     for label in recall.nan_to_num(101).argsort(stable=True).tolist()[:MOST_CLASSES]:
         name, shares = images.classes[label], (float(recall[label]), float(precision[label]))
         table.append([name, f'{learned[name]:,}', f'{number[label]:,.0f}', *map(percentage, shares)])
@@ -378,7 +376,7 @@ def table_of_classes(counts: Tensor, images: Images) -> list[list[str]]:
 
 
 def draw_mistakes(answers: Sequence[Mapping[str, Any]], classes: Sequence[str], out: Path) -> list[Picture]:
-    """Draws the images that a classifier is wrong about, the surest first; answers of `classify` with their `truth`."""
+    """Draws the images that a classifier gets wrong, most confident first; `answers` are `classify`'s, with `truth`."""
     wrong = [answer for answer in answers if answer['label'] != answer['truth']]
     wrong.sort(key=lambda answer: -answer['scores'][0][1])
     if not wrong:
@@ -390,8 +388,8 @@ def draw_mistakes(answers: Sequence[Mapping[str, Any]], classes: Sequence[str], 
         tiles.append((title, center_tile(answer['path'], MISTAKES_SIDE)))
     rows = [tiles[first : first + MISTAKES_COLUMNS] for first in range(0, len(tiles), MISTAKES_COLUMNS)]
     sheet(rows, MISTAKES_SIDE).savefig(out)
-    which = f'The {len(tiles)} surest of {len(wrong):,} mistakes on {len(answers):,} held-out images'
-    return [Picture(out.name, f'{which}: the right class as the predicted one')]
+    which = f'The {len(tiles)} most confident of {len(wrong):,} mistakes on {len(answers):,} held-out images'
+    return [Picture(out.name, f'{which}: correct class as predicted class')]
 
 
 def labels_of(images: Images, size: int) -> list[dict[str, int]]:
@@ -416,10 +414,10 @@ def read_thumbnails(labelled: Iterable[tuple[str, int]]) -> tuple[Tensor, Tensor
 def compare_features(
     trained: Checkpoint, images: Images, size: int, start: str | None = None, deadline: float = math.inf
 ) -> tuple[dict[str, dict[str, Tensor]], Figure]:
-    """Which held-out images are classified right by features at the `end`, at the `start` and by others.
+    """Which held-out images are classified correctly by features at the `end`, at the `start` and by others.
 
-    They learn from `size` images. Returns method of METHODS -> features -> `right_answers`, without the methods that
-    would end after a `deadline`, by time.monotonic; and a picture of neighbours. The first is empty without classes.
+    They learn from `size` images. Returns method of METHODS -> features -> `right_answers`, without methods that would
+    end after the `deadline` (time.monotonic), and a picture of neighbours. Without classes the first is empty.
     """
     parts, extract = labels_of(images, size), FeatureExtractor(trained)
     number, networks = len(images.classes), dict(end=extract)
@@ -455,7 +453,7 @@ def compare_features(
 
 
 def right_answers(method: str, bank: Mapping[str, Any], held_out: Mapping[str, Any], number: int) -> Tensor:
-    """1 or 0 of each held-out image, float64, as a method of METHODS classifies it that learns from a bank."""
+    """1 or 0 for each held-out image, float64: whether a method of METHODS that learned from a bank is right."""
     known, labels, truth = bank['features'], bank['labels'], held_out['labels']
     if method == 'attentive':
         classify, _ = choose_attentive(bank['held'], number)
@@ -469,7 +467,7 @@ def right_answers(method: str, bank: Mapping[str, Any], held_out: Mapping[str, A
 
 
 def read_features(extract: FeatureExtractor, parts: Sequence[Mapping[str, int]]) -> list[dict[str, Any]]:
-    """Of each part paths, features, labels and held patches of readable files; no channel of features counts more."""
+    """Paths, features, labels and held patches of each part's readable files; all channels of features count alike."""
     found = []
     for part in parts:
         read: list[dict[str, Any]] = []
@@ -484,7 +482,7 @@ def read_features(extract: FeatureExtractor, parts: Sequence[Mapping[str, int]])
 def patches_of(
     extract: FeatureExtractor, part: Mapping[str, int], read: list[dict[str, Any]]
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """Features (1, P, C) of the patches and class (1,) of each readable file; `read` gets the other features."""
+    """Patch features (1, P, C) and class (1,) of each readable file; adds its other features to `read`."""
     for sample in extract([*map(ExistingPath, part)], ['mean', 'patches'], on_error='skip'):
         if 'error' not in sample:
             patches = torch.from_numpy(sample.pop('patches')).flatten(0, 1)[None].to(extract.device)
@@ -493,10 +491,10 @@ def patches_of(
 
 
 def draw_neighbours(queries: Mapping[str, Any], bank: Mapping[str, Any], named: bool = True) -> Figure:
-    """Images, each before the others of a bank whose features are most alike, with the cosine.
+    """Draws each query beside the images of a bank with the closest features, titled with their cosine.
 
-    `queries` and `bank` are dict(paths=files, features=(N, C)), as `embed` returns them; with `named` the folders that
-    images lie in are their classes.
+    `queries` and `bank` are dict(paths=files, features=(N, C)), as `embed` returns them; if `named`, an image's folder
+    is its class, and is shown.
     """
     rows = []
     features, known = (torch.as_tensor(each['features']) for each in (queries, bank))
@@ -510,13 +508,13 @@ def draw_neighbours(queries: Mapping[str, Any], bank: Mapping[str, Any], named: 
 
 
 def center_tile(file: str, side: int = SIDE) -> Tensor:
-    """The middle of an image, which the model sees, float (3, side, side) in [0, 1]."""
+    """The middle of an image, as the model sees it, float (3, side, side) in [0, 1]."""
     middle = TwoViewCenterCrop(side, None)(dict(img=read_image(file)))['images']
     return torch.from_numpy(middle).permute(2, 0, 1) / 255
 
 
 def compare_classifier(images: Images, seconds: float) -> tuple[Metrics, int]:
-    """What ridge regression on `thumbnails` and the `most_frequent` class reach, and the images they learned from."""
+    """Metrics of ridge regression on `thumbnails` and the `most_frequent` class; how many images they learned from."""
     begin, (known, held_out) = time.monotonic(), labels_of(images, MOST_THUMBNAILS)
     x, y = read_thumbnails(drawn_until(known.items(), begin + 0.8 * seconds, MIN_THUMBNAILS))
     pixels, truth = read_thumbnails(drawn_until(held_out.items(), begin + seconds, MIN_THUMBNAILS))
@@ -526,7 +524,7 @@ def compare_classifier(images: Images, seconds: float) -> tuple[Metrics, int]:
         counts = confusion(predicted, truth, len(images.classes))
         metrics[name] = Metric.share(100 * evaluation.accuracy(counts), len(truth))
         metrics[f'{name}_class_mean'] = class_mean(counts)
-    # one class is right whatever images are drawn
+    # exact: one class is right, whichever images are drawn
     metrics['most_frequent_class_mean'] = Metric(metrics['most_frequent_class_mean'].value, 0.0)
     return metrics, len(y)
 
@@ -537,11 +535,11 @@ def draw_curves(work_dir: Path) -> Picture:
     for row in validation.values():
         if 'mim_loss' in row:
             row['loss'] = row['mim_loss']
-    labels = {'loss': 'loss, nats', 'accuracy/top1': 'classified right, %', 'mIoU': 'mIoU, %'}
+    labels = {'loss': 'loss, nats', 'accuracy/top1': 'classified correctly, %', 'mIoU': 'mIoU, %'}
     shown = [key for key in labels if key == 'loss' or any(key in row for row in validation.values())]
     figure = draw_runs({work_dir.name: (training, validation)}, shown)
     for axes in figure.axes:
         axes.set_ylabel(labels[axes.get_ylabel()])
     with atomic_file(work_dir.parent / 'loss.png') as file:
         figure.savefig(file, dpi=120)
-    return Picture('loss.png', 'Loss in training, and what is reached on held-out images')
+    return Picture('loss.png', 'Loss in training, and results on held-out images')

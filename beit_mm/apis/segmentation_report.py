@@ -27,16 +27,16 @@ from beit_mm.features.evaluation import confusion
 from beit_mm.pictures import SIDE, pixels_of, sheet, with_legend
 
 GRID = (120, 160)  # pixels of the images that the baseline sees
-LEVELS = 8  # of red, green and blue each
+LEVELS = 8  # of each colour channel
 MIN_TESTED = 20  # images, even if time is short
-RESAMPLED = 500  # times, for standard errors
-NUM_PAIRS = 5  # of classes that are confused, in the report
+RESAMPLED = 500  # bootstrap samples, for standard errors
+NUM_PAIRS = 5  # pairs of confused classes in the report
 
 
 class PositionAndColour:
     """Naive Bayes of position and colour: P(class | position) P(colour | class), without a network.
 
-    Images are brought to 120 x 160 pixels, answers to the size of the label map. Labels from `num_classes` on are
+    Images are resized to 120 x 160 pixels, answers to the label map's size. Labels from `num_classes` on mark
     unlabelled pixels.
     """
 
@@ -67,24 +67,24 @@ class PositionAndColour:
         positions, colours = self.at_position + 1, self.of_colour + 1
         pixels = self.at_position.sum(axis=(0, 1))
         log_position = np.log(positions / positions.sum(axis=2, keepdims=True))
-        log_position[..., pixels == 0] = -np.inf  # of a class without a pixel every colour would be as likely
+        log_position[..., pixels == 0] = -np.inf  # a class without pixels would make every colour equally likely
         return pixels.argmax(), log_position, np.log(colours / colours.sum(axis=0))
 
 
 def colours_of(image: np.ndarray) -> np.ndarray:
-    """Bins of colour, int64 of GRID."""
+    """Colour bins of an image at the size GRID, int64."""
     red, green, blue = np.moveaxis(resize_bicubic(image, GRID).astype(np.int64) * LEVELS // 256, 2, 0)
     return (red * LEVELS + green) * LEVELS + blue
 
 
 def resize_nearest(labels: np.ndarray, size: tuple[int, int]) -> np.ndarray:
-    """Labels (h, w) at another size, each that of the nearest pixel."""
+    """Labels (h, w) at another size, each taken from the nearest pixel."""
     rows, columns = ((np.arange(new) * 2 + 1) * old // (2 * new) for new, old in zip(size, labels.shape, strict=True))
     return labels[rows[:, None], columns]
 
 
 class Tested(NamedTuple):
-    """Held-out images, with hits and unions (N, K), pixels of each class in each image, of each that answers."""
+    """Held-out images, with each method's hits and unions (N, K): pixels of each class in each image."""
 
     dataset: SegmentationFolder
     indices: list[int]  # of the images in it
@@ -94,14 +94,14 @@ class Tested(NamedTuple):
     learned: int = 0  # images that PositionAndColour has seen
 
     def ious(self, name: str, drawn: Tensor | None = None) -> Tensor:
-        """IoU in % of all images (1, K), or of samples (R, K) with each so often (R, N); nan of what is nowhere."""
+        """IoU in % (1, K), or (R, K) for R samples with each image `drawn` (R, N) times; nan for what is nowhere."""
         times = torch.ones(1, len(self.indices), dtype=torch.float64) if drawn is None else drawn
         return 100 * (times @ self.hits[name]) / (times @ self.unions[name])
 
     def metrics(self) -> tuple[Metrics, Metrics]:
-        """The mIoU of each that answers, and how much better the segmentor's is than each baseline's.
+        """The mIoU of each method, and the segmentor's gain over each baseline.
 
-        Standard errors are those of images drawn anew, the same for all (bootstrap); one image says nothing of others.
+        Standard errors come from a bootstrap over images, with the same samples for all; from one image they are inf.
         """
         number = len(self.indices)
         drawn = torch.randint(number, (RESAMPLED, number), generator=torch.Generator().manual_seed(0))
@@ -118,7 +118,7 @@ class Tested(NamedTuple):
 
 
 def describe_segmentation(weights: Path, images: LabelMaps, metrics: Metrics, seconds: float) -> Report:
-    """The report on a segmentor, by its validation and tests of so many seconds; draws pictures beside the weights."""
+    """Reports on a segmentor: its validation and `seconds` of tests; draws pictures beside the weights."""
     folder, segmentor = weights.parent, SegmentationInferencer(weights)
     tested = compare_segmentor(segmentor, images, folder / 'lists', seconds)
     found, gains = tested.metrics()
@@ -128,17 +128,17 @@ def describe_segmentation(weights: Path, images: LabelMaps, metrics: Metrics, se
     for name, *ious, pixels in zip(images.classes, *columns, strict=True):
         table.append([name, *map(reports.percentage, ious), f'{pixels:,.0f}'])
     unseen = [images.classes[label] for label in images.unseen]
-    colours = 'colours' if images.bands is None else 'colours, which bands 1 to 3 give'
+    colours = 'colours' if images.bands is None else 'colours (bands 1 to 3)'
     paragraphs = [
         f'On {len(tested.indices):,} of {len(images.held_out.names):,} held-out images, in sliding windows at one '
-        'scale. Standard errors are those of drawing other images; it is one training with one seed. Naive Bayes knows '
-        f'from {tested.learned:,} images how frequent each class is at each place and with each of 512 {colours}.',
+        'scale. Standard errors cover the choice of images only; this is one training with one seed. Naive Bayes '
+        f'learned from {tested.learned:,} images how frequent each class is at each position and in 512 {colours}.',
         f'No label map holds {preview(unseen)}: not counted in the mean.' if unseen else '',
         table,
         confused(tested.counts, images.classes),
     ]
     pictures = [
-        Picture('overlays.png', 'Held-out images of the highest, the median and the lowest mIoU'),
+        Picture('overlays.png', 'Held-out images with the highest, the median and the lowest mIoU'),
         reports.draw_curves(folder / 'finetune'),
     ]
     following = 'give it more label maps and minutes'
@@ -149,7 +149,7 @@ def describe_segmentation(weights: Path, images: LabelMaps, metrics: Metrics, se
 
 
 def compare_segmentor(segmentor: SegmentationInferencer, images: LabelMaps, lists: Path, seconds: float) -> Tested:
-    """Tests a segmentor, 'mIoU', and the answers of PositionAndColour, on held-out images of a run's lists."""
+    """Tests a segmentor ('mIoU') and PositionAndColour on held-out images of a run's lists."""
     number = len(images.classes)
     baseline, begin = PositionAndColour(number), time.monotonic()
     load = images.bands['load'] if images.bands else dict(type='beit_mm.LoadImage')
@@ -170,18 +170,18 @@ def compare_segmentor(segmentor: SegmentationInferencer, images: LabelMaps, list
             found = confusion(torch.from_numpy(labels.astype(np.int64)), torch.from_numpy(truth), number)
             hits[name].append(found.diagonal())
             unions[name].append(found.sum(dim=0) + found.sum(dim=1) - found.diagonal())
-        counts += found  # of the last, the segmentor
+        counts += found  # of the segmentor, the last in the loop
     if not indices:
         raise UnreadableImageError('none of the held-out images can be read and has labels')
     all_hits = {name: torch.stack(found) for name, found in hits.items()}
     all_unions = {name: torch.stack(found) for name, found in unions.items()}
     for union in all_unions.values():
-        union[:, images.unseen] = 0  # a class that no map holds counts for nobody
+        union[:, images.unseen] = 0  # a class that appears in no map is not counted
     return Tested(held_out, indices, all_hits, all_unions, counts, baseline.images)
 
 
 def samples(dataset: SegmentationFolder, until: float) -> Iterator[tuple[int, dict]]:
-    """Indices and samples in an order drawn at random, until a time; at least MIN_TESTED of them."""
+    """Indices and samples in random order until a time, but at least MIN_TESTED."""
     for index in reports.drawn_until(range(len(dataset)), until, MIN_TESTED):
         with suppress(UnreadableImageError):
             sample = dataset[index]
@@ -189,7 +189,7 @@ def samples(dataset: SegmentationFolder, until: float) -> Iterator[tuple[int, di
 
 
 def confused(counts: Tensor, classes: Sequence[str]) -> str:
-    """Which classes are most often confused with others, with the share of their pixels."""
+    """The pairs of classes most often confused, with the share of pixels."""
     shares = counts / counts.sum(dim=1, keepdim=True).clamp(min=1)
     shares.fill_diagonal_(0)
     shown = []
@@ -201,7 +201,7 @@ def confused(counts: Tensor, classes: Sequence[str]) -> str:
 
 
 def draw_overlays(segmentor: SegmentationInferencer, tested: Tested, out: Path) -> None:
-    """Draws the images of highest, median and lowest mIoU: as they are, under their label map and the predicted one."""
+    """Draws the images with the highest, median and lowest mIoU: plain, under the label map and the prediction."""
     scores = 100 * (tested.hits['mIoU'] / tested.unions['mIoU']).nanmean(dim=1)  # N
     order = scores.argsort(descending=True).tolist()
     rows, present = [], set()
@@ -213,7 +213,7 @@ def draw_overlays(segmentor: SegmentationInferencer, tested: Tested, out: Path) 
         present |= {*np.unique(truth).tolist(), *np.unique(predicted).tolist()} - {-1}
         image = LoadBands.as_rgb(sample['img'])
         tiles = [Image.fromarray(image), *(overlay(image, labels, segmentor.palette) for labels in (truth, predicted))]
-        for tile in tiles:  # of 24 megapixels nine would take 2.6 GB as floats
+        for tile in tiles:  # as floats, nine of 24 megapixels would take 2.6 GB
             tile.thumbnail((2 * SIDE, 2 * SIDE))
         title = f'{Path(sample["img_path"]).name}: {scores[place]:.0f} %'
         pictures = [torch.from_numpy(np.array(tile)).permute(2, 0, 1) / 255 for tile in tiles]

@@ -1,4 +1,4 @@
-"""The images of a folder and their label maps: what is learned from, what is held out, and the classes."""
+"""Finds the images and label maps of a folder: which to learn from, which to hold out, and the classes."""
 
 import os
 import random
@@ -22,14 +22,14 @@ from beit_mm.errors import UserError
 from beit_mm.files import atomic_file, folder_of_images, quoted
 from beit_mm.terminal import with_bar
 
-HELD_OUT = 0.1  # of the images, where no folder `val` lies beside `train`
-MIN_IMAGES, MIN_PAIRS = 100, 10  # to learn from: images, and images with label maps
-FEW, UNEQUAL = 10, 5  # images of a class that are few, and times that the largest class is the smallest
+HELD_OUT = 0.1  # share of the images, if no folder `val` lies beside `train`
+MIN_IMAGES, MIN_PAIRS = 100, 10  # needed to learn from: images, images with label maps
+FEW, UNEQUAL = 10, 5  # images that a class should have; how many times the smallest class the largest may be
 DATE = re.compile(r'(19|20)\d\d[-_.]?(0[1-9]|1[0-2])([-_.]?[0-3]\d)?')  # such folders are not classes
-IMAGES = ('images', 'imgs', 'JPEGImages')  # names of folders, in the order in which they are looked for
+IMAGES = ('images', 'imgs', 'JPEGImages')  # names of folders, in the order of the search
 MAPS = ('annotations', 'masks', 'labels', 'SegmentationClass')
 TRAINING, VALIDATION, TESTING = ('training', 'train'), ('validation', 'val', 'valid'), ('testing', 'test')
-BESIDE = ('_mask.png', '-mask.png', '_label.png')  # ends of maps that lie beside their images
+BESIDE = ('_mask.png', '-mask.png', '_label.png')  # endings of maps that lie beside their images
 READ = (*EXTENSIONS, '.npy')  # endings of images, some of them with many bands
 MAX_MEASURED = 100  # images that statistics of bands are taken from
 EXPECTED = 'expected images/a.jpg and annotations/a.png, or a.jpg and a_mask.png side by side'
@@ -49,8 +49,8 @@ class Images:
     train: ImageList
     held_out: ImageList
     classes: list[str]
-    num_validated: ClassVar[int] = 256  # held-out images of which losses are computed
-    validation_cost: ClassVar[int] = 1  # of one, in images of a step
+    num_validated: ClassVar[int] = 256  # held-out images that losses are computed on
+    validation_cost: ClassVar[int] = 1  # of a held-out image, relative to an image of a step
 
     def __str__(self) -> str:
         text = f'{len(self.train.names):,} images to learn from, {len(self.held_out.names):,} held out'
@@ -58,7 +58,7 @@ class Images:
 
     @property
     def learned(self) -> Counter[str]:
-        """Images to learn from of each class."""
+        """How many images each class has to learn from."""
         return Counter(self.train.names.values())
 
     @property
@@ -67,25 +67,25 @@ class Images:
         return max(self.learned.values()) > UNEQUAL * min(self.learned.values())
 
     def few(self, balance: bool) -> str:
-        """Which class has few images to learn from, or much fewer than another, and what to do; else ''."""
+        """Says which class has too few images, or far fewer than another, and what to do; else ''."""
         (largest, most), *_, (smallest, least) = self.learned.most_common()
         if least >= FEW and not self.unequal:
             return ''
-        advice = ', or show those more often by --balance' if self.unequal and not balance else ''
+        advice = ', or show those more often with --balance' if self.unequal and not balance else ''
         sizes = f'{least} images of {quoted(smallest)} to learn from, {most:,} of {quoted(largest)}'
         return f'{sizes}; add images of small classes{advice}'
 
     def dataset(self, lists: Path, name: str) -> dict[str, Any]:
-        """Arguments of a dataset of the images in the list `name` of `write_lists`."""
+        """Arguments of a dataset for the list `name` that `write_lists` wrote."""
         root = self.train.root if name == 'train' else self.held_out.root
         return dict(data_root=str(root), data_prefix='', ann_file=str(lists / f'{name}.txt'))
 
 
 def find_images(folder: str | Path) -> Images:
-    """The images of a folder, some of them held out.
+    """Finds the images of a folder, and holds some of them out.
 
-    Where the folder is called `train`, or holds folders `train` and `val` (TRAINING, VALIDATION), `val` holds the
-    held-out images; otherwise a tenth is held out, of each folder in proportion. The choice depends on the paths only.
+    If the folder is called `train`, or holds folders `train` and `val` (TRAINING, VALIDATION), the images in `val` are
+    held out; otherwise a tenth of each folder is. The choice depends on the paths only.
     """
     root = training_folder(folder)
     train = list_folder(root)
@@ -94,7 +94,7 @@ def find_images(folder: str | Path) -> Images:
     if held_out is None or not held_out.names:
         train, held_out = hold_out(train)
     if len(train.names) < MIN_IMAGES:
-        needed = f'at least {MIN_IMAGES} are needed to learn from, in files ending in {" ".join(EXTENSIONS)}'
+        needed = f'training needs at least {MIN_IMAGES}, in files ending in {" ".join(EXTENSIONS)}'
         raise UserError(f'{len(train.names)} images in {str(root)!r}; {needed}')
     classes = sorted(set(train.names.values()))
     named = len(classes) > 1 and '' not in classes and not all(map(DATE.fullmatch, classes))
@@ -103,7 +103,7 @@ def find_images(folder: str | Path) -> Images:
 
 
 def training_folder(folder: str | Path) -> Path:
-    """The folder `train` in a folder that holds it and what is held out, or nothing else; otherwise the folder."""
+    """The `train` in a folder that also holds `val`, or nothing else but `test`; otherwise the folder itself."""
     root = folder_of_images(folder)
     folders = {path.name for path in root.iterdir() if path.is_dir() and not path.name.startswith('.')}
     train = next((name for name in TRAINING if name in folders), '')
@@ -115,7 +115,7 @@ def list_folder(folder: Path) -> ImageList:
 
 
 def hold_out(images: ImageList) -> tuple[ImageList, ImageList]:
-    """Images to learn from, one of each folder if possible, and a tenth held out, of each folder in proportion."""
+    """Holds out a tenth of each folder; if possible, each folder keeps at least one image to learn from."""
     folders: dict[str, list[str]] = defaultdict(list)
     for path, name in images.names.items():
         folders[name].append(path)
@@ -138,12 +138,12 @@ def evenly(items: Iterable[Any], number: int) -> list[Any]:
 class LabelMaps(Images):
     """Images with label maps; the roots of their lists are folders of images."""
 
-    maps: tuple[Path, Path]  # folders of the maps of images to learn from, and of held-out ones
-    suffix: str  # what stands in a map's path below its folder for the ending of its image
-    values: list[int]  # number of each class in the maps; all others are unlabelled
+    maps: tuple[Path, Path]  # folders of label maps: to learn from, and held out
+    suffix: str  # replaces the image's ending in the name of its map
+    values: list[int]  # number of each class in the maps; other numbers are unlabelled
     notes: list[str]  # what was found, for the user
-    colours: list[list[int]] | None  # by which the maps are read
-    unseen: list[int]  # classes that no map holds
+    colours: list[list[int]] | None  # of the classes, if the maps are read by colour
+    unseen: list[int]  # classes that appear in no map
     bands: dict[str, Any] | None  # arguments of LoadBands, and `mean` and `std`; None: the images are RGB
     num_validated: ClassVar[int] = 32
     validation_cost: ClassVar[int] = 6  # several windows, and logits of whole images
@@ -191,17 +191,17 @@ def find_label_maps(
     bands: str | Sequence[int] | None = None,
     max_pixels: int = reading.MAX_PIXELS,
 ) -> LabelMaps | None:
-    """The images and label maps of a folder, some of them held out; None where there are no label maps.
+    """Finds the images and label maps of a folder, and holds some out; None where there are no label maps.
 
     Args:
         folder: laid out as docs/label_maps.md describes.
         reduce_zero_label: whether 0 marks unlabelled pixels; None: as classes.txt shows.
-        whole: hold none out of the images to learn from, which may be few.
-        bands: bands of the images to take, counted from 0, or 'all'; None: all where reading as RGB would lose some.
+        whole: use all images to learn from, which may be few, and hold none of them out.
+        bands: bands of the images to read, counted from 0, or 'all'; None: all if reading as RGB would lose some.
         max_pixels: of an image or map, see LoadImage.
 
     Raises:
-        UserError: images and maps do not fit, or it cannot be known what 0 means.
+        UserError: images and maps do not fit together, or nothing shows what 0 means.
     """
     root = folder_of_images(folder)
     least = 1 if whole else MIN_PAIRS
@@ -228,8 +228,8 @@ def find_label_maps(
         classes, values, meaning = choose_colours(pixels, names, colours, reduce_zero_label)
     elif names and numbered:
         if reduce_zero_label is not None:
-            raise UserError('classes.txt has numbers; leave --reduce- and --keep-zero-label out')
-        classes, values, meaning = [*names], numbered, f'{len(names)} classes of classes.txt, by its numbers'
+            raise UserError('classes.txt has numbers; leave out --reduce-zero-label and --keep-zero-label')
+        classes, values, meaning = [*names], numbered, f'{len(names)} classes of classes.txt, with its numbers'
     else:
         classes, values, meaning = choose_labels(numbers, names, reduce_zero_label)
     if not 1 < len(values) < IGNORE_INDEX:
@@ -240,7 +240,7 @@ def find_label_maps(
     for use, part, found in zip(('to learn from', 'held out'), parts, numbers, strict=True):
         if not any(found[path] & {*values} for path in part.names):
             where = f'the {len(part.names):,} images {use} in {str(part.root)!r}'
-            raise UserError(f'no map of {where} has a pixel of a class, label some; {meaning}')
+            raise UserError(f'no map of {where} has a labelled pixel; label some ({meaning})')
     labelled = sum(pixels[value] for value in values) / pixels.total()
     notes.insert(0, f'{meaning}; {100 - 100 * labelled:.0f} % of the pixels are unlabelled')
     measured = None if bands is None else measure_bands([str(train.root / name) for name in train.names], bands)
@@ -249,7 +249,7 @@ def find_label_maps(
 
 
 def table_numbers(path: Path) -> list[int] | None:
-    """The numbers of classes in a table with the columns Number and Name, as `segment` writes it; None without."""
+    """The classes' numbers in a table with the columns Number and Name, as `segment` writes it; None without one."""
     header, *rows = [line.split('\t') for line in read_lines(str(path)) if line]
     if not {'Number', 'Name'} <= {*header}:
         return None
@@ -260,12 +260,12 @@ def table_numbers(path: Path) -> list[int] | None:
 
 
 def find_bands(folder: Path, bands: str | Sequence[int] | None) -> str | Sequence[int] | None:
-    """The bands to take of a folder's images, if not as given then as the first shows; None: read them as RGB."""
+    """The bands to read: the given ones, or as the folder's first image shows; None: read RGB."""
     path = str(folder / next(iter(list_images(str(folder), READ)), ''))
     if path.lower().endswith(BAND_EXTENSIONS):
         return 'all' if bands is None and has_hidden_bands(path) else bands
     if bands is not None:
-        raise UserError(f'--bands: {path} does not end in {", ".join(BAND_EXTENSIONS)}; leave it out')
+        raise UserError(f'--bands is for {", ".join(BAND_EXTENSIONS)}, and there is {path}; leave it out')
     return None
 
 
@@ -285,7 +285,7 @@ def has_hidden_bands(path: str) -> bool:
 
 
 def measure_bands(paths: Sequence[str], bands: str | Sequence[int]) -> dict[str, Any]:
-    """Arguments of LoadBands and of the data preprocessor, by statistics of some of the files."""
+    """Arguments of LoadBands and of the data preprocessor, from statistics of some of the files."""
     taken = None if bands == 'all' else [*bands]
     found = reading.band_statistics(evenly(paths, MAX_MEASURED), taken)
     load = dict(type='beit_mm.LoadBands', bands=taken, low=found['low'], high=found['high'])
@@ -295,17 +295,17 @@ def measure_bands(paths: Sequence[str], bands: str | Sequence[int]) -> dict[str,
 def find_folders(root: Path, least: int) -> list[tuple[Path, Path]]:
     """Folders of images and of their maps: to learn from and, if any, held out; empty without maps.
 
-    Fewer maps beside their images than `least` may be images of masks.
+    Fewer than `least` maps beside images do not count: they may be ordinary images.
     """
 
     def present(folder: Path, *groups: Sequence[str]) -> list[str]:
-        """Of each group the first name that is a folder."""
+        """The first name of each group that is a folder."""
         found = ([name for name in names if (folder / name).is_dir()] for names in groups)
         return [names[0] for names in found if names]
 
     images, maps, splits = present(root, IMAGES), present(root, MAPS), present(root, TRAINING, VALIDATION)
     folders: list[tuple[Path, Path]] = []
-    if images and (maps or not splits):  # no class has that name
+    if images and (maps or not splits):  # `images` is not the name of a class
         pair = root / images[0], root / (maps or MAPS)[0]
         folders = [(pair[0] / name, pair[1] / name) for name in present(pair[0], TRAINING, VALIDATION) or ['']]
     else:
@@ -324,7 +324,7 @@ def find_folders(root: Path, least: int) -> list[tuple[Path, Path]]:
 
 
 def find_suffix(images: Path, maps: Path) -> str:
-    """What stands in a map's name for the ending of its image: '.png', '_mask.png', ..."""
+    """What replaces the image's ending in a map's name: '.png', '_mask.png', ..."""
     names = list_images(str(maps))
     if images == maps:
         suffixes = Counter(ending for name in names for ending in BESIDE if name.endswith(ending))
@@ -347,9 +347,9 @@ def find_suffix(images: Path, maps: Path) -> str:
 def find_pairs(
     images: Path, maps: Path, suffix: str, read: Callable, pixels: Counter, notes: list[str]
 ) -> dict[str, set[int]]:
-    """Images with a map of their size, relative to their folder, and the numbers in it, by a `read_pair`.
+    """Paths of images that have a map of their size -> the numbers in it. `read` is a `read_pair`.
 
-    `pixels` gets how many pixels have each number, `notes` what was left out.
+    Adds the number of pixels with each number to `pixels`, and what was left out to `notes`.
     """
     listed = [path for path in list_images(str(images), READ) if images != maps or not path.endswith(BESIDE)]
     existing = {*list_images(str(maps))}
@@ -363,7 +363,7 @@ def find_pairs(
         try:
             labels = read(str(images / path), str(maps / name))
         except UnreadableImageError:
-            left_out['unreadable, or their maps'].append(path)
+            left_out['unreadable, or with an unreadable map'].append(path)
             continue
         if labels is None:
             left_out['whose map has another size'].append(path)
@@ -379,14 +379,14 @@ def find_pairs(
 def choose_colours(
     pixels: Counter[int], names: Sequence[str], colours: Sequence[Sequence[int]], reduce_zero_label: bool | None
 ) -> tuple[list[str], list[int], str]:
-    """As `choose_labels`, of label maps by colour; `pixels` counts the `colour_numbers`."""
+    """Like `choose_labels`, for label maps by colour; `pixels` counts the `colour_numbers`."""
     if reduce_zero_label is not None:
-        raise UserError('classes.txt has colours; leave --reduce- and --keep-zero-label, for numbers, out')
+        raise UserError('classes.txt has colours; leave out --reduce-zero-label and --keep-zero-label (for numbers)')
     values = colour_numbers(colours).tolist()
     others = Counter({number: count for number, count in pixels.items() if number not in values})
     if others == pixels:
-        advice = 'correct it; if the maps hold numbers, write names without colours'
-        raise UserError(f'no pixel has a colour of classes.txt, the maps hold {count_colours(others)}; {advice}')
+        advice = 'correct classes.txt; if the maps hold numbers, write names without colours'
+        raise UserError(f'no pixel has a colour of classes.txt; the maps hold {count_colours(others)}; {advice}')
     meaning = f'{len(names)} classes of classes.txt, by colour'
     if others:
         meaning += f'; colours that no class has: {count_colours(others)}'
@@ -396,45 +396,45 @@ def choose_colours(
 def choose_labels(
     found: Sequence[Mapping[str, set[int]]], names: Sequence[str] | None, reduce_zero_label: bool | None
 ) -> tuple[list[str], list[int], str]:
-    """The classes, the number of each in label maps, and a sentence on them, by the classes' names, if there are any.
+    """The classes, the number of each in the label maps, and a sentence on them. `names` come from classes.txt.
 
-    `found` has the numbers in the map of each image, of each folder.
+    `found` gives, for each folder, the numbers in the map of each image.
     """
     maps = [pair for part in found for pair in part.items()]
     numbers = sorted(set().union(*(held for _, held in maps)) - {IGNORE_INDEX})
     if not numbers:
-        return [], [], f'every pixel is {IGNORE_INDEX}, which marks ignored ones'
+        return [], [], f'every pixel is {IGNORE_INDEX}, which marks ignored pixels'
     if not reduce_zero_label and len(names or ()) < 3:
         if numbers == [0] and any(IGNORE_INDEX in held for _, held in maps):
-            numbers = [0, IGNORE_INDEX]  # a mask: nothing else would be left to learn
+            numbers = [0, IGNORE_INDEX]  # a mask: otherwise 0 would be the only class
         if numbers in ([0, 1], [0, IGNORE_INDEX]):
             classes = [*(['background'] if len(names or ()) < 2 else []), *(names or ['foreground'])]
             return classes, numbers, f'masks of two classes: 0 is {classes[0]}, {numbers[1]} is {classes[1]}'
-    ask = 'what is 0? Say --reduce-zero-label if it marks unlabelled pixels, --keep-zero-label if it is a class'
+    ask = 'what is 0? Give --reduce-zero-label if it marks unlabelled pixels, --keep-zero-label if it is a class'
     if names is None:
         if reduce_zero_label is None and numbers[0] == 0 and len(numbers) > 1:
             held = f'0 and other values ({preview(map(str, numbers[1:]))})'
             raise UserError(f'the label maps hold {held}, and there is no classes.txt: {ask}')
         values = [number for number in numbers if number or not reduce_zero_label]
-        return [*map(str, values)], values, f'{len(values)} classes, called by their numbers without classes.txt'
+        return [*map(str, values)], values, f'{len(values)} classes, named by their numbers (no classes.txt)'
     top, number = numbers[-1], len(names)
     if top > number or (top == number and reduce_zero_label is False):
         image = next(path for path, held in maps if top in held)
         expected = f'expected 0 to {number - 1}, or 1 to {number}, and {IGNORE_INDEX} for ignored pixels'
-        raise UserError(f'the label map of {image} holds {top}, classes.txt names {number} classes; {expected}')
+        raise UserError(f'the label map of {image} holds {top}, but classes.txt names {number} classes; {expected}')
     if reduce_zero_label is None and not (top == number or (top == number - 1 and 0 in numbers)):
-        raise UserError(f'the label maps hold {numbers[0]} to {top}, classes.txt names {number} classes: {ask}')
+        raise UserError(f'the label maps hold {numbers[0]} to {top}, but classes.txt names {number} classes: {ask}')
     first = int(top == number if reduce_zero_label is None else reduce_zero_label)
     meaning = f'{number} classes of classes.txt, 0 is {"unlabelled" if first else repr(names[0])}'
     return [*names], [*range(first, first + number)], meaning
 
 
 def read_pair(image: str, file: str, by_bands: bool, by_colour: bool, max_pixels: int) -> np.ndarray | None:
-    """The numbers in a label map, see `read_labels`; None where its image, with bands or not, has another size."""
+    """The numbers in a label map, see `read_labels`; None if its image, with bands or not, has another size."""
     labels = read_labels(file, by_colour, max_pixels)
     if by_bands:
         height, width = read_bands(image, max_pixels).shape[:2]
-    else:  # by its header, upright
+    else:  # from its header, turned upright
         with unreadable(image, Exception), open_image(image, max_pixels) as opened:
             width, height = opened.size[::-1] if orientation(opened) in SIDEWAYS else opened.size
     return labels if labels.shape == (height, width) else None

@@ -34,15 +34,15 @@ from beit_mm.pictures import read_scalars
 from beit_mm.terminal import quiet, say, typed, without_output
 
 RECORD, REPORT = 'plan.json', 'report.md'
-REPORT_SHARE, REPORT_SECONDS = 0.1, 120.0  # of the time, for report and pictures; where no time is given
-NOMINAL_STEPS = 1000  # of a stage of so many minutes, in which its schedules are planned
-KNOWN_SHARE = 0.03  # of a stage, after which its steps are known well enough for intervals
-MIN_BANK, MAX_BANK = 200, 2000  # images that held-out ones are compared with; MIN_BANK even if time is short
-MAX_TOKENIZER_STEPS = 4000  # more of them hardly make its tokens better
-MAX_VALIDATIONS, VALIDATION_SHARE = 5, 0.05  # of a stage, and of the images that pass through the model
+REPORT_SHARE, REPORT_SECONDS = 0.1, 120.0  # for the report: a share of the minutes; seconds for a run without minutes
+NOMINAL_STEPS = 1000  # over which the schedules of a stage with minutes are planned
+KNOWN_SHARE = 0.03  # of a stage: then its length is known well enough to set intervals
+MIN_BANK, MAX_BANK = 200, 2000  # images to compare held-out ones with; MIN_BANK even if time is short
+MAX_TOKENIZER_STEPS = 4000  # more steps hardly improve its tokens
+MAX_VALIDATIONS, VALIDATION_SHARE = 5, 0.05  # in a stage; its share of all images that pass through the model
 WAITS_FOR_IMAGES = (
-    'Reading images limits the training: {:.0%} of the time is spent waiting for them. More workers help, or smaller '
-    'copies of the images (tools/datasets/resize_images.py).'
+    'Reading images limits the training: {:.0%} of the time is spent waiting for them. More workers or smaller copies '
+    'of the images (tools/datasets/resize_images.py) help.'
 )
 
 
@@ -58,20 +58,20 @@ def pretrain(
     seed: int | None = None,
     **levels: Any,
 ) -> Path:
-    """Pretrains a BEiT on a folder of images; labels are not looked at. The same call resumes an unfinished run.
+    """Pretrains a BEiT on a folder of images and ignores labels. The same call resumes an unfinished run.
 
     Args:
         images: folder, searched to any depth; see `find_images` for what is held out.
         out: folder of the run.
-        minutes: of wall clock for all of it, by default 15.
-        steps: instead of minutes; of the pretraining, the tokenizer gets at most as many.
-        init: checkpoint of any BEiT to begin with, or the folder of a run; by default 'demo', the packaged weights, on
-            a CPU, and 'none', random ones, on a GPU.
-        tokenizer: 'demo', the packaged one, or 'new' for one of these images; by default that of `init`.
+        minutes: wall-clock time of the whole run, by default 15.
+        steps: instead of minutes: steps of the pretraining; the tokenizer gets at most as many.
+        init: checkpoint of any BEiT, or folder of a run, to start from; by default 'demo' (the packaged weights) on a
+            CPU and 'none' (random weights) on a GPU.
+        tokenizer: 'demo' (packaged), or 'new' to train one on these images; by default the tokenizer of `init`.
         workers: processes that read images.
-        batch: images of a step.
-        seed: of every random choice, by default 0.
-        levels: `mean` and `std` of the images, pixels 0-255; by default those of `init`, ImageNet's for random weights.
+        batch: images per step.
+        seed: for every random choice, by default 0.
+        levels: `mean` and `std` of the images, pixels 0-255; by default from `init`, ImageNet's for random weights.
 
     Returns:
         The pretrained weights, `<out>/pretrained.pth`; pictures and report.md lie beside them.
@@ -97,21 +97,21 @@ def finetune(
     freeze: int | str | None = None,
     **levels: Any,
 ) -> Path:
-    """Fine-tunes a pretrained BEiT into a classifier of class folders, or into a segmentor of label maps.
+    """Fine-tunes a pretrained BEiT: into a classifier from class folders, or a segmentor from label maps.
 
     Args:
-        images: folder with one folder a class, or with images and label maps, see `find_label_maps`.
-        out, workers, batch, seed, levels: as of `pretrain`.
+        images: folder with one folder per class, or with images and label maps, see `find_label_maps`.
+        out, workers, batch, seed, levels: as for `pretrain`.
         init: checkpoint of any BEiT or plain ViT, or the folder of a run; 'none' for random weights; by default 'demo',
             on a GPU DINOv2 if it fits the memory and can be had.
-        minutes: of wall clock for all of it, by default 15.
-        epochs: instead of minutes; times through the images.
+        minutes: wall-clock time of the whole run, by default 15.
+        epochs: instead of minutes: passes over the images.
         reduce_zero_label: whether 0 in label maps marks unlabelled pixels; None: as classes.txt shows.
-        balance: show images of small classes more often, by mmengine's ClassBalancedDataset.
-        bands: of images with label maps, see `find_label_maps`.
+        balance: show images of small classes more often, with mmengine's ClassBalancedDataset.
+        bands: to read from images with label maps, see `find_label_maps`.
         lora: rank of the matrices that are trained beside the layers of the frozen backbone, in place of these layers.
-        freeze: how many blocks are not trained, from the first on, with the embeddings; 'all' also fits a classifier's
-            head to features that are computed once, without augmentation, however long that takes.
+        freeze: number of blocks, from the first on, that are not trained, nor are the embeddings; 'all' also fits a
+            classifier's head to features computed once, without augmentation, however long that takes.
 
     Returns:
         The weights, `<out>/finetuned.pth`, for `classify` or `segment`.
@@ -125,18 +125,18 @@ def finetune(
 
 
 class Run:
-    """A run in a folder `out`: that of a `new_call`, or of an earlier call, which it resumes."""
+    """A run in the folder `out`: begins a `new_call`, or resumes the call recorded there."""
 
     plan: Plan
 
     def __init__(self, call: Record, out: str | Path) -> None:
         self.began = time.monotonic()
-        self.record, self.verb = call, call.verb  # what the call leaves open is filled in by the plan
+        self.record, self.verb = call, call.verb  # make_plan fills in what the call leaves open
         self.folder = Path(out).expanduser().resolve()
         self.lists = self.folder / 'lists'
         self.weights = self.folder / ('pretrained.pth' if self.verb == 'pretrain' else 'finetuned.pth')
         if Path(call.images) in (self.folder, *self.folder.parents):
-            inside = 'lies in the folder of the images, where its pictures would count as such'
+            inside = 'lies in the folder of the images, so its pictures would count as images too'
             raise UserError(f'{self.folder} {inside}; choose another --out')
         if (self.folder / RECORD).is_file():
             self.record = Record.read(self.folder / RECORD)
@@ -146,7 +146,7 @@ class Run:
             raise UserError(f'{self.folder} holds other files; expected a new or empty folder for the run')
 
     def run(self) -> Path:
-        """Plans, trains each stage, writes weights and report; resumes what is there. Returns the weights."""
+        """Plans, trains each stage, writes weights and report; resumes an earlier call. Returns the weights' path."""
         if (self.folder / REPORT).is_file() and self.weights.is_file():
             say(f'{self.folder} is finished: {self.weights}, {self.folder / REPORT}')
             return self.weights
@@ -154,7 +154,7 @@ class Run:
         try:
             self.make_plan(images)
             for stage, planned in self.record.stages.items():
-                if not planned:
+                if not planned:  # {}: its length is not chosen yet
                     self.choose_steps(images, stage)
                 self.train(images, stage)
             trained = Checkpoint.open(self.last_checkpoint(self.verb))
@@ -173,12 +173,12 @@ class Run:
         return self.weights
 
     def write_record(self) -> None:
-        """Writes the record, with the time that has passed."""
+        """Writes the record, with the run's time up to now."""
         self.record.seconds, self.began = self.seconds(), time.monotonic()
         self.record.write(self.folder / RECORD)
 
     def seconds(self) -> float:
-        """Time that the run has taken so far, with earlier calls."""
+        """Time that the run has taken, earlier calls included."""
         return self.record.seconds + time.monotonic() - self.began
 
     def last_checkpoint(self, stage: str) -> Path:
@@ -189,22 +189,22 @@ class Run:
         return self.folder / ('tokenizer_config.py' if stage == 'tokenizer' else 'config.py')
 
     def find_images(self) -> Images:
-        """The images, for a fine-tuning with classes or label maps; refuses options that do not fit them."""
+        """Finds the images and, for a fine-tuning, classes or label maps; refuses options that do not fit them."""
         folder, record = self.record.images, self.record
         if self.verb == 'pretrain':
             return find_images(folder)
         maps = find_label_maps(folder, record.reduce_zero_label, bands=record.bands)
         if maps and record.balance:
-            advice = 'leave it out; docs/options.md has class_weight for the classes of label maps'
+            advice = 'leave it out; for label maps docs/options.md has class_weight'
             raise UserError(f'--balance is for class folders, and {folder} has label maps: {advice}')
         if maps:
             return maps
         if (record.reduce_zero_label, record.bands) != (None, None):
             options = '--reduce-zero-label, --keep-zero-label and --bands'
-            raise UserError(f'{folder} has no label maps; leave {options} out')
+            raise UserError(f'{folder} has no label maps; leave out {options}')
         images = find_images(folder)
         if not images.classes:
-            expected = 'expected <class>/<image>, at least two classes, and in val no others than in train'
+            expected = 'expected <class>/<image>, at least two classes, and none in val that train lacks'
             raise UserError(f'{folder} has no class folders: {expected}; or images/ and annotations/')
         return images
 
@@ -213,15 +213,15 @@ class Run:
         record, digest = self.record, digest_of(images)
         resumes = bool(record.digest)
         if record.digest not in ('', digest):
-            changed = f'other images, or names of them, than when {self.folder} was planned'
+            changed = f'other images or file names than when {self.folder} was planned'
             advice = 'choose another --out, or delete the folder'
             raise UserError(f'{record.images} has {changed} ({record.found}; now {images}); {advice}')
         plan = self.plan = plan_training(images, record)
         if resumes and record.tokenizer not in (None, plan.tokenizer_name):
-            began = f'{self.folder} began with {record.tokenizer}, now it has {plan.tokenizer_name}'
-            raise UserError(f'{began}; put it back')
+            began = f'{self.folder} began with {record.tokenizer}, but now finds {plan.tokenizer_name}'
+            raise UserError(f'{began}; put the first one back')
         if resumes:
-            say(f'Resuming {self.folder} as it was planned.')
+            say(f'Resuming {self.folder} as planned.')
         else:
             record.init, record.tokenizer = plan.init or NONE, plan.tokenizer_name
             record.length, record.seed = record.length or Length(15, 'minutes'), record.seed or 0
@@ -229,7 +229,7 @@ class Run:
             trains_tokenizer = self.verb == 'pretrain' and not plan.tokenizer
             record.stages = dict(tokenizer={}, pretrain={}) if trains_tokenizer else {self.verb: {}}
             record.found, record.digest = str(images), digest
-            self.write_record()  # first: from here on the folder is recognised as a run
+            self.write_record()  # first, so that a later call recognises the folder as a run
             length = 'that of one fit' if plan.fits_head else record.length
             stages = f'{length}: {" and ".join(record.stages)}; log and configs in {self.folder}'
             for line in [*describe_plan(plan, images), f'length     {stages}']:
@@ -237,7 +237,7 @@ class Run:
         write_lists(images, self.lists)
 
     def choose_steps(self, images: Images, stage: str) -> None:
-        """Turns the run's length into steps of the stage; minutes into its seconds, of which the steps follow."""
+        """Turns the run's length into steps of the stage; minutes into seconds, which set the steps."""
         length = self.record.length
         planned: dict[str, float] = {}
         if self.plan.fits_head:
@@ -254,7 +254,7 @@ class Run:
         self.write_record()
 
     def settings(self, images: Images, stage: str, steps: int) -> tuple[str, dict[str, Any]]:
-        """Name of the config that a stage builds on, and the settings that differ."""
+        """Name of the config that a stage builds on, and the settings that differ from it."""
         plan = self.plan
         if stage == 'pretrain' and 'tokenizer' in self.record.stages:
             plan = replace(plan, tokenizer=own_tokenizer(self.last_checkpoint('tokenizer')), keeps_head=False)
@@ -264,19 +264,19 @@ class Run:
         validated = len(images.held_out.names)
         if segments or stage != 'finetune':
             validated = min(validated, images.num_validated) * images.validation_cost
-        affordable = 3 * VALIDATION_SHARE * steps * plan.batch / validated  # a validation has no backward pass
+        affordable = 3 * VALIDATION_SHARE * steps * plan.batch / validated  # 3: a validation has no backward pass
         settings['train_cfg']['val_interval'] = math.ceil(steps / max(1, min(MAX_VALIDATIONS, int(affordable))))
         return base, dict(work_dir=str(self.folder / stage), randomness=dict(seed=self.record.seed), **settings)
 
     def train(self, images: Images, stage: str) -> None:
-        """Writes the stage's config, trains to its last step unless that is done, and records the results."""
+        """Writes the stage's config, trains the stage unless it is done, and records the results."""
         planned, path = self.record.stages[stage], self.config_path(stage)
         base, settings = self.settings(images, stage, planned['steps'])
         title = f'{stage.capitalize()} on images of your own, written by python -m beit_mm.'
         write_config(path, title, base, settings)
         if self.last_checkpoint(stage).is_file() and 'images_per_second' in planned:
             return
-        (self.folder / stage / RUN_FILE).unlink(missing_ok=True)  # a stage that ended unrecorded validates once more
+        (self.folder / stage / RUN_FILE).unlink(missing_ok=True)  # a stage that ended without results validates again
         begun = any((self.folder / stage).glob('*.pth'))
         runner = make_runner(run_config(base, dict(settings, resume=begun), path), ProgressHook(stage))
         clock = None
@@ -289,19 +289,19 @@ class Run:
             runner.train()
         if clock:
             planned['steps'] = runner.iter
-            write_config(path, title, *self.settings(images, stage, runner.iter))  # the steps that it took
-            # a call that was killed has recorded no time
+            write_config(path, title, *self.settings(images, stage, runner.iter))  # with the steps it took
+            # a call that was killed did not record its time
             self.record.seconds = max(self.record.seconds, planned['begun'] + clock.earlier)
         planned.update(self.results(stage))
         self.write_record()
         runner.visualizer.close()
 
     def results(self, stage: str) -> dict[str, float]:
-        """What the last validation of a stage measured, and its speed, from the logs of all calls."""
-        training, validations = read_scalars(self.folder / stage)  # this call may have made no step
+        """Results of a stage's last validation, and its speed, from the logs of all calls."""
+        training, validations = read_scalars(self.folder / stage)  # from files: this call may have made no step
         rows, measured = [*training.values()], [*validations.values()]
         results = {name: float(measured[-1][name]) for name in reports.ROWS if name in measured[-1]}
-        if self.plan.keeps_head:  # IterLoop has validated before the first step
+        if self.plan.keeps_head:  # then IterLoop validated before the first step too
             results['mim_loss_start'] = float(measured[0]['mim_loss'])
         results['images_per_second'] = sum(row['images_per_second'] for row in rows) / len(rows)
         results['waiting'] = sum(row['data_time'] for row in rows) / sum(row['time'] for row in rows)
@@ -333,7 +333,7 @@ class Run:
             say(line)
 
     def describe(self, images: Images) -> Report:
-        """Compares what was trained with what needs no training, in the time that is left for it."""
+        """Compares the trained model with baselines, in the time kept for the report."""
         length, record = self.record.length, self.record
         seconds = 60 * length.number * REPORT_SHARE if length.unit == 'minutes' else REPORT_SECONDS
         images_in_time = seconds * record.stages[self.verb]['images_per_second']
@@ -341,10 +341,10 @@ class Run:
         metrics = {name: Metric(value) for name, value in measured if name in reports.ROWS}
         if isinstance(images, LabelMaps):
             return describe_segmentation(self.weights, images, metrics, seconds)
-        if self.verb == 'finetune':  # half of the time is for answers, each of which costs a third of a step
+        if self.verb == 'finetune':  # half of the time for answers: an image costs a third of what it does in training
             asked = max(reports.MIN_ANSWERS, int(3 / 2 * images_in_time))
             return reports.describe_finetuning(self.weights, images, metrics, seconds / 2, asked, self.plan.balance)
-        # the images and half as many held-out ones, each at most twice as costly as in a step
+        # these and half as many held-out images, each at most twice as costly as in training
         compared = min(MAX_BANK, max(MIN_BANK, int(images_in_time / 3)))
         start = None if record.init == NONE else record.init
         return reports.describe_pretraining(self.weights, images, metrics, compared, start, seconds)
@@ -355,7 +355,7 @@ def most_steps(stage: str) -> float:
 
 
 def digest_of(images: Images) -> str:
-    """SHA-256 of what the images are called and how they are labelled; their numbers alone would miss a change."""
+    """SHA-256 of the images' names and labels; the number of images alone would miss a change."""
     names: list[Any] = [sorted(images.train.names), sorted(images.held_out.names), images.classes]
     if isinstance(images, LabelMaps):
         names += [images.values, images.suffix, *([images.colours] if images.colours else [])]
@@ -371,30 +371,30 @@ def make_runner(cfg: RunConfig, hook: Hook) -> Runner:
 
 
 class MinutesHook(Hook):
-    """Ends a training when its time is over, and moves its schedules by time: each step by its part of what is left.
+    """Ends a training when its time is up. Each step moves the schedules by its share of the time that was left.
 
-    It replaces mmengine's ParamSchedulerHook. Checkpoints keep both, for a call that resumes.
+    It replaces mmengine's ParamSchedulerHook. Checkpoints store time and schedules, for a call that resumes.
 
     Args:
-        seconds: of the training, in all its calls.
-        began: when this call did, by time.monotonic.
-        planned: steps of the plan.
-        most: steps after which it ends before its time. It makes `MIN_STEPS` of them in any case.
-        settings: gives the name of a config and the settings for a number of steps, of which the intervals are taken.
+        seconds: time for the training, all calls together.
+        began: when this call began, by time.monotonic.
+        planned: steps over which the schedules are planned.
+        most: steps after which it ends even if time is left. It makes at least `MIN_STEPS` in any case.
+        settings: returns the name of a config and its settings for a number of steps; the intervals come from there.
     """
 
-    priority = 'HIGHEST'  # the others ask which step is the last
+    priority = 'HIGHEST'  # other hooks ask which step is the last
 
     def __init__(self, seconds: float, began: float, planned: int, most: float, settings: Callable):
         self.seconds, self.began, self.planned, self.most, self.settings = seconds, began, planned, most, settings
 
     def after_load_checkpoint(self, runner: Runner, checkpoint: dict) -> None:
-        runner.train_loop.set_length(max(self.planned, checkpoint['meta']['iter'] + 1))  # its end is a time
+        runner.train_loop.set_length(max(self.planned, checkpoint['meta']['iter'] + 1))  # time ends it, not steps
 
     def before_train(self, runner: Runner) -> None:
         info = runner.message_hub.runtime_info
-        self.earlier = info.get('training_seconds', 0.0)  # of the calls before
-        self.share = info.get('schedule_share', 0.0)  # how far the schedules are
+        self.earlier = info.get('training_seconds', 0.0)  # of earlier calls
+        self.share = info.get('schedule_share', 0.0)  # of the schedules that is done
         self.deadline = self.began + self.seconds - self.earlier
         self.last = math.nan  # end of the last step or validation
         self.rate_known = False
@@ -407,12 +407,12 @@ class MinutesHook(Hook):
         now, done, before = time.monotonic(), runner.iter + 1, int(self.share * self.planned)
         if now >= self.deadline:
             self.share = 1.0
-        elif self.last < now:
+        elif self.last < now:  # never for nan: the call's first step has no start
             self.share += (1 - self.share) * (now - self.last) / (self.deadline - self.last)
         self.share = max(done / self.most, min(self.share, done / MIN_STEPS))
         self.last = now
         place = int(self.share * self.planned)
-        for scheduler in (place - before) * runner.param_schedulers:
+        for scheduler in (place - before) * runner.param_schedulers:  # the list, repeated
             scheduler.step()
         if isinstance(runner.model, DiscreteVAE):
             runner.model.steps.fill_(place)  # its temperature is a schedule too
@@ -421,14 +421,14 @@ class MinutesHook(Hook):
         self.set_length(runner, done)
 
     def set_length(self, runner: Runner, done: int) -> None:
-        """Tells the loop how many steps it will be, by what is done, and once when to log, to save and to validate."""
+        """Sets the loop's length from the steps done and, once, the intervals of logging, saving and validating."""
         loop: Any = runner.train_loop
         expected = self.planned if self.share == 0 else round(done / self.share)
         loop.set_length(done if self.share >= 1 else max(done + 1, expected))
         if self.share >= KNOWN_SHARE and not self.rate_known:
             self.rate_known = True
             _, settings = self.settings(expected)
-            loop.dynamic_intervals = [settings['train_cfg']['val_interval']]  # mmengine takes it after each step
+            loop.dynamic_intervals = [settings['train_cfg']['val_interval']]  # mmengine reads it after each step
             for hook in runner.hooks:
                 if isinstance(hook, CheckpointHook):
                     hook.interval = settings['default_hooks']['checkpoint']['interval']

@@ -28,9 +28,9 @@ HUB_FILES = ('model.safetensors', 'pytorch_model.bin')  # transformers' and timm
 DEMO, PACKAGED = 'demo', Path(__file__).resolve().parents[1] / 'weights'  # a name, and the folder of its files
 PHOTOS, SCENES = PACKAGED / 'photos', PACKAGED / 'scenes'  # folders of images for users who have none at hand
 RUN_FILES = ('finetuned.pth', 'pretrained.pth')  # the weights in the folder of a run of python -m beit_mm
-# what trainers call their files, so that many sites have them
+# names that trainers give their files, so many sites have them
 GENERIC_NAME = re.compile('(epoch|iter|checkpoint|(pytorch_)?model|best|last|latest|pretrained|finetuned)(?![a-z])')
-# as OpenMMLab, torchvision and we publish files; digits alone can be a date
+# the hash at the end of file names by OpenMMLab, torchvision and us; digits alone can be a date
 HASH_IN_NAME = re.compile(r'-((?=\d*[a-f])[0-9a-f]{8,64})\.\w+$')
 STALLED = 60.0  # seconds without data after which a download fails
 REACHED = 10.0  # the same of a download that the user did not ask for
@@ -38,9 +38,9 @@ WHOLE = 'this config'  # what a metafile says of weights that fill the config's 
 
 
 def locate_weights(source: str, advice: str) -> Path:
-    """A weight file, from a path, a folder, an http(s) URL or hf://owner/name; else FileNotFoundError with `advice`.
+    """The weight file of a path, a folder, an http(s) URL or hf://owner/name; else FileNotFoundError with `advice`.
 
-    The file of a URL is looked for by name (see `name_of_url`) in the folder $BEIT_MM_WEIGHTS, then in torch hub's
+    A file given by URL is looked for by name (see `name_of_url`) in the folder $BEIT_MM_WEIGHTS, then in torch hub's
     cache. The first process of each node downloads it into that cache, so all processes of a job must make this call.
     """
     if not source.startswith(('http://', 'https://')):
@@ -50,14 +50,14 @@ def locate_weights(source: str, advice: str) -> Path:
             return found[0]
         raise FileNotFoundError(f'weight file not found: looked for {", ".join(map(str, places))}.\n{advice}')
     folder, places = os.environ.get(WEIGHTS_VARIABLE), places_of_url(source)
-    reason = ''  # which the first process of a node knows
+    reason = ''  # known to the first process of a node only
     first_of_node = int(os.environ.get('LOCAL_RANK', dist.get_rank())) == 0
     if first_of_node and not any(place.is_file() for place in places):
         try:
             download(source, places[-1])
         except (OSError, RuntimeError, ValueError, http.client.HTTPException) as error:
             reason = f' ({" ".join(str(error).split()):.300})'
-    dist.barrier()  # always: whether a file is there differs between nodes and moments
+    dist.barrier()  # unconditional: one node may have the file, another may not
     if found := [place for place in places if place.is_file()]:
         return found[0]
     raise FileNotFoundError(
@@ -75,7 +75,7 @@ def places_of_url(url: str) -> list[Path]:
 def fetch_hub_folder(source: str, advice: str) -> Path:
     """The folder with weights and JSON files of hf://owner/name or hf://owner/name@revision.
 
-    That is $BEIT_MM_WEIGHTS/owner/name, or in huggingface_hub's cache, where later calls need no network.
+    It is $BEIT_MM_WEIGHTS/owner/name, or lies in huggingface_hub's cache, where later calls need no network.
     """
     name, _, revision = source.removeprefix(HUB_SCHEME).partition('@')
     folder = os.environ.get(WEIGHTS_VARIABLE)
@@ -101,36 +101,36 @@ def fetch_hub_folder(source: str, advice: str) -> Path:
 
 
 def download(url: str, path: Path) -> None:
-    """Fetches a checkpoint, which gets its name once it can be read and has the hash that the name may hold."""
+    """Fetches a checkpoint. It gets its name only once it can be read and has the hash in that name, if any."""
     digits = HASH_IN_NAME.search(path.name)
     seconds = socket.getdefaulttimeout()
-    socket.setdefaulttimeout(seconds or STALLED)  # torch sets none
+    socket.setdefaulttimeout(seconds or STALLED)  # torch sets no timeout
     try:
         with atomic_file(path) as file:
             torch.hub.download_url_to_file(url, file.name, digits and digits[1])  # replaces the file of this name
             try:
                 read_checkpoint(file.name)
             except CheckpointError as error:
-                raise UserError(str(error).replace(file.name, 'what came')) from None
+                raise UserError(str(error).replace(file.name, 'the download')) from None
     finally:
         socket.setdefaulttimeout(seconds)
 
 
 def name_of_url(url: str) -> str:
-    """The name of a URL's file, after a hash of the URL if many sites have such a name."""
+    """The name of a URL's file, with a hash of the URL in front if many sites use the name."""
     name = Path(urlsplit(url).path).name
     return f'{hashlib.sha256(url.encode()).hexdigest()[:8]}-{name}' if GENERIC_NAME.match(name) else name
 
 
 class Released(NamedTuple):
-    config: Path  # whose model they belong to
+    config: Path  # of the model that the weights belong to
     url: str
-    fits: str  # the part of the model that they fill
+    fits: str  # the part of the model that the weights fill
 
 
 @functools.cache
 def released() -> dict[str, Released]:
-    """'demo' and the released weights in the configs' metafiles, by the names of their files."""
+    """'demo' and the released weights in the configs' metafiles, by file name."""
     configs = config_folders()[0]
     found = {DEMO: Released(configs / 'demo/pretrain.py', str(PACKAGED / 'pretrained.safetensors'), WHOLE)}
     for file in sorted(configs.glob('*/metafile.yml')):
@@ -145,20 +145,20 @@ def released() -> dict[str, Released]:
 
 @functools.cache
 def plain_vits() -> dict[str, dict[str, str]]:
-    """Released weights of plain ViTs by the names of their files: url, model, licence, normalisation and figures."""
+    """Released weights of plain ViTs by file name: url, model, licence, normalisation and figures."""
     return load(config_folders()[0] / 'plain_vits.yml')
 
 
 def list_models(pattern: str = '*', details: bool = False) -> Any:
-    """Names of released weights, of BEiTs and of plain ViTs, which stand wherever a checkpoint does.
+    """Names of released BEiTs and plain ViTs, which can be given wherever a checkpoint can.
 
     Args:
-        pattern: as for files: '*ade20k', 'beitv2_large*', 'dinov2*'.
-        details: with what is known of each.
+        pattern: like a file pattern: '*ade20k', 'beitv2_large*', 'dinov2*'.
+        details: also return what is known about each.
 
     Returns:
-        A sorted list of names; with details, a dict from name to dict(url=...), of a BEiT also config, of a plain ViT
-        model, licence, normalisation ('imagenet' or 'half') and the figures that its authors report.
+        A sorted list of names; with details, a dict from name to dict(url=...). A BEiT also has its config; a plain
+        ViT its model, licence, normalisation ('imagenet' or 'half') and the figures that its authors report.
     """
     known: dict[str, dict[str, str]] = {
         name: dict(url=entry.url, config=str(entry.config)) for name, entry in released().items()
@@ -171,10 +171,10 @@ def list_models(pattern: str = '*', details: bool = False) -> Any:
 def path_of_checkpoint(source: str | Path, part: str = 'pretrained') -> Path:
     """Resolves 'demo', a path, a URL or one of `list_models`, in this order; else FileNotFoundError.
 
-    `part` is that of the packaged weights 'demo': 'pretrained', 'classifier', 'segmentor' or 'tokenizer'.
+    `part` chooses among the packaged weights 'demo': 'pretrained', 'classifier', 'segmentor' or 'tokenizer'.
     """
     advice = 'Name a file, the folder of a run, or a URL.'
-    if str(source) == DEMO:  # also where a folder has this name: many repositories have one
+    if str(source) == DEMO:  # even if there is such a folder, as in many repositories
         if any(Path(DEMO, name).is_file() for name in RUN_FILES):
             raise UserError('demo means the packaged weights; for the run in the folder of this name, write ./demo')
         return PACKAGED / f'{part}.safetensors'
@@ -208,6 +208,6 @@ def first_at_hand(names: Iterable[str]) -> tuple[Path | None, str]:
 
 
 def nearest(name: str) -> str:
-    """The end of an error: a question that names released models with nearly this name, if there are any."""
+    """The end of an error message: asks whether a released model with a similar name was meant, if there is one."""
     near = get_close_matches(name.lower(), list_models(), n=3, cutoff=0.6)
     return f'; did you mean {" or ".join(map(repr, near))}?' if near else ''

@@ -21,15 +21,15 @@ from torch import Tensor
 from beit_mm.errors import CheckpointError, UserError
 from beit_mm.files import atomic_file, file_sha256, printable
 
-META_KEY = 'beit_mm'  # in the metadata of safetensors files, which has strings only: `meta` as JSON
+META_KEY = 'beit_mm'  # in safetensors metadata, which holds only strings: `meta` as JSON
 MAX_NAME = 300  # characters of a tensor's name, which messages quote
-MAX_EXPANDED = 2**26  # bytes that expanded tensors (stride 0) may have in excess of what is stored
+MAX_EXPANDED = 2**26  # bytes by which expanded tensors (stride 0) may exceed what is stored
 SUFFIXES = ('.pth', '.pt', '.bin', '.safetensors')
-NOT_CHECKPOINTS = {  # what a download can leave in place of a checkpoint, by its first bytes
+NOT_CHECKPOINTS = {  # first bytes -> what a download can leave instead of a checkpoint
     b'<': 'a web page',
     b'version https://git-lfs': 'a git-lfs pointer (`git lfs pull` fetches the file)',
 }
-# What torch.save writes, below one folder of any name
+# What torch.save writes, inside one folder of any name
 ZIP_ENTRY = r'[^/]+/(data\.pkl|data/\d+|version|byteorder|\.format_version|\.storage_alignment|\.data/serialization_id)'
 REFUSED_NAME = re.compile(r'GLOBAL (\S+) (?:was not an allowed global|whose module)')  # in torch's message
 
@@ -52,23 +52,23 @@ def one_line(error: Exception) -> str:
 
 
 def read_checkpoint(path: str | Path, sha256: str | None = None) -> dict[str, Any]:
-    """Reads .pth, .pt, .bin, .pkl and .safetensors files; their content shows which one it is.
+    """Reads .pth, .pt, .bin, .pkl and .safetensors files; the content decides the format, not the name.
 
     Args:
         path: the file.
         sha256: expected hash; None reads any file.
 
     Returns:
-        The file's content, tensors on the CPU: of a safetensors file its tensors by name, or dict(state_dict=...,
-        meta=...) where `write_checkpoint` gave it a `meta`; of a module of DALL-E its state dict.
+        The file's content, with tensors on the CPU. A safetensors file gives its tensors by name, or
+        dict(state_dict=..., meta=...) if `write_checkpoint` stored a `meta`; a DALL-E module gives its state dict.
 
-    Raises CheckpointError: not a checkpoint, damaged, of another hash, or with content that checkpoints do not have.
+    Raises CheckpointError if the file is not a checkpoint, is damaged, has another hash or holds anything else.
     """
     path = Path(path)
     read = _reader_of(path)
     if sha256 is not None and (actual := file_sha256(path)) != sha256.lower():
         raise CheckpointError(
-            f'{path} has SHA-256 {actual}, expected {sha256}: it is another file, or was changed on its way here.'
+            f'{path} has SHA-256 {actual}, expected {sha256}: it is another file, or was changed on the way.'
         )
     try:
         content = read(path)
@@ -89,7 +89,7 @@ def read_checkpoint(path: str | Path, sha256: str | None = None) -> dict[str, An
 def _reader_of(path: Path) -> Callable[[Path], Any]:
     with path.open('rb') as file:
         head = file.read(64)
-    # before pickles, whose first byte a length can begin with; the format has headers of at most 100 MB
+    # first, because its length may begin like a pickle; the format allows headers of up to 100 MB
     if head[8:9] == b'{' and int.from_bytes(head[:8], 'little') <= 100_000_000:
         return _read_safetensors
     if head.startswith(b'PK\x03\x04'):
@@ -105,7 +105,7 @@ def _reader_of(path: Path) -> Callable[[Path], Any]:
 def _read_safetensors(path: Path) -> dict[str, Any]:
     with safe_open(path, framework='pt') as file:
         meta = json.loads((file.metadata() or {}).get(META_KEY, 'null'))
-        # copied out of the file, which may be written again while they are in use
+        # cloned, because the file may be overwritten while the tensors are in use
         weights = plain({name: file.get_tensor(name).clone() for name in file.keys()}, {})
     return dict(state_dict=weights, meta=meta) if isinstance(meta, dict) else weights
 
@@ -117,41 +117,41 @@ def _read_zip(path: Path) -> Any:
         if others := [name for name in archive.namelist() if not re.fullmatch(ZIP_ENTRY, name)]:
             raise CheckpointError(f'it holds {others[0][:MAX_NAME]!r}, which torch.save does not write')
         if (held := sum(entry.file_size for entry in archive.infolist())) > size:  # torch.save compresses nothing
-            raise CheckpointError(f'its {size:,} bytes would become {held:,}; save it again without compression')
-        if damaged := archive.testzip():  # torch does not compare check sums
-            raise zipfile.BadZipFile(f'{damaged} does not have its check sum')
+            raise CheckpointError(f'its {size:,} bytes would unpack to {held:,}; save it again without compression')
+        if damaged := archive.testzip():  # torch does not compare checksums
+            raise zipfile.BadZipFile(f'{damaged} has a wrong checksum')
     return _read_torch(path, 'cpu')
 
 
 def _read_legacy(path: Path) -> Any:
-    """Reads what torch before 1.6 wrote: storages are named first, and their values follow, or do not."""
+    """Reads files of torch before 1.6, which name all storages first; their values can be missing."""
     size, named = path.stat().st_size, 0  # bytes
 
     def filled(storage: Any, _: Any) -> Any:
-        """Zeros, in a storage that cannot grow."""
+        """Returns the storage, zeroed and unable to grow."""
         nonlocal named
         named += storage.nbytes()
         if named > size:
-            raise CheckpointError(f'it is cut short, or its {size:,} bytes name storages of more')
-        return storage.fill_(0)[:]
+            raise CheckpointError(f'it is cut short, or its {size:,} bytes name larger storages')
+        return storage.fill_(0)[:]  # torch lets the original grow, but not a slice
 
     return _read_torch(path, filled)
 
 
 def _read_torch(path: Path, map_location: Any) -> Any:
-    # an open file, since torch 2.15 believes a name that ends with .safetensors, whatever is in it
+    # an open file: torch 2.15 goes by a name that ends in .safetensors, whatever the file holds
     with path.open('rb') as file, only_stand_ins():
         read = torch.load(file, map_location, weights_only=True)
     known: Known = {}
     content = plain(read, known)
     tensors = [new for new, _ in known.values() if isinstance(new, Tensor)]
-    # in memory once they are copied
+    # these bytes take memory only once the tensors are copied
     if sum(max(0, tensor.nbytes - tensor.untyped_storage().nbytes()) for tensor in tensors) > MAX_EXPANDED:
         raise CheckpointError(f'it holds tensors that are expanded by more than {MAX_EXPANDED:,} bytes')
     return content
 
 
-# Stand-ins, which torch's weights-only reader makes in place of what files name. They hold nothing but values.
+# Stand-ins that torch's weights-only reader builds instead of the classes that files name. They only hold values.
 
 
 class Attributes(dict):
@@ -161,16 +161,16 @@ class Attributes(dict):
     __setstate__ = dict.update
 
 
-class LogHistory(Attributes):  # mmengine's HistoryBuffer, which would call functions that the file names
+class LogHistory(Attributes):  # for mmengine's HistoryBuffer, which would call functions that the file names
     __slots__ = ()
 
 
-class Module(Attributes):  # a network of DALL-E that was saved as a module, without buffers
+class Module(Attributes):  # for a DALL-E network that was saved as a module; it has no buffers
     __slots__ = ()
 
 
 class NumpyType:
-    """`numpy.dtype` of numbers and text. The state that a file gives a real one can turn any bytes into pointers."""
+    """For `numpy.dtype` of numbers and text. The state that a file gives a real one could turn bytes into pointers."""
 
     __slots__ = ('code',)
 
@@ -185,7 +185,7 @@ class NumpyType:
 
 
 class NumpyArray:
-    """`numpy.ndarray`, whose values follow as its state."""
+    """For `numpy.ndarray`, whose values follow as its state."""
 
     __slots__ = ('values',)
 
@@ -199,9 +199,9 @@ class NumpyArray:
 
 def numpy_values(kind: Any, content: bytes) -> np.ndarray:
     if type(kind) is not NumpyType:
-        raise CheckpointError(f'it holds a {type(kind).__name__} in place of a NumPy type')
+        raise CheckpointError(f'it holds a {type(kind).__name__} instead of a NumPy type')
     if 'U' in kind.code:
-        content.decode('utf-32-le', 'surrogatepass')  # Python relies on it that text has characters only
+        content.decode('utf-32-le', 'surrogatepass')  # Python expects valid characters only
     return np.frombuffer(content, kind.code)
 
 
@@ -212,9 +212,9 @@ DALLE_MODULES = """
     torch.nn.modules.conv.Conv2d torch.nn.modules.linear.Identity torch.nn.modules.pooling.MaxPool2d
     torch.nn.modules.upsampling.Upsample
 """.split()
-STAND_INS: dict[str, Callable] = {  # allowed beside what torch allows, which is tensors and plain containers
+STAND_INS: dict[str, Callable] = {  # allowed in addition to torch's own list: tensors and plain containers
     'argparse.Namespace': Attributes,  # the released code's `args`
-    'builtins.getattr': lambda *_: None,  # by which log histories name their methods
+    'builtins.getattr': lambda *_: None,  # log histories name their methods with it
     'mmengine.config.config.ConfigDict': Attributes,
     'mmengine.logging.history_buffer.HistoryBuffer': LogHistory,
     'numpy.dtype': NumpyType,
@@ -226,12 +226,12 @@ for core in ('numpy.core.multiarray', 'numpy._core.multiarray'):  # of NumPy 1 a
     STAND_INS[f'{core}.scalar'] = lambda kind, content: numpy_values(kind, content)[0]
 for paths in ('pathlib', 'pathlib._local'):
     STAND_INS[f'{paths}.PosixPath'] = STAND_INS[f'{paths}.WindowsPath'] = lambda *parts: PurePath(*parts)
-_reading = threading.Lock()  # torch has one list for all threads
+_reading = threading.Lock()  # torch has one allow-list for all threads
 
 
 @contextmanager
 def only_stand_ins() -> Iterator[None]:
-    """Allows STAND_INS; what others have allowed, such as the real classes, is set aside meanwhile."""
+    """Allows STAND_INS, and sets aside what other code has allowed, such as the real classes."""
     with _reading:
         others = torch.serialization.get_safe_globals()
         torch.serialization.clear_safe_globals()
@@ -244,11 +244,11 @@ def only_stand_ins() -> Iterator[None]:
 
 VALUES: tuple[type, ...] = (str, bytes, bytearray, int, float, complex, type(None), PurePath)
 VALUES += (np.generic, torch.dtype, torch.device, torch.layout)
-Known = dict[int, tuple[Any, Any]]  # from the id of a value to its copy, and the value, which keeps its id meanwhile
+Known = dict[int, tuple[Any, Any]]  # id of a value -> its copy, and the value, kept so that its id stays its own
 
 
 def plain(value: Any, known: Known) -> Any:
-    """A copy of what was read, without what a file can set on objects; CheckpointError for what checkpoints lack."""
+    """Copies what was read, without attributes that a file set; CheckpointError for what checkpoints do not hold."""
     if id(value) in known:
         return known[id(value)][0]
     new: Any
@@ -261,13 +261,13 @@ def plain(value: Any, known: Known) -> Any:
     elif isinstance(value, LogHistory):
         logs, counts = value['_log_history'].values, value['_count_history'].values
         if 'U' in (logs.dtype.kind, counts.dtype.kind):
-            raise CheckpointError('it holds a log history with more than numbers')
+            raise CheckpointError('it holds a log history of more than numbers')
         new = HistoryBuffer(logs, counts, int(value['max_length']))
     elif isinstance(value, dict):
         new = _plain_dict(value, known)
     elif isinstance(value, list):
         new = []
-        known[id(value)] = new, value  # before its content, which can hold it
+        known[id(value)] = new, value  # first, because a list can contain itself
         new += [plain(inner, known) for inner in value]
     elif isinstance(value, (tuple, set)):
         kind = next(kind for kind in (torch.Size, tuple, set) if isinstance(value, kind))
@@ -282,7 +282,7 @@ def plain(value: Any, known: Known) -> Any:
 
 
 def _plain_tensor(tensor: Tensor) -> Tensor:
-    new = Tensor.detach(tensor)  # not tensor.detach, which the file can have set
+    new = Tensor.detach(tensor)  # not tensor.detach, which the file may have set
     # torch does not compare the indices of a sparse tensor with its size: adding it could write anywhere in memory
     is_dense = new.layout is torch.strided and not new.is_nested and not new.is_quantized
     if not is_dense or new.device.type != 'cpu':
@@ -304,7 +304,7 @@ def _plain_dict(value: dict, known: Known) -> dict:
 
 
 def _weights_of(module: Module) -> dict[str, Tensor]:
-    """As torch.nn.Module.state_dict; empties the module, because one in many places would take for ever."""
+    """Like torch.nn.Module.state_dict. Empties modules: reading one that stands in many places would never end."""
     weights = {name: tensor for name, tensor in module.pop('_parameters').items() if isinstance(tensor, Tensor)}
     for name, child in module.pop('_modules').items():
         weights |= {f'{name}.{key}': tensor for key, tensor in _weights_of(child).items()}
@@ -339,13 +339,13 @@ def write_checkpoint(path: str | Path, content: Mapping[str, Any]) -> None:
         try:
             file.write(_safetensors_bytes(content))
         except (AttributeError, TypeError, ValueError) as error:
-            raise CheckpointError(f'{path} holds tensors, and plain values in meta, but not this: {error}.') from error
+            raise CheckpointError(f'{path} can hold tensors, and plain values in meta, not this: {error}.') from error
 
 
 def _safetensors_bytes(content: Mapping[str, Any]) -> bytes:
     weights, metadata = content, dict(format='pt')  # transformers does not read a file without it
     if content.keys() == {'state_dict', 'meta'}:
-        # the only key: safetensors writes several in any order, and equal content would get another hash
+        # a single key: safetensors writes several in any order, so equal content could get different hashes
         weights, metadata = content['state_dict'], {META_KEY: json.dumps(content['meta'])}
     # each in its own memory, which the format requires
     copies = {name: tensor.detach().clone(memory_format=torch.contiguous_format) for name, tensor in weights.items()}

@@ -36,7 +36,7 @@ CONSTRUCTOR = "use optim_wrapper.constructor='beit_mm.BEiTOptimWrapperConstructo
 
 @HOOKS.register_module()
 class FitCheckHook(Hook):
-    """Refuses or warns about model, data, weights and optimizer that do not fit; logs the effective batch.
+    """Refuses or warns about model, data, weights and optimizer that do not match; logs the effective batch.
 
     The recipe's batch is `auto_scale_lr.base_batch_size` of the config.
     """
@@ -47,7 +47,7 @@ class FitCheckHook(Hook):
         self.init_report: Any = None  # LoadReport of the backbone's init_cfg
 
     def before_train(self, runner: Runner) -> None:
-        self.loaded = {}  # what is tested afterwards are this run's weights
+        self.loaded = {}  # a test afterwards uses this run's weights
         check_sampler(runner.train_dataloader)
         state_effective_batch(runner)
         check_schedules(runner)
@@ -62,7 +62,7 @@ class FitCheckHook(Hook):
         if (backbone := backbone_of(model)) is not None:
             before = self.init_report
             if before is not None and backbone.load_report is not before and not runner._resume:
-                warn(f'init_cfg has no effect: load_from={runner._load_from} took the place of {before.source}.')
+                warn(f'init_cfg has no effect: load_from={runner._load_from} replaced {before.source}.')
             check_groups(backbone, runner.optim_wrapper.param_groups)
         if isinstance(model, BEiTPretrainer):
             check_views(model, transforms_of(dataset))
@@ -88,12 +88,12 @@ class FitCheckHook(Hook):
         self.loaded = meta_of(checkpoint)
         self.init_report = getattr(backbone_of(unwrap(runner)), 'load_report', None)
         weights = checkpoint.get('state_dict') or {}
-        # the backbone checks its own when it loads them
+        # the backbone checks its own tensors when it loads them
         others = [name for name in unwrap(runner).state_dict() if not name.startswith('backbone.') and name in weights]
         check_finite({name: weights[name] for name in others}, 'The checkpoint')
         wrapper, is_resumed = runner.optim_wrapper, runner._resume and 'optimizer' in checkpoint
         if is_resumed and isinstance(wrapper, OptimWrapper) and not isinstance(wrapper, AutocastOptimWrapper):
-            check_state(checkpoint['optimizer'], wrapper.optimizer)  # AutocastOptimWrapper does it when it loads
+            check_state(checkpoint['optimizer'], wrapper.optimizer)  # AutocastOptimWrapper does so when it loads
 
     def before_test(self, runner: Runner) -> None:
         dataset = runner.test_dataloader.dataset
@@ -109,21 +109,21 @@ def state_effective_batch(runner: Runner) -> None:
     auto_scale_lr = runner.cfg.get('auto_scale_lr') or {}
     expected, enabled = auto_scale_lr.get('base_batch_size'), auto_scale_lr.get('enable', False)
     if enabled and accumulation > 1:
-        raise UserError(f'auto_scale_lr leaves out that {accumulation} batches are accumulated; scale lr yourself')
+        raise UserError(f'auto_scale_lr ignores that {accumulation} batches are accumulated; scale lr yourself')
     for hook in runner.hooks:
         if isinstance(hook, EMAHook) and hook.ema_cfg.get('interval', 1) % accumulation:
-            warn(f'The EMAHook counts batches, {accumulation} in a step; set its interval={accumulation}.')
+            warn(f'The EMAHook counts batches, and a step has {accumulation}; set its interval={accumulation}.')
     effective = processes * batch * accumulation
     log(
         f'Effective batch: {processes} processes x {batch} images x {accumulation} accumulated = {effective}; the '
-        f'recipe has {expected}. Where they differ, change train_dataloader.batch_size or '
+        f'recipe has {expected}. If they differ, change train_dataloader.batch_size or '
         'optim_wrapper.accumulative_counts, or scale the learning rate (half the batch, half the rate).',
         logging.INFO if enabled or expected in (None, effective) else logging.WARNING,
     )
 
 
 def check_schedules(runner: Runner) -> None:
-    """Raises UserError for a schedule under which a learning rate rises, or which auto_scale_lr scales only in part."""
+    """Raises UserError for a schedule that raises a learning rate, or that auto_scale_lr scales only in part."""
     auto_scale_lr = runner.cfg.get('auto_scale_lr') or {}
     batch = get_world_size() * runner.train_dataloader.batch_size
     is_scaled = auto_scale_lr.get('enable', False) and auto_scale_lr['base_batch_size'] != batch
@@ -133,23 +133,23 @@ def check_schedules(runner: Runner) -> None:
         name = f'param_scheduler.{number} ({type(scheduler).__name__})'
         ratio, lowest, highest = (getattr(scheduler, key, None) for key in ('eta_min_ratio', 'eta_min', 'eta_max'))
         if is_scaled and (lowest or highest):
-            advice = 'give eta_min_ratio, a share of the rate, in its place, or scale both yourself'
+            advice = 'give eta_min_ratio, a share of the rate, instead, or scale both yourself'
             raise UserError(f'auto_scale_lr scales optimizer.lr, not the {lowest or highest:g} of {name}; {advice}')
         start = min(group.get('initial_lr', group['lr']) for group in runner.optim_wrapper.optimizer.param_groups)
         end = ratio * start if ratio else lowest or 0.0
         if end > start:
-            advice = 'lower eta_min, or give eta_min_ratio, a share of the rate of at most 1, in its place'
+            advice = 'lower eta_min, or give eta_min_ratio, a share of the rate (at most 1), instead'
             raise UserError(f'{name} would let a learning rate rise from {start:.3g} to {end:.3g}; {advice}')
 
 
 def check_number_of_images(loader: DataLoader) -> None:
     images, batch = loader.dataset, loader.batch_size
     if not len(loader):
-        raise UserError(f'{path_of(images)} has {len(images)} images, less than one batch of {batch} for each process')
+        raise UserError(f'{path_of(images)} has {len(images)} images, fewer than one batch of {batch} for each process')
 
 
 def check_sampler(loader: DataLoader) -> None:
-    """Raises UserError where our datasets get plain numbers, not SeededSampler's keys: each epoch would look alike."""
+    """Raises UserError if our datasets get plain numbers, not SeededSampler's keys: all epochs would look alike."""
     own = [type(one).__name__ for one in datasets_in(loader.dataset) if isinstance(one, UnlabeledImages)]
     if own and not isinstance(loader.sampler, SeededSampler):
         raise UserError(f"{own[0]} has new views in each epoch only with sampler.type='beit_mm.SeededSampler'")
@@ -180,7 +180,7 @@ def classes_of(dataset: Dataset) -> tuple[str, ...] | None:
 
 
 def check_same_classes(one: tuple[str, ...] | None, name: str, other: tuple[str, ...] | None, other_name: str) -> None:
-    """Raises UserError when two lists of classes number them differently; lists without a common name pass."""
+    """Raises UserError if two lists number the classes differently; lists without a common name pass."""
     if not one or not other or one == other or not set(one) & set(other):
         return
     pairs = enumerate(zip_longest(one, other))
@@ -191,16 +191,16 @@ def check_same_classes(one: tuple[str, ...] | None, name: str, other: tuple[str,
 
 
 def check_same_zero(one: Dataset, other: Dataset) -> None:
-    """Warns where 0 in label maps marks unlabelled pixels in one dataset only."""
+    """Warns if 0 in label maps marks unlabelled pixels in one dataset only."""
     reduced, expected = (getattr(dataset, 'metainfo', {}).get('reduce_zero_label', False) for dataset in (one, other))
     if reduced != expected:
         warn(f'reduce_zero_label is {reduced} for {path_of(one)}, {expected} for {path_of(other)}. Is this intended?')
 
 
 def check_labels(samples: Sequence[BaseDataElement], num_classes: int, ignore_index: int) -> None:
-    """Raises UserError for a label without a class, which a GPU calls an assertion; warns where most are ignored."""
+    """Raises UserError for a label without a class (a GPU only shows an assertion); warns if most are ignored."""
     if 0 <= ignore_index < num_classes:
-        advice = 'remove it, and if 0 marks unlabelled pixels set reduce_zero_label=True of the data'
+        advice = 'remove it, and if 0 marks unlabelled pixels set reduce_zero_label=True in the data'
         raise UserError(f'ignore_index of a decode head is {ignore_index}, a class that metrics still count; {advice}')
     shares = []
     for sample in samples:
@@ -210,7 +210,7 @@ def check_labels(samples: Sequence[BaseDataElement], num_classes: int, ignore_in
         if len(wrong):
             raise UserError(
                 f'{sample.get("seg_map_path", "an annotation")} has label {wrong.min()}, the heads have num_classes='
-                f'{num_classes}; set num_classes to that of the data, and reduce_zero_label=True only if 0 marks '
+                f'{num_classes}; set num_classes as in the data, and reduce_zero_label=True only if 0 marks '
                 'unlabelled pixels'
             )
         shares.append(ignored.float().mean())
@@ -227,7 +227,7 @@ def check_model(model: nn.Module, dataset: Dataset) -> None:
 
 
 def check_num_classes(model: nn.Module, dataset: Dataset) -> None:
-    """Raises UserError when a part of a model is built for another number of classes than the dataset has."""
+    """Raises UserError if a part of a model is built for another number of classes than the dataset has."""
     if (classes := classes_of(dataset)) is None:
         return
     model = getattr(model, 'module', model)  # inside a wrapper for test-time augmentation
@@ -243,7 +243,7 @@ def check_num_classes(model: nn.Module, dataset: Dataset) -> None:
 
 
 def check_size(model: nn.Module, inputs: Any) -> None:
-    """Warns where images for training have another size than the backbone is built for, which works."""
+    """Warns if training images have another size than the backbone is built for: positions are resampled."""
     if (backbone := backbone_of(model)) is None:
         return
     images = inputs.get('images') if isinstance(inputs, dict) else inputs
@@ -254,12 +254,12 @@ def check_size(model: nn.Module, inputs: Any) -> None:
         built_for = tuple(side * backbone.patch_size for side in backbone.grid)
         warn(
             f'The images have {tuple(size)} pixels, the backbone is built for {built_for}: its positions are resampled '
-            'at each step. Set model.backbone.img_size and the sizes in the pipelines alike, unless this is intended.'
+            'at each step. Set model.backbone.img_size to the size in the pipelines, unless this is intended.'
         )
 
 
 def check_channels(model: nn.Module, inputs: Any) -> None:
-    """Raises UserError for images of one channel and several means, which would become as many channels."""
+    """Raises UserError for one-channel images with several means: they would become images of several channels."""
     if isinstance(inputs, dict):
         channels = inputs['images'].shape[-1] if isinstance(inputs.get('images'), Tensor) else None  # B, H, W, C
     else:
@@ -270,7 +270,7 @@ def check_channels(model: nn.Module, inputs: Any) -> None:
 
 
 def check_normalisation(model: nn.Module) -> None:
-    """Warns when the weights were trained on images that were normalised otherwise: they would work, only worse."""
+    """Warns if the weights were trained with another normalisation: they would work, but worse."""
     if (backbone := backbone_of(model)) is None or backbone.load_report is None:
         return
     report, now = backbone.load_report, preprocessing_of_model(model)
@@ -284,7 +284,7 @@ def check_normalisation(model: nn.Module) -> None:
 
 
 def check_colours(model: nn.Module, dataset: Dataset) -> None:
-    """Raises UserError when a library's data preprocessor swaps red and blue of what LoadImage reads."""
+    """Raises UserError if a library's data preprocessor would swap the red and blue that LoadImage reads."""
     transforms = transforms_of(dataset)
     preprocessor = getattr(model, 'data_preprocessor', None)
     names = ('to_rgb', 'channel_conversion', '_channel_conversion')  # mmpretrain's, mmseg's in its two versions
@@ -293,7 +293,7 @@ def check_colours(model: nn.Module, dataset: Dataset) -> None:
 
 
 def check_views(model: BEiTPretrainer, transforms: Sequence) -> None:
-    """Raises UserError when a pipeline's mask or second view does not fit the backbone's patches."""
+    """Raises UserError if a pipeline's mask or second view does not fit the backbone's patches."""
     views = next((transform for transform in transforms if isinstance(transform, TwoViews)), None)
     if views is None:
         return
@@ -319,9 +319,9 @@ def check_views(model: BEiTPretrainer, transforms: Sequence) -> None:
 
 
 def check_groups(backbone: BEiTBackbone, groups: Sequence[dict]) -> None:
-    """Raises UserError when an optimizer's groups miss the layers or the norms of a BEiTBackbone.
+    """Raises UserError if an optimizer's groups miss the layers or the norms of a BEiTBackbone.
 
-    Constructors of other libraries find layers and norms by their names: mmseg's counts the blocks of a "BEiT" by
+    Other libraries' constructors find layers and norms by name: mmseg's looks for the blocks of a "BEiT" under
     `layers.0`, mmpretrain's recipes exempt norms called `.ln`. Neither matches `blocks.0` and `norm1`.
     """
     group_of = {id(parameter): group for group in groups for parameter in group['params']}

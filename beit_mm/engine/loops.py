@@ -31,14 +31,14 @@ class EpochLoop(EpochBasedTrainLoop):
 
     def __init__(self, *args, **kwargs):
         super().__init__(*args, **kwargs)
-        check_number_of_images(self.dataloader)  # before schedules are built, which count in epochs
+        check_number_of_images(self.dataloader)  # before schedules that count in epochs are built
 
     def run(self) -> nn.Module:
         if nothing_left(self.runner):
             return self.runner.model
         with signals_handled(self.runner):
             self.runner.call_hook('before_train')
-            if self._epoch and self._iter == self._epoch * len(self.dataloader):
+            if self._epoch and self._iter == self._epoch * len(self.dataloader):  # resumed between two epochs
                 validate(self, self._epoch, self._max_epochs)
             while self._epoch < self._max_epochs and not self.stop_training:
                 self.run_epoch()
@@ -61,14 +61,14 @@ class IterLoop(IterBasedTrainLoop):
     """mmengine's IterBasedTrainLoop, which resumes at any iteration, and validates before the first if val_begin=0.
 
     Args:
-        shortened_from: length of the recipe, dict(max_epochs=...) or dict(max_iters=...), where `--steps` shortened
-            this run. The run validates on its share of the held-out images, evenly spread, at least one batch.
+        shortened_from: the recipe's length, dict(max_epochs=...) or dict(max_iters=...), if `--steps` shortened this
+            run. It then validates on the same share of the held-out images, evenly spread, at least one batch.
     """
 
     def __init__(self, *args, shortened_from: dict[str, int] | None = None, **kwargs):
         super().__init__(*args, **kwargs)
         self.shortened_from = shortened_from
-        # mmengine 0.10.7 has started the workers here: too early, and for an iterator that is not used.
+        # mmengine 0.10.7 has already started the workers: too early, and for an iterator that is never used.
         end_workers(self.dataloader)
         self.dataloader_iterator = None
 
@@ -99,12 +99,12 @@ class IterLoop(IterBasedTrainLoop):
         images, share = len(loader.dataset), self._max_iters / (max_iters or max_epochs * len(self.dataloader))
         number = max(math.ceil(share * images), get_world_size() * (loader.batch_size or 1))
         if number < images and isinstance(loader.dataset, BaseDataset):
-            part = f'{number:,} of {images:,} held-out images, its share of the recipe'
+            part = f'{number:,} of {images:,} held-out images, in proportion to its length'
             warn(f'The run validates on {part}; train_cfg.shortened_from=None takes all.')
             validate_on(self.runner, [position * images // number for position in range(number)])
 
     def endless_batches(self) -> Iterator:
-        """The batches from this iteration on; between epochs the workers go on without a pause."""
+        """The batches from this iteration on; the workers do not pause between epochs."""
         loader = self.dataloader
         epoch, first = divmod(self._iter, len(loader))
         sampler = getattr(loader, 'sampler', None)
@@ -114,7 +114,7 @@ class IterLoop(IterBasedTrainLoop):
             sampler.per_epoch = len(loader) * loader.batch_size
             stream = iter(loader)
             yield next(stream)
-            sampler.per_epoch = None  # others who iterate the loader get an epoch
+            sampler.per_epoch = None  # only `stream` is endless; other iterators of the loader end after an epoch
             yield from stream
         while True:
             yield from batches(loader, epoch, first)
@@ -162,9 +162,9 @@ class HeadFitLoop(IterLoop):
 
 
 def batches(loader: DataLoader, epoch: int, first: int = 0) -> Iterator:
-    """The batches of an epoch from the `first` on; with another library's sampler it reads and drops the others."""
+    """An epoch's batches from number `first` on; with another library's sampler, reads and drops the ones before."""
     sampler = getattr(loader, 'sampler', None)
-    if sampler is not None:  # mmpretrain's vis_scheduler.py has a list for a loader
+    if sampler is not None:  # mmpretrain's vis_scheduler.py uses a list as loader
         sampler.set_epoch(epoch)
     seeks = isinstance(sampler, SeededSampler)
     if seeks:
@@ -177,11 +177,11 @@ def batches(loader: DataLoader, epoch: int, first: int = 0) -> Iterator:
 def validate(loop: EpochBasedTrainLoop | IterBasedTrainLoop, position: int, end: int) -> None:
     """Validates where it is due, and at the end of a run, but never before val_begin.
 
-    A resumed run calls it first: its checkpoint may have been written before a validation, or in one.
+    A resumed run calls it first: its checkpoint may have been written before or during a validation.
     """
     loop._decide_current_val_interval()
     is_due = position >= loop.val_begin and (position % loop.val_interval == 0 or position == end)
-    is_done = loop.runner.message_hub.get_info(VALIDATED) == loop.iter
+    is_done = loop.runner.message_hub.get_info(VALIDATED) == loop.iter  # before the run was stopped
     if loop.runner.val_loop is not None and is_due and not is_done:
         loop.runner.val_loop.run()
 
@@ -194,7 +194,7 @@ def validate_on(runner: Runner, indices: Sequence[int]) -> None:
 
 
 def nothing_left(runner: Runner) -> bool:
-    """Whether a run is resumed at its end, with its last validation made."""
+    """Whether a resumed run is already complete, its last validation included."""
     iteration, end, hook = runner.iter, runner.max_iters, checkpoint_hook_of(runner)
     if iteration >= end:
         warn(f'The run is finished: the checkpoint has {iteration} iterations, the config {end}; make it longer.')

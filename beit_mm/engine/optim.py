@@ -1,4 +1,4 @@
-"""How a model learns: mixed precision, steps that are skipped, weight decay, layer-wise learning rates."""
+"""How a model learns: mixed precision, skipped steps, weight decay, layer-wise learning rates."""
 
 import math
 from collections.abc import Iterator
@@ -23,16 +23,16 @@ from beit_mm.registry import HOOKS, OPTIM_WRAPPER_CONSTRUCTORS, OPTIM_WRAPPERS
 
 DTYPES = ('bfloat16', 'float16', 'float32')
 KERNEL_OPTIONS = ('amsgrad', 'capturable', 'differentiable', 'foreach', 'fused', 'maximize')  # of torch's optimizers
-MAX_SKIPPED_IN_A_ROW = 25  # a float16 loss scale, 2**16 at first, has come down to 1 by then
-LAYERED = (BEiTBackbone, BEiTViT, VisionTransformer)  # backbones that give the layer of a parameter
-STEPS_BETWEEN_FETCHES = 50  # at most, at the counters on the device: the host waits for it then
+MAX_SKIPPED_IN_A_ROW = 25  # by then a float16 loss scale has fallen from 2**16 to 1
+LAYERED = (BEiTBackbone, BEiTViT, VisionTransformer)  # backbones that know the layer of a parameter
+STEPS_BETWEEN_FETCHES = 50  # at most; fetching the counters makes the host wait for the device
 # What a forward pass changes: statistics of batch norm, the step that DiscreteVAE's temperature follows, the center of
 # DINOPretrainer, and the codes of VQKD with counts of their use.
 CHANGED_BY_FORWARD = set('running_mean running_var num_batches_tracked steps center codebook usage started'.split())
 
 
 def changed_by_forward(model: nn.Module) -> list[Tensor]:
-    """The tensors of CHANGED_BY_FORWARD; not of frozen parts, which are in evaluation mode."""
+    """A model's tensors named in CHANGED_BY_FORWARD, except in frozen parts, which are in evaluation mode."""
     tensors: list[Tensor] = []
     for part in model.modules():
         if part.training:
@@ -45,8 +45,8 @@ class SkippedSteps(NamedTuple):
     """The counters of AutocastOptimWrapper, in their order on the device."""
 
     in_a_row: int = 0  # up to now
-    not_finite: int = 0  # all of the run, without overflows
-    overflows: int = 0  # all of the run; of float16 only
+    not_finite: int = 0  # in the whole run, overflows excluded
+    overflows: int = 0  # in the whole run, of float16 only
     first: int = -1  # iteration at which the last row of skipped steps began
 
 
@@ -58,11 +58,11 @@ class AutocastOptimWrapper(OptimWrapper):
     the decision and the counters stay on the device until RuntimeInfoHook reads them.
 
     With float16 a skipped step counts as an overflow, which halves the loss scale, if the losses of all ranks were
-    finite and the scale was above 1. Every other skipped step counts as `not_finite` and leaves the scale.
+    finite and the scale was above 1. Every other skipped step counts as `not_finite` and keeps the scale.
 
     Args:
-        dtype: 'bfloat16', 'float16' or 'float32'. Where bfloat16 is not fast, a GPU (V100, T4) takes float16 and a CPU
-            float32; a CPU has no fast float16 either. The log says which.
+        dtype: 'bfloat16', 'float16' or 'float32'. Where bfloat16 is not fast, a GPU (V100, T4) uses float16 and a CPU
+            float32; float16 is not fast on a CPU either. The log says which.
         kwargs: mmengine's OptimWrapper arguments: optimizer, accumulative_counts, clip_grad (by norm).
     """
 
@@ -77,7 +77,7 @@ class AutocastOptimWrapper(OptimWrapper):
         self.seen = SkippedSteps()  # the counters when they were last read
         self.counters = torch.tensor(self.seen)  # float32, which counts to 16 million exactly
         self.norms: list[Tensor] = []  # gradient norms since they were last read
-        self.bad_loss: Tensor | bool = False  # whether this rank had one since the last step
+        self.bad_loss: Tensor | bool = False  # whether this rank had a loss that is not finite in this step
         self.model: nn.Module | None = None  # of the last step
         self.buffers: list[Tensor] = []  # its tensors that the forward pass changes
         self.buffers_before: list[Tensor] = []  # as they were before the step, to undo a NaN
@@ -88,7 +88,7 @@ class AutocastOptimWrapper(OptimWrapper):
 
     @contextmanager
     def optim_context(self, model: nn.Module) -> Iterator[None]:
-        if self.should_update():  # counted before the batch: it is the first of a step
+        if self.should_update():  # before a batch it is True for the first of a step
             if model is not self.model:
                 self.model, self.buffers = model, changed_by_forward(model)
             self.buffers_before = [buffer.clone() for buffer in self.buffers]
@@ -125,7 +125,7 @@ class AutocastOptimWrapper(OptimWrapper):
         return self.counters[0] == 0
 
     def read_counters(self) -> SkippedSteps:
-        """Fetches the counters, the same on all ranks; logs them and the norms; UserError after 25 steps in a row."""
+        """Fetches the counters, equal on all ranks; logs them and the norms; UserError after 25 skipped in a row."""
         norms, self.norms = self.norms, []
         numbers = torch.cat([norm.to(self.counters).view(-1) for norm in (self.counters, *norms)]).tolist()
         for norm in numbers[len(self.counters) :]:
@@ -157,7 +157,7 @@ class AutocastOptimWrapper(OptimWrapper):
         if scaler and self.loss_scaler.is_enabled():
             self.loss_scaler.load_state_dict(scaler)
         if skipped := state_dict.pop('skipped_steps', None):
-            number = len(self.seen)  # older files have a loss scale behind the counters
+            number = len(self.seen)  # older files have a loss scale after the counters
             self.counters = skipped['counters'][:number].clone()
             self.seen = SkippedSteps._make(skipped['seen'][:number])
             self.norms = list(skipped['norms'])
@@ -167,8 +167,8 @@ class AutocastOptimWrapper(OptimWrapper):
     def _step_unless(self, bad: Tensor, **kwargs) -> None:
         optimizer = self.optimizer
         fused = all(group.get('fused') for group in optimizer.param_groups)
-        # A fused SGD that skips its very first step leaves its momentum uninitialised: the host decides that one. It
-        # decides all of them where torch no longer has this private mark for its GradScaler, which 2.13 has.
+        # A fused SGD that skips its very first step leaves its momentum uninitialised, so the host decides that step.
+        # It decides every step if torch no longer has this private mark for its GradScaler; torch 2.13 has it.
         if fused and optimizer.state and getattr(optimizer, '_step_supports_amp_scaling', False):
             optimizer.found_inf, optimizer.grad_scale = bad.float(), None  # as torch's GradScaler does
             try:
@@ -201,7 +201,7 @@ def check_state(state_dict: dict, optimizer: torch.optim.Optimizer) -> None:
     match_groups(state_dict, optimizer)
     tensors = {}
     for saved, group in zip(state_dict['param_groups'], optimizer.param_groups, strict=False):
-        # which kernel runs is the run's own setting
+        # this run's config chooses the kernel
         saved.update({key: group[key] for key in KERNEL_OPTIONS if key in group})
         for number, parameter in zip(saved['params'], group['params'], strict=False):
             state = state_dict['state'].get(number, {})
@@ -216,7 +216,7 @@ def check_state(state_dict: dict, optimizer: torch.optim.Optimizer) -> None:
 
 
 def match_groups(state_dict: dict, optimizer: torch.optim.Optimizer) -> None:
-    """Sorts an optimizer's state into this run's groups, by the names that BEiTOptimWrapperConstructor gives them."""
+    """Sorts an optimizer's state into this run's groups, by the names that BEiTOptimWrapperConstructor stores."""
     saved, groups = state_dict['param_groups'], optimizer.state_dict()['param_groups']
     before, now = numbers_by_name(saved), numbers_by_name(groups)
     alike = [group['params'] for group in saved] == [group['params'] for group in groups]
@@ -225,12 +225,12 @@ def match_groups(state_dict: dict, optimizer: torch.optim.Optimizer) -> None:
         state = state_dict['state'].items()
         state_dict.update(state={numbers[key]: value for key, value in state if key in numbers}, param_groups=groups)
     elif not alike:
-        found = f'optimizer of {len(saved)} groups of parameters, not of {len(groups)} like these'
+        found = f"the optimizer's {len(saved)} groups of parameters do not match this run's {len(groups)}"
         raise CheckpointError(f'{found}; set constructor and paramwise_cfg back, or take the weights alone: load_from')
 
 
 def numbers_by_name(groups: list[dict]) -> dict[str, int]:
-    """The number of each parameter in the state of an optimizer."""
+    """Name of each parameter -> its number in an optimizer's state."""
     pairs = [pair for group in groups for pair in zip(group.get('names', ()), group['params'], strict=False)]
     return {name.removeprefix('module.'): number for name, number in pairs}  # DistributedDataParallel's
 
@@ -246,7 +246,7 @@ class BEiTOptimWrapperConstructor:
         optim_wrapper_cfg: config of the wrapper with its `optimizer`.
         paramwise_cfg: `dict(layer_decay_rate=d)`, 0 < d <= 1: each layer of the BEiTBackbone, or of mmpretrain's
             BEiTViT or VisionTransformer, learns d times as fast as the one above it; everything else learns at the full
-            rate. The lowest rate of a schedule follows only if it is a ratio (`eta_min_ratio`).
+            rate. A schedule's lowest rate is scaled too only if it is a ratio (`eta_min_ratio`).
 
     Source: microsoft/unilm `beit/optim_factory.py`.
     """

@@ -32,16 +32,16 @@ SECONDS_TO_CONNECT = 60.0  # for all processes together
 
 @HOOKS.register_module()
 class InterruptionHook(Hook):
-    """Ends a run that is told to stop so that it can be resumed; refuses two runs in one folder.
+    """Ends a run on a signal, so that it can be resumed; refuses two runs in one folder.
 
-    After a signal the run finishes its step, with all batches that it accumulates, or the batch of its validation. Then
-    it saves `interrupted.pth`, and all processes end with one exit code. In the last step of a run without validation a
+    After a signal the run finishes its step, accumulated batches included, or its validation batch. Then it saves
+    `interrupted.pth`, and all processes end with the same exit code. In the last step of a run without validation a
     signal has no effect. Needs a beit_mm.CheckpointHook, and EpochLoop or IterLoop.
 
     The main process locks `run.lock` in the work directory; the kernel releases it however the process ends.
     """
 
-    priority = 'HIGHEST'  # locks the folder before CheckpointHook cleans it, stops before a step has changed anything
+    priority = 'HIGHEST'  # locks the folder before CheckpointHook cleans it, stops before a step changes anything
 
     def __init__(self):
         self.locks: list[IO[str]] = []  # closing one of them would release all
@@ -62,7 +62,7 @@ class InterruptionHook(Hook):
             folder.mkdir(parents=True, exist_ok=True)
             lock = (folder / 'run.lock').open('a+', errors='replace')
             self.locks.append(lock)
-            fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # by the process: no forked worker keeps it
+            fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # the process owns it: no forked worker keeps it
             lock.truncate(0)
             lock.write(f'process {os.getpid()} on {socket.gethostname()} since {time.strftime("%Y-%m-%d %X")}')
             lock.flush()
@@ -91,7 +91,7 @@ class InterruptionHook(Hook):
 
     def receive(self, number: int, frame: Any) -> None:
         if number == signal.SIGINT and self.code == EXIT_CODES[signal.SIGINT]:
-            if time.monotonic() - self.asked_at < 1:  # the terminal's and a launcher's
+            if time.monotonic() - self.asked_at < 1:  # one Ctrl-C: the terminal and a launcher both send it
                 return
             self.close()
             raise KeyboardInterrupt
@@ -113,7 +113,7 @@ class InterruptionHook(Hook):
         self.validates = bool(self.handlers)  # else no training is under way
 
     def before_val_iter(self, runner: Runner, batch_idx: int, data_batch: Any = None) -> None:
-        # Beyond the batches that every process has, another process may be done, and would not answer.
+        # After the batches that every process has, another process may be done and not answer.
         if self.validates and (self.group is None or batch_idx < common_batches(runner.val_dataloader)):
             self.stop_if_told(runner)
 
@@ -131,7 +131,7 @@ class InterruptionHook(Hook):
             self.stop(runner)
 
     def exchange(self) -> int:
-        """The exit code that any process was told before the last step began; no process waits for another."""
+        """The exit code that any process had when the last step began; no process waits for another."""
         if self.group is None:
             return self.code
         if self.pending is not None:
@@ -147,7 +147,7 @@ class InterruptionHook(Hook):
         path = checkpoint_hook_of(runner).save_interrupted(runner)
         runner.visualizer.close()
         if self.group is not None:
-            dist.barrier(group=self.group)  # the first process to exit has the others killed
+            dist.barrier(group=self.group)  # once one process exits, the launcher kills the others
             self.handlers = dict.fromkeys(self.handlers, signal.SIG_IGN)
         saved = 'nothing could be saved' if path is None else f'{path} is saved'
         log(f'Stopped before iteration {runner.iter + 1}, {saved}. Resume with: {resuming_command()}')
@@ -155,10 +155,10 @@ class InterruptionHook(Hook):
 
 
 def restore_trained_weights(runner: Runner) -> None:
-    """Has an EMAHook, which put the averaged weights into the model for a validation, take them out."""
+    """Puts back the trained weights, which an EMAHook replaced with averaged ones for a validation."""
     for hook in runner.hooks:
         if isinstance(hook, EMAHook):
-            vars(hook)['evaluate_on_origin'] = False  # mmpretrain's would validate once more
+            vars(hook)['evaluate_on_origin'] = False  # mmpretrain's hook would validate again
             hook.after_val_epoch(runner)
 
 
@@ -166,7 +166,7 @@ def connect() -> Any:
     """A gloo group for CPU messages; None on all ranks if one cannot join."""
     error = None
     try:
-        # First one that gives up soon: a rank without a way to the others would leave them waiting.
+        # First a group that gives up soon: a rank that cannot reach the others would keep them waiting.
         dist.barrier(group=dist.new_group(backend='gloo', timeout=timedelta(seconds=SECONDS_TO_CONNECT)))
     except RuntimeError as caught:
         error = f'rank {get_rank()}: {str(caught).splitlines()[0]}'
@@ -180,14 +180,14 @@ def connect() -> Any:
 
 @contextlib.contextmanager
 def signals_handled(runner: Runner) -> Iterator[None]:
-    """The time of a training loop, in which the run's InterruptionHook handles signals; its workers end with it."""
+    """Inside, the run's InterruptionHook handles signals; at the end, the data workers end."""
     hooks = [hook for hook in runner.hooks if isinstance(hook, InterruptionHook)]
     for hook in hooks:
         hook.start(can_save=checkpoint_hook_of(runner) is not None)
     try:
         yield
     finally:
-        end_workers(runner.train_dataloader)  # also in a run that stops or fails
+        end_workers(runner.train_dataloader)  # even if the run stops or fails
         if runner.val_loop is not None:
             end_workers(runner.val_dataloader)
         for hook in hooks:
@@ -195,17 +195,17 @@ def signals_handled(runner: Runner) -> Iterator[None]:
 
 
 def resuming_command() -> str:
-    """What a user types to resume; a scheduler that starts the same command again need not."""
-    given = os.environ.get('BEIT_MM_COMMAND')  # by dist_train.sh and slurm_train.sh
+    """The command that a user types to resume; a scheduler that requeues the run needs no --resume."""
+    given = os.environ.get('BEIT_MM_COMMAND')  # set by dist_train.sh and slurm_train.sh
     command = given or (get_world_size() == 1 and typed()) or 'the same command'
-    has_option = given or Path(sys.argv[0]).name == 'train.py' or sys.argv[1:2] == ['train']  # others resume without
+    has_option = given or Path(sys.argv[0]).name == 'train.py' or sys.argv[1:2] == ['train']  # others have none
     return command if '--resume' in command or not has_option else f'{command} --resume'
 
 
 class WorkerInit:
-    """A loader's `worker_init_fn`: calls the one that it had, then leaves the run's signals to the main process.
+    """A loader's `worker_init_fn`: calls the previous one, then leaves the run's signals to the main process.
 
-    Terminals, schedulers and torchrun signal the workers too. They ignore that, and obey the main process's SIGTERM.
+    Terminals, schedulers and torchrun signal the workers too, but a worker obeys only the main process's SIGTERM.
     """
 
     def __init__(self, first: Callable[[int], None] | None):
@@ -221,7 +221,7 @@ class WorkerInit:
             threading.Thread(target=self._obey, daemon=True).start()
 
     def _obey(self) -> None:
-        while signal.sigwaitinfo({signal.SIGTERM}).si_pid != self.main_process:  # says who sent it
+        while signal.sigwaitinfo({signal.SIGTERM}).si_pid != self.main_process:  # si_pid is the sender
             pass
         os._exit(0)
 
@@ -233,15 +233,15 @@ def shield_workers(loader: DataLoader) -> None:
 
 
 def end_workers(loader: DataLoader) -> None:
-    """Ends a loader's persistent workers. When the process exits torch waits five seconds for each of them in turn."""
+    """Ends a loader's persistent workers, because at exit torch waits five seconds for each of them in turn."""
     # No public way as of torch 2.13. Where these names are gone, the workers end with the process.
     iterator = getattr(loader, '_iterator', None)
     if hasattr(iterator, '_shutdown_workers'):
         iterator._shutdown_workers()
-        loader._iterator = None  # a next loop starts its own
+        loader._iterator = None  # the next loop starts its own workers
 
 
 def common_batches(loader: DataLoader) -> int:
-    """How many batches every process has: samplers may share out a remainder unevenly."""
+    """The number of batches that every process has: samplers may divide a remainder unevenly."""
     images = len(loader.dataset)
     return images // get_world_size() // (loader.batch_size or images)

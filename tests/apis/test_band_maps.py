@@ -125,7 +125,7 @@ def test_bands_in_pages_and_arrays_are_found_and_the_first_image_decides(tmp_pat
 
 def test_bands_where_there_are_none_are_refused(tmp_path):
     folder = make_label_maps(tmp_path / 'data', 12)
-    with pytest.raises(UserError, match='--bands: .*0.png does not end in .tif'):
+    with pytest.raises(UserError, match='--bands is for .tif.*0.png'):
         find_label_maps(folder, bands='all')
     with pytest.raises(UserError, match='no label maps; leave .*--bands'):
         beit_mm.finetune(make_label_maps(tmp_path / 'other', 12) / 'images/training', tmp_path / 'run', bands='all')

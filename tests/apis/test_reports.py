@@ -94,7 +94,7 @@ def test_a_classifier_without_mistakes_has_a_verdict():
 
 @pytest.mark.parametrize(
     'loss, expected',
-    [(5.88, 'nothing learned yet'), (5.5, 'no more is shown than where things'), (5.3, 'from what surrounds them')],
+    [(5.88, 'nothing learned yet'), (5.5, 'no more than where things'), (5.3, 'from what surrounds them')],
 )
 def test_the_verdict_of_a_pretraining(tmp_path, loss, expected):
     metrics = dict(mim_loss=Metric(loss), token_entropy=Metric(5.9), position_entropy=Metric(5.49))
@@ -104,13 +104,13 @@ def test_the_verdict_of_a_pretraining(tmp_path, loss, expected):
 
     images = find_images(make_images(tmp_path, per_class=40))
     said = verdict(metrics, {})
-    assert expected in said and 'features' not in said and 'began with' not in said
+    assert expected in said and 'features' not in said and 'initial' not in said
     gains = dict(random=Metric(5.4, 1.0), thumbnails=Metric(-2.9, 1.3), start=Metric(0.1, 0.5))
     said = verdict(metrics, gains)
-    assert 'better than random weights, worse than thumbnails, too close to tell from those of its start' in said
+    assert 'better than random weights, worse than thumbnails, too close to tell from the initial weights' in said
     for gain, words in ((0.1, 'better than'), (-0.1, 'worse than'), (-0.028, 'too close to tell from')):
         said = verdict(metrics | dict(mim_loss_start=Metric(loss + gain)), gains)
-        assert f'; the loss is {words} that of the weights' in said
+        assert f'; the loss is {words} that of the initial weights' in said
 
 
 @pytest.mark.parametrize(
@@ -145,7 +145,7 @@ def test_the_verdict_of_a_fine_tuning():
     metrics = metrics_of(60, 60, thumbnails=(50, 50), most_frequent=(20, 20))
     assert judged(metrics).endswith('better than the most frequent class, too close to tell from thumbnails.')
     rows = reports.rows_of(metrics)
-    assert ('classified right, %', '60.0 +- 4.9') == rows[0] and rows[1][1] == '60.0 +- 5.0'
+    assert ('classified correctly, %', '60.0 +- 4.9') == rows[0] and rows[1][1] == '60.0 +- 5.0'
 
 
 def of_counts(*rows: list[int]) -> tuple[float, float]:

@@ -139,7 +139,7 @@ def test_a_flipped_bit_in_a_named_file_is_noticed_too(config, folder):
     path = folder / 'iter_6.pth'
     damaged(path)
     for resume in (True, False):
-        with pytest.raises(CheckpointError, match=r'iter_6.pth is damaged.*check sum'):
+        with pytest.raises(CheckpointError, match=r'iter_6.pth is damaged.*checksum'):
             train(config, load_from=str(path), resume=resume)
 
 

@@ -158,8 +158,8 @@ HELD = [
     ('.', array_of((10**9,), INT, b'x')),  # more than there are bytes
     # text, or a log history in the place of a dtype or a storage
     ('more than numbers', history_of(_log_history=np.array(['1']))),
-    ('in place of a NumPy type', VOID),
-    ('in place of a NumPy type', array_of((1,), VOID.call[1][0], bytes(20))),
+    ('instead of a NumPy type', VOID),
+    ('instead of a NumPy type', array_of((1,), VOID.call[1][0], bytes(20))),
     ('.', Calls(torch._utils._rebuild_tensor, Calls(HistoryBuffer, state=dict(dtype=torch.float64)), 0, (4,), (1,))),
 ]
 
@@ -206,12 +206,12 @@ def test_a_small_file_takes_little_memory(tmp_path):
     content, small = path.read_bytes(), b'cpuq\x06K\x03N'
     assert content.count(small) == 1
     path.write_bytes(content.replace(small, b'cpuq\x06J' + number.to_bytes(4, 'little') + b'N'))
-    refused(path, 'name storages of more')
+    refused(path, 'name larger storages')
     saved(path, dict(w=torch.zeros(10**6)))
     with zipfile.ZipFile(path) as archive, zipfile.ZipFile(tmp_path / 'x.pth', 'w', zipfile.ZIP_DEFLATED) as compressed:
         for name in archive.namelist():
             compressed.writestr(name, archive.read(name))
-    refused(tmp_path / 'x.pth', 'would become 4,000')
+    refused(tmp_path / 'x.pth', 'would unpack to 4,000')
 
 
 def test_what_a_file_sets_on_objects_is_taken_off(tmp_path):

@@ -47,7 +47,7 @@ def compare(out: Path, starts: Mapping[str, str]) -> tuple[str, list[tuple[str, 
         found[BASELINES[key]] = metrics_of(records[control])[key]
     before = {first: f'{record_of(out / "pretrain").seconds / 60:.1f} + ', 'the packaged weights': '60 + '}
     minutes = {name: f'{before.get(name, "")}{record.seconds / 60:.1f}' for name, record in records.items()}
-    rows = [('classifier', 'minutes', 'classified right, % +- one standard error')]
+    rows = [('classifier', 'minutes', 'classified correctly, % +- one standard error')]
     rows += [(name, minutes.get(name, ''), f'{share.value:.1f} +- {share.error:.1f}') for name, share in found.items()]
 
     peers = [control] * (last < MAX_LOSS_SHARE * guessed) + ['thumbnails']
