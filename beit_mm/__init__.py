@@ -11,9 +11,9 @@ Every registered type is found as `type='beit_mm.NAME'` in any config. Where wha
                     curves
     positions.py    Relative position bias and position embedding at any patch grid
     precision.py    Which floating-point type a device computes in
-    registry.py     Child registries of mmengine's, scope `beit_mm`: `type='beit_mm.X'` finds our classes from any
-                    config
-    terminal.py     What a terminal shows: from libraries only what a user can act on, and one line for a mistake
+    registry.py     Child registries of mmengine, scope `beit_mm`: `type='beit_mm.X'` finds our classes from any config
+    terminal.py     What a terminal shows: of libraries' messages only what a user can act on, and one line for a
+                    mistake
     apis/           What users call from Python: imports nothing, so that each call loads only what it needs: commands,
                     configs, export, inference, inferencers, plans, rebuild, reports, segmentation_report, split,
                     stored_config, training

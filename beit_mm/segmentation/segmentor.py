@@ -90,8 +90,8 @@ class SlidingSegmentor(EncoderDecoder):
         self.gives_probabilities = getattr(self.decode_head, 'gives_probabilities', False)
         self.joins = getattr(self.decode_head, 'where', None) == 'backbone'
         if self.joins:
-            backbone = getattr(self.backbone, 'module', self.backbone)  # of a LoRAModel
-            if self.with_neck or self.with_auxiliary_head or not isinstance(backbone, BEiTBackbone):
+            backbone = backbone_of(self.backbone)  # perhaps inside a LoRAModel
+            if self.with_neck or self.with_auxiliary_head or backbone is None:
                 raise UserError("decode_head.where='backbone' needs a BEiTBackbone, no neck and no auxiliary_head")
             self.decode_head.join(backbone)
         self.data_preprocessor._non_blocking = True  # the host does not wait for copies; mmseg has no argument for it
@@ -102,7 +102,7 @@ class SlidingSegmentor(EncoderDecoder):
         """Feature maps for the head; or what the first blocks give it: tokens, the patch grid, and the shared bias."""
         if not self.joins:
             return super().extract_feat(inputs)
-        backbone, head = getattr(self.backbone, 'module', self.backbone), self.decode_head
+        backbone, head = backbone_of(self.backbone), self.decode_head
         x, grid, bias = backbone.embed(inputs, None)
         x = backbone.run_blocks(backbone.blocks[: -head.num_blocks], x, grid, bias)  # B, N, C
         if bias is not None:  # of all blocks: with the queries
