@@ -19,8 +19,9 @@ from beit_mm.apis import rebuild
 from beit_mm.apis.configs import own_config
 from beit_mm.apis.split import Images, LabelMaps
 from beit_mm.checkpoint.checkpoint import Checkpoint, given_levels, normalisation_of
+from beit_mm.checkpoint.description import IMAGENET
 from beit_mm.checkpoint.find import DEMO, path_of_checkpoint
-from beit_mm.checkpoint.names import IMAGENET, released_out_indices
+from beit_mm.checkpoint.names import released_out_indices
 from beit_mm.checkpoint.read import CheckpointError
 from beit_mm.datasets.transforms import as_size
 from beit_mm.errors import UserError, check_choice

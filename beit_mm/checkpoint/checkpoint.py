@@ -14,7 +14,7 @@ from mmengine.config import Config
 from mmengine.runner.checkpoint import CheckpointLoader
 from torch import Tensor
 
-from beit_mm.checkpoint import names
+from beit_mm.checkpoint import description, names
 from beit_mm.checkpoint.find import DEMO, HUB_SCHEME, path_of_checkpoint, plain_vits, released
 from beit_mm.checkpoint.read import as_checkpoint_error, read_checkpoint
 from beit_mm.errors import CheckpointError, UserError, warn
@@ -37,7 +37,7 @@ class Checkpoint:
         weights: its state dict under its own names, without the prefixes of wrappers (`module.`, `_orig_mod.`).
         converted, state_dict: the weights under the names of our models, and as any model loads them.
         format: one of `names.FORMATS`, or None if it is not a BEiT.
-        meta, preprocessing, architecture: see `names.describe_source`.
+        meta, preprocessing, architecture: see `description.describe_source`.
         levels: `mean` and `std` that the user gave.
     """
 
@@ -50,8 +50,8 @@ class Checkpoint:
             self.format = names.detect_format(bare)
             if self.format is not None:
                 self.weights = bare
-            names.meta_of(content).pop('config', None)
-            self.meta = names.describe_source(content, path)
+            description.meta_of(content).pop('config', None)
+            self.meta = description.describe_source(content, path)
         self.preprocessing: dict[str, Any] = self.meta['preprocessing']
         self.architecture: dict[str, Any] = self.meta['architecture']
 
@@ -90,7 +90,7 @@ class Checkpoint:
     @property
     def classes(self) -> tuple[str, ...] | None:
         with as_checkpoint_error(self.path):
-            return names.class_names(self.meta)
+            return description.class_names(self.meta)
 
     def backbone_arguments(self) -> dict[str, Any]:
         """Arguments of the BEiTBackbone that the weights fit."""
@@ -101,7 +101,7 @@ class Checkpoint:
     def normalisation(self) -> tuple[dict[str, list[float]], str]:
         found, name, weights = self.preprocessing, self.path.stem, self.converted.state_dict
         if 'mean' not in found and name in plain_vits():
-            found = names.IMAGENET if plain_vits()[name]['normalisation'] == 'imagenet' else names.HALF
+            found = description.IMAGENET if plain_vits()[name]['normalisation'] == 'imagenet' else description.HALF
         elif 'mean' not in found and name in released().keys() - {DEMO}:  # OpenMMLab's files do not have it
             found = Config.fromfile(released()[name].config).model.data_preprocessor
         return normalisation_of(str(self), found, weights, weights[f'backbone.{PATCHES}'].shape[1], **self.levels)
@@ -154,7 +154,7 @@ def normalisation_of(
         unknown = f'{source} does not say how its images were normalised'
         if channels != 3:
             raise UserError(f'{unknown}, which have {channels} channels; give the mean and std of each: --mean, --std')
-        usual, whose = names.usual_normalisation(weights)
+        usual, whose = description.usual_normalisation(weights)
         assumed = ' and '.join(name for name in usual if name not in known)
         warning = f'{unknown}. Assumed {assumed}: {whose}; --mean and --std set others'
         warn(warning)
@@ -198,7 +198,7 @@ class LoadReport:
     """What happened to each tensor when a backbone was loaded; names without `backbone.`."""
 
     source: str  # file and format
-    preprocessing: Mapping  # of the images that the weights were trained on, see `names.describe_source`
+    preprocessing: Mapping  # of the images that the weights were trained on, see `description.describe_source`
     matched: list[str] = field(default_factory=list)  # loaded as they were in the file
     expanded: list[str] = field(default_factory=list)  # tables copied from the shared one
     resized: dict[str, str] = field(default_factory=dict)  # tables and position embeddings: name -> patch grids

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from beit_mm.checkpoint import names
+from beit_mm.checkpoint import description, names
 from beit_mm.checkpoint.checkpoint import Checkpoint, CheckpointInput
 from beit_mm.checkpoint.read import SUFFIXES, as_checkpoint_error, write_checkpoint
 from beit_mm.errors import CheckpointError, check_choice
@@ -95,7 +95,7 @@ def convert_checkpoint(source: CheckpointInput, target: str | Path, to: str = 'b
         is_torch = to == 'unilm' and target.suffix != '.safetensors'
         write_checkpoint(target, dict(model=weights) if is_torch else weights)
     else:
-        version = dict(beit_mm_format=names.FORMAT_VERSION) if to == 'beit_mm' else {}
+        version = dict(beit_mm_format=description.FORMAT_VERSION) if to == 'beit_mm' else {}
         write_checkpoint(target, dict(state_dict=weights, meta=meta | version))
     return Conversion(format, task, len(weights), dropped + without_place, notes)
 
@@ -150,7 +150,7 @@ def _hf_config(weights: Mapping[str, Tensor], meta: Mapping[str, Any]) -> dict[s
     if task in ('classification', 'segmentation'):
         number = len(weights['head.fc.bias' if task == 'classification' else 'decode_head.conv_seg.bias'])
         config['num_labels'] = number
-        if (classes := names.class_names(meta)) and len(classes) == number:
+        if (classes := description.class_names(meta)) and len(classes) == number:
             config['id2label'] = {str(label): name for label, name in enumerate(classes)}
             config['label2id'] = {name: label for label, name in enumerate(classes)}
     if task == 'segmentation':

@@ -5,17 +5,14 @@ A table has a row for each group of tensors: how their names begin in our models
 number of a block, and None means that the format has no such tensors. The first row that fits a name decides.
 """
 
-import json
 import math
 import re
 from collections.abc import Iterable, Mapping
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from beit_mm.checkpoint.find import HUB_FILES
 from beit_mm.errors import CheckpointError
 from beit_mm.positions import Grid, num_relative_positions, relative_position_index
 
@@ -134,26 +131,15 @@ ARCHITECTURES = {
     'large': dict(embed_dims=1024, num_layers=24, num_heads=16),
     'huge': dict(embed_dims=1280, num_layers=32, num_heads=16),
 }
-MAX_NUMBER = 1e6  # of pixels, means, blocks
 HEAD_DIMS = 64  # channels of an attention head in every published BEiT and most ViTs
 OTHER_HEADS = {1152: 16, 1280: 16, 1408: 16, 1664: 16}  # width -> heads of the published ViTs with other heads
-PATCH_EMBEDDING = re.compile(r'patch_embed\w*\.proj\w*\.weight$')  # in every format
 # The names of the patch embedding in all formats, behind what a trainer's module puts in front of them.
 ROOT = re.compile(r'^(.*?)(backbone\.)?((\w+\.)?embeddings\.)?patch_embed\w*\.proj\w*\.weight$')
 # Parts of other encoders; a backbone without them would compute something else.
 ENCODER_PARTS = ('blocks.', 'patch_embed.', 'norm_pre.', 'pre_norm.', 'rope.')
 HF_ENCODER_PARTS = ('beit.embeddings.', 'beit.encoder.')
-FORMAT_VERSION = 1  # of the checkpoints that we write, `meta['beit_mm_format']`
 # Keys of the state dict. DINO's checkpoints have a student too, of which the teacher is the average.
 WRAPPERS = ('state_dict', 'model', 'module', 'weights', 'model_ema', 'state_dict_ema', 'teacher')
-IMAGENET = dict(mean=[123.675, 116.28, 103.53], std=[58.395, 57.12, 57.375])
-HALF = dict(mean=[127.5] * 3, std=[127.5] * 3)
-# Names of released files, which tell how images were normalised: by microsoft/unilm's README and ADE20K configs, and
-# by timm, whose names of the same files end in `.in22k_ft_in1k` or the like.
-RELEASED = re.compile(
-    r'beit(?P<v2>v2)?_(?:base|large)_patch16_(?P<size>\d+)[_.](?P<data>(?:pt|in)(?:1k|22k))\w*?(?P<ade>ade20k)?'
-    r'(?:-\w+)?\.\w+$'
-)
 
 
 class Converted(NamedTuple):
@@ -499,114 +485,3 @@ def weights_of(content: Mapping[str, Any]) -> Weights:
     for _ in WRAPPERS:  # a file may hold itself
         content = next((content[key] for key in WRAPPERS if isinstance(content.get(key), dict)), content)
     return {unwrapped(key): part for key, part in content.items() if isinstance(key, str) and isinstance(part, Tensor)}
-
-
-def meta_of(content: Mapping[str, Any]) -> dict[str, Any]:
-    """The `meta` of OpenMMLab's and our files; empty for others."""
-    meta = content.get('meta')
-    return meta if isinstance(meta, dict) else {}
-
-
-def class_names(meta: Mapping[str, Any]) -> tuple[str, ...] | None:
-    """Class names in a file's `meta`, or None; CheckpointError for anything else than names."""
-    dataset = meta.get('dataset_meta')
-    names = (dataset.get('classes') if isinstance(dataset, dict) else None) or meta.get('CLASSES') or ()
-    if not isinstance(names, (list, tuple)) or not all(isinstance(name, str) for name in names):
-        raise CheckpointError(f'has classes of type {type(names).__name__}, expected a list of names')
-    return tuple(names) or None
-
-
-def describe_source(content: Mapping[str, Any], path: Path) -> dict[str, Any]:
-    """The `meta` of a file, completed by its arguments, its name and JSON files beside it.
-
-    Returns:
-        preprocessing: of the images: `mean` and `std` of each channel, pixels 0-255, and `size` (height, width).
-        architecture: what the shapes of the weights do not show, `num_heads` and `out_indices`.
-        dataset_meta: with the names of the `classes`, also where only transformers' config.json has them.
-        All else is as it is in the file.
-
-    Raises CheckpointError for the file of a later version, a neighbour that is not JSON, or a mean of other channels.
-    """
-    meta = dict(meta_of(content))
-    version = meta.get('beit_mm_format', 0)
-    if not isinstance(version, int) or version > FORMAT_VERSION:
-        raise CheckpointError(f'has format {ascii(version):.40}, this version reads {FORMAT_VERSION}: upgrade beit_mm.')
-    config = _neighbour(path, 'config.json')
-    found = meta.get('preprocessing') or _find_preprocessing(content, config, path)
-    found = found if isinstance(found, dict) else {}
-    mean, std = (_numbers(found.get(name)) for name in ('mean', 'std'))
-    size = _numbers(found.get('size'), int)
-    meta['preprocessing'] = dict(size=size) if len(size) == 2 and min(size) > 0 else {}
-    if mean and std and min(std) > 0 and len({len(mean), len(std)} - {1}) < 2:  # one number is for all channels
-        number, weights = max(len(mean), len(std)), weights_of(content).items()
-        channels = {part.shape[1] for name, part in weights if PATCH_EMBEDDING.search(name) and part.dim() == 4}
-        if channels and number not in (1, *channels):
-            raise CheckpointError(f'has a mean and std of {number} channels, its patch embedding has {max(channels)}')
-        meta['preprocessing'].update(mean=mean, std=std)
-    architecture = meta.get('architecture')
-    if not architecture and config.get('model_type') == 'beit':
-        architecture = dict(num_heads=config.get('num_attention_heads'))
-    known = architecture.items() if isinstance(architecture, dict) else ()
-    meta['architecture'] = {name: value for name, value in known if isinstance(value, int) or _numbers(value, int)}
-    labels = config.get('id2label')
-    if isinstance(labels, dict) and labels and not meta.get('dataset_meta'):
-        classes = [labels.get(str(label)) for label in range(len(labels))]
-        if all(isinstance(name, str) for name in classes):
-            meta['dataset_meta'] = dict(classes=classes)
-    return meta
-
-
-def _find_preprocessing(content: Mapping[str, Any], config: Mapping[str, Any], path: Path) -> Any:
-    """Mean, std and size by the first of: unilm's arguments, JSON files, a config's text, the name of the file."""
-    args, text = content.get('args'), meta_of(content).get('cfg')
-    if isinstance(args, dict) and 'imagenet_default_mean_and_std' in args:
-        normalisation = IMAGENET if args['imagenet_default_mean_and_std'] else HALF
-        return dict(normalisation, size=[args.get('input_size')] * 2)
-    processor = _neighbour(path, 'preprocessor_config.json')
-    if processor or config:  # of transformers and timm, which have pixels in [0, 1]
-        timm = config.get('pretrained_cfg')
-        timm = timm if isinstance(timm, dict) else {}
-        size = config.get('image_size') or _numbers(timm.get('input_size'))[-2:]
-        return dict(
-            mean=[255 * value for value in _numbers(processor.get('image_mean') or timm.get('mean'))],
-            std=[255 * value for value in _numbers(processor.get('image_std') or timm.get('std'))],
-            size=[size] * 2 if isinstance(size, int) else size,
-        )
-    if isinstance(text, str):  # that OpenMMLab's runner writes; it is not executed
-        levels = text.partition('data_preprocessor')[2]
-        lists = {name: re.search(rf'\b{name}=\[([\d.,\s]{{1,999}})\]', levels) for name in ('mean', 'std')}
-        return {name: [*map(float, re.findall(r'\d+\.?\d*', found[1]))] for name, found in lists.items() if found}
-    if match := RELEASED.search(path.name):
-        normalisation = IMAGENET if match['data'].endswith('1k') or match['ade'] else HALF
-        # the names of BEiT v2's ADE20K files keep the size of the pretraining
-        return dict(normalisation, size=[512 if match['v2'] and match['ade'] else int(match['size'])] * 2)
-    # timm's trainer writes `arch`
-    return IMAGENET if 'beitv2' in f'{path.name} {content.get("arch")}' else {}
-
-
-def usual_normalisation(names: Iterable[str]) -> tuple[dict[str, list[float]], str]:
-    """Mean and std that released weights with such names have, and where they come from."""
-    names = [*names]
-    has_tables = any(name.endswith(TABLE) for name in names)
-    if not has_tables or any(name.startswith(('patch_aggregation.', 'decode_head.')) for name in names):
-        return IMAGENET, "ImageNet's"
-    imagenet = ' '.join(f'--{name} {",".join(map(str, values))}' for name, values in IMAGENET.items())
-    return HALF, f"BEiT's 127.5, by its bias tables (BEiT v2 has them too: give {imagenet})"
-
-
-def _numbers(values: Any, kind: Any = (int, float)) -> list:
-    """The values as a list, if they are numbers that an image or a BEiT can have; otherwise an empty one."""
-    numbers = list(values) if isinstance(values, (list, tuple)) else []
-    return numbers if all(isinstance(number, kind) and abs(number) < MAX_NUMBER for number in numbers) else []
-
-
-def _neighbour(path: Path, name: str) -> dict[str, Any]:
-    """Content of a JSON file beside weights with one of the hub's names; empty without one."""
-    file = path.with_name(name)
-    if path.name not in HUB_FILES or not file.is_file():
-        return {}
-    try:
-        content = json.loads(file.read_text())
-    except (ValueError, RecursionError) as error:
-        raise CheckpointError(f'{file} beside the weights is not JSON: {error}.') from None
-    return content if isinstance(content, dict) else {}

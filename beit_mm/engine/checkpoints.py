@@ -20,7 +20,7 @@ from mmengine.runner import Runner
 from mmengine.utils import apply_to
 from torch import Tensor
 
-from beit_mm.checkpoint.names import FORMAT_VERSION, meta_of
+from beit_mm.checkpoint.description import FORMAT_VERSION, meta_of
 from beit_mm.checkpoint.read import CheckpointError, as_checkpoint_error, read_checkpoint, save_torch
 from beit_mm.datasets.samplers import SeededSampler
 from beit_mm.engine.resuming import batch_units, check_position, follow_config

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
 from beit_mm.checkpoint.checkpoint import check_finite
-from beit_mm.checkpoint.names import class_names, meta_of
+from beit_mm.checkpoint.description import class_names, meta_of
 from beit_mm.checkpoint.read import as_checkpoint_error
 from beit_mm.datasets import UnlabeledImages
 from beit_mm.datasets.masking import BlockwiseMask, RandomMask

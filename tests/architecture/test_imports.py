@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from helpers import ROOT
 
 MAX_LINES = 550  # of a file, to be read in one sitting
-MAX_FILES = 67
+MAX_FILES = 69
 MAX_TOTAL = 15400  # lines of the package; CHANGELOG names what grows
 # pyproject.toml's dependencies by import name, with what mmcv and mmengine bring; then what a function can do without.
 KNOWN = {'beit_mm', 'mmengine', 'mmcv', 'mmpretrain', 'mmseg', *sys.stdlib_module_names}

@@ -13,7 +13,8 @@ from helpers import RELEASED_BLOCK, WEIGHT_AND_BIAS
 from mmengine.runner import CheckpointLoader
 from peers import DEPTH, DIMS, HEADS, RESNET, assert_equal, ours
 
-from beit_mm.checkpoint.names import convert_state_dict, describe_source, released_out_indices
+from beit_mm.checkpoint.description import describe_source
+from beit_mm.checkpoint.names import convert_state_dict, released_out_indices
 from beit_mm.checkpoint.read import CheckpointError
 
 BATCH_NORM = (*WEIGHT_AND_BIAS, 'running_mean', 'running_var', 'num_batches_tracked')

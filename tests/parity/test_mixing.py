@@ -26,7 +26,7 @@ from PIL import Image
 from torch import nn
 
 from beit_mm import ClassificationInferencer, SegmentationInferencer
-from beit_mm.checkpoint.names import IMAGENET
+from beit_mm.checkpoint.description import IMAGENET
 from beit_mm.datasets import UnlabeledImages
 from beit_mm.engine.checks import check_colours, check_groups
 from beit_mm.models.tokenizers.base import map_pixels
