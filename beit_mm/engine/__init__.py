@@ -13,7 +13,8 @@ At each point of a run its hooks are called in this order, those of one priority
     NORMAL        ThroughputHook
     NORMAL        UnreadableImagesHook
     NORMAL        EMAHook
-    NORMAL        DINOHook, TeacherMomentumHook
+    NORMAL        DINOHook
+    NORMAL        TeacherMomentumHook
     NORMAL        CompileHook
     NORMAL        CompressGradientsHook
     BELOW_NORMAL  LoggerHook            writes the numbers of those above

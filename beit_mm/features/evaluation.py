@@ -34,7 +34,7 @@ PENALTIES = (1e-1, 1e-2, 1e-3, 1e-4, 1e-5, 1e-6)  # of `fit_linear`, which are t
 RIDGE_PENALTIES = [10.0**power for power in range(-2, 5)]  # of `ridge`, pixels in [0, 1]
 THUMBNAIL = (8, 8)  # pixels
 HELD_OUT = 0.1  # share of the labelled images by which a setting is chosen
-RATES, EPOCHS = (1e-3, 3e-3, 1e-2), (10, 40)  # of `choose_attentive`, which are tried
+RATES, EPOCHS = (3e-3, 1e-2, 3e-2), (10, 40)  # of `choose_attentive`, which are tried
 PROBE_BATCH = 128  # images of a step of `fit_attentive`, at most an eighth of them
 MOST_HELD, HALF_FROM = 4 * 2**30, 2**30  # bytes of patches that are held; of float32 ones, from which on half are
 

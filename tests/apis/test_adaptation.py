@@ -237,7 +237,7 @@ def test_the_fit_is_repeated_to_the_bit_and_by_its_config(fitted, folders, base,
     shutil.copytree(fitted, begun)
     (begun / 'report.md').unlink()
     finetune(folders['classes'], begun, base, freeze='all')
-    assert 'classified right, %' in (begun / 'report.md').read_text()
+    assert 'classified correctly, %' in (begun / 'report.md').read_text()
 
 
 def test_a_balanced_fit_shows_images_of_small_classes_more_often(folders, base, tmp_path):
