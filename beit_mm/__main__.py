@@ -124,10 +124,14 @@ def parser() -> argparse.ArgumentParser:
 
 
 def bands_of(text: str) -> str | list[int]:
+    if text != 'all' and not text.replace(',', '').isdecimal():
+        raise argparse.ArgumentTypeError(f'{text!r}; expected all, or numbers of bands such as 3,2,1')
     return text if text == 'all' else [int(band) for band in text.split(',')]
 
 
 def blocks_of(text: str) -> str | int:
+    if text != 'all' and not text.isdecimal():
+        raise argparse.ArgumentTypeError(f'{text!r}; expected all, or a number of blocks')
     return text if text == 'all' else int(text)
 
 

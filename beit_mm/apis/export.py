@@ -112,7 +112,9 @@ def export_onnx(
     if torch.__version__.startswith('2.6.'):
         raise UserError(f'ONNX export needs torch 2.7 or newer, not {torch.__version__}')
     backbone, segments = getattr(model, 'backbone', None), hasattr(model, 'decode_head')
-    fits = not segments or (hasattr(model, 'divisor') and model.decode_head.out_channels > 1)
+    fits = not segments
+    if hasattr(model, 'divisor'):
+        fits = model.decode_head.out_channels > 1 or model.gives_probabilities
     if not isinstance(backbone, BEiTBackbone) or not fits:
         expected = 'a classifier, or a SlidingSegmentor with one logit for each class, on a BEiTBackbone'
         raise UserError(f'ONNX export takes {expected}, not a {type(model).__name__} on {type(backbone).__name__}')

@@ -206,8 +206,10 @@ def segment(
     with quiet():
         opened = Checkpoint.open(checkpoint, 'segmentor' if labelled is None else 'pretrained', mean=mean, std=std)
         folder = Path(out).expanduser()
-        if min_confidence is not None:
-            check_confidence(min_confidence, [*folder.glob('images')])
+        existing = [*folder.glob('images')]
+        # without a threshold only those that an earlier call linked, whose maps would change
+        if min_confidence is not None or existing and (folder / 'confidence.csv').exists():
+            check_confidence(min_confidence or 0, existing)
         if labelled is not None:
             if multi_scale:
                 raise UserError('--multi-scale is for segmentors; leave it or --labelled out')
@@ -398,7 +400,7 @@ def attention(
     """Draws what points of an image attend to, in every head of a layer, beside the same with random weights.
 
     Args:
-        checkpoint, mean, std: of any BEiT, see `Checkpoint.open`.
+        checkpoint, mean, std: of any BEiT or plain ViT, see `Checkpoint.open`.
         image: path.
         points: 'x,y' in pixels, or in shares of width and height with decimal points; several by ';' or as a list.
         out: picture; one below the other for several points.

@@ -134,8 +134,9 @@ def new_call(verb: str, images: str | Path, init: str | Path | None = None, **op
         init = path_of_checkpoint(init).absolute()  # links stay: name and neighbouring files tell what it is
     if {'lora', 'freeze'} <= {*options}:
         raise UserError('--lora and --freeze are both given; expected one: by --lora the whole backbone is frozen')
-    if isinstance(options.get('freeze'), str):
-        check_choice('freeze', options['freeze'], (ALL,))
+    for name, words in dict(freeze=(ALL,), lora=()).items():
+        if name in options and options[name] not in words and type(options[name]) is not int:
+            raise UserError(f'{name} is {options[name]!r}; expected {" or ".join([*words, "a whole number"])}')
     options['levels'] = given_levels(**options.get('levels', {})) or None
     options['length'] = next((Length(options.pop(unit), unit) for unit in units), None)
     return Record(verb, str(Path(images).expanduser().resolve()), None if init is None else str(init), **options)
@@ -263,10 +264,11 @@ def choose_model(
         base = NARROW_SEGMENTOR if narrow else WIDE_SEGMENTOR
         side = own_config(base).model.test_cfg.crop_size[0]
         backbone['img_size'] = as_size(side - side % backbone['patch_size'])
-    elif verb == 'finetune':
+        return base, backbone
+    if verb == 'finetune':
         base = NARROW_FINETUNING  # of any width: in minutes mixup and RandAugment cost more than they give
-        if max(as_size(backbone['img_size'])) > MOST_PIXELS:
-            backbone['img_size'] = as_size(USUAL_PIXELS - USUAL_PIXELS % backbone['patch_size'])
+    if max(as_size(backbone['img_size'])) > MOST_PIXELS:
+        backbone['img_size'] = as_size(USUAL_PIXELS - USUAL_PIXELS % backbone['patch_size'])
     return base, backbone
 
 

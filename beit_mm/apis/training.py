@@ -65,8 +65,8 @@ def pretrain(
         out: folder of the run.
         minutes: wall-clock time of the whole run, by default 15.
         steps: instead of minutes: steps of the pretraining; the tokenizer gets at most as many.
-        init: checkpoint of any BEiT, or folder of a run, to start from; by default 'demo' (the packaged weights) on a
-            CPU and 'none' (random weights) on a GPU.
+        init: checkpoint of any BEiT or plain ViT, or folder of a run, to start from; by default 'demo' (the packaged
+            weights) on a CPU and 'none' (random weights) on a GPU.
         tokenizer: 'demo' (packaged), or 'new' to train one on these images; by default the tokenizer of `init`.
         workers: processes that read images.
         batch: images per step.

@@ -66,7 +66,7 @@ def describe_source(content: Mapping[str, Any], path: Path) -> dict[str, Any]:
             raise CheckpointError(f'has a mean and std of {number} channels, its patch embedding has {max(channels)}')
         meta['preprocessing'].update(mean=mean, std=std)
     architecture = meta.get('architecture')
-    if not architecture and config.get('model_type') == 'beit':
+    if not architecture and 'num_attention_heads' in config:
         architecture = dict(num_heads=config.get('num_attention_heads'))
     known = architecture.items() if isinstance(architecture, dict) else ()
     meta['architecture'] = {name: value for name, value in known if isinstance(value, int) or _numbers(value, int)}
@@ -76,6 +76,13 @@ def describe_source(content: Mapping[str, Any], path: Path) -> dict[str, Any]:
         if all(isinstance(name, str) for name in classes):
             meta['dataset_meta'] = dict(classes=classes)
     return meta
+
+
+def check_activation(path: Path) -> None:
+    """Raises CheckpointError for a model of transformers with another activation than ours, which has no weights."""
+    activation = _neighbour(path, 'config.json').get('hidden_act', 'gelu')
+    if activation != 'gelu':
+        raise CheckpointError(f'is not a BEiT or plain ViT: its activation is {ascii(activation):.40}, not gelu')
 
 
 def _find_preprocessing(content: Mapping[str, Any], config: Mapping[str, Any], path: Path) -> Any:

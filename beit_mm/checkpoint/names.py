@@ -138,8 +138,8 @@ ROOT = re.compile(r'^(.*?)(backbone\.)?((\w+\.)?embeddings\.)?patch_embed\w*\.pr
 # Parts of other encoders; a backbone without them would compute something else.
 ENCODER_PARTS = ('blocks.', 'patch_embed.', 'norm_pre.', 'pre_norm.', 'rope.')
 HF_ENCODER_PARTS = ('beit.embeddings.', 'beit.encoder.')
-# Keys of the state dict. DINO's checkpoints have a student too, of which the teacher is the average.
-WRAPPERS = ('state_dict', 'model', 'module', 'weights', 'model_ema', 'state_dict_ema', 'teacher')
+# Keys of the state dict, averages first. DINO's checkpoints have a student too, of which the teacher is the average.
+WRAPPERS = ('state_dict_ema', 'model_ema', 'state_dict', 'model', 'module', 'weights', 'teacher')
 
 
 class Converted(NamedTuple):
@@ -363,6 +363,10 @@ def _to_ours(weights: Weights, source: str, grid: Grid | None) -> tuple[Weights,
     fc1, fc2 = (ours.get(f'backbone.blocks.0.mlp.{layer}.weight') for layer in ('fc1', 'fc2'))
     if fc1 is not None and fc2 is not None and fc1.shape[0] != fc2.shape[1]:
         raise CheckpointError(f'has gated MLPs (SwiGLU): blocks.0.mlp.fc2 reads {fc2.shape[1]} of {len(fc1)} values')
+    if 'backbone.pos_embed' in ours and not any(name.endswith('q_bias') for name in ours):
+        for name in [name for name in ours if name.endswith('attn.qkv.weight')]:  # built with qkv_bias=False
+            for bias in ('q_bias', 'v_bias'):
+                ours[name.replace('qkv.weight', bias)] = torch.zeros_like(ours[name][:, 0].chunk(3)[0])
     if source in ('timm', 'hf', 'mmpretrain'):
         _fit_plain_vit(ours, dropped, grid)
     return ours, dropped
@@ -382,9 +386,10 @@ def _fit_plain_vit(weights: Weights, dropped: list[str], grid: Grid | None) -> N
         weights['backbone.mask_token'] = mask_token.view(1, 1, dims)
     elif mask_token is not None:
         dropped.append('backbone.mask_token')  # of MAE's decoder
+    pools = any(name.startswith('backbone.attn_pool.') for name in dropped)
     for name in [name for name in weights if name.startswith('head.fc.')]:
-        # DINO has a network there, and DINOv2's classifiers read the class token and the mean
-        if name not in ('head.fc.weight', 'head.fc.bias') or weights['head.fc.weight'].shape[-1] != dims:
+        # DINO has a network there, DINOv2's classifiers read the class token and the mean, others what attention pools
+        if pools or name not in ('head.fc.weight', 'head.fc.bias') or weights['head.fc.weight'].shape[-1] != dims:
             dropped.append(name)
     for name in dropped:
         weights.pop(name, None)

@@ -154,7 +154,10 @@ class SlidingSegmentor(EncoderDecoder):
             samples = super().postprocess_result(seg_logits, data_samples)
             if self.gives_probabilities:  # `confidence_of` takes what is there for logits
                 for sample in samples:
-                    sample.confidence = PixelData(data=self.confidence(sample.seg_logits.data)[None])
+                    scores = sample.seg_logits.data
+                    if classes == 1:  # mmseg has taken its sigmoid
+                        scores = scores.logit()
+                    sample.confidence = PixelData(data=self.confidence(scores)[None])
             return samples
         (size,) = sizes
         rows, columns = (  # H, h and W, w
@@ -405,7 +408,7 @@ class MultiScaleTTA(BaseTTAModel):
                 views += [View(image, tuple(sample.ori_shape[:2]), flip) for flip in FLIPS]
         weights = [sample.view_weights for sample in samples]
         for sample, mean in zip(samples, self.probabilities(views, weights), strict=True):
-            if len(mean) == 1:  # one logit for two classes
+            if len(mean) == 1 and not self.module.gives_probabilities:  # one logit for two classes
                 label = (mean > self.module.decode_head.threshold).long()
                 confidence = probability_of(label, mean)
             else:

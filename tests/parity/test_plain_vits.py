@@ -1,7 +1,5 @@
 """Plain ViTs of other code bases, in every layout that they are published in: our backbone computes their features."""
 
-import json
-
 import pytest
 import timm
 import torch
@@ -63,9 +61,10 @@ HF = {
 }
 
 
-def hf_vit(name: str):
+def hf_vit(name: str, heads: int = 4, **changes):
+    """Heads of 32 channels, which only config.json tells."""
     kind, config, options = HF[name]
-    sizes = dict(hidden_size=DIMS, num_hidden_layers=DEPTH, num_attention_heads=DIMS // 64)
+    sizes = dict(hidden_size=DIMS, num_hidden_layers=DEPTH, num_attention_heads=heads, **changes)
     # google's and Meta's ViTs were trained with this epsilon; the configs of some copies say 1e-12
     images = dict(image_size=SIZE, patch_size=PATCH, layer_norm_eps=1e-6)
     return randomise(kind(config(**sizes, **images, **options)))
@@ -142,6 +141,7 @@ FILES = {  # layout: how the truth is built, and the content of its file
         TIMM['DINOv2'],
         lambda: dict(teacher=prefixed('backbone.', in_groups_of_blocks(meta_dinov2(0)))),
     ),
+    'no bias of queries, keys and values': (dict(qkv_bias=False), timm_vit(qkv_bias=False).state_dict),
     'Lightning': ({}, lambda: dict(state_dict=prefixed('model.', PLAIN), loops={})),
     'Lightning, backbone and head': (
         {},
@@ -152,7 +152,8 @@ FILES = {  # layout: how the truth is built, and the content of its file
         lambda: prefixed('teacher.backbone.', PLAIN) | prefixed('student.backbone.', wrong(PLAIN)),
     ),
     'DistributedDataParallel': ({}, lambda: dict(state_dict=prefixed('module.', PLAIN))),
-    'moving average': ({}, lambda: dict(state_dict_ema=PLAIN)),
+    'moving average of timm': ({}, lambda: dict(state_dict=wrong(PLAIN), state_dict_ema=PLAIN)),
+    'moving average of DeiT': ({}, lambda: dict(model=wrong(PLAIN), model_ema=PLAIN)),
 }
 
 
@@ -196,7 +197,6 @@ def test_a_layout_of_a_plain_vit(layout, images, tmp_path):
 def test_a_folder_of_transformers(name, images, tmp_path):
     peer = hf_vit(name)
     peer.save_pretrained(tmp_path / 'hub')
-    assert json.loads((tmp_path / 'hub/config.json').read_text())['num_attention_heads'] == DIMS // 64
     expected = {shape: hf_features(peer, shape, images[shape]) for shape in SHAPES}
     assert_features(tmp_path / 'hub', expected, images)
 
@@ -305,3 +305,14 @@ def test_the_extractor_leaves_registers_out_of_the_patches(images, tmp_path):
     expected = peer.forward_intermediates(pixels, intermediates_only=True)[-1]
     torch.testing.assert_close(found['patches'][:, 0].permute(0, 3, 1, 2), expected, atol=2e-5, rtol=1e-4)
     torch.testing.assert_close(found['mean'][:, 0], expected.mean(dim=(2, 3)), atol=2e-5, rtol=1e-4)
+
+
+def test_another_activation_has_no_weights_and_is_refused_by_its_name(tmp_path):
+    hf_vit('ViT', hidden_act='relu').save_pretrained(tmp_path)
+    with pytest.raises(CheckpointError, match='relu'):
+        BEiTBackbone.from_checkpoint(tmp_path)
+
+
+def test_the_head_behind_a_pooling_by_attention_is_no_classifier_of_ours(tmp_path):
+    torch.save(timm_vit(global_pool='map').state_dict(), tmp_path / 'vit.pth')
+    assert Checkpoint.open(tmp_path / 'vit.pth').task == 'features'

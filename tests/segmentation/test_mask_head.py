@@ -27,6 +27,7 @@ from beit_mm.segmentation.mask_head import (
     objects_of,
     targets_at,
 )
+from beit_mm.segmentation.segmentor import confidence_of
 
 CLASSES, QUERIES, DIMS = 5, 6, 32
 
@@ -283,3 +284,18 @@ def test_queries_join_a_backbone_with_low_rank_matrices():
     with torch.no_grad():
         expected = model.eval().logits(images)
         torch.testing.assert_close(merge_lora(copy.deepcopy(model)).logits(images), expected, atol=1e-5, rtol=1e-4)
+
+
+@torch.no_grad()
+def test_one_class_has_the_same_confidence_at_one_scale_and_at_all():
+    """mmseg takes the sigmoid of a single channel, which is a probability here."""
+    config = narrow_config('absolute', 'decoder')
+    config.decode_head.num_classes = 1
+    with DefaultScope.overwrite_default_scope('mmseg'):
+        model = randomise(MODELS.build(config))
+    image = torch.randn(1, 3, 40, 50)
+    expected = model.inference(image)[0, 0].clamp(max=1)
+    sample = SegDataSample(metainfo=dict(ori_shape=(40, 50), img_shape=(40, 50)))
+    (found,) = model.postprocess_result(model.inference(image), [sample])
+    torch.testing.assert_close(confidence_of(found), expected, atol=1e-5, rtol=0)
+    assert not found.pred_sem_seg.data.any() and 0 <= confidence_of(found).min()
