@@ -25,13 +25,13 @@ from beit_mm.apis.rebuild import rebuild_pretrainer
 from beit_mm.checkpoint.checkpoint import Checkpoint, CheckpointInput, Levels
 from beit_mm.checkpoint.find import PHOTOS, SCENES
 from beit_mm.datasets.reading import MAX_PIXELS, UnreadableImageError
-from beit_mm.datasets.segmentation_folder import IGNORE_INDEX
+from beit_mm.datasets.segmentation_folder import IGNORE_INDEX, class_line
 from beit_mm.datasets.transforms import as_size
 from beit_mm.engine.metrics import describe
 from beit_mm.errors import UserError
 from beit_mm.features.evaluation import knn_votes, patch_classifier, patch_dataset, pixel_scores
 from beit_mm.features.extractor import FeatureExtractor, ImageInput, iterate_images
-from beit_mm.files import atomic_file, quoted
+from beit_mm.files import atomic_file
 from beit_mm.models.beit import BEiTPretrainer
 from beit_mm.pictures import attention_of_image, draw_attention, sheet_of_columns, with_legend
 from beit_mm.registry import TRANSFORMS
@@ -264,7 +264,7 @@ def write_maps(
     least: float | None,
 ) -> list[dict[str, Any]]:
     """Writes what `segment` writes, with the `min_confidence` `least`."""
-    lines = [*map(quoted, classes)]
+    lines = [*map(class_line, classes)]
     if least is not None:
         if len(classes) >= IGNORE_INDEX:
             raise UserError(f'--min-confidence is for at most {IGNORE_INDEX - 1} classes; the model has {len(classes)}')

@@ -17,7 +17,14 @@ from beit_mm.checkpoint.names import preview
 from beit_mm.datasets import reading
 from beit_mm.datasets.image_folder import BAND_EXTENSIONS, EXTENSIONS, list_images, read_lines
 from beit_mm.datasets.reading import SIDEWAYS, UnreadableImageError, open_image, orientation, read_bands, unreadable
-from beit_mm.datasets.segmentation_folder import IGNORE_INDEX, colour_numbers, count_colours, named_classes, read_labels
+from beit_mm.datasets.segmentation_folder import (
+    IGNORE_INDEX,
+    class_line,
+    colour_numbers,
+    count_colours,
+    named_classes,
+    read_labels,
+)
 from beit_mm.errors import UserError
 from beit_mm.files import atomic_file, folder_of_images, quoted
 from beit_mm.terminal import with_bar
@@ -172,7 +179,7 @@ def write_lists(images: Images, folder: Path) -> None:
     validated = dict(evenly(images.held_out.names.items(), images.num_validated))
     for name, listed in dict(train=images.train.names, held_out=images.held_out.names, validated=validated).items():
         write_lines(folder / f'{name}.txt', [quoted(path) + labels.get(of, '') for path, of in listed.items()])
-    lines = [*map(quoted, images.classes)]
+    lines = [*map(class_line, images.classes)]
     if isinstance(images, LabelMaps) and images.colours:
         lines = [f'{line} {" ".join(map(str, rgb))}' for line, rgb in zip(lines, images.colours, strict=True)]
     if lines:

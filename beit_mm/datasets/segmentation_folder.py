@@ -1,6 +1,7 @@
 """Images and label maps in two folders with the same file names, and the loading of label maps."""
 
 import colorsys
+import json
 import os
 import re
 from collections import Counter
@@ -12,7 +13,7 @@ from mmcv.transforms import BaseTransform
 from beit_mm.datasets.image_folder import Samples, UnlabeledImages, list_images, read_lines
 from beit_mm.datasets.reading import MAX_PIXELS, open_image, unreadable, warns_here
 from beit_mm.errors import UserError, warn
-from beit_mm.files import unquoted
+from beit_mm.files import quoted, unquoted
 from beit_mm.registry import DATASETS, TRANSFORMS
 
 IGNORE_INDEX = 255  # label of pixels that do not count, as in mmseg
@@ -116,6 +117,11 @@ def named_classes(source: str) -> tuple[tuple[str, ...], list | None]:
     if dataset is None or 'classes' not in dataset.METAINFO:
         raise UserError(f'classes is {source!r}; expected a file or a registered dataset that has classes')
     return tuple(dataset.METAINFO['classes']), dataset.METAINFO.get('palette')
+
+
+def class_line(name: str) -> str:
+    """The name of a class as a line of classes.txt: in quotes also where its end could be a colour."""
+    return json.dumps(name) if re.search(r'\s\d{1,3}\s+\d{1,3}\s+\d{1,3}$', name) else quoted(name)
 
 
 def distinct_colours(number: int) -> list[list[int]]:

@@ -10,7 +10,7 @@ from scipy.spatial.distance import pdist
 
 from beit_mm.datasets import segmentation_folder
 from beit_mm.datasets.reading import UnreadableImageError
-from beit_mm.datasets.segmentation_folder import distinct_colours, read_labels
+from beit_mm.datasets.segmentation_folder import class_line, distinct_colours, named_classes, read_labels
 from beit_mm.registry import DATASETS
 
 CLASSES = ['sky', 'road', 'tree']
@@ -121,3 +121,12 @@ def test_the_limit_of_an_image_is_that_of_its_annotation(root, monkeypatch):
     save(root / 'annotations/b.png', full(0, 13, 16))
     with pytest.raises(UnreadableImageError, match='annotations.b.png'):
         dataset(root)[1]
+
+
+@pytest.mark.parametrize('name', ['sky', 'zone 1 2 3', ' spaced ', '"quoted"', 'B 12', 'line\nend'])
+def test_any_name_of_a_class_survives_its_line(name, tmp_path):
+    """Also one that ends as a colour does, and beside lines with colours."""
+    (tmp_path / 'plain.txt').write_text(f'{class_line(name)}\nother\n')
+    assert named_classes(str(tmp_path / 'plain.txt')) == ((name, 'other'), None)
+    (tmp_path / 'colours.txt').write_text(f'{class_line(name)} 1 2 3\nother 4 5 6\n')
+    assert named_classes(str(tmp_path / 'colours.txt')) == ((name, 'other'), [[1, 2, 3], [4, 5, 6]])

@@ -73,7 +73,8 @@ def predict(tta: MultiScaleTTA, paths: list, ratios: tuple, short_side: int = CR
     with torch.no_grad():
         samples = tta.test_step(batch)
     for mean, sample in zip(merged, samples, strict=True):
-        every = torch.cat([1 - mean, mean]) if len(mean) == 1 else mean
+        is_logit = len(mean) == 1 and not tta.module.gives_probabilities
+        every = torch.cat([1 - mean, mean]) if is_logit else mean
         probability = every.gather(0, sample.pred_sem_seg.data).clamp(max=1)  # queries of a mask head add up
         assert torch.equal(confidence_of(sample)[None], probability)
     return [(mean, sample.pred_sem_seg.data) for mean, sample in zip(merged, samples, strict=True)]
