@@ -98,7 +98,7 @@ def check_confidence(least: float, existing: Sequence[Path]) -> None:
     if not 0 <= least <= 1:
         raise UserError(f'--min-confidence is {least}; expected a number from 0 to 1')
     if existing:
-        raise UserError(f'{existing[0]} is there already; remove it, or give another --out')
+        raise UserError(f'{existing[0]} is there already; give another --out')
 
 
 def link_images(folder: Path, results: Sequence[dict[str, Any]], least: float) -> None:
@@ -206,10 +206,10 @@ def segment(
     with quiet():
         opened = Checkpoint.open(checkpoint, 'segmentor' if labelled is None else 'pretrained', mean=mean, std=std)
         folder = Path(out).expanduser()
-        existing = [*folder.glob('images')]
-        # without a threshold only those that an earlier call linked, whose maps would change
-        if min_confidence is not None or existing and (folder / 'confidence.csv').exists():
-            check_confidence(min_confidence or 0, existing)
+        if min_confidence is not None:
+            check_confidence(min_confidence, [*folder.glob('images')])
+        elif any(path.is_symlink() for path in folder.glob('images/*')):
+            raise UserError(f'{folder} holds pseudo labels of an earlier call, which would change; give another --out')
         if labelled is not None:
             if multi_scale:
                 raise UserError('--multi-scale is for segmentors; leave it or --labelled out')

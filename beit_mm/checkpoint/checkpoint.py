@@ -81,7 +81,9 @@ class Checkpoint:
     @cached_property
     def converted(self) -> names.Converted:
         with as_checkpoint_error(self.path):
-            return names.convert_state_dict(self.weights, self.format)
+            patches = [part for name, part in self.weights.items() if description.PATCH_EMBEDDING.search(name)]
+            grid = names.trained_grid(self.meta, patches[0].shape[-1]) if patches else None
+            return names.convert_state_dict(self.weights, self.format, grid=grid)
 
     @property
     def task(self) -> str:
@@ -247,7 +249,7 @@ def fit_weights(
     Raises CheckpointError, without the path.
     """
     origin = origin or dict(path='the state dict', format=None, preprocessing={}, architecture={})
-    converted, dropped, format = names.convert_state_dict(state_dict)
+    converted, dropped, format = names.convert_state_dict(state_dict, grid=grid)
     prefix = 'backbone.'
     weights = {name.removeprefix(prefix): tensor for name, tensor in converted.items() if name.startswith(prefix)}
     report = LoadReport(f'{origin["path"]} ({origin["format"] or format})', origin['preprocessing'])

@@ -393,27 +393,29 @@ def _fit_plain_vit(weights: Weights, dropped: list[str], grid: Grid | None) -> N
             dropped.append(name)
     for name in dropped:
         weights.pop(name, None)
-    prefix = [weights.pop(f'backbone.{name}', None) for name in ('dist_token', 'register_tokens')]
-    registers = torch.cat([torch.empty(1, 0, dims), *(tokens for tokens in prefix if tokens is not None)], dim=1)
-    positions = weights.get('backbone.pos_embed')
-    if positions is not None:
-        rows = _prefix_rows(positions.shape[1], registers.shape[1], grid)
+    names = [name for name in ('backbone.dist_token', 'backbone.register_tokens') if name in weights]
+    registers = [weights.pop(name) for name in names]  # each 1, R, C
+    if 'backbone.pos_embed' in weights:
+        positions = weights['backbone.pos_embed']  # 1, rows, C
+        rows = _prefix_rows(positions.shape[1], sum(tokens.shape[1] for tokens in registers), grid)
         if rows == 0:
             weights['backbone.pos_embed'] = torch.cat([torch.zeros_like(positions[:, :1]), positions], dim=1)
         elif rows > 1:
-            registers = registers + positions[:, 1:rows]
+            registers = [torch.cat(registers, dim=1) + positions[:, 1:rows]]
             weights['backbone.pos_embed'] = torch.cat([positions[:, :1], positions[:, rows:]], dim=1)
-    if registers.shape[1]:
-        weights['backbone.register_tokens'] = registers
+    if registers:
+        weights['backbone.register_tokens'] = torch.cat(registers, dim=1)
 
 
 def _prefix_rows(rows: int, registers: int, grid: Grid | None) -> int:
-    """How many rows of a position embedding belong to tokens before the patches: 1, 0 or 1 + registers."""
-    for number in (1, 0, 1 + registers):
-        patches = rows - number
-        if patches > 0 and patches == (grid[0] * grid[1] if grid else math.isqrt(patches) ** 2):
-            return number
-    return 1  # of a rectangle; `grid_of` finds which or refuses it
+    """How many rows of a position embedding belong to tokens before the patches: 1, 0 or 1 + registers.
+
+    The known grid comes before a square: 14 x 16 patches and a class token have as many rows as 15 x 15 patches.
+    """
+    numbers = (1, 0, 1 + registers)
+    known = [number for number in numbers if grid and rows - number == grid[0] * grid[1]]
+    square = [number for number in numbers if rows > number and math.isqrt(rows - number) ** 2 == rows - number]
+    return next(iter(known + square), 1)  # 1 of an unknown rectangle; `grid_of` refuses it
 
 
 def _rename(weights: Weights, table: Table) -> tuple[Weights, list[str]]:

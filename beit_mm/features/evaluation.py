@@ -71,6 +71,8 @@ def evaluate_images(
     number = check_same_classes(loaders[0].dataset, loaders[1].dataset)
     found: dict[str, Any]
     if method == 'attentive':
+        if get_world_size() > 1:
+            raise UserError('an attentive probe is evaluated by one process; start it without a launcher')
         held = hold_patches(image_patches(extractor, loaders[0], layer), len(loaders[0].dataset))
         classify, found = choose_attentive(held, number, queries, seed)
         answers = [(classify(patches), truth) for patches, truth in image_patches(extractor, loaders[1], layer)]

@@ -73,7 +73,7 @@ class FeatureTargets(TargetGenerator):
             average.out_indices, average.mask_token = block_indices(self.layers, average.num_layers), None
             if self.normalize:
                 average.norm = None
-            self.ema = nn.ModuleDict(dict(backbone=average))  # so its parameters are named as those that they follow
+            self.ema = nn.ModuleDict(dict(backbone=average))  # `update_teacher` finds each name in the model
 
     def prepare(self, device: torch.device) -> None:
         if self.frozen and self.frozen[0].mean.device != device:

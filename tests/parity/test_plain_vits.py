@@ -316,3 +316,17 @@ def test_another_activation_has_no_weights_and_is_refused_by_its_name(tmp_path):
 def test_the_head_behind_a_pooling_by_attention_is_no_classifier_of_ours(tmp_path):
     torch.save(timm_vit(global_pool='map').state_dict(), tmp_path / 'vit.pth')
     assert Checkpoint.open(tmp_path / 'vit.pth').task == 'features'
+
+
+@torch.no_grad()
+def test_a_rectangle_with_as_many_rows_as_a_square(tmp_path):
+    """14 x 16 patches and a class token are 225 rows, as are 15 x 15 patches without one."""
+    shape = (14 * PATCH, 16 * PATCH)
+    peer, images = timm_vit(shape), torch.randn(1, 3, *shape)
+    backbone = BEiTBackbone(dict(embed_dims=DIMS, num_layers=DEPTH, num_heads=2), shape, PATCH).eval()
+    backbone.load_state_dict(without_head(peer.state_dict()))
+    torch.testing.assert_close(backbone(images)[0], peer.forward_features(images), atol=1e-5, rtol=1e-5)
+    meta = dict(preprocessing=dict(size=list(shape)), architecture=dict(num_heads=2))
+    torch.save(dict(state_dict=peer.state_dict(), meta=meta), tmp_path / 'vit.pth')
+    found = BEiTBackbone.from_checkpoint(tmp_path / 'vit.pth')(images)[0]
+    torch.testing.assert_close(found, peer.forward_features(images), atol=1e-5, rtol=1e-5)
