@@ -308,7 +308,7 @@ def choose_tokenizer(
     stored = None
     if checkpoint and 'head.lm_head.weight' in checkpoint.state_dict:
         with suppress(CheckpointError, FileNotFoundError):
-            stored = rebuild.tokenizer_config(checkpoint)
+            stored = rebuild.targets_config(checkpoint)
     if stored and (option is None or stored.get('checkpoint') == DEMO):
         return stored, True
     if option == DEMO:
@@ -452,14 +452,14 @@ def pretraining_settings(base: Config, images: Images, plan: Plan, lists: Path, 
     )
 
 
-def views(grid: tuple[int, int], stride: int) -> dict[str, Any]:
-    """What a pretraining's pipeline needs on a patch grid (h, w), with visual tokens of so many pixels.
+def views(grid: tuple[int, int], stride: int | None) -> dict[str, Any]:
+    """What a pretraining's pipeline needs on a patch grid (h, w), with visual tokens of so many pixels; None: features.
 
     The recipe's 75 of 14 x 14 patches are masked, in proportion.
     """
     rows, columns = grid
     mask = dict(num_masked=round(75 / 196 * rows * columns), min_block=min(16, max(1, rows * columns // 9)))
-    return dict(mask, grid=grid, second_size=(stride * rows, stride * columns))
+    return dict(mask, grid=grid, second_size=(stride * rows, stride * columns) if stride else None)
 
 
 def tuned_backbone(plan: Plan, **options: Any) -> dict[str, Any]:

@@ -438,10 +438,10 @@ def test_only_what_can_be_dalles_tokens_is_taken_for_them(tmp_path, monkeypatch)
     monkeypatch.setattr(rebuild, 'find_dalle', lambda: dict(type='beit_mm.DALLETokenizer', checkpoint='encoder.pkl'))
     backbone = {'backbone.cls_token': torch.zeros(1, 1, 4), 'backbone.blocks.0.attn.qkv.weight': torch.zeros(12, 4)}
     head = backbone | {'head.lm_head.weight': torch.zeros(8192, 4)}
-    assert rebuild.tokenizer_config(Checkpoint(head, tmp_path / 'x.pth'))['type'] == 'beit_mm.DALLETokenizer'
+    assert rebuild.targets_config(Checkpoint(head, tmp_path / 'x.pth'))['type'] == 'beit_mm.DALLETokenizer'
     for other in ({'patch_aggregation.0.x': torch.zeros(1)}, {'head.lm_head.weight': torch.zeros(512, 4)}):
         with pytest.raises(ValueError, match='does not say which tokenizer'):
-            rebuild.tokenizer_config(Checkpoint(head | other, tmp_path / 'x.pth'))
+            rebuild.targets_config(Checkpoint(head | other, tmp_path / 'x.pth'))
 
 
 def test_a_mistake_is_one_line(run, images, tmp_path):
