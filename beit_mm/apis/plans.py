@@ -27,11 +27,13 @@ from beit_mm.checkpoint.read import CheckpointError
 from beit_mm.datasets.transforms import as_size
 from beit_mm.errors import UserError, check_choice
 from beit_mm.files import atomic_file
+from beit_mm.models.feature_targets import EMA
 from beit_mm.models.lora import added_parameters, with_lora
 from beit_mm.models.vit import sizes_of
 from beit_mm.registry import MODELS
 
 NONE, NEW, ALL = 'none', 'new', 'all'  # options: random weights; a tokenizer trained on these images; all blocks
+TOKENS, FEATURES = 'tokens', 'features'  # what a pretraining predicts
 MIN_STEPS = 20
 # What a fine-tuning on a GPU begins with, the first that fits: name of `plain_vits` and architecture
 STARTS = dict(dinov2_vitb14_reg4_pretrain='base', dinov2_vits14_reg4_pretrain='small')
@@ -41,6 +43,10 @@ MANY_IMAGES = 100_000  # from which on a GPU trains BEiT-Base
 BACKBONE = 'beit_mm.BEiTBackbone'
 NARROW = 192  # width of models up to which the demo's recipes hold
 NARROW_PRETRAINING, WIDE_PRETRAINING = 'demo/pretrain.py', 'beit/pretrain_300e.py'
+FEATURE_RECIPES = {  # the same with features instead of visual tokens
+    NARROW_PRETRAINING: 'demo/pretrain_features.py',
+    WIDE_PRETRAINING: 'beit/pretrain_features_dinov2_300e.py',
+}
 NARROW_FINETUNING, WIDE_FINETUNING = 'demo/finetune_folder.py', 'beit/finetune_in1k_100e.py'
 NARROW_SEGMENTOR, WIDE_SEGMENTOR = 'demo/segment_upernet.py', 'beit/upernet_512_ade20k_160k.py'
 LORA_RATE = 2.0  # times the recipe's learning rate, for all layers alike
@@ -73,6 +79,8 @@ class Record:
     images: str = ''  # folder
     init: str | None = None
     tokenizer_option: str | None = None
+    targets: str | None = None  # TOKENS or FEATURES
+    teacher: str | None = None
     length: Length | None = None
     batch: int | None = None
     seed: int | None = None
@@ -85,7 +93,7 @@ class Record:
     workers: int | None = None
     device: str | None = None  # 'cpu' or 'cuda'
 
-    tokenizer: str | None = None  # see Plan.tokenizer_name
+    tokenizer: str | None = None  # or teacher, see Plan.targets_name
     found: str = ''  # how many images
     digest: str = ''  # of their names
     seconds: float = 0.0  # that the run has taken
@@ -110,7 +118,7 @@ class Record:
     def check_call(self, call: 'Record', folder: Path) -> None:
         """Refuses to resume a run by a call with another option; what the call leaves open stays as it was."""
         options = 'verb images init tokenizer_option length batch seed reduce_zero_label balance bands levels'
-        for option in [*options.split(), 'lora', 'freeze']:
+        for option in [*options.split(), 'lora', 'freeze', 'targets', 'teacher']:
             known, given = getattr(self, option), getattr(call, option)
             if given not in (None, known):
                 began = f'{folder} began with {option}={known}, this call says {option}={given}'
@@ -130,8 +138,13 @@ def new_call(verb: str, images: str | Path, init: str | Path | None = None, **op
             raise UserError(f'{name} is {options[name]}; expected {least:,} to {most:,}')
     if 'tokenizer_option' in options:
         check_choice('tokenizer', options['tokenizer_option'], (DEMO, NEW))
-    if init not in (None, DEMO, NONE) and '://' not in str(init):
-        init = path_of_checkpoint(init).absolute()  # links stay: name and neighbouring files tell what it is
+    check_choice('targets', options.get('targets', TOKENS), (TOKENS, FEATURES))
+    if 'teacher' in options:
+        if options.get('targets') != FEATURES:
+            raise UserError('--teacher is for features; give --targets features too')
+        options['teacher'] = lasting(options['teacher'])
+    if options.get('targets') == FEATURES and 'tokenizer_option' in options:
+        raise UserError('--targets features needs no tokenizer; leave --tokenizer out')
     if {'lora', 'freeze'} <= {*options}:
         raise UserError('--lora and --freeze are both given; expected one: by --lora the whole backbone is frozen')
     for name, words in dict(freeze=(ALL,), lora=()).items():
@@ -139,7 +152,14 @@ def new_call(verb: str, images: str | Path, init: str | Path | None = None, **op
             raise UserError(f'{name} is {options[name]!r}; expected {" or ".join([*words, "a whole number"])}')
     options['levels'] = given_levels(**options.get('levels', {})) or None
     options['length'] = next((Length(options.pop(unit), unit) for unit in units), None)
-    return Record(verb, str(Path(images).expanduser().resolve()), None if init is None else str(init), **options)
+    return Record(verb, str(Path(images).expanduser().resolve()), None if init is None else lasting(init), **options)
+
+
+def lasting(source: str | Path) -> str:
+    """The file of a checkpoint, for later calls elsewhere; words and URLs stay."""
+    if source in (DEMO, NONE, EMA) or '://' in str(source):
+        return str(source)
+    return str(path_of_checkpoint(source).absolute())  # links stay: name and neighbouring files tell what it is
 
 
 @dataclass
@@ -157,7 +177,8 @@ class Plan:
     batch: int  # images of a step
     workers: int  # processes that read images
     init: str | None  # checkpoint to begin with; None for random weights
-    tokenizer: dict[str, Any] | None  # config of the tokenizer; None: one is trained
+    targets: dict[str, Any] | None  # config of the tokenizer or of FeatureTargets; None: a tokenizer is trained
+    teacher_width: int | None  # of a frozen teacher
     keeps_head: bool  # `init` predicts tokens of this tokenizer already; its head is trained further
     balance: bool  # images of small classes are shown more often
     lora: int | None  # rank of the matrices that are trained in place of the backbone's layers
@@ -165,9 +186,16 @@ class Plan:
     fits_head: bool  # of a classifier, to features that are computed once
 
     @property
-    def tokenizer_name(self) -> str | None:
-        """Type and file of the tokenizer, which a resumed run must find again; None: one is trained."""
-        return f'{self.tokenizer["type"]} of {self.tokenizer.get("checkpoint")}' if self.tokenizer else None
+    def targets_name(self) -> str | None:
+        """Type and file of the tokenizer or teacher, which a resumed run must find again; None: one is trained."""
+        targets = self.targets
+        return f'{targets["type"]} of {targets.get("teacher") or targets.get("checkpoint")}' if targets else None
+
+    @property
+    def teacher(self) -> str | None:
+        """Whose features are predicted, in words; None: tokens are."""
+        name = (self.targets or {}).get('teacher')
+        return "this model's moving average" if name == EMA else name
 
     @property
     def grid(self) -> tuple[int, int]:
@@ -197,9 +225,14 @@ def plan_training(images: Images, call: Record) -> Plan:
         usual = bands or IMAGENET
         preprocessing, assumed = normalisation_of('the new model', usual, (), len(usual['mean']), **levels)
     base, backbone = choose_model(images, call.verb, device, checkpoint, channels=len(preprocessing['mean']))
-    tokenizer, keeps_head = None, False
-    if call.verb == 'pretrain':
-        tokenizer, keeps_head = choose_tokenizer(call.tokenizer_option, checkpoint, device)
+    targets, keeps_head, teacher_width = None, False, None
+    if call.targets == FEATURES:
+        base, targets = FEATURE_RECIPES[base], dict(type='beit_mm.FeatureTargets', teacher=call.teacher or DEMO)
+        if targets['teacher'] != EMA:
+            of_teacher = rebuild.backbone_config(Checkpoint.open(targets['teacher']))
+            teacher_width = sizes_of(of_teacher['arch'])['embed_dims']
+    elif call.verb == 'pretrain':
+        targets, keeps_head = choose_tokenizer(call.tokenizer_option, checkpoint, device)
     depth = sizes_of(backbone['arch'])['num_layers']
     frozen = call.freeze if isinstance(call.freeze, int | None) else depth
     if init == NONE and (call.lora, frozen) != (None, None):
@@ -226,7 +259,8 @@ def plan_training(images: Images, call: Record) -> Plan:
         batch=batch,
         workers=workers,
         init=None if init == NONE else init,
-        tokenizer=tokenizer,
+        targets=targets,
+        teacher_width=teacher_width,
         keeps_head=keeps_head,
         balance=bool(call.balance),
         lora=call.lora,
@@ -336,10 +370,12 @@ def describe_plan(plan: Plan, images: Images) -> list[str]:
         lines.append(f'bands      {which}: 0 and 255 are the percentiles 1 and 99 of each in these images')
     if plan.verb == 'finetune':
         lines.append(f'trained    {trained_parameters(plan, images)}')
-    if plan.keeps_head:
+    if plan.teacher:
+        lines.append(f'targets    features of {plan.teacher}')
+    elif plan.keeps_head:
         lines.append(f'tokenizer  that of {plan.init}, whose head is trained further')
-    elif plan.tokenizer:
-        lines.append(f'tokenizer  {plan.tokenizer_name}')
+    elif plan.targets:
+        lines.append(f'tokenizer  {plan.targets_name}')
     elif plan.base in (NARROW_PRETRAINING, WIDE_PRETRAINING):
         lines.append(f'tokenizer  one is trained first, {tokenizer_batch(plan.batch)} images a step')
     return [*filter(None, lines)]
@@ -425,13 +461,17 @@ def tokenizer_settings(base: Config, images: Images, plan: Plan, lists: Path, st
 
 
 def pretraining_settings(base: Config, images: Images, plan: Plan, lists: Path, steps: int) -> dict[str, Any]:
-    assert plan.tokenizer is not None
-    stride, vocab_size = rebuild.stride_and_vocab(plan.tokenizer)
+    assert plan.targets is not None
+    if plan.teacher:
+        stride, outputs = None, dict(target_dims=plan.teacher_width or plan.width)
+    else:
+        stride, vocab_size = rebuild.stride_and_vocab(plan.targets)
+        outputs = dict(vocab_size=vocab_size)
     pipelines = [resized(base[f'{name}_pipeline'], plan.size, **views(plan.grid, stride)) for name in ('train', 'val')]
     model = dict(
         backbone=dict(plan.backbone, _delete_=True, type=BACKBONE, masked_input=True, out_type='raw'),
-        head=dict(embed_dims=plan.width, vocab_size=vocab_size),
-        target_generator=dict(plan.tokenizer, _delete_=True),
+        head=dict(outputs, embed_dims=plan.width),
+        target_generator=dict(plan.targets, _delete_=True),
         data_preprocessor=dict(plan.preprocessing),
     )
     length = schedule(steps, steps // 20, plan.batch, base.param_scheduler[-1].eta_min_ratio)
@@ -442,8 +482,10 @@ def pretraining_settings(base: Config, images: Images, plan: Plan, lists: Path, 
     if plan.keeps_head:  # by itself: an init_cfg of the whole model would overrule the backbone's
         model['head']['init_cfg'] = dict(type='Pretrained', checkpoint=plan.init, prefix='head.')
     rate = base.optim_wrapper.optimizer.lr
-    if plan.base == NARROW_PRETRAINING:  # its rate is for a width of 128; models of twice that bear it, wider ones less
+    if plan.base.startswith('demo/'):  # its rate is for a width of 128; models of twice that bear it, wider ones less
         rate *= min(1.0, 256 / plan.width) * (0.5 if plan.keeps_head else 1.0)  # what is trained already is kept
+    if plan.targets.get('teacher') == EMA:
+        length['custom_hooks'] = [*base.custom_hooks, dict(type='beit_mm.TeacherMomentumHook')]
     return dict(
         model=model,
         **loaders(images, lists, plan, pipelines),

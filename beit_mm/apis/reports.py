@@ -17,7 +17,7 @@ import torch
 from matplotlib.figure import Figure
 from torch import Tensor
 
-from beit_mm.apis.inference import classify, reconstruct
+from beit_mm.apis.inference import classify, draw_predictions
 from beit_mm.apis.split import Images, evenly
 from beit_mm.checkpoint.checkpoint import Checkpoint
 from beit_mm.checkpoint.find import DEMO
@@ -42,10 +42,12 @@ from beit_mm.files import atomic_file, quoted
 from beit_mm.pictures import SIDE, draw_runs, read_scalars, sheet, shortened
 
 ROWS = {  # of the report: a metric's name, and what it is
-    'mim_loss': 'loss on masked patches (mim_loss), nats',
+    'mim_loss': 'loss on masked patches (mim_loss), of tokens in nats',
     'mim_loss_start': 'the same with the initial weights, nats',
     'token_entropy': 'loss of guessing by token frequency alone (token_entropy)',
     'position_entropy': 'loss of guessing by token frequency at each position (position_entropy)',
+    'explained': 'share of variance explained, against the mean feature (explained)',
+    'explained_at_position': 'the same, against the mean at each position (explained_at_position)',
     'tokenizer/codes_used': 'different visual tokens in use',
     'mim_acc': 'masked tokens predicted correctly (mim_acc)',
     'accuracy/top1': 'classified correctly, %',
@@ -63,12 +65,15 @@ BASELINES = dict(  # what needs no network
 OTHER_FEATURES = dict(start='the initial weights', random='random weights', thumbnails='thumbnails')
 METHODS = dict(knn='nearest neighbours', linear='linear layer', attentive='attentive probe')  # that judge features
 BETTER, WORSE, TOO_CLOSE = 'better than', 'worse than', 'too close to tell from'
-MIN_LOSS_GAIN = 0.05  # nats by which losses must differ to count
+MIN_LOSS_GAIN = 0.05  # nats, or of features a share of variance, by which losses must differ to count
 NUM_QUERIES, NUM_NEIGHBOURS = 6, 5  # in the picture of neighbours
 MIN_THUMBNAILS, MOST_THUMBNAILS = 100, 20_000  # for ridge regression to learn from; MIN_ even if time is short
 MIN_ANSWERS = 100  # held-out images to classify even if time is short
 MOST_CLASSES = 30  # in the table of a classifier
 MISTAKES, MISTAKES_COLUMNS, MISTAKES_SIDE = 24, 4, 240  # how many are drawn, in how many columns, pixels of a tile
+
+DECODED = 'predicted, the correct tokens decoded'
+FILLED = 'each masked patch drawn as the masked one of all these images with the nearest features'
 
 Paragraph: TypeAlias = str | Sequence[Sequence[str]]  # a text, or rows of a table
 
@@ -205,19 +210,27 @@ def drawn_until(items: Iterable[Any], deadline: float, least: int) -> Iterator[A
 
 
 def describe_pretraining(
-    weights: Path, images: Images, metrics: Metrics, compared: int, start: str | None, seconds: float
+    weights: Path,
+    images: Images,
+    metrics: Metrics,
+    compared: int,
+    start: str | None,
+    seconds: float,
+    teacher: str | None = None,
 ) -> Report:
     """Reports on a pretraining that began with `start`: its validation, and its features on `compared` images.
 
-    Draws its pictures beside the weights. Judges features by the methods that `seconds` allow.
+    `teacher` says whose features it predicts; None: tokens. Draws its pictures beside the weights. Judges features by the
+    methods that `seconds` allow.
     """
     deadline = time.monotonic() + seconds
     folder, trained = weights.parent, Checkpoint.open(weights)
     chosen = [images.held_out.root / path for path in evenly(images.held_out.names, 8)]
-    reconstruct(trained, chosen, folder / 'reconstruction.png')
+    draw_predictions(trained, chosen, folder / 'reconstruction.png')
     answers, neighbours_drawn = compare_features(trained, images, compared, start, deadline)
     neighbours_drawn.savefig(folder / 'neighbours.png')
-    paragraphs: list[Paragraph] = ['This is one training with one seed.']
+    predicted = f'Predicted on masked patches: features of {teacher}.' if teacher else ''
+    paragraphs: list[Paragraph] = [predicted, 'This is one training with one seed.']
     judge = 'linear' if 'linear' in answers else 'knn'
     if answers:
         left_out = ' and '.join(words for method, words in METHODS.items() if method not in answers)
@@ -233,7 +246,7 @@ def describe_pretraining(
     }
     gains = gains_by_pairs(answers.get(judge, {}))
     pictures = [
-        Picture('reconstruction.png', 'Held-out images: masked, predicted, the correct tokens decoded'),
+        Picture('reconstruction.png', f'Held-out images: masked, {FILLED if teacher else DECODED}'),
         Picture('neighbours.png', 'Held-out images (left), each beside the training images with the closest features'),
         draw_curves(folder / 'pretrain'),
     ]
@@ -270,14 +283,17 @@ def judge_pretraining(
     features or, where these are too close, by the loss.
     """
     loss = metrics['mim_loss'].value
-    loss_gains = {
-        name: Metric(metrics[name].value - loss, MIN_LOSS_GAIN / 2)
-        for name in ('mim_loss_start', 'token_entropy')
-        if name in metrics
-    }
-    if loss_gains['token_entropy'].sign != BETTER:
-        sentence = 'nothing learned yet: the loss on masked patches is not clearly below guessing by token frequency'
-    elif loss >= metrics['position_entropy'].value:
+    if 'explained' in metrics:
+        gained, at_position = dict(guess=metrics['explained'].value), metrics['explained_at_position'].value
+    else:
+        guesses = dict(mim_loss_start='mim_loss_start', guess='token_entropy')
+        gained = {name: metrics[guess].value - loss for name, guess in guesses.items() if guess in metrics}
+        at_position = metrics['position_entropy'].value - loss
+    loss_gains = {name: Metric(gain, MIN_LOSS_GAIN / 2) for name, gain in gained.items()}
+    if loss_gains['guess'].sign != BETTER:
+        guess = 'the mean feature' if 'explained' in metrics else 'token frequency'
+        sentence = f'nothing learned yet: masked patches are not clearly better predicted than by {guess} alone'
+    elif at_position <= 0:
         sentence = 'the model learned, but shows no more than where things usually are'
     else:
         sentence = 'masked patches are predicted from what surrounds them'
@@ -288,7 +304,7 @@ def judge_pretraining(
         of_features = {OTHER_FEATURES[name]: gain for name, gain in gains.items()}
         sentence += f'; the learned features are {verdict(of_features)}'
 
-    before, loss_before = ('start', 'mim_loss_start') if start else ('random', 'token_entropy')
+    before, loss_before = ('start', 'mim_loss_start') if start else ('random', 'guess')
     known = [group[name].sign for group, name in ((gains, before), (loss_gains, loss_before)) if name in group]
     is_better = next((sign for sign in known if sign != TOO_CLOSE), TOO_CLOSE) == BETTER
     labelled = str(images.train.root) if images.classes else 'LABELLED_IMAGES'
@@ -296,6 +312,8 @@ def judge_pretraining(
     following = shlex.join(['beit-mm', 'finetune', labelled, '--init', init, '--out', f'{folder}_ft'])
     if not is_better:
         advice = 'skip this pretraining, which did not clearly help, or give it more images and minutes'
+        if not known:
+            advice = f'without classes nothing shows whether it helped; compare with --init {shlex.quote(str(folder))}'
         following = f'{advice}: {following}'
     return f'Verdict: {sentence}.', f'Next: {following}'
 
@@ -535,7 +553,9 @@ def draw_curves(work_dir: Path) -> Picture:
     for row in validation.values():
         if 'mim_loss' in row:
             row['loss'] = row['mim_loss']
-    labels = {'loss': 'loss, nats', 'accuracy/top1': 'classified correctly, %', 'mIoU': 'mIoU, %'}
+    of_features = any('explained' in row for row in validation.values())
+    labels = {'loss': 'loss' if of_features else 'loss, nats', 'explained': 'explained share of variance'}
+    labels |= {'accuracy/top1': 'classified correctly, %', 'mIoU': 'mIoU, %'}
     shown = [key for key in labels if key == 'loss' or any(key in row for row in validation.values())]
     figure = draw_runs({work_dir.name: (training, validation)}, shown)
     for axes in figure.axes:
