@@ -18,9 +18,9 @@ from mmengine.dataset import Compose, default_collate
 from PIL import Image
 
 from beit_mm.apis import split
-from beit_mm.apis.configs import own_config
+from beit_mm.apis.configs import own_config, resized, views
 from beit_mm.apis.inferencers import ClassificationInferencer, SegmentationInferencer
-from beit_mm.apis.plans import NARROW_PRETRAINING, resized, views
+from beit_mm.apis.plans import NARROW_PRETRAINING
 from beit_mm.apis.rebuild import rebuild_pretrainer
 from beit_mm.checkpoint.checkpoint import Checkpoint, CheckpointInput, Levels
 from beit_mm.checkpoint.find import PHOTOS, SCENES

@@ -17,7 +17,7 @@ from mmengine.config import Config
 from mmengine.registry import DefaultScope
 
 from beit_mm.apis import rebuild
-from beit_mm.apis.configs import own_config, run_config
+from beit_mm.apis.configs import own_config, resized, run_config, scaled, schedule, views
 from beit_mm.apis.split import Images, LabelMaps
 from beit_mm.checkpoint.checkpoint import Checkpoint, given_levels, normalisation_of
 from beit_mm.checkpoint.description import IMAGENET
@@ -398,41 +398,6 @@ def trained_parameters(plan: Plan, images: Images) -> str:
     return f'{in_backbone:,} parameters of the backbone, {in_heads:,} of what stands on it'
 
 
-def resized(pipeline: Sequence[Mapping[str, Any]], size: tuple[int, int], **others: Any) -> list[dict[str, Any]]:
-    """A recipe's pipeline for images of another size (height, width), with `others` where a step has the key."""
-    values = dict(others, size=size, crop_size=size[::-1])
-    steps = [{key: values.get(key, value) for key, value in step.items()} for step in pipeline]
-    crop = next((step['crop_size'] for step in pipeline if 'crop_size' in step), None)
-    for step in steps:
-        if step['type'] == 'ResizeEdge':
-            step['scale'] = round(step['scale'] * min(size) / crop)  # keeps the ratio of edge and crop
-    return steps
-
-
-def scaled(rate: float, ratio: float) -> float:
-    """A recipe's learning rate for another batch size: by the square root of their ratio, as suits Adam."""
-    return float(f'{rate * math.sqrt(ratio):.2g}')
-
-
-def schedule(steps: int, warmup: int, batch: int, eta_min_ratio: float = 0.0) -> dict[str, Any]:
-    warmup = max(2, min(warmup, steps // 5))  # mmengine never leaves a warm-up of one step
-    end = max(steps, warmup + 1)
-    cosine = dict(begin=warmup, end=end, T_max=end - warmup, eta_min_ratio=eta_min_ratio)
-    return dict(
-        param_scheduler=[
-            dict(type='LinearLR', start_factor=1e-9, by_epoch=False, begin=0, end=warmup),
-            dict(type='CosineAnnealingLR', by_epoch=False, **cosine),
-        ],
-        train_cfg=dict(_delete_=True, type='beit_mm.IterLoop', max_iters=steps, val_interval=steps),
-        default_hooks=dict(
-            logger=dict(interval=min(50, max(1, steps // 20)), log_metric_by_epoch=False),
-            checkpoint=dict(by_epoch=False, interval=max(50, min(500, steps // 4)), max_keep_ckpts=2),
-        ),
-        log_processor=dict(by_epoch=False),
-        auto_scale_lr=dict(base_batch_size=batch),
-    )
-
-
 def loaders(
     images: Images, lists: Path, plan: Plan, pipelines: Sequence[list], validated: str = 'validated', **data: Any
 ) -> dict[str, Any]:
@@ -492,16 +457,6 @@ def pretraining_settings(base: Config, images: Images, plan: Plan, lists: Path, 
         optim_wrapper=dict(optimizer=dict(lr=scaled(rate, plan.batch / base.auto_scale_lr.base_batch_size))),
         **length,
     )
-
-
-def views(grid: tuple[int, int], stride: int | None) -> dict[str, Any]:
-    """What a pretraining's pipeline needs on a patch grid (h, w), with visual tokens of so many pixels; None: features.
-
-    The recipe's 75 of 14 x 14 patches are masked, in proportion.
-    """
-    rows, columns = grid
-    mask = dict(num_masked=round(75 / 196 * rows * columns), min_block=min(16, max(1, rows * columns // 9)))
-    return dict(mask, grid=grid, second_size=(stride * rows, stride * columns) if stride else None)
 
 
 def tuned_backbone(plan: Plan, **options: Any) -> dict[str, Any]:

@@ -22,7 +22,6 @@ from beit_mm.apis.split import Images, evenly
 from beit_mm.checkpoint.checkpoint import Checkpoint
 from beit_mm.checkpoint.find import DEMO
 from beit_mm.datasets.reading import UnreadableImageError, read_image
-from beit_mm.datasets.transforms import TwoViewCenterCrop
 from beit_mm.features import evaluation
 from beit_mm.features.evaluation import (
     PROBE_BATCH,
@@ -33,13 +32,12 @@ from beit_mm.features.evaluation import (
     knn_predict,
     linear_predict,
     mean_and_error,
-    neighbours,
     standardiser,
     thumbnail,
 )
 from beit_mm.features.extractor import ExistingPath, FeatureExtractor
 from beit_mm.files import atomic_file, quoted
-from beit_mm.pictures import SIDE, draw_runs, read_scalars, sheet, shortened
+from beit_mm.pictures import center_tile, draw_neighbours, draw_runs, read_scalars, sheet, shortened
 
 ROWS = {  # of the report: a metric's name, and what it is
     'mim_loss': 'loss on masked patches (mim_loss), of tokens in nats',
@@ -66,7 +64,7 @@ OTHER_FEATURES = dict(start='the initial weights', random='random weights', thum
 METHODS = dict(knn='nearest neighbours', linear='linear layer', attentive='attentive probe')  # that judge features
 BETTER, WORSE, TOO_CLOSE = 'better than', 'worse than', 'too close to tell from'
 MIN_LOSS_GAIN = 0.05  # nats, or of features a share of variance, by which losses must differ to count
-NUM_QUERIES, NUM_NEIGHBOURS = 6, 5  # in the picture of neighbours
+NUM_QUERIES = 6  # in the picture of neighbours
 MIN_THUMBNAILS, MOST_THUMBNAILS = 100, 20_000  # for ridge regression to learn from; MIN_ even if time is short
 MIN_ANSWERS = 100  # held-out images to classify even if time is short
 MOST_CLASSES = 30  # in the table of a classifier
@@ -220,7 +218,7 @@ def describe_pretraining(
 ) -> Report:
     """Reports on a pretraining that began with `start`: its validation, and its features on `compared` images.
 
-    `teacher` says whose features it predicts; None: tokens. Draws its pictures beside the weights. Judges features by the
+    It predicts features of `teacher`; None: tokens. Draws its pictures beside the weights. Judges features by the
     methods that `seconds` allow.
     """
     deadline = time.monotonic() + seconds
@@ -506,29 +504,6 @@ def patches_of(
             patches = torch.from_numpy(sample.pop('patches')).flatten(0, 1)[None].to(extract.device)
             read.append(sample)
             yield patches, torch.tensor([part[sample['path']]], device=extract.device)
-
-
-def draw_neighbours(queries: Mapping[str, Any], bank: Mapping[str, Any], named: bool = True) -> Figure:
-    """Draws each query beside the images of a bank with the closest features, titled with their cosine.
-
-    `queries` and `bank` are dict(paths=files, features=(N, C)), as `embed` returns them; if `named`, an image's folder
-    is its class, and is shown.
-    """
-    rows = []
-    features, known = (torch.as_tensor(each['features']) for each in (queries, bank))
-    found = (pair for chunk in neighbours(features, known, NUM_NEIGHBOURS + 1) for pair in zip(*chunk, strict=True))
-    for query, (cosines, others) in zip(queries['paths'], found, strict=True):
-        files = [(bank['paths'][row], f' {cosine:.3f}') for cosine, row in zip(cosines, others, strict=True)]
-        files = [each for each in files if Path(each[0]).resolve() != Path(query).resolve()]
-        shown = [(query, ''), *files[:NUM_NEIGHBOURS]]
-        rows.append([(named * Path(path).resolve().parent.name + text, center_tile(path)) for path, text in shown])
-    return sheet(rows)
-
-
-def center_tile(file: str, side: int = SIDE) -> Tensor:
-    """The middle of an image, as the model sees it, float (3, side, side) in [0, 1]."""
-    middle = TwoViewCenterCrop(side, None)(dict(img=read_image(file)))['images']
-    return torch.from_numpy(middle).permute(2, 0, 1) / 255
 
 
 def compare_classifier(images: Images, seconds: float) -> tuple[Metrics, int]:
