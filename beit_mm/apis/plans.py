@@ -42,7 +42,14 @@ BACKBONE = 'beit_mm.BEiTBackbone'
 NARROW = 192  # width of models up to which the demo's recipes hold
 NARROW_PRETRAINING, WIDE_PRETRAINING = 'demo/pretrain.py', 'beit/pretrain_300e.py'
 NARROW_FINETUNING, WIDE_FINETUNING = 'demo/finetune_folder.py', 'beit/finetune_in1k_100e.py'
-NARROW_SEGMENTOR, WIDE_SEGMENTOR = 'demo/segment_upernet.py', 'beit/upernet_512_ade20k_160k.py'
+HEADS = dict(  # of a segmentor: configs to build on, for narrow and for wide models
+    upernet=('demo/segment_upernet.py', 'beit/upernet_512_ade20k_160k.py'),
+    setr_pup=('demo/segment_setr_pup.py', 'beit/setr_pup_512_ade20k_160k.py'),
+    masks=('demo/segment_masks.py', 'beit_plus/masks_512_ade20k_39k_after_in22k.py'),
+    masks_decoder=('demo/segment_masks.py', 'beit_plus/masks_decoder_512_ade20k_39k_after_in22k.py'),
+    linear=('demo/segment_upernet.py', 'beit_plus/linear_512_ade20k_39k_after_in22k.py'),
+)
+NARROW_SEGMENTOR, WIDE_SEGMENTOR = HEADS['upernet']
 LORA_RATE = 2.0  # times the recipe's learning rate, for all layers alike
 RANDOM_RATE = 1e-3  # learning rate of a classifier that begins with random weights
 GIB_PER_IMAGE = 0.2  # of a GPU, for BEiT-Base at 224 pixels with the tokenizer
@@ -81,6 +88,7 @@ class Record:
     bands: str | list[int] | None = None
     lora: int | None = None  # rank
     freeze: int | str | None = None  # blocks, or ALL
+    head: str | None = None  # of a segmentor, one of HEADS
     levels: dict[str, list[float]] | None = None  # mean and std
     workers: int | None = None
     device: str | None = None  # 'cpu' or 'cuda'
@@ -110,7 +118,7 @@ class Record:
     def check_call(self, call: 'Record', folder: Path) -> None:
         """Refuses to resume a run by a call with another option; what the call leaves open stays as it was."""
         options = 'verb images init tokenizer_option length batch seed reduce_zero_label balance bands levels'
-        for option in [*options.split(), 'lora', 'freeze']:
+        for option in [*options.split(), 'lora', 'freeze', 'head']:
             known, given = getattr(self, option), getattr(call, option)
             if given not in (None, known):
                 began = f'{folder} began with {option}={known}, this call says {option}={given}'
@@ -130,6 +138,8 @@ def new_call(verb: str, images: str | Path, init: str | Path | None = None, **op
             raise UserError(f'{name} is {options[name]}; expected {least:,} to {most:,}')
     if 'tokenizer_option' in options:
         check_choice('tokenizer', options['tokenizer_option'], (DEMO, NEW))
+    if 'head' in options:
+        check_choice('head', options['head'], HEADS)
     if init not in (None, DEMO, NONE) and '://' not in str(init):
         init = path_of_checkpoint(init).absolute()  # links stay: name and neighbouring files tell what it is
     if {'lora', 'freeze'} <= {*options}:
@@ -163,6 +173,7 @@ class Plan:
     lora: int | None  # rank of the matrices that are trained in place of the backbone's layers
     frozen: int | None  # blocks that are not trained, from the first on, with the embeddings
     fits_head: bool  # of a classifier, to features that are computed once
+    head: str | None  # of a segmentor, one of HEADS
 
     @property
     def tokenizer_name(self) -> str | None:
@@ -196,7 +207,8 @@ def plan_training(images: Images, call: Record) -> Plan:
     else:  # bands are measured, whatever the checkpoint says of its RGB images
         usual = bands or IMAGENET
         preprocessing, assumed = normalisation_of('the new model', usual, (), len(usual['mean']), **levels)
-    base, backbone = choose_model(images, call.verb, device, checkpoint, channels=len(preprocessing['mean']))
+    head = (call.head or 'upernet') if isinstance(images, LabelMaps) else None
+    base, backbone = choose_model(images, call.verb, device, checkpoint, len(preprocessing['mean']), head)
     tokenizer, keeps_head = None, False
     if call.verb == 'pretrain':
         tokenizer, keeps_head = choose_tokenizer(call.tokenizer_option, checkpoint, device)
@@ -232,6 +244,7 @@ def plan_training(images: Images, call: Record) -> Plan:
         lora=call.lora,
         frozen=frozen,
         fits_head=call.freeze == ALL and not isinstance(images, LabelMaps),
+        head=head,
     )
 
 
@@ -247,7 +260,7 @@ def released_start(segments: bool) -> tuple[str, str]:
 
 
 def choose_model(
-    images: Images, verb: str, device: str, checkpoint: Checkpoint | None, channels: int
+    images: Images, verb: str, device: str, checkpoint: Checkpoint | None, channels: int, head: str | None
 ) -> tuple[str, dict[str, Any]]:
     """The config to build on, and the arguments of the backbone: the checkpoint's, or by device and images."""
     base = WIDE_PRETRAINING if device == 'cuda' else NARROW_PRETRAINING
@@ -259,9 +272,8 @@ def choose_model(
         if device == 'cuda':
             backbone['arch'] = 'base' if len(images.train.names) >= MANY_IMAGES else 'small'
     backbone['in_channels'] = channels
-    if isinstance(images, LabelMaps):
-        narrow = sizes_of(backbone['arch'])['embed_dims'] <= NARROW
-        base = NARROW_SEGMENTOR if narrow else WIDE_SEGMENTOR
+    if head:
+        base = HEADS[head][sizes_of(backbone['arch'])['embed_dims'] > NARROW]
         side = own_config(base).model.test_cfg.crop_size[0]
         backbone['img_size'] = as_size(side - side % backbone['patch_size'])
         return base, backbone
@@ -274,12 +286,12 @@ def choose_model(
 
 def choose_batch(images: Images, base: str, backbone: Mapping[str, Any], device: str) -> int:
     """As many images as the memory holds, in a power of two, and few enough that an epoch has several steps."""
-    if device == 'cpu' and base == WIDE_SEGMENTOR:
+    segments, sizes = isinstance(images, LabelMaps), sizes_of(backbone['arch'])
+    if device == 'cpu' and segments and sizes['embed_dims'] > NARROW:
         return 2  # 512 x 512 pixels each
-    segments = isinstance(images, LabelMaps)
     height, width = as_size(backbone['img_size'])
     patches = height * width / backbone['patch_size'] ** 2
-    most = largest_batch(device, sizes_of(backbone['arch']), patches, segments)
+    most = largest_batch(device, sizes, patches, segments)
     if segments:
         most = min(most, own_config(base).auto_scale_lr.base_batch_size)
     few = max(4, len(images.train.names) / 8)
@@ -329,6 +341,7 @@ def describe_plan(plan: Plan, images: Images) -> list[str]:
         f'classes    {few}' if few else '',
         f'model      {shape} in patches of {plan.backbone["patch_size"]}: {start}',
         f'start      {plan.advice}' if plan.advice else '',
+        f'head       {plan.head}' if plan.head else '',
         f'batch      {plan.batch} images, processes that read them: {plan.workers}; on {plan.device}',
     ]
     if isinstance(images, LabelMaps) and images.bands:
@@ -510,18 +523,37 @@ def finetuning_settings(base: Config, images: Images, plan: Plan, lists: Path, s
     )
 
 
+def segmentation_heads(base: Config, plan: Plan, num_classes: int) -> dict[str, Any]:
+    """Settings of a segmentor's neck and heads."""
+    head: dict[str, Any] = dict(in_channels=plan.width, num_classes=num_classes)
+    if plan.head == 'linear':
+        linear = own_config(HEADS['linear'][1]).model.decode_head.to_dict()
+        return dict(neck=None, decode_head=dict(linear | head, _delete_=True, channels=plan.width), auxiliary_head=None)
+    if plan.head == 'masks':
+        depth = sizes_of(plan.backbone['arch'])['num_layers']
+        return dict(decode_head=dict(head, where='backbone', in_index=-1, num_blocks=min(4, math.ceil(depth / 4))))
+    if plan.head == 'masks_decoder':
+        return dict(decode_head=head)
+    small_patches = plan.backbone['patch_size'] <= 8
+    # of a narrow model an auxiliary head takes a sixth of a step, which more steps use better
+    if plan.head == 'setr_pup':
+        auxiliary = None if plan.width <= NARROW else [dict(each, **head) for each in base.model.auxiliary_head]
+        return dict(decode_head=dict(head, num_convs=3 if small_patches else 4), auxiliary_head=auxiliary)
+    return dict(
+        neck=dict(embed_dim=plan.width, rescales=[2, 1, 0.5, 0.25] if small_patches else [4, 2, 1, 0.5]),
+        decode_head=dict(head, in_channels=[plan.width] * 4),
+        auxiliary_head=None if plan.width <= NARROW else head,
+    )
+
+
 def segmentation_settings(base: Config, images: Images, plan: Plan, lists: Path, steps: int) -> dict[str, Any]:
     assert isinstance(images, LabelMaps)
-    indices = released_out_indices(sizes_of(plan.backbone['arch'])['num_layers'])
-    channels, num_classes = plan.width, len(images.classes)
-    auxiliary = dict(in_channels=channels, num_classes=num_classes)
-    rescales = [4, 2, 1, 0.5] if plan.backbone['patch_size'] > 8 else [2, 1, 0.5, 0.25]
+    heads = segmentation_heads(base, plan, len(images.classes))
+    of_last = plan.head in ('masks', 'linear')
+    indices = -1 if of_last else released_out_indices(sizes_of(plan.backbone['arch'])['num_layers'])
     model: dict[str, Any] = dict(
         backbone=tuned_backbone(plan, out_type='featmap', out_indices=indices),
-        neck=dict(embed_dim=channels, rescales=rescales),
-        decode_head=dict(in_channels=[channels] * 4, num_classes=num_classes),
-        # of a narrow model it takes a sixth of a step, which more steps use better
-        auxiliary_head=None if plan.base == NARROW_SEGMENTOR else auxiliary,
+        **heads,
         data_preprocessor=dict(plan.preprocessing, size=plan.size),
         test_cfg=dict(crop_size=plan.size, stride=[side * 2 // 3 for side in plan.size]),
     )

@@ -95,6 +95,7 @@ def finetune(
     bands: str | Sequence[int] | None = None,
     lora: int | None = None,
     freeze: int | str | None = None,
+    head: str | None = None,
     **levels: Any,
 ) -> Path:
     """Fine-tunes a pretrained BEiT: into a classifier from class folders, or a segmentor from label maps.
@@ -112,13 +113,15 @@ def finetune(
         lora: rank of the matrices that are trained beside the layers of the frozen backbone, in place of these layers.
         freeze: number of blocks, from the first on, that are not trained, nor are the embeddings; 'all' also fits a
             classifier's head to features computed once, without augmentation, however long that takes.
+        head: of a segmentor: 'upernet' (the default), 'setr_pup', 'masks' (queries in the last blocks), 'masks_decoder'
+            (its own blocks, also on a frozen backbone), or 'linear'.
 
     Returns:
         The weights, `<out>/finetuned.pth`, for `classify` or `segment`.
     """
     options: dict[str, Any] = dict(minutes=minutes, epochs=epochs, workers=workers, batch=batch, seed=seed)
     options |= dict(levels=levels, reduce_zero_label=reduce_zero_label, balance=balance or None)
-    options |= dict(lora=lora, freeze=freeze)
+    options |= dict(lora=lora, freeze=freeze, head=head)
     options['bands'] = bands if isinstance(bands, str | None) else [*bands]
     with quiet():
         return Run(new_call('finetune', images, init, **options), out).run()
@@ -199,8 +202,8 @@ class Run:
             raise UserError(f'--balance is for class folders, and {folder} has label maps: {advice}')
         if maps:
             return maps
-        if (record.reduce_zero_label, record.bands) != (None, None):
-            options = '--reduce-zero-label, --keep-zero-label and --bands'
+        if (record.reduce_zero_label, record.bands, record.head) != (None, None, None):
+            options = '--reduce-zero-label, --keep-zero-label, --bands and --head'
             raise UserError(f'{folder} has no label maps; leave out {options}')
         images = find_images(folder)
         if not images.classes:
@@ -223,7 +226,7 @@ class Run:
         if resumes:
             say(f'Resuming {self.folder} as planned.')
         else:
-            record.init, record.tokenizer = plan.init or NONE, plan.tokenizer_name
+            record.init, record.tokenizer, record.head = plan.init or NONE, plan.tokenizer_name, plan.head
             record.length, record.seed = record.length or Length(15, 'minutes'), record.seed or 0
             record.batch, record.workers, record.device = plan.batch, plan.workers, plan.device
             trains_tokenizer = self.verb == 'pretrain' and not plan.tokenizer
