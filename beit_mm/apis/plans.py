@@ -53,9 +53,11 @@ NARROW_SEGMENTOR, WIDE_SEGMENTOR = HEADS['upernet']
 LORA_RATE = 2.0  # times the recipe's learning rate, for all layers alike
 RANDOM_RATE = 1e-3  # learning rate of a classifier that begins with random weights
 GIB_PER_IMAGE = 0.2  # of a GPU, for BEiT-Base at 224 pixels with the tokenizer
-# Of a GPU, for an UperNet of 768 channels at 1,024 patches: its heads, and the blocks of BEiT-Base. Bytes that autograd
-# keeps, counted for small, base and large, and a tenth more; base took 1.2 of its 1.26 on an H100.
-GIB_OF_HEADS, GIB_OF_BLOCKS = 0.58, 0.68
+# Of a GPU, for a segmentor of 768 channels at 1,024 patches: its heads, and the blocks of BEiT-Base. Bytes that
+# autograd keeps in bfloat16, and a tenth more; of UperNet counted for small, base and large (on an H100 base took 1.2
+# of its 1.26), of the others for base.
+GIB_OF_HEADS = dict(upernet=0.58, setr_pup=1.2, masks=0.82, masks_decoder=1.25, linear=0.38)
+GIB_OF_BLOCKS = 0.68
 HEAD_PARAMETERS = 100_000_000  # each has 16 bytes: weight, gradient and two of the optimizer
 MAX_BATCH = 512  # on a GPU: more would leave a short training few steps
 CPU_BATCH = 64, 16  # of a narrow model, as its recipes have it, and of a wide one, whose steps take seconds
@@ -197,8 +199,9 @@ def plan_training(images: Images, call: Record) -> Plan:
     """
     device = call.device or ('cuda' if torch.cuda.is_available() else 'cpu')
     advice, init = '', call.init or (DEMO if device == 'cpu' or call.verb == 'finetune' else NONE)
+    head = (call.head or 'upernet') if isinstance(images, LabelMaps) else None
     if call.init is None and device == 'cuda' and call.verb == 'finetune':
-        init, advice = released_start(isinstance(images, LabelMaps))
+        init, advice = released_start(head)
     levels: dict[str, Any] = call.levels or {}
     bands = images.bands if isinstance(images, LabelMaps) else None
     checkpoint = None if init == NONE else Checkpoint.open(init, **({} if bands else levels))
@@ -207,7 +210,6 @@ def plan_training(images: Images, call: Record) -> Plan:
     else:  # bands are measured, whatever the checkpoint says of its RGB images
         usual = bands or IMAGENET
         preprocessing, assumed = normalisation_of('the new model', usual, (), len(usual['mean']), **levels)
-    head = (call.head or 'upernet') if isinstance(images, LabelMaps) else None
     base, backbone = choose_model(images, call.verb, device, checkpoint, len(preprocessing['mean']), head)
     tokenizer, keeps_head = None, False
     if call.verb == 'pretrain':
@@ -223,7 +225,7 @@ def plan_training(images: Images, call: Record) -> Plan:
         cores = len(os.sched_getaffinity(0)) if hasattr(os, 'sched_getaffinity') else os.cpu_count() or 1
         workers = max(1, min(cores - 2, 16) if device == 'cuda' else cores // 4)
     if batch is None:
-        batch = choose_batch(images, base, backbone, device)
+        batch = choose_batch(images, base, backbone, device, head)
     elif not 0 < batch <= number:
         raise UserError(f'a batch of {batch} images; expected 1 to {number:,}, the images to learn from')
     return Plan(
@@ -248,10 +250,10 @@ def plan_training(images: Images, call: Record) -> Plan:
     )
 
 
-def released_start(segments: bool) -> tuple[str, str]:
+def released_start(head: str | None) -> tuple[str, str]:
     """The released model that a fine-tuning on a GPU begins with, or 'demo' and how to begin better."""
-    side = own_config(WIDE_SEGMENTOR).model.test_cfg.crop_size[0] if segments else USUAL_PIXELS
-    most = {name: largest_batch('cuda', sizes_of(arch), (side // 14) ** 2, segments) for name, arch in STARTS.items()}
+    side = own_config(WIDE_SEGMENTOR).model.test_cfg.crop_size[0] if head else USUAL_PIXELS
+    most = {name: largest_batch('cuda', sizes_of(arch), (side // 14) ** 2, head) for name, arch in STARTS.items()}
     wanted = [name for name, batch in most.items() if batch >= LEAST_BATCH]
     path, reason = first_at_hand(wanted)
     if path or not wanted:
@@ -284,29 +286,29 @@ def choose_model(
     return base, backbone
 
 
-def choose_batch(images: Images, base: str, backbone: Mapping[str, Any], device: str) -> int:
+def choose_batch(images: Images, base: str, backbone: Mapping[str, Any], device: str, head: str | None) -> int:
     """As many images as the memory holds, in a power of two, and few enough that an epoch has several steps."""
-    segments, sizes = isinstance(images, LabelMaps), sizes_of(backbone['arch'])
-    if device == 'cpu' and segments and sizes['embed_dims'] > NARROW:
+    sizes = sizes_of(backbone['arch'])
+    if device == 'cpu' and head and sizes['embed_dims'] > NARROW:
         return 2  # 512 x 512 pixels each
     height, width = as_size(backbone['img_size'])
     patches = height * width / backbone['patch_size'] ** 2
-    most = largest_batch(device, sizes, patches, segments)
-    if segments:
+    most = largest_batch(device, sizes, patches, head)
+    if head:
         most = min(most, own_config(base).auto_scale_lr.base_batch_size)
     few = max(4, len(images.train.names) / 8)
     return 2 ** int(math.log2(max(2, min(most, few))))
 
 
-def largest_batch(device: str, sizes: Mapping[str, int], patches: float, segments: bool) -> float:
+def largest_batch(device: str, sizes: Mapping[str, int], patches: float, head: str | None) -> float:
     """The most images of a step for a model of these sizes and this number of patches."""
     width, depth = sizes['embed_dims'], sizes['num_layers']
     if device == 'cpu':
         return CPU_BATCH[width > NARROW]
     free = torch.cuda.mem_get_info()[0] / 2**30
     gib_per_image = GIB_PER_IMAGE * (width / 768) * (patches / 196)  # in proportion to BEiT-Base at 224 pixels
-    if segments:
-        gib_per_image = (GIB_OF_HEADS + GIB_OF_BLOCKS * (width / 768) * (depth / 12)) * patches / 1024
+    if head:
+        gib_per_image = (GIB_OF_HEADS[head] + GIB_OF_BLOCKS * (width / 768) * (depth / 12)) * patches / 1024
         free -= 16 * (12 * width**2 * depth + HEAD_PARAMETERS) / 2**30
     return min(free / gib_per_image, MAX_BATCH)
 
