@@ -15,8 +15,8 @@ Every registered type is found as `type='beit_mm.NAME'` in any config. Where wha
     terminal.py     What a terminal shows: of libraries' messages only what a user can act on, and one line for a
                     mistake
     apis/           What users call from Python: imports nothing, so that each call loads only what it needs: commands,
-                    configs, export, inference, inferencers, plans, rebuild, reports, segmentation_report, split,
-                    stored_config, training
+                    configs, export, inference, inferencers, memory, plans, rebuild, reports, segmentation_report,
+                    split, stored_config, training
     checkpoint/     Weights from any BEiT file into a model and out again, without running what a file holds:
                     checkpoint, convert, description, find, names, read
     datasets/       Images, their transforms, masks and samplers: image_folder, masking, multi_crop, reading, samplers,

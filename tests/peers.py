@@ -8,6 +8,8 @@ Each task has one form of ours and one call that gives the outputs to compare:
     features        backbone; tokens after the final norm
 """
 
+from pathlib import Path
+
 import mmpretrain.models  # noqa: F401  (registers)
 import mmseg.models  # noqa: F401
 import torch
@@ -49,6 +51,17 @@ def randomise(model: nn.Module, seed: int = 0) -> nn.Module:
                 single = tensor.ndim == 1 or name.endswith(('token', 'tokens', 'pos_embed', 'embeddings', 'table'))
                 tensor.normal_(0, 0.5 if single else tensor[0].numel() ** -0.5, generator=generator)
     return model.eval()
+
+
+def dinov2_layout(path: Path, width: int = 64, depth: int = 2) -> str:
+    """Random weights as Meta's DINOv2 with registers has them, for 518 pixels, of narrow blocks."""
+    sizes = dict(embed_dim=width, depth=depth, num_heads=1, num_classes=0)
+    model = VisionTransformer(518, 14, init_values=0.1, reg_tokens=4, no_embed_class=True, **sizes)
+    weights = model.state_dict()
+    weights['register_tokens'] = weights.pop('reg_token')
+    weights['pos_embed'] = torch.cat([torch.zeros(1, 1, width), weights['pos_embed']], dim=1)
+    torch.save(dict(weights, mask_token=torch.zeros(1, width)), path)
+    return str(path)
 
 
 def images_and_mask(size: int = SIZE) -> tuple[Tensor, Tensor]:

@@ -6,7 +6,7 @@ A plan becomes ordinary configs on top of those of configs/, which tools/train.p
 import json
 import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import astuple, dataclass, field, replace
 from pathlib import Path
@@ -18,6 +18,7 @@ from mmengine.registry import DefaultScope
 
 from beit_mm.apis import rebuild
 from beit_mm.apis.configs import own_config, resized, run_config, scaled, schedule, views
+from beit_mm.apis.memory import NARROW, choose_batch, largest_batch
 from beit_mm.apis.split import Images, LabelMaps
 from beit_mm.checkpoint.checkpoint import Checkpoint, given_levels, normalisation_of
 from beit_mm.checkpoint.description import IMAGENET
@@ -41,23 +42,22 @@ LEAST_BATCH = 8  # images of a step for which there must be memory
 MOST_PIXELS, USUAL_PIXELS = 384, 224  # sides of images: a classifier is tuned at the latter if the weights' are above
 MANY_IMAGES = 100_000  # from which on a GPU trains BEiT-Base
 BACKBONE = 'beit_mm.BEiTBackbone'
-NARROW = 192  # width of models up to which the demo's recipes hold
 NARROW_PRETRAINING, WIDE_PRETRAINING = 'demo/pretrain.py', 'beit/pretrain_300e.py'
 FEATURE_RECIPES = {  # the same with features instead of visual tokens
     NARROW_PRETRAINING: 'demo/pretrain_features.py',
     WIDE_PRETRAINING: 'beit/pretrain_features_dinov2_300e.py',
 }
 NARROW_FINETUNING, WIDE_FINETUNING = 'demo/finetune_folder.py', 'beit/finetune_in1k_100e.py'
-NARROW_SEGMENTOR, WIDE_SEGMENTOR = 'demo/segment_upernet.py', 'beit/upernet_512_ade20k_160k.py'
+HEADS = dict(  # of a segmentor: configs to build on, for narrow and for wide models
+    upernet=('demo/segment_upernet.py', 'beit/upernet_512_ade20k_160k.py'),
+    setr_pup=('demo/segment_setr_pup.py', 'beit/setr_pup_512_ade20k_160k.py'),
+    masks=('demo/segment_masks.py', 'beit_plus/masks_512_ade20k_39k_after_in22k.py'),
+    masks_decoder=('demo/segment_masks.py', 'beit_plus/masks_decoder_512_ade20k_39k_after_in22k.py'),
+    linear=('demo/segment_upernet.py', 'beit_plus/linear_512_ade20k_39k_after_in22k.py'),
+)
+NARROW_SEGMENTOR, WIDE_SEGMENTOR = HEADS['upernet']
 LORA_RATE = 2.0  # times the recipe's learning rate, for all layers alike
 RANDOM_RATE = 1e-3  # learning rate of a classifier that begins with random weights
-GIB_PER_IMAGE = 0.2  # of a GPU, for BEiT-Base at 224 pixels with the tokenizer
-# Of a GPU, for an UperNet of 768 channels at 1,024 patches: its heads, and the blocks of BEiT-Base. Bytes that autograd
-# keeps, counted for small, base and large, and a tenth more; base took 1.2 of its 1.26 on an H100.
-GIB_OF_HEADS, GIB_OF_BLOCKS = 0.58, 0.68
-HEAD_PARAMETERS = 100_000_000  # each has 16 bytes: weight, gradient and two of the optimizer
-MAX_BATCH = 512  # on a GPU: more would leave a short training few steps
-CPU_BATCH = 64, 16  # of a narrow model, as its recipes have it, and of a wide one, whose steps take seconds
 
 
 @dataclass(frozen=True)
@@ -89,6 +89,7 @@ class Record:
     bands: str | list[int] | None = None
     lora: int | None = None  # rank
     freeze: int | str | None = None  # blocks, or ALL
+    head: str | None = None  # of a segmentor, one of HEADS
     levels: dict[str, list[float]] | None = None  # mean and std
     workers: int | None = None
     device: str | None = None  # 'cpu' or 'cuda'
@@ -118,7 +119,7 @@ class Record:
     def check_call(self, call: 'Record', folder: Path) -> None:
         """Refuses to resume a run by a call with another option; what the call leaves open stays as it was."""
         options = 'verb images init tokenizer_option length batch seed reduce_zero_label balance bands levels'
-        for option in [*options.split(), 'lora', 'freeze', 'targets', 'teacher']:
+        for option in [*options.split(), 'lora', 'freeze', 'head', 'targets', 'teacher']:
             known, given = getattr(self, option), getattr(call, option)
             if given not in (None, known):
                 began = f'{folder} began with {option}={known}, this call says {option}={given}'
@@ -145,6 +146,8 @@ def new_call(verb: str, images: str | Path, init: str | Path | None = None, **op
         options['teacher'] = lasting(options['teacher'])
     if options.get('targets') == FEATURES and 'tokenizer_option' in options:
         raise UserError('--targets features needs no tokenizer; leave --tokenizer out')
+    if 'head' in options:
+        check_choice('head', options['head'], HEADS)
     if {'lora', 'freeze'} <= {*options}:
         raise UserError('--lora and --freeze are both given; expected one: by --lora the whole backbone is frozen')
     for name, words in dict(freeze=(ALL,), lora=()).items():
@@ -184,6 +187,7 @@ class Plan:
     lora: int | None  # rank of the matrices that are trained in place of the backbone's layers
     frozen: int | None  # blocks that are not trained, from the first on, with the embeddings
     fits_head: bool  # of a classifier, to features that are computed once
+    head: str | None  # of a segmentor, one of HEADS
 
     @property
     def targets_name(self) -> str | None:
@@ -214,8 +218,9 @@ def plan_training(images: Images, call: Record) -> Plan:
     """
     device = call.device or ('cuda' if torch.cuda.is_available() else 'cpu')
     advice, init = '', call.init or (DEMO if device == 'cpu' or call.verb == 'finetune' else NONE)
+    head = (call.head or 'upernet') if isinstance(images, LabelMaps) else None
     if call.init is None and device == 'cuda' and call.verb == 'finetune':
-        init, advice = released_start(isinstance(images, LabelMaps))
+        init, advice = released_start(head)
     levels: dict[str, Any] = call.levels or {}
     bands = images.bands if isinstance(images, LabelMaps) else None
     checkpoint = None if init == NONE else Checkpoint.open(init, **({} if bands else levels))
@@ -224,7 +229,7 @@ def plan_training(images: Images, call: Record) -> Plan:
     else:  # bands are measured, whatever the checkpoint says of its RGB images
         usual = bands or IMAGENET
         preprocessing, assumed = normalisation_of('the new model', usual, (), len(usual['mean']), **levels)
-    base, backbone = choose_model(images, call.verb, device, checkpoint, channels=len(preprocessing['mean']))
+    base, backbone = choose_model(images, call.verb, device, checkpoint, len(preprocessing['mean']), head)
     targets, keeps_head, teacher_width = None, False, None
     if call.targets == FEATURES:
         base, targets = FEATURE_RECIPES[base], dict(type='beit_mm.FeatureTargets', teacher=call.teacher or DEMO)
@@ -244,7 +249,7 @@ def plan_training(images: Images, call: Record) -> Plan:
         cores = len(os.sched_getaffinity(0)) if hasattr(os, 'sched_getaffinity') else os.cpu_count() or 1
         workers = max(1, min(cores - 2, 16) if device == 'cuda' else cores // 4)
     if batch is None:
-        batch = choose_batch(images, base, backbone, device)
+        batch = choose_batch(images, base, backbone, device, head)
     elif not 0 < batch <= number:
         raise UserError(f'a batch of {batch} images; expected 1 to {number:,}, the images to learn from')
     return Plan(
@@ -266,13 +271,14 @@ def plan_training(images: Images, call: Record) -> Plan:
         lora=call.lora,
         frozen=frozen,
         fits_head=call.freeze == ALL and not isinstance(images, LabelMaps),
+        head=head,
     )
 
 
-def released_start(segments: bool) -> tuple[str, str]:
+def released_start(head: str | None) -> tuple[str, str]:
     """The released model that a fine-tuning on a GPU begins with, or 'demo' and how to begin better."""
-    side = own_config(WIDE_SEGMENTOR).model.test_cfg.crop_size[0] if segments else USUAL_PIXELS
-    most = {name: largest_batch('cuda', sizes_of(arch), (side // 14) ** 2, segments) for name, arch in STARTS.items()}
+    side = own_config(WIDE_SEGMENTOR).model.test_cfg.crop_size[0] if head else USUAL_PIXELS
+    most = {name: largest_batch('cuda', sizes_of(arch), (side // 14) ** 2, head) for name, arch in STARTS.items()}
     wanted = [name for name, batch in most.items() if batch >= LEAST_BATCH]
     path, reason = first_at_hand(wanted)
     if path or not wanted:
@@ -281,7 +287,7 @@ def released_start(segments: bool) -> tuple[str, str]:
 
 
 def choose_model(
-    images: Images, verb: str, device: str, checkpoint: Checkpoint | None, channels: int
+    images: Images, verb: str, device: str, checkpoint: Checkpoint | None, channels: int, head: str | None
 ) -> tuple[str, dict[str, Any]]:
     """The config to build on, and the arguments of the backbone: the checkpoint's, or by device and images."""
     base = WIDE_PRETRAINING if device == 'cuda' else NARROW_PRETRAINING
@@ -293,9 +299,8 @@ def choose_model(
         if device == 'cuda':
             backbone['arch'] = 'base' if len(images.train.names) >= MANY_IMAGES else 'small'
     backbone['in_channels'] = channels
-    if isinstance(images, LabelMaps):
-        narrow = sizes_of(backbone['arch'])['embed_dims'] <= NARROW
-        base = NARROW_SEGMENTOR if narrow else WIDE_SEGMENTOR
+    if head:
+        base = HEADS[head][sizes_of(backbone['arch'])['embed_dims'] > NARROW]
         side = own_config(base).model.test_cfg.crop_size[0]
         backbone['img_size'] = as_size(side - side % backbone['patch_size'])
         return base, backbone
@@ -304,33 +309,6 @@ def choose_model(
     if max(as_size(backbone['img_size'])) > MOST_PIXELS:
         backbone['img_size'] = as_size(USUAL_PIXELS - USUAL_PIXELS % backbone['patch_size'])
     return base, backbone
-
-
-def choose_batch(images: Images, base: str, backbone: Mapping[str, Any], device: str) -> int:
-    """As many images as the memory holds, in a power of two, and few enough that an epoch has several steps."""
-    if device == 'cpu' and base == WIDE_SEGMENTOR:
-        return 2  # 512 x 512 pixels each
-    segments = isinstance(images, LabelMaps)
-    height, width = as_size(backbone['img_size'])
-    patches = height * width / backbone['patch_size'] ** 2
-    most = largest_batch(device, sizes_of(backbone['arch']), patches, segments)
-    if segments:
-        most = min(most, own_config(base).auto_scale_lr.base_batch_size)
-    few = max(4, len(images.train.names) / 8)
-    return 2 ** int(math.log2(max(2, min(most, few))))
-
-
-def largest_batch(device: str, sizes: Mapping[str, int], patches: float, segments: bool) -> float:
-    """The most images of a step for a model of these sizes and this number of patches."""
-    width, depth = sizes['embed_dims'], sizes['num_layers']
-    if device == 'cpu':
-        return CPU_BATCH[width > NARROW]
-    free = torch.cuda.mem_get_info()[0] / 2**30
-    gib_per_image = GIB_PER_IMAGE * (width / 768) * (patches / 196)  # in proportion to BEiT-Base at 224 pixels
-    if segments:
-        gib_per_image = (GIB_OF_HEADS + GIB_OF_BLOCKS * (width / 768) * (depth / 12)) * patches / 1024
-        free -= 16 * (12 * width**2 * depth + HEAD_PARAMETERS) / 2**30
-    return min(free / gib_per_image, MAX_BATCH)
 
 
 def choose_tokenizer(
@@ -363,6 +341,7 @@ def describe_plan(plan: Plan, images: Images) -> list[str]:
         f'classes    {few}' if few else '',
         f'model      {shape} in patches of {plan.backbone["patch_size"]}: {start}',
         f'start      {plan.advice}' if plan.advice else '',
+        f'head       {plan.head}' if plan.head else '',
         f'batch      {plan.batch} images, processes that read them: {plan.workers}; on {plan.device}',
     ]
     if isinstance(images, LabelMaps) and images.bands:
@@ -507,18 +486,37 @@ def finetuning_settings(base: Config, images: Images, plan: Plan, lists: Path, s
     )
 
 
+def segmentation_heads(base: Config, plan: Plan, num_classes: int) -> dict[str, Any]:
+    """Settings of a segmentor's neck and heads."""
+    head: dict[str, Any] = dict(in_channels=plan.width, num_classes=num_classes)
+    if plan.head == 'linear':
+        linear = own_config(HEADS['linear'][1]).model.decode_head.to_dict()
+        return dict(neck=None, decode_head=dict(linear | head, _delete_=True, channels=plan.width), auxiliary_head=None)
+    if plan.head == 'masks':
+        depth = sizes_of(plan.backbone['arch'])['num_layers']
+        return dict(decode_head=dict(head, where='backbone', in_index=-1, num_blocks=min(4, math.ceil(depth / 4))))
+    if plan.head == 'masks_decoder':
+        return dict(decode_head=head)
+    small_patches = plan.backbone['patch_size'] <= 8
+    # of a narrow model an auxiliary head takes a sixth of a step, which more steps use better
+    if plan.head == 'setr_pup':
+        auxiliary = None if plan.width <= NARROW else [dict(each, **head) for each in base.model.auxiliary_head]
+        return dict(decode_head=dict(head, num_convs=3 if small_patches else 4), auxiliary_head=auxiliary)
+    return dict(
+        neck=dict(embed_dim=plan.width, rescales=[2, 1, 0.5, 0.25] if small_patches else [4, 2, 1, 0.5]),
+        decode_head=dict(head, in_channels=[plan.width] * 4),
+        auxiliary_head=None if plan.width <= NARROW else head,
+    )
+
+
 def segmentation_settings(base: Config, images: Images, plan: Plan, lists: Path, steps: int) -> dict[str, Any]:
     assert isinstance(images, LabelMaps)
-    indices = released_out_indices(sizes_of(plan.backbone['arch'])['num_layers'])
-    channels, num_classes = plan.width, len(images.classes)
-    auxiliary = dict(in_channels=channels, num_classes=num_classes)
-    rescales = [4, 2, 1, 0.5] if plan.backbone['patch_size'] > 8 else [2, 1, 0.5, 0.25]
+    heads = segmentation_heads(base, plan, len(images.classes))
+    of_last = plan.head in ('masks', 'linear')
+    indices = -1 if of_last else released_out_indices(sizes_of(plan.backbone['arch'])['num_layers'])
     model: dict[str, Any] = dict(
         backbone=tuned_backbone(plan, out_type='featmap', out_indices=indices),
-        neck=dict(embed_dim=channels, rescales=rescales),
-        decode_head=dict(in_channels=[channels] * 4, num_classes=num_classes),
-        # of a narrow model it takes a sixth of a step, which more steps use better
-        auxiliary_head=None if plan.base == NARROW_SEGMENTOR else auxiliary,
+        **heads,
         data_preprocessor=dict(plan.preprocessing, size=plan.size),
         test_cfg=dict(crop_size=plan.size, stride=[side * 2 // 3 for side in plan.size]),
     )

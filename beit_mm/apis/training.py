@@ -101,6 +101,7 @@ def finetune(
     bands: str | Sequence[int] | None = None,
     lora: int | None = None,
     freeze: int | str | None = None,
+    head: str | None = None,
     **levels: Any,
 ) -> Path:
     """Fine-tunes a pretrained BEiT: into a classifier from class folders, or a segmentor from label maps.
@@ -118,13 +119,15 @@ def finetune(
         lora: rank of the matrices that are trained beside the layers of the frozen backbone, in place of these layers.
         freeze: number of blocks, from the first on, that are not trained, nor are the embeddings; 'all' also fits a
             classifier's head to features computed once, without augmentation, however long that takes.
+        head: of a segmentor: 'upernet' (the default), 'setr_pup', 'masks' (queries in the last blocks), 'masks_decoder'
+            (its own blocks, also on a frozen backbone), or 'linear'.
 
     Returns:
         The weights, `<out>/finetuned.pth`, for `classify` or `segment`.
     """
     options: dict[str, Any] = dict(minutes=minutes, epochs=epochs, workers=workers, batch=batch, seed=seed)
     options |= dict(levels=levels, reduce_zero_label=reduce_zero_label, balance=balance or None)
-    options |= dict(lora=lora, freeze=freeze)
+    options |= dict(lora=lora, freeze=freeze, head=head)
     options['bands'] = bands if isinstance(bands, str | None) else [*bands]
     with quiet():
         return Run(new_call('finetune', images, init, **options), out).run()
@@ -205,8 +208,8 @@ class Run:
             raise UserError(f'--balance is for class folders, and {folder} has label maps: {advice}')
         if maps:
             return maps
-        if (record.reduce_zero_label, record.bands) != (None, None):
-            options = '--reduce-zero-label, --keep-zero-label and --bands'
+        if (record.reduce_zero_label, record.bands, record.head) != (None, None, None):
+            options = '--reduce-zero-label, --keep-zero-label, --bands and --head'
             raise UserError(f'{folder} has no label maps; leave out {options}')
         images = find_images(folder)
         if not images.classes:
@@ -229,7 +232,7 @@ class Run:
         if resumes:
             say(f'Resuming {self.folder} as planned.')
         else:
-            record.init, record.tokenizer = plan.init or NONE, plan.targets_name
+            record.init, record.tokenizer, record.head = plan.init or NONE, plan.targets_name, plan.head
             if self.verb == 'pretrain':
                 record.targets, record.teacher = record.targets or 'tokens', (plan.targets or {}).get('teacher')
             record.length, record.seed = record.length or Length(15, 'minutes'), record.seed or 0

@@ -12,8 +12,8 @@ from label_maps import make_label_maps
 from labelled import make_images, save_backbone
 from mmengine.config import Config
 from mmengine.registry import DefaultScope
+from peers import dinov2_layout
 from PIL import Image
-from timm.models.vision_transformer import VisionTransformer
 from torch import nn
 
 import beit_mm
@@ -43,17 +43,6 @@ def base(tmp_path_factory) -> str:
 def folders(tmp_path_factory) -> dict[str, Path]:
     root = tmp_path_factory.mktemp('data')
     return dict(classes=make_images(root / 'images', 12) / 'train', maps=make_label_maps(root / 'maps', 12))
-
-
-def dinov2_layout(path: Path) -> str:
-    """Random weights as Meta's DINOv2-S with registers has them, for 518 pixels; of two narrow blocks."""
-    sizes = dict(embed_dim=64, depth=2, num_heads=1, num_classes=0)
-    model = VisionTransformer(518, 14, init_values=0.1, reg_tokens=4, no_embed_class=True, **sizes)
-    weights = model.state_dict()
-    weights['register_tokens'] = weights.pop('reg_token')
-    weights['pos_embed'] = torch.cat([torch.zeros(1, 1, 64), weights['pos_embed']], dim=1)
-    torch.save(dict(weights, mask_token=torch.zeros(1, 64)), path)
-    return str(path)
 
 
 def finetune(images: Path, out: Path, init: str, **options: object) -> Path:

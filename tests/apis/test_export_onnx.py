@@ -33,7 +33,7 @@ pytestmark = [
 ]
 
 MEAN, STD = [123.675, 116.28, 103.53], [58.395, 57.12, 57.375]
-SHAPES = [(5, 7), (33, 47), (40, 170), (64, 64), (65, 64), (128, 128), (150, 90), (300, 61)]
+SHAPES = [(5, 7), (33, 47), (40, 170), (64, 64), (65, 64), (128, 128), (150, 90), (300, 61), (1, 1), (97, 131)]
 VIEWS = dict(type='beit_mm.MultiScaleViews', short_side=CROP, crop_size=(CROP, CROP), ratios=(0.5, 1.0, 1.3))
 COLOURS = [[40 * place, 255 - 40 * place, 0] for place in range(5)]
 

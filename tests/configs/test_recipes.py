@@ -242,8 +242,13 @@ PROBES = {  # block from 1; parameters: embeddings, blocks, no last norm, and th
     'beit/linear_probe_large_in1k_50e.py': (14, 303_277_056 - 2 * 1024 + 1025 * 1000),
 }
 LINEAR, DECODER = (f'beit_plus/{head}_512_ade20k_39k_after_in22k.py' for head in ('linear', 'masks_decoder'))
-MASKS = ('beit_plus/masks_512', 'beit_plus/masks_640', 'beit_plus/masks_large_640', 'beit_v2/masks_large_512')
-MASKS = [DECODER, *(f'{name}_ade20k_39k_after_in22k.py' for name in MASKS)]
+MASKS = ('beit_plus/masks_512', 'beit_plus/masks_640', 'beit_plus/masks_large_640')
+MASKS = [
+    DECODER,
+    *(f'{name}_ade20k_39k_after_in22k.py' for name in (*MASKS, 'beit_v2/masks_512', 'beit_v2/masks_large_512')),
+]
+FROZEN = [f'dinov2/masks_frozen_{large}512_ade20k_39k.py' for large in ('', 'large_')]
+PLAIN = [*FROZEN, *(f'dinov2/masks_{large}512_ade20k_39k.py' for large in ('', 'large_'))]
 ATTENTIVE = {  # their pretraining, and parameters of the backbone with its last norm
     'beit/attentive_probe_in1k_90e.py': ('beit/pretrain_800e.py', 85_789_440),
     'beit_v2/attentive_probe_in1k_90e.py': ('beit_v2/pretrain_1600e.py', 85_665_360),
@@ -263,6 +268,7 @@ def test_every_config_has_one_row():
     named = [
         *PROBES,
         *MASKS,
+        *PLAIN,
         LINEAR,
         *ATTENTIVE,
         *ADAPTED,
@@ -294,12 +300,15 @@ def test_a_linear_probe_is_the_published_one(name):
 
 
 def test_mask_heads_are_trained_as_eomt():
-    """Its ADE20K recipe with DINOv2-L: 31 epochs of 1,263 steps are 39,153; masks end at sixths of 39,120."""
+    """Its ADE20K recipe with DINOv2-L: 31 epochs of 1,263 steps are 39,153; masks end at sixths of 39,120.
+
+    A frozen encoder is below PMT's decoder, with its rate.
+    """
 
     def check_one(name: str) -> None:
         size, large = (640 if '640' in name else 512), 'large' in name
         published = {
-            'optim_wrapper.optimizer': dict(adamw(1e-4, 0.05), betas=None, eps=None),
+            'optim_wrapper.optimizer': dict(adamw(2e-4 if name in FROZEN else 1e-4, 0.05), betas=None, eps=None),
             'optim_wrapper.clip_grad': None if name == LINEAR else dict(max_norm=0.01),
             'optim_wrapper.paramwise_cfg': dict(layer_decay_rate=0.8),
             'train_cfg.max_iters': 39_120,
@@ -311,15 +320,26 @@ def test_mask_heads_are_trained_as_eomt():
             'model.test_cfg.crop_size': (size, size),
             'model.backbone': dict(img_size=size, rel_pos_bias='per_layer', abs_pos_embed=False),
         }
+        if name in PLAIN:  # its patches of 14 pixels are resampled to 16, as there
+            letter, registers = 'l' if large else 'b', dict(patch_size=None, num_registers=4, drop_path_rate=0)
+            start = f'dinov2_vit{letter}14_reg4_pretrain'
+            published['model.backbone'] = dict(
+                registers, img_size=size, rel_pos_bias=None, init_cfg=dict(checkpoint=start)
+            )
+        if name in FROZEN:
+            depth = 24 if large else 12
+            published['model.backbone'] |= dict(
+                frozen_stages=depth, out_indices=tuple(depth * quarter // 4 - 1 for quarter in range(1, 5))
+            )
         if name != LINEAR:
-            blocks = 4 if large or name == DECODER else 3
-            where = 'decoder' if name == DECODER else 'backbone'
+            blocks = 6 if name in FROZEN else 4 if large or name == DECODER else 3
+            where = 'decoder' if name in (DECODER, *FROZEN) else 'backbone'
             masks = dict(num_queries=100, num_blocks=blocks, where=where, in_channels=1024 if large else 768)
             published['model.decode_head'] = masks
         check(published, name)
         check_header(name, SimpleNamespace(batch=16, ep=None, warm=1500, batches=39_120, acc=1))
 
-    check_all([*MASKS, LINEAR], check_one)
+    check_all([*MASKS, *PLAIN, LINEAR], check_one)
 
 
 def test_mask_heads_have_the_parameters_of_eomts_modules():

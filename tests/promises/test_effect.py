@@ -97,6 +97,11 @@ PLANS = [
     ('finetune', '--epochs 2', 'length'),
     ('finetune', '--lora 4', 'lora config.model.backbone config.optim_wrapper'),
     ('finetune maps', '--lora 4', 'lora config.model.backbone config.optim_wrapper'),
+    (
+        'finetune maps',
+        '--head masks',
+        'head config.model.backbone.out_indices config.model.neck config.model.decode_head',
+    ),
     ('finetune', '--freeze 2', 'freeze config.model.backbone.frozen_stages'),
     (
         'finetune',

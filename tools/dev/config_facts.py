@@ -17,7 +17,7 @@ import yaml
 sys.path.append(str(Path(__file__).parents[1]))
 from reproduce_table import DATA, ROOT, load, start_of, work_dir  # noqa: E402
 
-FOLDERS = ('beit', 'beit_plus', 'beit_v2', 'beit_dino', 'ablation', 'dvae')
+FOLDERS = ('beit', 'beit_plus', 'beit_v2', 'beit_dino', 'dinov2', 'ablation', 'dvae')
 DATASETS = {  # data_root -> name, training images
     'data/imagenet/train': ('ImageNet-1K', 1_281_167),
     'data/imagenet22k/train': ('ImageNet-22K', 14_197_122),
@@ -108,6 +108,8 @@ def architecture(config: str) -> str:
         parts.append('shared relative position bias' if bias == 'shared' else 'relative position bias in every block')
     if backbone.get('layer_scale_init'):
         parts.append('LayerScale')
+    if registers := backbone.get('num_registers'):
+        parts.append(f'{registers} registers')
     if 'rank' in model.backbone:
         parts.append(f'LoRA of rank {model.backbone.rank}')
     if is_frozen(config):

@@ -26,6 +26,7 @@ from beit_mm.terminal import quiet
 MAP = 'docs/architecture.md'
 PACKAGE_MAP, MAP_BEGINS = 'beit_mm/__init__.py', 'Where what lives:\n\n'
 RELEASED = 'docs/released.md'
+COLLECTIONS = dict(beit_v2='BEiTv2', dinov2='DINOv2')  # of model-index.yml; other folders are BEiT's
 BEGIN, END = '<!-- table by tools/dev/update_configs.py -->\n', '<!-- end of table -->'
 
 
@@ -67,7 +68,7 @@ def update_metafile(folder: str) -> str:
         )
         text += f"""\
   - Name: {folder}_{Path(config).stem}
-    In Collection: {'BEiTv2' if folder.endswith('v2') else 'BEiT'}
+    In Collection: {COLLECTIONS.get(folder, 'BEiT')}
     Config: configs/{config}
     Metadata:
       Architecture: {facts.architecture(config)}

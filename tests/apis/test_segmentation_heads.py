@@ -1,0 +1,94 @@
+"""`finetune --head`: each head from plan to labels, file and test."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from label_maps import make_label_maps
+from labelled import make_images, save_backbone
+from mmengine.config import Config
+from peers import dinov2_layout
+from PIL import Image
+
+import beit_mm
+from beit_mm import __main__ as command
+from beit_mm.apis import split, training
+from beit_mm.apis.plans import HEADS
+from beit_mm.checkpoint.checkpoint import Checkpoint
+from beit_mm.errors import UserError
+
+TYPES = dict(upernet='EfficientUPerHead', setr_pup='EfficientSETRUPHead', linear='FCNHead')
+OPTIONS = dict(masks=dict(lora=2), masks_decoder=dict(freeze='all'))
+
+
+@pytest.fixture(scope='module')
+def folder(tmp_path_factory) -> Path:
+    return make_label_maps(tmp_path_factory.mktemp('maps') / 'maps', 12)
+
+
+@pytest.fixture(scope='module')
+def base(tmp_path_factory) -> str:
+    return save_backbone(tmp_path_factory.mktemp('base') / 'base.pth')
+
+
+@pytest.mark.parametrize('options', [{}, *OPTIONS.values()])
+@pytest.mark.parametrize('head', ['setr_pup', 'masks', 'masks_decoder', 'linear'])
+def test_a_run_ends_and_its_result_is_used(head, options, folder, base, tmp_path, monkeypatch, capsys):
+    if options not in ({}, OPTIONS.get(head)):
+        pytest.skip('heads of pixels are adapted in test_adaptation.py')
+    if options:
+        monkeypatch.setattr(training.Run, 'report', lambda *_: None)
+    run = tmp_path / 'run'
+    weights = beit_mm.finetune(folder, run, base, epochs=1, batch=4, workers=0, head=head, **options)
+    assert options or ' mIoU ' in (run / 'report.md').read_text()
+    (said,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith('head')]
+    assert said.split() == ['head', head]
+    built = Config.fromfile(run / 'config.py').model.decode_head
+    assert built.type.endswith(TYPES.get(head, 'MaskClassificationHead'))
+    assert built.get('where') == dict(masks='backbone', masks_decoder='decoder').get(head)
+    images = folder / 'images/validation'
+    assert len(beit_mm.segment(weights, images, tmp_path / 'maps')) == 12
+    last = max((run / 'finetune').glob('iter_*.pth'), key=lambda path: int(path.stem.partition('_')[2]))
+    command.main(['test', str(run / 'config.py'), str(last), '--work-dir', str(tmp_path / 'test')])
+    if head == 'masks' and not options and not torch.__version__.startswith('2.6.'):
+        pytest.importorskip('onnxscript')
+        assert beit_mm.export(weights, tmp_path / 'model.onnx').is_file()
+    labels = np.asarray(Image.open(tmp_path / 'maps/labels/0.png'))
+    assert labels.shape == (40, 56) and labels.max() < 3
+
+
+@pytest.mark.parametrize('head', HEADS)
+def test_the_heads_of_a_wide_model_build_and_a_call_with_another_is_refused(head, folder, tmp_path, monkeypatch):
+    """Of DINOv2 with patches of 14 pixels; the plan counts parameters of the model that the config describes."""
+    init = dinov2_layout(tmp_path / 'dinov2.pth', 256, 3)
+    monkeypatch.setattr(training.Run, 'train', lambda *_: exit())
+    options, words = dict(init=init, epochs=1), ['--init', init, '--epochs', '1', '--head', head]
+    with pytest.raises(SystemExit):
+        command.main(['finetune', str(folder), '--out', str(tmp_path / 'run'), *words])
+    with pytest.raises(SystemExit):
+        beit_mm.finetune(folder, tmp_path / 'run', **options)
+    other = 'linear' if head != 'linear' else 'masks'
+    with pytest.raises(UserError, match=f'head={head}, this call says head={other}'):
+        beit_mm.finetune(folder, tmp_path / 'run', head=other, **options)
+
+
+def test_masks_are_left_out_step_by_step_of_a_run_of_minutes(folder, base, tmp_path, monkeypatch):
+    """By the share of the time, as the schedules: at its end no query is masked."""
+    shares = []
+    monkeypatch.setattr(training.Run, 'report', lambda *_: None)
+    progress = beit_mm.segmentation.mask_head.training_progress
+    monkeypatch.setattr(
+        'beit_mm.segmentation.mask_head.training_progress', lambda: shares.append(progress()) or shares[-1]
+    )
+    beit_mm.finetune(folder, tmp_path / 'run', base, minutes=0.03, batch=4, workers=0, head='masks')
+    assert shares == sorted(shares) and shares[0] == 0 and 0.8 < shares[-1] <= 1
+    assert Checkpoint.open(tmp_path / 'run/finetuned.pth').meta['iter'] >= 20
+
+
+def test_a_head_of_classifiers_or_of_another_name_is_refused(folder, base, tmp_path, monkeypatch):
+    monkeypatch.setattr(split, 'MIN_IMAGES', 10)
+    with pytest.raises(UserError, match='no label maps; leave out .*--head'):
+        beit_mm.finetune(make_images(tmp_path / 'images', 12) / 'train', tmp_path / 'a', base, head='masks')
+    with pytest.raises(UserError, match="'mask'.*masks_decoder"):
+        beit_mm.finetune(folder, tmp_path / 'b', base, head='mask')
