@@ -32,7 +32,8 @@ if [[ $rehearse ]]; then
   budget=${BUDGET:-3600} patience=8 # limits are those of a GPU
   pretraining=configs/demo/pretrain.py paper=$pretraining
   finetuning=configs/demo/finetune_folder.py
-  segmentor=configs/demo/segment_upernet.py
+  segmentor=configs/demo/segment_upernet.py masks=configs/demo/segment_masks.py
+  features=configs/demo/pretrain_features.py
   tokens=() # the demo has its own tokenizer
   number_of_images=160 steps=20 batch=4 workers=1 resume_batch=4 small_batch=4
   model=(--narrow --batch 2 --rounds 1 --threads 1 --precision float32)
@@ -53,6 +54,8 @@ else
   pretraining=configs/beit_plus/pretrain_300e.py paper=configs/beit/pretrain_300e.py
   finetuning=configs/beit/finetune_in1k_100e.py
   segmentor=configs/beit/upernet_512_ade20k_160k.py
+  masks=configs/beit_plus/masks_512_ade20k_39k_after_in22k.py
+  features=configs/beit/pretrain_features_ema_300e.py
   tokens=(model.target_generator.random_weights=True)
   number_of_images=16384 steps=60 batch=${BATCH:-256} workers=${WORKERS:-$((cores > 3 ? cores - 2 : 1))}
   resume_batch=32 small_batch=64
@@ -143,7 +146,7 @@ alone kernels 90 30 "$python" $benchmarks/kernels.py "${kernels[@]}" --json "$RE
 
 # --- does it work? nothing is timed, so all at once; fine-tuning is compiled here for its timing below ---
 reading=no
-for name in resume distributed finetune upernet float16 train_paper train_compiled; do
+for name in resume distributed finetune lora upernet masks features float16 train_paper train_compiled; do
   wanted $name && reading=yes
 done
 if [[ $PHOTOS == "$images" ]]; then
@@ -157,8 +160,15 @@ part resume 140 40 "${own[@]}" resume $pretraining $steps $resume_batch 2 "${dat
 part distributed 140 30 "${own[@]}" distributed $pretraining $((steps / 3)) 8 2 "${data[@]}" &
 part finetune 140 30 "${own[@]}" train $finetuning $((steps / 3)) $small_batch 2 data_root="$images" \
   model.backbone.init_cfg=None model.head.num_classes=10 model.data_preprocessor.num_classes=10 &
-part upernet 140 30 "${own[@]}" train $segmentor $((steps / 3)) 2 2 data_root="$images" model.backbone.init_cfg=None \
-  train_dataloader.dataset.data_prefix.{img_path=train,seg_map_path=annotations/train} &
+for name in upernet masks; do
+  [[ $name == upernet ]] && config=$segmentor || config=$masks
+  part $name 140 30 "${own[@]}" train $config $((steps / 3)) 2 2 data_root="$images" model.backbone.init_cfg=None \
+    train_dataloader.dataset.data_prefix.{img_path=train,seg_map_path=annotations/train} &
+done
+part features 140 30 "${own[@]}" train $features $((steps / 3)) "$small_batch" 2 data_root="$images" &
+[[ $rehearse ]] || part lora 140 30 "${own[@]}" train configs/beit_v2/finetune_lora_in1k_30e.py $((steps / 3)) \
+  "$small_batch" 2 data_root="$images" model.backbone.module.init_cfg=None model.head.num_classes=10 \
+  model.data_preprocessor.num_classes=10 &
 part float16 140 30 "${own[@]}" train $pretraining $((steps / 3)) $small_batch 2 "${data[@]}" \
   optim_wrapper.dtype=float16 &
 part warm_finetune 140 40 "$python" $benchmarks/step.py finetune "${model[@]}" "${compile[@]}" \
