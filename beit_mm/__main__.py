@@ -53,6 +53,10 @@ def parser() -> argparse.ArgumentParser:
     verb = add('pretrain', 'learn from images without labels', 'images/ --out run --minutes 15')
     length = add_training(verb, 'folder of images, searched to any depth')
     verb.add_argument('--tokenizer', choices=('demo', 'new'), help='packaged, or trained (default: that of --init)')
+    what = "predict visual tokens, or a teacher's features (default: tokens)"
+    verb.add_argument('--targets', choices=('tokens', 'features'), help=what)
+    teacher = "any BEiT or plain ViT, or ema: the model's own moving average (default: demo)"
+    verb.add_argument('--teacher', metavar='CKPT', help=f'with --targets features: {teacher}')
     length.add_argument('--steps', type=int, help='instead of minutes; the tokenizer gets at most as many')
 
     verb = add('finetune', 'train a classifier or segmentor', 'images/ --init run --out run_ft --minutes 5')

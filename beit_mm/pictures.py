@@ -20,9 +20,12 @@ from mmengine.runner import Runner
 from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor
 
+from beit_mm.datasets.reading import read_image
+from beit_mm.datasets.transforms import TwoViewCenterCrop
 from beit_mm.engine.logs import written_if_possible
 from beit_mm.engine.steps import unwrap
 from beit_mm.errors import UserError, log
+from beit_mm.features.evaluation import neighbours
 from beit_mm.features.extractor import FeatureExtractor
 from beit_mm.models.beit import BEiTPretrainer
 from beit_mm.models.tokenizers import Tokenizer
@@ -36,6 +39,7 @@ TITLE_HEIGHT = 16  # pixels above a row with titles
 DPI = 100
 FONT_SIZE = 8  # points, of a font whose characters are all as wide
 CHARACTER = 0.63 * FONT_SIZE * DPI / 72  # pixels
+NUM_NEIGHBOURS = 5  # that are drawn
 MASS = 0.6  # of the attention, inside the contour
 
 Scalars = dict[int, dict[str, float]]  # step -> name -> number
@@ -98,6 +102,29 @@ def pixels_of(figure: Figure) -> np.ndarray:
     canvas = FigureCanvasAgg(figure)
     canvas.draw()
     return np.asarray(canvas.buffer_rgba())[..., :3]
+
+
+def draw_neighbours(queries: Mapping[str, Any], bank: Mapping[str, Any], named: bool = True) -> Figure:
+    """Draws each query beside the images of a bank with the closest features, titled with their cosine.
+
+    `queries` and `bank` are dict(paths=files, features=(N, C)), as `embed` returns them; if `named`, an image's folder
+    is its class, and is shown.
+    """
+    rows = []
+    features, known = (torch.as_tensor(each['features']) for each in (queries, bank))
+    found = (pair for chunk in neighbours(features, known, NUM_NEIGHBOURS + 1) for pair in zip(*chunk, strict=True))
+    for query, (cosines, others) in zip(queries['paths'], found, strict=True):
+        files = [(bank['paths'][row], f' {cosine:.3f}') for cosine, row in zip(cosines, others, strict=True)]
+        files = [each for each in files if Path(each[0]).resolve() != Path(query).resolve()]
+        shown = [(query, ''), *files[:NUM_NEIGHBOURS]]
+        rows.append([(named * Path(path).resolve().parent.name + text, center_tile(path)) for path, text in shown])
+    return sheet(rows)
+
+
+def center_tile(file: str, side: int = SIDE) -> Tensor:
+    """The middle of an image, as the model sees it, float (3, side, side) in [0, 1]."""
+    middle = TwoViewCenterCrop(side, None)(dict(img=read_image(file)))['images']
+    return torch.from_numpy(middle).permute(2, 0, 1) / 255
 
 
 def with_legend(image: Image.Image, entries: Sequence[tuple[str, Sequence[int]]]) -> Image.Image:

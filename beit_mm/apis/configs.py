@@ -1,8 +1,9 @@
-"""Configs: found by name, and written for a run."""
+"""Configs: found by name, fitted to other images and lengths, and written for a run."""
 
 import functools
+import math
 import pprint
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
@@ -64,3 +65,48 @@ def write_config(path: Path, title: str, base: str, settings: Mapping[str, Any])
     text += f'_base_ = {own_config(base).filename!r}\n\n' + '\n\n'.join(assigned) + '\n'
     with atomic_file(path) as file:
         file.write(inert(text).encode())
+
+
+def resized(pipeline: Sequence[Mapping[str, Any]], size: tuple[int, int], **others: Any) -> list[dict[str, Any]]:
+    """A recipe's pipeline for images of another size (height, width), with `others` where a step has the key."""
+    values = dict(others, size=size, crop_size=size[::-1])
+    steps = [{key: values.get(key, value) for key, value in step.items()} for step in pipeline]
+    crop = next((step['crop_size'] for step in pipeline if 'crop_size' in step), None)
+    for step in steps:
+        if step['type'] == 'ResizeEdge':
+            step['scale'] = round(step['scale'] * min(size) / crop)  # keeps the ratio of edge and crop
+    return steps
+
+
+def views(grid: tuple[int, int], stride: int | None) -> dict[str, Any]:
+    """What a pretraining's pipeline needs on a patch grid (h, w), with visual tokens of so many pixels; None: features.
+
+    The recipe's 75 of 14 x 14 patches are masked, in proportion.
+    """
+    rows, columns = grid
+    mask = dict(num_masked=round(75 / 196 * rows * columns), min_block=min(16, max(1, rows * columns // 9)))
+    return dict(mask, grid=grid, second_size=(stride * rows, stride * columns) if stride else None)
+
+
+def scaled(rate: float, ratio: float) -> float:
+    """A recipe's learning rate for another batch size: by the square root of their ratio, as suits Adam."""
+    return float(f'{rate * math.sqrt(ratio):.2g}')
+
+
+def schedule(steps: int, warmup: int, batch: int, eta_min_ratio: float = 0.0) -> dict[str, Any]:
+    warmup = max(2, min(warmup, steps // 5))  # mmengine never leaves a warm-up of one step
+    end = max(steps, warmup + 1)
+    cosine = dict(begin=warmup, end=end, T_max=end - warmup, eta_min_ratio=eta_min_ratio)
+    return dict(
+        param_scheduler=[
+            dict(type='LinearLR', start_factor=1e-9, by_epoch=False, begin=0, end=warmup),
+            dict(type='CosineAnnealingLR', by_epoch=False, **cosine),
+        ],
+        train_cfg=dict(_delete_=True, type='beit_mm.IterLoop', max_iters=steps, val_interval=steps),
+        default_hooks=dict(
+            logger=dict(interval=min(50, max(1, steps // 20)), log_metric_by_epoch=False),
+            checkpoint=dict(by_epoch=False, interval=max(50, min(500, steps // 4)), max_keep_ckpts=2),
+        ),
+        log_processor=dict(by_epoch=False),
+        auto_scale_lr=dict(base_batch_size=batch),
+    )

@@ -18,9 +18,9 @@ from mmengine.dataset import Compose, default_collate
 from PIL import Image
 
 from beit_mm.apis import split
-from beit_mm.apis.configs import own_config
+from beit_mm.apis.configs import own_config, resized, views
 from beit_mm.apis.inferencers import ClassificationInferencer, SegmentationInferencer
-from beit_mm.apis.plans import NARROW_PRETRAINING, resized, views
+from beit_mm.apis.plans import NARROW_PRETRAINING
 from beit_mm.apis.rebuild import rebuild_pretrainer
 from beit_mm.checkpoint.checkpoint import Checkpoint, CheckpointInput, Levels
 from beit_mm.checkpoint.find import PHOTOS, SCENES
@@ -35,7 +35,7 @@ from beit_mm.files import atomic_file
 from beit_mm.models.beit import BEiTPretrainer
 from beit_mm.pictures import attention_of_image, draw_attention, sheet_of_columns, with_legend
 from beit_mm.registry import TRANSFORMS
-from beit_mm.terminal import quiet, with_bar
+from beit_mm.terminal import quiet, say, with_bar
 
 Sources = str | Path | Sequence[str | Path]
 SHORT_SIDE = 30  # patches of an image whose attention is drawn, as in the authors' figure
@@ -341,19 +341,28 @@ def reconstruct(
 ) -> Path:
     """Draws images, masked as the model sees them, its predictions for the masked patches, and the true tokens decoded.
 
+    Features have no picture: each masked patch is that of all masked ones whose features are nearest to the predicted.
+
     Args:
-        checkpoint, mean, std: of a pretraining on visual tokens, see `Checkpoint.open`.
+        checkpoint, mean, std: of a pretraining on visual tokens or features, see `Checkpoint.open`.
         images: files and folders; the first 64 images, without broken ones.
         out: picture.
     """
     out = check_picture(out)
     with quiet():
-        model = rebuild_pretrainer(Checkpoint.open(checkpoint, mean=mean, std=std))
-        samples = masked_samples(model, islice(iterate_images(images), MAX_ROWS))
-        with torch.no_grad():
-            columns = model.pictures(model.data_preprocessor(default_collate([*samples.values()]))['inputs'])
-        sheet_of_columns(columns).savefig(out)
+        model = draw_predictions(Checkpoint.open(checkpoint, mean=mean, std=std), images, out)
+    if model.target_generator.gives == 'features':
+        say('Features have no picture: each masked patch is drawn as the masked one with the nearest features.')
     return out
+
+
+def draw_predictions(checkpoint: Checkpoint, images: Sources, out: Path) -> BEiTPretrainer:
+    model = rebuild_pretrainer(checkpoint)
+    samples = masked_samples(model, islice(iterate_images(images), MAX_ROWS))
+    with torch.no_grad():
+        columns = model.pictures(model.data_preprocessor(default_collate([*samples.values()]))['inputs'])
+    sheet_of_columns(columns).savefig(out)
+    return model
 
 
 def check_picture(out: str | Path) -> Path:

@@ -17,7 +17,7 @@ from mmengine.config import Config
 from mmengine.registry import DefaultScope
 
 from beit_mm.apis import rebuild
-from beit_mm.apis.configs import own_config, run_config
+from beit_mm.apis.configs import own_config, resized, run_config, scaled, schedule, views
 from beit_mm.apis.split import Images, LabelMaps
 from beit_mm.checkpoint.checkpoint import Checkpoint, given_levels, normalisation_of
 from beit_mm.checkpoint.description import IMAGENET
@@ -27,11 +27,13 @@ from beit_mm.checkpoint.read import CheckpointError
 from beit_mm.datasets.transforms import as_size
 from beit_mm.errors import UserError, check_choice
 from beit_mm.files import atomic_file
+from beit_mm.models.feature_targets import EMA
 from beit_mm.models.lora import added_parameters, with_lora
 from beit_mm.models.vit import sizes_of
 from beit_mm.registry import MODELS
 
 NONE, NEW, ALL = 'none', 'new', 'all'  # options: random weights; a tokenizer trained on these images; all blocks
+TOKENS, FEATURES = 'tokens', 'features'  # what a pretraining predicts
 MIN_STEPS = 20
 # What a fine-tuning on a GPU begins with, the first that fits: name of `plain_vits` and architecture
 STARTS = dict(dinov2_vitb14_reg4_pretrain='base', dinov2_vits14_reg4_pretrain='small')
@@ -41,6 +43,10 @@ MANY_IMAGES = 100_000  # from which on a GPU trains BEiT-Base
 BACKBONE = 'beit_mm.BEiTBackbone'
 NARROW = 192  # width of models up to which the demo's recipes hold
 NARROW_PRETRAINING, WIDE_PRETRAINING = 'demo/pretrain.py', 'beit/pretrain_300e.py'
+FEATURE_RECIPES = {  # the same with features instead of visual tokens
+    NARROW_PRETRAINING: 'demo/pretrain_features.py',
+    WIDE_PRETRAINING: 'beit/pretrain_features_dinov2_300e.py',
+}
 NARROW_FINETUNING, WIDE_FINETUNING = 'demo/finetune_folder.py', 'beit/finetune_in1k_100e.py'
 NARROW_SEGMENTOR, WIDE_SEGMENTOR = 'demo/segment_upernet.py', 'beit/upernet_512_ade20k_160k.py'
 LORA_RATE = 2.0  # times the recipe's learning rate, for all layers alike
@@ -73,6 +79,8 @@ class Record:
     images: str = ''  # folder
     init: str | None = None
     tokenizer_option: str | None = None
+    targets: str | None = None  # TOKENS or FEATURES
+    teacher: str | None = None
     length: Length | None = None
     batch: int | None = None
     seed: int | None = None
@@ -85,7 +93,7 @@ class Record:
     workers: int | None = None
     device: str | None = None  # 'cpu' or 'cuda'
 
-    tokenizer: str | None = None  # see Plan.tokenizer_name
+    tokenizer: str | None = None  # or teacher, see Plan.targets_name
     found: str = ''  # how many images
     digest: str = ''  # of their names
     seconds: float = 0.0  # that the run has taken
@@ -110,7 +118,7 @@ class Record:
     def check_call(self, call: 'Record', folder: Path) -> None:
         """Refuses to resume a run by a call with another option; what the call leaves open stays as it was."""
         options = 'verb images init tokenizer_option length batch seed reduce_zero_label balance bands levels'
-        for option in [*options.split(), 'lora', 'freeze']:
+        for option in [*options.split(), 'lora', 'freeze', 'targets', 'teacher']:
             known, given = getattr(self, option), getattr(call, option)
             if given not in (None, known):
                 began = f'{folder} began with {option}={known}, this call says {option}={given}'
@@ -130,8 +138,13 @@ def new_call(verb: str, images: str | Path, init: str | Path | None = None, **op
             raise UserError(f'{name} is {options[name]}; expected {least:,} to {most:,}')
     if 'tokenizer_option' in options:
         check_choice('tokenizer', options['tokenizer_option'], (DEMO, NEW))
-    if init not in (None, DEMO, NONE) and '://' not in str(init):
-        init = path_of_checkpoint(init).absolute()  # links stay: name and neighbouring files tell what it is
+    check_choice('targets', options.get('targets', TOKENS), (TOKENS, FEATURES))
+    if 'teacher' in options:
+        if options.get('targets') != FEATURES:
+            raise UserError('--teacher is for features; give --targets features too')
+        options['teacher'] = lasting(options['teacher'])
+    if options.get('targets') == FEATURES and 'tokenizer_option' in options:
+        raise UserError('--targets features needs no tokenizer; leave --tokenizer out')
     if {'lora', 'freeze'} <= {*options}:
         raise UserError('--lora and --freeze are both given; expected one: by --lora the whole backbone is frozen')
     for name, words in dict(freeze=(ALL,), lora=()).items():
@@ -139,7 +152,14 @@ def new_call(verb: str, images: str | Path, init: str | Path | None = None, **op
             raise UserError(f'{name} is {options[name]!r}; expected {" or ".join([*words, "a whole number"])}')
     options['levels'] = given_levels(**options.get('levels', {})) or None
     options['length'] = next((Length(options.pop(unit), unit) for unit in units), None)
-    return Record(verb, str(Path(images).expanduser().resolve()), None if init is None else str(init), **options)
+    return Record(verb, str(Path(images).expanduser().resolve()), None if init is None else lasting(init), **options)
+
+
+def lasting(source: str | Path) -> str:
+    """The file of a checkpoint, for later calls elsewhere; words and URLs stay."""
+    if source in (DEMO, NONE, EMA) or '://' in str(source):
+        return str(source)
+    return str(path_of_checkpoint(source).absolute())  # links stay: name and neighbouring files tell what it is
 
 
 @dataclass
@@ -157,7 +177,8 @@ class Plan:
     batch: int  # images of a step
     workers: int  # processes that read images
     init: str | None  # checkpoint to begin with; None for random weights
-    tokenizer: dict[str, Any] | None  # config of the tokenizer; None: one is trained
+    targets: dict[str, Any] | None  # config of the tokenizer or of FeatureTargets; None: a tokenizer is trained
+    teacher_width: int | None  # of a frozen teacher
     keeps_head: bool  # `init` predicts tokens of this tokenizer already; its head is trained further
     balance: bool  # images of small classes are shown more often
     lora: int | None  # rank of the matrices that are trained in place of the backbone's layers
@@ -165,9 +186,16 @@ class Plan:
     fits_head: bool  # of a classifier, to features that are computed once
 
     @property
-    def tokenizer_name(self) -> str | None:
-        """Type and file of the tokenizer, which a resumed run must find again; None: one is trained."""
-        return f'{self.tokenizer["type"]} of {self.tokenizer.get("checkpoint")}' if self.tokenizer else None
+    def targets_name(self) -> str | None:
+        """Type and file of the tokenizer or teacher, which a resumed run must find again; None: one is trained."""
+        targets = self.targets
+        return f'{targets["type"]} of {targets.get("teacher") or targets.get("checkpoint")}' if targets else None
+
+    @property
+    def teacher(self) -> str | None:
+        """Whose features are predicted, in words; None: tokens are."""
+        name = (self.targets or {}).get('teacher')
+        return "this model's moving average" if name == EMA else name
 
     @property
     def grid(self) -> tuple[int, int]:
@@ -197,9 +225,14 @@ def plan_training(images: Images, call: Record) -> Plan:
         usual = bands or IMAGENET
         preprocessing, assumed = normalisation_of('the new model', usual, (), len(usual['mean']), **levels)
     base, backbone = choose_model(images, call.verb, device, checkpoint, channels=len(preprocessing['mean']))
-    tokenizer, keeps_head = None, False
-    if call.verb == 'pretrain':
-        tokenizer, keeps_head = choose_tokenizer(call.tokenizer_option, checkpoint, device)
+    targets, keeps_head, teacher_width = None, False, None
+    if call.targets == FEATURES:
+        base, targets = FEATURE_RECIPES[base], dict(type='beit_mm.FeatureTargets', teacher=call.teacher or DEMO)
+        if targets['teacher'] != EMA:
+            of_teacher = rebuild.backbone_config(Checkpoint.open(targets['teacher']))
+            teacher_width = sizes_of(of_teacher['arch'])['embed_dims']
+    elif call.verb == 'pretrain':
+        targets, keeps_head = choose_tokenizer(call.tokenizer_option, checkpoint, device)
     depth = sizes_of(backbone['arch'])['num_layers']
     frozen = call.freeze if isinstance(call.freeze, int | None) else depth
     if init == NONE and (call.lora, frozen) != (None, None):
@@ -226,7 +259,8 @@ def plan_training(images: Images, call: Record) -> Plan:
         batch=batch,
         workers=workers,
         init=None if init == NONE else init,
-        tokenizer=tokenizer,
+        targets=targets,
+        teacher_width=teacher_width,
         keeps_head=keeps_head,
         balance=bool(call.balance),
         lora=call.lora,
@@ -308,7 +342,7 @@ def choose_tokenizer(
     stored = None
     if checkpoint and 'head.lm_head.weight' in checkpoint.state_dict:
         with suppress(CheckpointError, FileNotFoundError):
-            stored = rebuild.tokenizer_config(checkpoint)
+            stored = rebuild.targets_config(checkpoint)
     if stored and (option is None or stored.get('checkpoint') == DEMO):
         return stored, True
     if option == DEMO:
@@ -336,10 +370,12 @@ def describe_plan(plan: Plan, images: Images) -> list[str]:
         lines.append(f'bands      {which}: 0 and 255 are the percentiles 1 and 99 of each in these images')
     if plan.verb == 'finetune':
         lines.append(f'trained    {trained_parameters(plan, images)}')
-    if plan.keeps_head:
+    if plan.teacher:
+        lines.append(f'targets    features of {plan.teacher}')
+    elif plan.keeps_head:
         lines.append(f'tokenizer  that of {plan.init}, whose head is trained further')
-    elif plan.tokenizer:
-        lines.append(f'tokenizer  {plan.tokenizer_name}')
+    elif plan.targets:
+        lines.append(f'tokenizer  {plan.targets_name}')
     elif plan.base in (NARROW_PRETRAINING, WIDE_PRETRAINING):
         lines.append(f'tokenizer  one is trained first, {tokenizer_batch(plan.batch)} images a step')
     return [*filter(None, lines)]
@@ -360,41 +396,6 @@ def trained_parameters(plan: Plan, images: Images) -> str:
         once = 'fitted to features that are computed once: images are not augmented'
         return f'0 parameters of the backbone, {in_heads:,} of the head, {once}'
     return f'{in_backbone:,} parameters of the backbone, {in_heads:,} of what stands on it'
-
-
-def resized(pipeline: Sequence[Mapping[str, Any]], size: tuple[int, int], **others: Any) -> list[dict[str, Any]]:
-    """A recipe's pipeline for images of another size (height, width), with `others` where a step has the key."""
-    values = dict(others, size=size, crop_size=size[::-1])
-    steps = [{key: values.get(key, value) for key, value in step.items()} for step in pipeline]
-    crop = next((step['crop_size'] for step in pipeline if 'crop_size' in step), None)
-    for step in steps:
-        if step['type'] == 'ResizeEdge':
-            step['scale'] = round(step['scale'] * min(size) / crop)  # keeps the ratio of edge and crop
-    return steps
-
-
-def scaled(rate: float, ratio: float) -> float:
-    """A recipe's learning rate for another batch size: by the square root of their ratio, as suits Adam."""
-    return float(f'{rate * math.sqrt(ratio):.2g}')
-
-
-def schedule(steps: int, warmup: int, batch: int, eta_min_ratio: float = 0.0) -> dict[str, Any]:
-    warmup = max(2, min(warmup, steps // 5))  # mmengine never leaves a warm-up of one step
-    end = max(steps, warmup + 1)
-    cosine = dict(begin=warmup, end=end, T_max=end - warmup, eta_min_ratio=eta_min_ratio)
-    return dict(
-        param_scheduler=[
-            dict(type='LinearLR', start_factor=1e-9, by_epoch=False, begin=0, end=warmup),
-            dict(type='CosineAnnealingLR', by_epoch=False, **cosine),
-        ],
-        train_cfg=dict(_delete_=True, type='beit_mm.IterLoop', max_iters=steps, val_interval=steps),
-        default_hooks=dict(
-            logger=dict(interval=min(50, max(1, steps // 20)), log_metric_by_epoch=False),
-            checkpoint=dict(by_epoch=False, interval=max(50, min(500, steps // 4)), max_keep_ckpts=2),
-        ),
-        log_processor=dict(by_epoch=False),
-        auto_scale_lr=dict(base_batch_size=batch),
-    )
 
 
 def loaders(
@@ -425,13 +426,17 @@ def tokenizer_settings(base: Config, images: Images, plan: Plan, lists: Path, st
 
 
 def pretraining_settings(base: Config, images: Images, plan: Plan, lists: Path, steps: int) -> dict[str, Any]:
-    assert plan.tokenizer is not None
-    stride, vocab_size = rebuild.stride_and_vocab(plan.tokenizer)
+    assert plan.targets is not None
+    if plan.teacher:
+        stride, outputs = None, dict(target_dims=plan.teacher_width or plan.width)
+    else:
+        stride, vocab_size = rebuild.stride_and_vocab(plan.targets)
+        outputs = dict(vocab_size=vocab_size)
     pipelines = [resized(base[f'{name}_pipeline'], plan.size, **views(plan.grid, stride)) for name in ('train', 'val')]
     model = dict(
         backbone=dict(plan.backbone, _delete_=True, type=BACKBONE, masked_input=True, out_type='raw'),
-        head=dict(embed_dims=plan.width, vocab_size=vocab_size),
-        target_generator=dict(plan.tokenizer, _delete_=True),
+        head=dict(outputs, embed_dims=plan.width),
+        target_generator=dict(plan.targets, _delete_=True),
         data_preprocessor=dict(plan.preprocessing),
     )
     length = schedule(steps, steps // 20, plan.batch, base.param_scheduler[-1].eta_min_ratio)
@@ -442,24 +447,16 @@ def pretraining_settings(base: Config, images: Images, plan: Plan, lists: Path, 
     if plan.keeps_head:  # by itself: an init_cfg of the whole model would overrule the backbone's
         model['head']['init_cfg'] = dict(type='Pretrained', checkpoint=plan.init, prefix='head.')
     rate = base.optim_wrapper.optimizer.lr
-    if plan.base == NARROW_PRETRAINING:  # its rate is for a width of 128; models of twice that bear it, wider ones less
+    if plan.base.startswith('demo/'):  # its rate is for a width of 128; models of twice that bear it, wider ones less
         rate *= min(1.0, 256 / plan.width) * (0.5 if plan.keeps_head else 1.0)  # what is trained already is kept
+    if plan.targets.get('teacher') == EMA:
+        length['custom_hooks'] = [*base.custom_hooks, dict(type='beit_mm.TeacherMomentumHook')]
     return dict(
         model=model,
         **loaders(images, lists, plan, pipelines),
         optim_wrapper=dict(optimizer=dict(lr=scaled(rate, plan.batch / base.auto_scale_lr.base_batch_size))),
         **length,
     )
-
-
-def views(grid: tuple[int, int], stride: int) -> dict[str, Any]:
-    """What a pretraining's pipeline needs on a patch grid (h, w), with visual tokens of so many pixels.
-
-    The recipe's 75 of 14 x 14 patches are masked, in proportion.
-    """
-    rows, columns = grid
-    mask = dict(num_masked=round(75 / 196 * rows * columns), min_block=min(16, max(1, rows * columns // 9)))
-    return dict(mask, grid=grid, second_size=(stride * rows, stride * columns))
 
 
 def tuned_backbone(plan: Plan, **options: Any) -> dict[str, Any]:

@@ -29,8 +29,9 @@ from beit_mm.features.extractor import ImageReader, usual_preparation
 from beit_mm.files import quoted
 from beit_mm.models import BEiTBackbone, LinearProbe
 from beit_mm.models.beit import BEiTPretrainer
+from beit_mm.models.feature_targets import EMA
 from beit_mm.models.lora import merge_lora
-from beit_mm.models.provenance import preprocessing_of_model
+from beit_mm.models.provenance import preprocessing_of_model, target_provenance
 from beit_mm.models.tokenizers.dalle import DECODER_URL, GET_ENCODER, STRIDE
 from beit_mm.registry import MODELS, TRANSFORMS
 
@@ -331,14 +332,17 @@ def get_model(name: str, pretrained: bool | CheckpointInput | None = None) -> nn
 
 def rebuild_pretrainer(checkpoint: Checkpoint) -> BEiTPretrainer:
     """Builds a pretrained model from the shapes of its weights, in evaluation mode."""
-    vocab_size, width = head_sizes(checkpoint)
     levels, _ = checkpoint.normalisation
     model = BEiTPretrainer(
         backbone=dict(backbone_config(checkpoint), type='beit_mm.BEiTBackbone', out_type='raw', masked_input=True),
-        head=dict(type='beit_mm.BEiTMIMHead', embed_dims=width, vocab_size=vocab_size),
-        target_generator=tokenizer_config(checkpoint),
+        head=head_config(checkpoint),
+        target_generator=targets_config(checkpoint),
         data_preprocessor=dict(levels, type='beit_mm.TwoViewDataPreprocessor'),
     )
+    with as_checkpoint_error(checkpoint.path):
+        before, now = ((of or {}).get('sha256') for of in (checkpoint.meta.get('tokenizer'), target_provenance(model)))
+        if before and now and before != now:
+            raise UserError(f'was trained with a teacher of another SHA-256, {before}; it is {now} now')
     model.load_state_dict(checkpoint.state_dict, strict=False)
     return model.eval()
 
@@ -354,38 +358,43 @@ def backbone_config(checkpoint: Checkpoint, channels: int = 3) -> dict[str, Any]
     return arguments
 
 
-def tokenizer_config(checkpoint: Checkpoint) -> dict[str, Any]:
-    """The config of the tokenizer that a checkpoint was trained with, and its files; CheckpointError if unknown.
+def targets_config(checkpoint: Checkpoint) -> dict[str, Any]:
+    """The config of the tokenizer or teacher that a checkpoint was trained with; CheckpointError if unknown.
 
     Released checkpoints do not name it: it is DALL-E's if the vocabulary fits and the model is not BEiT v2.
     """
-    predicted, _ = head_sizes(checkpoint)
+    predicted = head_config(checkpoint)
     with as_checkpoint_error(checkpoint.path):
         stored = ((checkpoint.meta.get('config_dict') or {}).get('model') or {}).get('target_generator')
+        if stored and 'target_dims' in predicted:
+            return stored_teacher(checkpoint, stored)
         if stored:
             config = stored_tokenizer(checkpoint, stored)
             _, vocab_size = stride_and_vocab(config)
-            if vocab_size != predicted:
-                raise UserError(f'predicts {predicted} visual tokens, but its tokenizer has {vocab_size}')
+            if vocab_size != predicted['vocab_size']:
+                raise UserError(f'predicts {predicted["vocab_size"]} visual tokens, but its tokenizer has {vocab_size}')
             return config
+    if 'target_dims' in predicted:
+        raise CheckpointError(f'{checkpoint} does not say which teacher its features come from')
     message = f'{checkpoint} does not say which tokenizer its visual tokens come from'
     of_beit_v2 = any(name.startswith('patch_aggregation.') for name in checkpoint.converted.state_dict)
-    if predicted != DALLE_VOCABULARY or of_beit_v2:
+    if predicted['vocab_size'] != DALLE_VOCABULARY or of_beit_v2:
         raise CheckpointError(f"{message}, and they are not DALL-E's")
     if dalle := find_dalle():
         return dalle
     raise CheckpointError(f"{message}. For DALL-E's: {GET_ENCODER} and {DECODER_URL}, both into ${WEIGHTS_VARIABLE}")
 
 
-def head_sizes(checkpoint: Checkpoint) -> tuple[int, int]:
-    """Number of visual tokens that a checkpoint's head predicts, and its width."""
-    weight = checkpoint.converted.state_dict.get('head.lm_head.weight')
-    if 'head.feature_head.weight' in checkpoint.converted.state_dict:
-        raise CheckpointError(f"{checkpoint} predicts a teacher's features, which have no picture; see its `explained`")
+def head_config(checkpoint: Checkpoint) -> dict[str, Any]:
+    """The config of a checkpoint's head, which predicts visual tokens or features."""
+    weights = checkpoint.converted.state_dict
+    if (weight := weights.get('head.feature_head.weight')) is not None and weight.dim() == 2:
+        return dict(type='beit_mm.FeatureRegressionHead', embed_dims=weight.shape[1], target_dims=len(weight))
+    weight = weights.get('head.lm_head.weight')
     if weight is None or weight.dim() != 2:
         shape = 'is missing' if weight is None else f'has the shape {tuple(weight.shape)}'
         raise CheckpointError(f'{checkpoint} predicts no visual tokens: head.lm_head.weight {shape}')
-    return len(weight), weight.shape[1]
+    return dict(type='beit_mm.BEiTMIMHead', embed_dims=weight.shape[1], vocab_size=len(weight))
 
 
 def stored_tokenizer(checkpoint: Checkpoint, stored: Any) -> dict[str, Any]:
@@ -402,11 +411,23 @@ def stored_tokenizer(checkpoint: Checkpoint, stored: Any) -> dict[str, Any]:
     return config
 
 
+def stored_teacher(checkpoint: Checkpoint, stored: Any) -> dict[str, Any]:
+    """The config of FeatureTargets; the weights of a moving average are in the checkpoint."""
+    others = {key: value for key, value in stored.items() if key != 'teacher'}
+    config = stored_config.check_part(others, ('beit_mm.FeatureTargets',), 'target_generator')
+    teacher = stored.get('teacher')
+    if not isinstance(teacher, str):
+        raise UserError('was trained with a teacher that is not one file, such as CLIP, which is not rebuilt')
+    if teacher != EMA and teacher not in released() and teacher not in plain_vits():
+        teacher = found_again(teacher, checkpoint, 'teacher')
+    return dict(config, teacher=teacher)
+
+
 def without_files(tokenizer: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in tokenizer.items() if key not in (*FILES, 'sha256')}
 
 
-def found_again(file: str, checkpoint: Checkpoint) -> str:
+def found_again(file: str, checkpoint: Checkpoint, what: str = 'tokenizer') -> str:
     """Finds a file that a checkpoint names, even if the run was moved."""
     if file == DEMO:
         return file
@@ -415,7 +436,7 @@ def found_again(file: str, checkpoint: Checkpoint) -> str:
     for place in places:
         if place.is_file() and place.resolve().parts[1] not in ('proc', 'sys'):  # reading there may never end
             return str(place)
-    raise FileNotFoundError(f'the tokenizer of {checkpoint} is gone: looked for {" and ".join(map(str, places))}')
+    raise FileNotFoundError(f'the {what} of {checkpoint} is gone: looked for {" and ".join(map(str, places))}')
 
 
 def own_tokenizer(checkpoint: str | Path) -> dict[str, Any]:

@@ -17,12 +17,11 @@ import torch
 from matplotlib.figure import Figure
 from torch import Tensor
 
-from beit_mm.apis.inference import classify, reconstruct
+from beit_mm.apis.inference import classify, draw_predictions
 from beit_mm.apis.split import Images, evenly
 from beit_mm.checkpoint.checkpoint import Checkpoint
 from beit_mm.checkpoint.find import DEMO
 from beit_mm.datasets.reading import UnreadableImageError, read_image
-from beit_mm.datasets.transforms import TwoViewCenterCrop
 from beit_mm.features import evaluation
 from beit_mm.features.evaluation import (
     PROBE_BATCH,
@@ -33,19 +32,20 @@ from beit_mm.features.evaluation import (
     knn_predict,
     linear_predict,
     mean_and_error,
-    neighbours,
     standardiser,
     thumbnail,
 )
 from beit_mm.features.extractor import ExistingPath, FeatureExtractor
 from beit_mm.files import atomic_file, quoted
-from beit_mm.pictures import SIDE, draw_runs, read_scalars, sheet, shortened
+from beit_mm.pictures import center_tile, draw_neighbours, draw_runs, read_scalars, sheet, shortened
 
 ROWS = {  # of the report: a metric's name, and what it is
-    'mim_loss': 'loss on masked patches (mim_loss), nats',
+    'mim_loss': 'loss on masked patches (mim_loss), of tokens in nats',
     'mim_loss_start': 'the same with the initial weights, nats',
     'token_entropy': 'loss of guessing by token frequency alone (token_entropy)',
     'position_entropy': 'loss of guessing by token frequency at each position (position_entropy)',
+    'explained': 'share of variance explained, against the mean feature (explained)',
+    'explained_at_position': 'the same, against the mean at each position (explained_at_position)',
     'tokenizer/codes_used': 'different visual tokens in use',
     'mim_acc': 'masked tokens predicted correctly (mim_acc)',
     'accuracy/top1': 'classified correctly, %',
@@ -63,12 +63,15 @@ BASELINES = dict(  # what needs no network
 OTHER_FEATURES = dict(start='the initial weights', random='random weights', thumbnails='thumbnails')
 METHODS = dict(knn='nearest neighbours', linear='linear layer', attentive='attentive probe')  # that judge features
 BETTER, WORSE, TOO_CLOSE = 'better than', 'worse than', 'too close to tell from'
-MIN_LOSS_GAIN = 0.05  # nats by which losses must differ to count
-NUM_QUERIES, NUM_NEIGHBOURS = 6, 5  # in the picture of neighbours
+MIN_LOSS_GAIN = 0.05  # nats, or of features a share of variance, by which losses must differ to count
+NUM_QUERIES = 6  # in the picture of neighbours
 MIN_THUMBNAILS, MOST_THUMBNAILS = 100, 20_000  # for ridge regression to learn from; MIN_ even if time is short
 MIN_ANSWERS = 100  # held-out images to classify even if time is short
 MOST_CLASSES = 30  # in the table of a classifier
 MISTAKES, MISTAKES_COLUMNS, MISTAKES_SIDE = 24, 4, 240  # how many are drawn, in how many columns, pixels of a tile
+
+DECODED = 'predicted, the correct tokens decoded'
+FILLED = 'each masked patch drawn as the masked one of all these images with the nearest features'
 
 Paragraph: TypeAlias = str | Sequence[Sequence[str]]  # a text, or rows of a table
 
@@ -205,19 +208,27 @@ def drawn_until(items: Iterable[Any], deadline: float, least: int) -> Iterator[A
 
 
 def describe_pretraining(
-    weights: Path, images: Images, metrics: Metrics, compared: int, start: str | None, seconds: float
+    weights: Path,
+    images: Images,
+    metrics: Metrics,
+    compared: int,
+    start: str | None,
+    seconds: float,
+    teacher: str | None = None,
 ) -> Report:
     """Reports on a pretraining that began with `start`: its validation, and its features on `compared` images.
 
-    Draws its pictures beside the weights. Judges features by the methods that `seconds` allow.
+    It predicts features of `teacher`; None: tokens. Draws its pictures beside the weights. Judges features by the
+    methods that `seconds` allow.
     """
     deadline = time.monotonic() + seconds
     folder, trained = weights.parent, Checkpoint.open(weights)
     chosen = [images.held_out.root / path for path in evenly(images.held_out.names, 8)]
-    reconstruct(trained, chosen, folder / 'reconstruction.png')
+    draw_predictions(trained, chosen, folder / 'reconstruction.png')
     answers, neighbours_drawn = compare_features(trained, images, compared, start, deadline)
     neighbours_drawn.savefig(folder / 'neighbours.png')
-    paragraphs: list[Paragraph] = ['This is one training with one seed.']
+    predicted = f'Predicted on masked patches: features of {teacher}.' if teacher else ''
+    paragraphs: list[Paragraph] = [predicted, 'This is one training with one seed.']
     judge = 'linear' if 'linear' in answers else 'knn'
     if answers:
         left_out = ' and '.join(words for method, words in METHODS.items() if method not in answers)
@@ -233,7 +244,7 @@ def describe_pretraining(
     }
     gains = gains_by_pairs(answers.get(judge, {}))
     pictures = [
-        Picture('reconstruction.png', 'Held-out images: masked, predicted, the correct tokens decoded'),
+        Picture('reconstruction.png', f'Held-out images: masked, {FILLED if teacher else DECODED}'),
         Picture('neighbours.png', 'Held-out images (left), each beside the training images with the closest features'),
         draw_curves(folder / 'pretrain'),
     ]
@@ -270,14 +281,17 @@ def judge_pretraining(
     features or, where these are too close, by the loss.
     """
     loss = metrics['mim_loss'].value
-    loss_gains = {
-        name: Metric(metrics[name].value - loss, MIN_LOSS_GAIN / 2)
-        for name in ('mim_loss_start', 'token_entropy')
-        if name in metrics
-    }
-    if loss_gains['token_entropy'].sign != BETTER:
-        sentence = 'nothing learned yet: the loss on masked patches is not clearly below guessing by token frequency'
-    elif loss >= metrics['position_entropy'].value:
+    if 'explained' in metrics:
+        gained, at_position = dict(guess=metrics['explained'].value), metrics['explained_at_position'].value
+    else:
+        guesses = dict(mim_loss_start='mim_loss_start', guess='token_entropy')
+        gained = {name: metrics[guess].value - loss for name, guess in guesses.items() if guess in metrics}
+        at_position = metrics['position_entropy'].value - loss
+    loss_gains = {name: Metric(gain, MIN_LOSS_GAIN / 2) for name, gain in gained.items()}
+    if loss_gains['guess'].sign != BETTER:
+        guess = 'the mean feature' if 'explained' in metrics else 'token frequency'
+        sentence = f'nothing learned yet: masked patches are not clearly better predicted than by {guess} alone'
+    elif at_position <= 0:
         sentence = 'the model learned, but shows no more than where things usually are'
     else:
         sentence = 'masked patches are predicted from what surrounds them'
@@ -288,7 +302,7 @@ def judge_pretraining(
         of_features = {OTHER_FEATURES[name]: gain for name, gain in gains.items()}
         sentence += f'; the learned features are {verdict(of_features)}'
 
-    before, loss_before = ('start', 'mim_loss_start') if start else ('random', 'token_entropy')
+    before, loss_before = ('start', 'mim_loss_start') if start else ('random', 'guess')
     known = [group[name].sign for group, name in ((gains, before), (loss_gains, loss_before)) if name in group]
     is_better = next((sign for sign in known if sign != TOO_CLOSE), TOO_CLOSE) == BETTER
     labelled = str(images.train.root) if images.classes else 'LABELLED_IMAGES'
@@ -296,6 +310,8 @@ def judge_pretraining(
     following = shlex.join(['beit-mm', 'finetune', labelled, '--init', init, '--out', f'{folder}_ft'])
     if not is_better:
         advice = 'skip this pretraining, which did not clearly help, or give it more images and minutes'
+        if not known:
+            advice = f'without classes nothing shows whether it helped; compare with --init {shlex.quote(str(folder))}'
         following = f'{advice}: {following}'
     return f'Verdict: {sentence}.', f'Next: {following}'
 
@@ -490,29 +506,6 @@ def patches_of(
             yield patches, torch.tensor([part[sample['path']]], device=extract.device)
 
 
-def draw_neighbours(queries: Mapping[str, Any], bank: Mapping[str, Any], named: bool = True) -> Figure:
-    """Draws each query beside the images of a bank with the closest features, titled with their cosine.
-
-    `queries` and `bank` are dict(paths=files, features=(N, C)), as `embed` returns them; if `named`, an image's folder
-    is its class, and is shown.
-    """
-    rows = []
-    features, known = (torch.as_tensor(each['features']) for each in (queries, bank))
-    found = (pair for chunk in neighbours(features, known, NUM_NEIGHBOURS + 1) for pair in zip(*chunk, strict=True))
-    for query, (cosines, others) in zip(queries['paths'], found, strict=True):
-        files = [(bank['paths'][row], f' {cosine:.3f}') for cosine, row in zip(cosines, others, strict=True)]
-        files = [each for each in files if Path(each[0]).resolve() != Path(query).resolve()]
-        shown = [(query, ''), *files[:NUM_NEIGHBOURS]]
-        rows.append([(named * Path(path).resolve().parent.name + text, center_tile(path)) for path, text in shown])
-    return sheet(rows)
-
-
-def center_tile(file: str, side: int = SIDE) -> Tensor:
-    """The middle of an image, as the model sees it, float (3, side, side) in [0, 1]."""
-    middle = TwoViewCenterCrop(side, None)(dict(img=read_image(file)))['images']
-    return torch.from_numpy(middle).permute(2, 0, 1) / 255
-
-
 def compare_classifier(images: Images, seconds: float) -> tuple[Metrics, int]:
     """Metrics of ridge regression on `thumbnails` and the `most_frequent` class; how many images they learned from."""
     begin, (known, held_out) = time.monotonic(), labels_of(images, MOST_THUMBNAILS)
@@ -535,7 +528,9 @@ def draw_curves(work_dir: Path) -> Picture:
     for row in validation.values():
         if 'mim_loss' in row:
             row['loss'] = row['mim_loss']
-    labels = {'loss': 'loss, nats', 'accuracy/top1': 'classified correctly, %', 'mIoU': 'mIoU, %'}
+    of_features = any('explained' in row for row in validation.values())
+    labels = {'loss': 'loss' if of_features else 'loss, nats', 'explained': 'explained share of variance'}
+    labels |= {'accuracy/top1': 'classified correctly, %', 'mIoU': 'mIoU, %'}
     shown = [key for key in labels if key == 'loss' or any(key in row for row in validation.values())]
     figure = draw_runs({work_dir.name: (training, validation)}, shown)
     for axes in figure.axes:

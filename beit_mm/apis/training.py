@@ -53,6 +53,8 @@ def pretrain(
     steps: int | None = None,
     init: str | Path | None = None,
     tokenizer: str | None = None,
+    targets: str | None = None,
+    teacher: str | Path | None = None,
     workers: int | None = None,
     batch: int | None = None,
     seed: int | None = None,
@@ -68,6 +70,9 @@ def pretrain(
         init: checkpoint of any BEiT or plain ViT, or folder of a run, to start from; by default 'demo' (the packaged
             weights) on a CPU and 'none' (random weights) on a GPU.
         tokenizer: 'demo' (packaged), or 'new' to train one on these images; by default the tokenizer of `init`.
+        targets: 'tokens', or 'features' of a teacher in their place; by default 'tokens'.
+        teacher: with features: any BEiT or plain ViT, by file, run folder or name, or 'ema', the model's own moving
+            average; by default 'demo'.
         workers: processes that read images.
         batch: images per step.
         seed: for every random choice, by default 0.
@@ -76,9 +81,10 @@ def pretrain(
     Returns:
         The pretrained weights, `<out>/pretrained.pth`; pictures and report.md lie beside them.
     """
-    options = dict(minutes=minutes, steps=steps, workers=workers, batch=batch, seed=seed, levels=levels)
+    options: dict[str, Any] = dict(minutes=minutes, steps=steps, workers=workers, batch=batch, seed=seed, levels=levels)
+    options |= dict(tokenizer_option=tokenizer, targets=targets, teacher=teacher)
     with quiet():
-        return Run(new_call('pretrain', images, init, tokenizer_option=tokenizer, **options), out).run()
+        return Run(new_call('pretrain', images, init, **options), out).run()
 
 
 def finetune(
@@ -217,16 +223,18 @@ class Run:
             advice = 'choose another --out, or delete the folder'
             raise UserError(f'{record.images} has {changed} ({record.found}; now {images}); {advice}')
         plan = self.plan = plan_training(images, record)
-        if resumes and record.tokenizer not in (None, plan.tokenizer_name):
-            began = f'{self.folder} began with {record.tokenizer}, but now finds {plan.tokenizer_name}'
+        if resumes and record.tokenizer not in (None, plan.targets_name):
+            began = f'{self.folder} began with {record.tokenizer}, but now finds {plan.targets_name}'
             raise UserError(f'{began}; put the first one back')
         if resumes:
             say(f'Resuming {self.folder} as planned.')
         else:
-            record.init, record.tokenizer = plan.init or NONE, plan.tokenizer_name
+            record.init, record.tokenizer = plan.init or NONE, plan.targets_name
+            if self.verb == 'pretrain':
+                record.targets, record.teacher = record.targets or 'tokens', (plan.targets or {}).get('teacher')
             record.length, record.seed = record.length or Length(15, 'minutes'), record.seed or 0
             record.batch, record.workers, record.device = plan.batch, plan.workers, plan.device
-            trains_tokenizer = self.verb == 'pretrain' and not plan.tokenizer
+            trains_tokenizer = self.verb == 'pretrain' and not plan.targets
             record.stages = dict(tokenizer={}, pretrain={}) if trains_tokenizer else {self.verb: {}}
             record.found, record.digest = str(images), digest
             self.write_record()  # first, so that a later call recognises the folder as a run
@@ -257,7 +265,7 @@ class Run:
         """Name of the config that a stage builds on, and the settings that differ from it."""
         plan = self.plan
         if stage == 'pretrain' and 'tokenizer' in self.record.stages:
-            plan = replace(plan, tokenizer=own_tokenizer(self.last_checkpoint('tokenizer')), keeps_head=False)
+            plan = replace(plan, targets=own_tokenizer(self.last_checkpoint('tokenizer')), keeps_head=False)
         base = TOKENIZER if stage == 'tokenizer' else plan.base
         segments = isinstance(images, LabelMaps)
         settings = SETTINGS['segment' if segments else stage](own_config(base), images, plan, self.lists, steps)
@@ -347,7 +355,7 @@ class Run:
         # these and half as many held-out images, each at most twice as costly as in training
         compared = min(MAX_BANK, max(MIN_BANK, int(images_in_time / 3)))
         start = None if record.init == NONE else record.init
-        return reports.describe_pretraining(self.weights, images, metrics, compared, start, seconds)
+        return reports.describe_pretraining(self.weights, images, metrics, compared, start, seconds, self.plan.teacher)
 
 
 def most_steps(stage: str) -> float:

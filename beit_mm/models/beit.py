@@ -149,6 +149,7 @@ class BEiTPretrainer(BaseModel):
 
         The prediction fills the masked patches of the image, if the tokenizer can decode. It is decoded from the
         probabilities of all tokens, because the likeliest token of an uncertain patch is often black or white.
+        Features have no picture; see `_nearest_patches`.
         """
         mask, tokenizer = inputs['mask'], self.target_generator
         image = self.data_preprocessor.denormalize(inputs['images'])
@@ -158,6 +159,8 @@ class BEiTPretrainer(BaseModel):
         if mask is not None:
             masked = F.interpolate(mask[:, None].float(), scale_factor=side)[:, :, :height, :width] > 0  # B, 1, H, W
             columns['masked'] = torch.where(masked, 0.5, image)
+        if mask is not None and tokenizer is not None and tokenizer.gives == 'features':
+            return columns | {'nearest masked patch': self._nearest_patches(inputs, image)}
         if tokenizer is None or not tokenizer.can_decode:
             return columns
         tokens = tokenizer.encode(inputs['tokenizer_images'])  # B, h, w
@@ -171,6 +174,23 @@ class BEiTPretrainer(BaseModel):
             predicted = F.interpolate(predicted, size, mode='bilinear')[:, :, :height, :width]
             predicted = torch.where(masked, predicted, image)
         return columns | {'prediction': predicted, 'tokens, decoded': tokenizer.decode(tokens)}
+
+    def _nearest_patches(self, inputs: dict, image: Tensor) -> Tensor:
+        """The image (B, C, H, W), each masked patch replaced by that of all masked ones whose features are nearest.
+
+        The model saw none of these, and a right prediction gives the image back. Nearest is by the cosine with the
+        predicted features about the teacher's mean, which does not tell patches apart.
+        """
+        side, (height, width), chosen = self.backbone.patch_size, image.shape[2:], inputs['mask'].flatten(1)
+        known = self.target_generator.targets(inputs, None)[chosen]  # M, T
+        predicted = self.head(self._hidden(inputs, None))[chosen].float()
+        mean = known.mean(dim=0)
+        bank = F.normalize(known - mean, dim=-1)
+        nearest = torch.cat([((some - mean) @ bank.T).argmax(dim=1) for some in predicted.split(1024)])
+        pixels = F.pixel_unshuffle(F.pad(image, (0, -width % side, 0, -height % side)), side)  # B, C*side*side, h, w
+        patches = pixels.flatten(2).mT.contiguous()
+        patches[chosen] = patches[chosen][nearest]
+        return F.pixel_shuffle(patches.mT.reshape(pixels.shape), side)[:, :, :height, :width]
 
     def train(self, mode: bool = True) -> 'BEiTPretrainer':
         super().train(mode)

@@ -17,6 +17,8 @@ from beit_mm.models.tokenizers.vqkd_training import BEiTTeacher, patches_of
 from beit_mm.models.vit import BEiTBackbone, block_indices
 from beit_mm.registry import MODELS
 
+EMA = 'ema'  # as teacher: the moving average of the backbone
+
 
 @MODELS.register_module()
 class FeatureTargets(TargetGenerator):
@@ -43,10 +45,10 @@ class FeatureTargets(TargetGenerator):
     ) -> None:
         super().__init__()
         self.layers, self.normalize, self.channels = layers, normalize, channels
-        self.provenance = dict(type='FeatureTargets', teacher='ema', layers=layers, normalize=normalize)
+        self.provenance = dict(type='FeatureTargets', teacher=EMA, layers=layers, normalize=normalize)
         self.ema: nn.ModuleDict | None = None
         # In a tuple, so that the teacher is not a submodule, which a checkpoint would have to hold; () for 'ema'
-        self.frozen = () if teacher == 'ema' else (self._build(teacher),)
+        self.frozen = () if teacher == EMA else (self._build(teacher),)
         if self.frozen:
             self.provenance.update(self.frozen[0].provenance)
         elif channels is not None:

@@ -129,7 +129,7 @@ def written(plan: plans.Plan, images: split.Images, folder: Path) -> tuple[Confi
 def test_a_written_config_is_an_ordinary_one(images, tmp_path):
     """A mask for each patch, a token for each patch, a schedule to the last step."""
     plan = plan_training(images, 'pretrain', device='cpu', workers=3)
-    plan.tokenizer = rebuild.own_tokenizer(tmp_path / 'tokenizer.pth')
+    plan.targets = rebuild.own_tokenizer(tmp_path / 'tokenizer.pth')
     cfg, steps = written(plan, images, tmp_path)
     # validated before the first step too: the packaged weights predict tokens already
     assert cfg.train_cfg == dict(type='beit_mm.IterLoop', max_iters=400, val_interval=400, val_begin=0)
@@ -147,15 +147,34 @@ def test_a_gpu_gets_the_papers_config_and_dalles_tokens_where_they_lie(images, t
     monkeypatch.setenv('BEIT_MM_WEIGHTS', str(tmp_path))
     monkeypatch.setattr('torch.cuda.mem_get_info', lambda: (24 * 2**30, 24 * 2**30))
     plan = plan_training(images, 'pretrain', device='cuda')
-    assert plan.base == 'beit/pretrain_300e.py' and plan.tokenizer is None and plan.size == (224, 224)
+    assert plan.base == 'beit/pretrain_300e.py' and plan.targets is None and plan.size == (224, 224)
     assert math.log2(plan.batch).is_integer()
     (tmp_path / 'encoder.pkl').touch()
     plan = plan_training(images, 'pretrain', device='cuda')
-    assert plan.tokenizer == dict(type='beit_mm.DALLETokenizer', checkpoint=str(tmp_path / 'encoder.pkl'))
+    assert plan.targets == dict(type='beit_mm.DALLETokenizer', checkpoint=str(tmp_path / 'encoder.pkl'))
     cfg, steps = written(plan, images, tmp_path)
     assert steps['beit_mm.TwoViewRandomResizedCrop']['second_size'] == (112, 112)  # as the paper's
     assert steps['beit_mm.BlockwiseMask'] == dict(type='beit_mm.BlockwiseMask', grid=(14, 14), num_masked=75)
     assert (cfg.model.backbone.arch, cfg.model.head.embed_dims, cfg.model.head.vocab_size) == ('small', 384, 8192)
+
+
+def test_features_of_a_teacher_need_one_view_and_a_head_of_its_width(images, tmp_path, monkeypatch):
+    monkeypatch.setattr('torch.cuda.mem_get_info', lambda: (24 * 2**30, 24 * 2**30))
+    teacher = save_backbone(tmp_path / 'teacher.pth')  # of width 32
+    for device, width in (('cpu', 128), ('cuda', 384)):
+        for name, outputs in ((None, 128), (teacher, 32), ('ema', width)):
+            plan = plan_training(images, 'pretrain', targets='features', teacher=name, device=device)
+            cfg, steps = written(plan, images, tmp_path)
+            assert steps['beit_mm.TwoViewRandomResizedCrop']['second_size'] is None and not plan.keeps_head
+            assert (cfg.model.head.embed_dims, cfg.model.head.target_dims) == (width, outputs)
+            assert cfg.model.target_generator == dict(type='beit_mm.FeatureTargets', teacher=name or 'demo')
+            assert {cfg.val_evaluator.type, cfg.test_evaluator.type} == {'beit_mm.FeatureMetric'}
+            hooks = [hook.type for hook in cfg.custom_hooks]
+            assert hooks.count('beit_mm.TeacherMomentumHook') == (name == 'ema') and 'beit_mm.FitCheckHook' in hooks
+            tokens, _ = written(
+                plan_training(images, 'pretrain', 'none', tokenizer_option='demo', device=device), images, tmp_path
+            )
+            assert cfg.optim_wrapper == tokens.optim_wrapper
 
 
 LARGE, SMALL = 'dinov2_vitb14_reg4_pretrain', 'dinov2_vits14_reg4_pretrain'
@@ -204,7 +223,7 @@ def test_a_cpu_begins_with_the_packaged_weights_unless_told_otherwise(images):
         ('none', None, None, False, None),
     ):
         plan = plan_training(images, 'pretrain', init, tokenizer_option=tokenizer, device='cpu')
-        assert [plan.init, plan.keeps_head, (plan.tokenizer or {}).get('checkpoint')] == expected
+        assert [plan.init, plan.keeps_head, (plan.targets or {}).get('checkpoint')] == expected
         assert plan.size == (96, 96)
 
 

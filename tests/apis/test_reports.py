@@ -114,6 +114,26 @@ def test_the_verdict_of_a_pretraining(tmp_path, loss, expected):
 
 
 @pytest.mark.parametrize(
+    ('explained', 'at_position', 'expected', 'begins_with'),
+    [
+        (0.01, -0.2, 'nothing learned yet', 'demo'),
+        (0.4, -0.1, 'no more than where things', 'run'),
+        (0.4, 0.1, 'from what surrounds them', 'run'),
+    ],
+)
+def test_the_verdict_of_a_pretraining_on_features(tmp_path, explained, at_position, expected, begins_with):
+    metrics = dict(mim_loss=Metric(0.1), explained=Metric(explained), explained_at_position=Metric(at_position))
+    images = find_images(make_images(tmp_path, per_class=40))
+    said, following = reports.judge_pretraining(metrics, {}, Path('run'), images, None)
+    assert expected in said and f'--init {begins_with} ' in following
+    # how well features are predicted does not tell whether the initial weights were worse
+    _, following = reports.judge_pretraining(metrics, {}, Path('run'), images, 'a start')
+    assert "--init 'a start'" in following and '--init run' in following
+    _, following = reports.judge_pretraining(metrics, dict(start=Metric(9, 1)), Path('run'), images, 'a start')
+    assert '--init run ' in following
+
+
+@pytest.mark.parametrize(
     ('loss', 'accuracy', 'start', 'begins_with'),  # before 5.3 nats and 60 % with a standard error of 1
     [
         (5.2, None, 'a start', 'run'),

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from labelled import CLASSES, make_images
+from labelled import CLASSES, make_images, save_backbone
 from mmengine.config import Config
 from PIL import Image
 
@@ -151,6 +151,75 @@ def test_a_pretraining_goes_on_with_the_tokens_it_knows(run, images, tmp_path, c
     assert 'that of the initial weights' in report and 'Next: ' in report
 
 
+@pytest.mark.parametrize('teacher', [None, 'ema', 'file'])
+def test_a_pretraining_on_features_needs_no_tokenizer(teacher, images, tmp_path, monkeypatch, capsys):
+    """Interrupted after its second step; the same call makes the rest."""
+    after, trained, out = training.ProgressHook.after_train_iter, [], tmp_path / 'run'
+
+    def interrupt(hook, runner, *args, **kwargs):
+        after(hook, runner, *args, **kwargs)
+        trained.append((hook.title, runner.iter))
+        if len(trained) == 2:
+            signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr(training.ProgressHook, 'after_train_iter', interrupt)
+    if teacher == 'file':
+        teacher = save_backbone(tmp_path / 'teacher.pth')
+    options = dict(targets='features', teacher=teacher, steps=4)
+    with pytest.raises(SystemExit, match='130'):
+        beit_mm.pretrain(images, out, **options)
+    (planned,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith('targets ')]
+    assert planned.endswith('moving average' if teacher == 'ema' else str(teacher or 'demo'))
+    mistake('this call says targets=tokens', 'pretrain', images, '--out', out, '--targets', 'tokens')
+    other = 'pretrain', images, '--out', out, '--targets', 'features', '--teacher', 'ema' if teacher is None else 'demo'
+    mistake(f'began with teacher={teacher or "demo"}, this call says teacher=', *other)
+    beit_mm.pretrain(images, out, **options)
+    assert trained == [('pretrain', step) for step in range(4)] and not (out / 'tokenizer').exists()
+    assert 'explained' in capsys.readouterr().out
+    report, stage = (out / 'report.md').read_text(), record_of(out)['stages']['pretrain']
+    for name in ('explained', 'explained_at_position'):
+        assert f'({name}) | {stage[name]:.4g} |' in report.replace('\\', '')
+    assert 'features of ' in report and 'Did it help?' in report and 'Verdict: ' in report
+    assert 'mim_acc' not in report and 'entropy' not in report
+    assert Image.open(out / 'reconstruction.png').width > 3 * 160
+
+    call('reconstruct', out, images / 'red/1.png', '--out', tmp_path / 'a.png')
+    said = capsys.readouterr().out.splitlines()
+    assert len(said) == 2 and 'have no picture' in said[0] and said[1].endswith('a.png')
+    weights = torch.load(out / 'pretrained.pth', weights_only=True)['state_dict']
+    rebuilt = rebuild.rebuild_pretrainer(Checkpoint.open(out)).state_dict()
+    assert {*rebuilt} == {*weights} and all(torch.equal(rebuilt[name], weights[name]) for name in weights)
+    assert any('.ema.' in name for name in weights) == (teacher == 'ema')
+    if teacher == 'ema':  # weights beside the model's own do not hinder a fine-tuning
+        assert beit_mm.finetune(images, tmp_path / 'tuned', init=out, epochs=0.1).is_file()
+
+
+def test_the_teacher_of_features_is_found_again_or_said(images, tmp_path):
+    teacher, out = save_backbone(tmp_path / 'teacher.pth'), tmp_path / 'run'
+    beit_mm.pretrain(images, out, targets='features', teacher=teacher, steps=3)
+    words = 'reconstruct', out, images / 'red/1.png', '--out', tmp_path / 'a.png'
+    shutil.move(teacher, out / 'teacher.pth')
+    call(*words)  # beside the weights
+    save_backbone(out / 'teacher.pth')
+    mistake('SHA-256', *words)
+    (out / 'teacher.pth').unlink()
+    mistake('the teacher of', *words)
+    content = torch.load(out / 'pretrained.pth', weights_only=True)
+    stored = content['meta']['config_dict']['model']['target_generator']
+    for changed, message in (
+        (dict(teacher=dict(type='beit_mm.CLIPTeacher', name='x')), 'not one file'),
+        (dict(type='subprocess.Popen'), "type='subprocess.Popen'"),
+        (dict(teacher='/proc/kmsg'), 'is gone'),
+        (dict(layers=dict(type='x')), "type='x'"),
+    ):
+        content['meta']['config_dict']['model']['target_generator'] = stored | changed
+        torch.save(content, out / 'changed.pth')
+        mistake(message, 'reconstruct', out / 'changed.pth', images, '--out', tmp_path / 'a.png')
+    content['meta'].pop('config_dict')
+    torch.save(content, out / 'changed.pth')
+    mistake('which teacher', 'reconstruct', out / 'changed.pth', images, '--out', tmp_path / 'a.png')
+
+
 @pytest.mark.parametrize(
     'text', ['', '[]', '{"verb": "pretrain"}', '{"verb": "pretrain", "length": "9 m"}', '{"x": 1}']
 )
@@ -187,7 +256,7 @@ def test_a_run_goes_on_with_the_tokens_that_it_began_with(images, tmp_path, monk
     monkeypatch.setattr('torch.cuda.mem_get_info', lambda: (2**34, 2**34))
     (encoder := tmp_path / 'encoder.pkl').touch()
     for _ in range(2):
-        assert planned(images, tmp_path / 'run').plan.tokenizer['checkpoint'] == str(encoder)
+        assert planned(images, tmp_path / 'run').plan.targets['checkpoint'] == str(encoder)
     encoder.unlink()
     with pytest.raises(ValueError, match='began with beit_mm.DALLETokenizer of .*encoder.pkl.*put'):
         planned(images, tmp_path / 'run')
@@ -438,10 +507,10 @@ def test_only_what_can_be_dalles_tokens_is_taken_for_them(tmp_path, monkeypatch)
     monkeypatch.setattr(rebuild, 'find_dalle', lambda: dict(type='beit_mm.DALLETokenizer', checkpoint='encoder.pkl'))
     backbone = {'backbone.cls_token': torch.zeros(1, 1, 4), 'backbone.blocks.0.attn.qkv.weight': torch.zeros(12, 4)}
     head = backbone | {'head.lm_head.weight': torch.zeros(8192, 4)}
-    assert rebuild.tokenizer_config(Checkpoint(head, tmp_path / 'x.pth'))['type'] == 'beit_mm.DALLETokenizer'
+    assert rebuild.targets_config(Checkpoint(head, tmp_path / 'x.pth'))['type'] == 'beit_mm.DALLETokenizer'
     for other in ({'patch_aggregation.0.x': torch.zeros(1)}, {'head.lm_head.weight': torch.zeros(512, 4)}):
         with pytest.raises(ValueError, match='does not say which tokenizer'):
-            rebuild.tokenizer_config(Checkpoint(head | other, tmp_path / 'x.pth'))
+            rebuild.targets_config(Checkpoint(head | other, tmp_path / 'x.pth'))
 
 
 def test_a_mistake_is_one_line(run, images, tmp_path):
@@ -451,6 +520,9 @@ def test_a_mistake_is_one_line(run, images, tmp_path):
         ('lies in the folder of the images', 'pretrain', images, '--out', images / 'run'),
         ('holds other files', 'pretrain', images, '--out', tmp_path),
         ('began with verb=pretrain, this call says verb=finetune', 'finetune', images, '--init', run, '--out', run),
+        ('give --targets features too', 'pretrain', images, '--out', out, '--teacher', 'demo'),
+        ('leave --tokenizer out', 'pretrain', images, '--out', out, '--targets', 'features', '--tokenizer', 'new'),
+        ('does not exist', 'pretrain', images, '--out', out, '--targets', 'features', '--teacher', 'nothing.pth'),
         ('has no class folders', 'finetune', images / 'red', '--init', run, '--out', out),
         ('for pretraining, not for classification; give --labelled FOLDER', 'classify', run, image),
         ('broken.png', 'reconstruct', run, broken, '--out', tmp_path / 'picture.png'),

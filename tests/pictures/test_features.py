@@ -6,7 +6,7 @@ import numpy as np
 from helpers import ROOT
 from PIL import Image
 
-from beit_mm.apis.reports import draw_neighbours
+from beit_mm.pictures import draw_neighbours
 
 tool = runpy.run_path(str(ROOT / 'tools/visualization/features.py'))
 

@@ -78,6 +78,8 @@ BATCH = ' '.join(f'config.{loader}.batch_size' for loader in LOADERS) + ' batch 
 BATCH += ' config.train_cfg.val_interval config.auto_scale_lr.base_batch_size'
 NEW = 'config.model.head.init_cfg config.model.target_generator config.optim_wrapper.optimizer.lr'
 NEW += ' config.train_cfg.val_begin stages.tokenizer tokenizer'
+FEATURES = 'targets teacher tokenizer config.model.head config.model.target_generator config.train_cfg.val_begin'
+FEATURES += ' config.optim_wrapper.optimizer.lr config.train_dataloader config.val_dataloader config.test_dataloader'
 BACKBONE = 'init config.model.backbone config.optim_wrapper'
 PLANS = [
     *((verb, '--seed 3', 'seed config.randomness.seed') for verb in ('pretrain', 'finetune')),
@@ -88,6 +90,8 @@ PLANS = [
     *((verb, '--std 9', 'levels.std config.model.data_preprocessor.std') for verb in ('pretrain', 'finetune')),
     ('pretrain', '--init none', f'{NEW} {BACKBONE}'),
     ('pretrain', '--tokenizer new', f'{NEW} tokenizer_option'),
+    ('pretrain', '--targets features', FEATURES),
+    ('pretrain', '--teacher ema --targets features', f'{FEATURES} config.custom_hooks'),
     ('pretrain', '--steps 50', 'length'),
     ('finetune', '--init none', BACKBONE),
     ('finetune', '--epochs 2', 'length'),

@@ -17,6 +17,10 @@ ROWS = dict(
     all='BEiT, tokens of all patches recovered',
     short='BEiT, tokens, a third of the steps',  # with the tokenizer's minutes as long as rows without one
     vqkd='BEiT, tokens of a VQ-KD',
+    larger_start='BEiT, visual tokens, MLPs that start larger',
+    features_demo='BEiT, features of the packaged BEiT',
+    features_ema='BEiT, features of its own moving average',
+    features_two='BEiT, features of the row above, fresh weights',  # with the minutes of both
     dino='DINO',
     beit_theirs="mmpretrain's BEiT, its data path",
     beit_ours="mmpretrain's BEiT, our data path",
@@ -29,14 +33,20 @@ ROWS = dict(
     thumbnails='8 x 8 pixels of a photo',
 )
 UNTRAINED = ('random', 'supervised', 'thumbnails')
-TOKENLESS = (*UNTRAINED, 'pixels', 'dino', 'mae', 'simmim')  # rows' methods that need no tokenizer
-SHARED = dict(single='tokens', all='tokens', vqkd='tokens')  # steps of another row: compared at equal steps
-RATES = dict(tokens=2e-3, pixels=2e-3, dino=1e-3, beit=2e-3, mae=2e-3, simmim=2e-3)  # peak, of pilots
-BETA2 = dict(dino=0.999, beit=0.999, mae=0.95, simmim=0.999)  # each method's own, as are the norms of gradients
+TOKENLESS = (*UNTRAINED, 'pixels', 'features', 'dino', 'mae', 'simmim')  # rows' methods that need no tokenizer
+SHARED = dict(  # steps of another row: compared at equal steps
+    single='tokens', all='tokens', vqkd='tokens', larger_start='tokens', features_two='features_ema'
+)
+TEACHERS = dict(features_demo='demo', features_ema='ema', features_two='')  # of the last, see `make_runner`
+RATES = dict(tokens=2e-3, pixels=2e-3, features=2e-3, dino=1e-3, beit=2e-3, mae=2e-3, simmim=2e-3)  # peak, of pilots
+# Each method's own (features: dBOT's), as are the norms of gradients
+BETA2 = dict(features=0.95, dino=0.999, beit=0.999, mae=0.95, simmim=0.999)
 CLIP = dict(mae=None, simmim=5.0)
 STEPS = dict(  # in MINUTES of one core of an AMD EPYC (Zen 4), by --calibrate beside a training, 25 November 2026
     tokens=1746,
     pixels=2174,
+    features_demo=1738,  # those of `tokens` by the ratio of both, timed in turn on 26 November 2026
+    features_ema=1678,
     dino=599,
     beit_theirs=1497,
     beit_ours=1564,
@@ -73,6 +83,8 @@ def settings(row: str, data: Path, out: Path) -> Any:
     if row == 'dino':
         hooks.append(dict(type='beit_mm.DINOHook', momentum=0.99, freeze_last_layer=0))
         cfg.optim_wrapper.optimizer.weight_decay = 0.04
+    if row == 'features_ema':
+        hooks.append(dict(type='beit_mm.TeacherMomentumHook', momentum=0.99))
     unused = (f'{loop}_{part}' for loop in ('val', 'test') for part in ('dataloader', 'evaluator', 'cfg'))
     log = dict(by_epoch=False, custom_cfg=None)
     cfg.merge_from_dict(dict(dict.fromkeys(unused), custom_hooks=hooks, log_processor=log))
@@ -92,7 +104,7 @@ def model_of(row: str, ours: dict, out: Path) -> dict:
     truncated = [dict(type='TruncNormal', std=0.02, layer=layer) for layer in ('Linear', 'Conv2d')]
     init = dict(init_cfg=[*truncated, dict(type='Constant', layer='LayerNorm', val=1.0, bias=0.0)])
     loss = dict(type='PixelReconstructionLoss')
-    if method in ('tokens', 'single', 'short'):
+    if method in ('tokens', 'single', 'short', 'larger'):
         return ours
     if method == 'all':
         return dict(ours, recover='all')
@@ -102,6 +114,9 @@ def model_of(row: str, ours: dict, out: Path) -> dict:
             target_generator=None,
             head=dict(type='beit_mm.PixelRegressionHead', embed_dims=DIMS, patch_size=PATCH),
         )
+    if method == 'features':
+        head = dict(type='beit_mm.FeatureRegressionHead', embed_dims=DIMS, target_dims=DIMS)
+        return dict(ours, head=head, target_generator=dict(type='beit_mm.FeatureTargets', teacher=TEACHERS[row]))
     if method == 'vqkd':
         tokenizer = dict(vqkd_model(), type='beit_mm.VQKDTokenizer', checkpoint=str(out / 'vqkd/iter_1000.pth'))
         return dict(ours, target_generator=tokenizer)
@@ -149,7 +164,7 @@ def our_pipeline(row: str) -> list[dict]:
         return [load, dict(view, scale=(0.2, 1.0)), pack]
     if row == 'simmim_ours':
         return [load, dict(view, scale=(0.67, 1.0)), their_pipeline('simmim')[-2], pack]
-    if row == 'pixels':
+    if row == 'pixels' or row in TEACHERS:
         return [load, view, jitter, blocks, pack]
     if row == 'single':
         blocks = dict(type='beit_mm.RandomMask', grid=GRID, num_masked=MASKED)
@@ -223,8 +238,14 @@ def register_peers() -> None:
             return (hidden[:, 1:].transpose(1, 2).unflatten(2, GRID),)
 
 
+def first_stage(folder: Path) -> Path:
+    """Of `features_two`: where `features_ema` of the same seed, rate and number of steps lies."""
+    return folder.with_name(folder.name.replace('features_two', 'features_ema'))
+
+
 def make_runner(row: str, data: Path, out: Path, steps: int, folder: Path, seed: int, rate: float | None) -> Any:
     """mmengine's runner of a row's pretraining, which is resumed."""
+    import torch
     from mmengine.runner import Runner
     from mmpretrain.models.utils import attention
 
@@ -242,7 +263,13 @@ def make_runner(row: str, data: Path, out: Path, steps: int, folder: Path, seed:
     cfg.default_hooks.checkpoint.update(interval=math.ceil(steps / 4), max_keep_ckpts=5)
     cfg.randomness = dict(seed=seed)
     cfg.resume, cfg.work_dir = True, str(folder)
+    if row == 'features_two':
+        cfg.model.target_generator.teacher = str(first_stage(folder) / f'encoder_{steps}.pth')
     runner = Runner.from_cfg(cfg)
+    if row == 'larger_start':
+        for block in runner.model.backbone.blocks:
+            for layer in (block.mlp.fc1, block.mlp.fc2):  # mmpretrain's start, which then lessens fc2 by depth
+                torch.nn.init.xavier_uniform_(layer.weight)
     for module in runner.model.modules():
         if isinstance(module, attention.MultiheadAttention):  # torch's kernel takes twice the time on a CPU in bfloat16
             module.scaled_dot_product_attention = attention.scaled_dot_product_attention_pyimpl

@@ -58,11 +58,14 @@ from beit_mm.terminal import Parser, run
 
 Locks = defaultdict[str, Lock]
 MINUTES, BATCH, HELD_OUT = 8, 64, 5000  # of a core; photos at a time; photos of val
+PENALTIES = (1e-4, 1e-5, 1e-6, 1e-7, 1e-3)  # of the linear layer; each fit begins with the result of the one before
 PREPARED = {'1.scale': SIDE, '2.crop_size': SIDE}  # of the test pipeline
 FINETUNE = {'20': 400, 'all': 625}  # steps: 6.4 times through 4,000 photos, once through 40,000
 COLUMNS = dict(knn='k-NN', linear='linear', finetune_20='fine-tuned, 20 labels', finetune_all='fine-tuned, all labels')
 CLAIMS = [('tokens', other) for other in ('pixels', 'single', 'all', 'short', 'vqkd')]
 CLAIMS += [('short', 'pixels')]  # whose minutes are equal with those of the tokenizer
+CLAIMS += [('larger_start', 'tokens'), ('features_demo', 'tokens'), ('features_ema', 'pixels')]
+CLAIMS += [('features_two', 'features_ema')]
 
 
 def pretrain(row: str, args: argparse.Namespace, steps: int, folder: Path) -> None:
@@ -156,12 +159,13 @@ def measure(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
     i, layer = best('linear', least_squares, range(len(scales), len(banks)), rest[::3]), None  # a third is enough
     asked = torch.cat([banks[i][tenth], queries[i]])
     answers = {'least squares': evaluation.ridge(banks[i][rest].double(), labels[rest], asked.double())}
-    for penalty in (1e-4, 1e-5):
+    for penalty in PENALTIES:
         layer = evaluation.fit_linear(banks[i][rest], labels[rest], CLASSES, penalty, start=layer)
         answers[f'logistic, {penalty:g}'] = layer(asked).argmax(dim=1)
     by = {name: right(answer[: int(tenth.sum())], labels[tenth]) for name, answer in answers.items()}
+    tops = {name: right(answer[int(tenth.sum()) :], truth) for name, answer in answers.items()}
     chosen = max(by, key=by.__getitem__)
-    found['linear'] |= dict(layer=chosen, layers=by, top1=right(answers[chosen][int(tenth.sum()) :], truth))
+    found['linear'] |= dict(layer=chosen, layers=by, tops=tops, top1=tops[chosen])
     curve, i = {}, i - len(scales)
     for encoder in folder.glob('encoder_*.pth'):
         some = (pixels[::4], held_out[::2])
@@ -257,6 +261,8 @@ def run_row(row: str, seed: int, args: argparse.Namespace, locks: Locks) -> None
     left = [stage for stage in stages if stage not in finished]
     if left and row.partition('_')[0] not in TOKENLESS:
         train_tokenizer('vqkd' if row == 'vqkd' else 'tokenizer', args, locks)
+    if left and row == 'features_two':
+        run_stage('pretrain', 'features_ema', seed, args, locks)
     for stage in ['pretrain', *left] if left else []:
         run_stage(stage, row, seed, args, locks)
 
@@ -326,7 +332,7 @@ def calibrate(args: argparse.Namespace) -> None:
             for _ in range(20):
                 start = time.process_time()
                 model.train_step(next(batches), wrapper)
-                if row == 'dino':
+                if row in ('dino', 'features_ema'):
                     model.update_teacher(0.99)
                 seconds += [time.process_time() - start] * bool(number)
     for row, (*_, seconds) in steps.items():
@@ -368,12 +374,16 @@ def table(args: argparse.Namespace) -> None:
         of = [found[row, seed]['pretrain']['minutes'] for seed in range(9) if 'pretrain' in found[row, seed]]
         return statistics.mean(of) if of and row not in UNTRAINED else 0.0
 
+    def minutes_before(row: str) -> float:
+        return minutes('features_ema') if row == 'features_two' else 0.0
+
     heads = ' | '.join(COLUMNS.values())
     print(f'| row | steps | minutes | seeds | {heads} |\n|{" --- |" * (4 + len(COLUMNS))}')
     for row, title in ROWS.items():
         of = {column: [*values(row, column).values()] for column in COLUMNS}
         seeds = max(map(len, of.values()))
-        cells = [str(steps_of(row) or '–'), f'{minutes(row):.1f}' if minutes(row) else '–', str(seeds)]
+        total = minutes_before(row) + minutes(row)
+        cells = [str(steps_of(row) or '–'), f'{total:.1f}' if total else '–', str(seeds)]
         for column, tops in of.items():
             cells.append(f'{statistics.mean(tops):.1f} ± {error(column, tops):.1f}' if tops else '–')
         if seeds:
@@ -386,16 +396,17 @@ def table(args: argparse.Namespace) -> None:
             pair = [[tops[seed] for seed in sorted(of[0].keys() & of[1].keys())] for tops in of]
             difference = statistics.mean(pair[0]) - statistics.mean(pair[1]) if all(pair) else 0.0
             cells.append(f'{difference:+.1f} ± {error(column, *pair):.1f}' if all(pair) else '–')
-        print(f'| {first} - {second} | {" | ".join(cells)} |')
+        if set(cells) != {'–'}:
+            print(f'| {first} - {second} | {" | ".join(cells)} |')
     plt.gca().set_prop_cycle(color=plt.get_cmap('tab20').colors)
     start = [run['measure']['curve']['0'] for (row, _), run in found.items() if row == 'random' and 'measure' in run]
     for row, title in ROWS.items():
         curves = [found[row, seed]['measure']['curve'] for seed in range(9) if 'measure' in found[row, seed]]
         if curves and row not in UNTRAINED:
-            times = [minutes(row) * int(step) / steps_of(row) for step in curves[0]]
+            times = [minutes_before(row) + minutes(row) * int(step) / steps_of(row) for step in curves[0]]
             heights = [statistics.mean(curve[step] for curve in curves) for step in curves[0]]
             begin = [statistics.mean(start)] if start else []
-            plt.plot([0] * bool(start) + times, begin + heights, marker='o', label=title)
+            plt.plot([minutes_before(row)] * bool(start) + times, begin + heights, marker='o', label=title)
     plt.xlabel('minutes of a core')
     plt.ylabel('least squares on frozen features,\n% of 2,500 held-out photos')
     figure.legend(loc='outside right upper', fontsize='small')

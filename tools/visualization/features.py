@@ -41,9 +41,8 @@ def main() -> None:
     if args.kind and not args.among:
         parser.error('--kind has no effect here; add --among FOLDER')
     with quiet():
-        from beit_mm.apis.reports import draw_neighbours
         from beit_mm.features.extractor import FeatureExtractor, embed, iterate_images
-        from beit_mm.pictures import sheet
+        from beit_mm.pictures import draw_neighbours, sheet
 
         files = [str(path) for path in iterate_images(args.images)]
         levels = dict(mean=args.mean, std=args.std)

@@ -27,6 +27,7 @@ class TargetGenerator(nn.Module, ABC):
 
     gives: str  # 'tokens' or 'features'
     can_decode: bool = False
+    stride: int | None = None  # pixels of a token along a side; None: it needs no view of its own
     provenance: dict[str, Any]  # type, path and SHA-256 of the weights, and settings; stored in checkpoints of a run
 
     @abstractmethod
@@ -45,7 +46,7 @@ class Tokenizer(TargetGenerator):
 
     gives = 'tokens'
     vocab_size: int  # number of visual tokens
-    stride: int  # pixels of a token along a side
+    stride: int
 
     def targets(self, inputs: dict, positions: Tensor | None) -> Tensor:
         if (images := inputs['tokenizer_images']) is None:
