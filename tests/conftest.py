@@ -71,6 +71,8 @@ def narrow_pretraining(images: Path, folder: Path, name: str = 'demo/pretrain.py
     cfg.auto_scale_lr = dict(base_batch_size=4)
     cfg.default_hooks.checkpoint = dict(type='beit_mm.CheckpointHook', interval=1)
     cfg.default_hooks.logger.interval = 1
+    # Its sheet of pictures takes longer to draw than all the steps
+    cfg.custom_hooks = [hook for hook in cfg.custom_hooks if hook.type != 'beit_mm.ReconstructionHook']
     cfg.log_processor.by_epoch = True
     cfg.work_dir = str(folder / 'work')
     cfg.launcher = 'none'

@@ -53,8 +53,10 @@ def finetune(images: Path, out: Path, init: str, **options: object) -> Path:
 def runs(folders, base, tmp_path_factory) -> dict[str, Path]:
     """By LoRA, of class folders and of label maps."""
     root = tmp_path_factory.mktemp('lora')
-    for kind, images in folders.items():
-        finetune(images, root / kind, base, lora=2)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(training.Run, 'report', lambda *_: None)  # it takes longer than such a run
+        for kind, images in folders.items():
+            finetune(images, root / kind, base, lora=2)
     return {kind: root / kind for kind in folders}
 
 

@@ -220,7 +220,7 @@ def test_a_free_port_is_drawn(restarts, launch, port_in_use):
 
 PORTS = [
     dict(PORT='29500'),
-    dict(NNODES='2'),
+    pytest.param(dict(NNODES='2'), marks=pytest.mark.slow),
     pytest.param(dict(PORT='29500', MAX_RESTARTS='1'), marks=pytest.mark.slow),
 ]
 
@@ -231,7 +231,7 @@ def test_a_port_that_is_given_and_in_use_is_one_line(variables, launch, port_in_
     assert code == 1 and port_in_use in said and 'PORT=' in said
 
 
-@pytest.mark.parametrize('code', [75, 130])
+@pytest.mark.parametrize('code', [pytest.param(75, marks=pytest.mark.slow), 130])
 def test_the_code_of_a_run_that_a_signal_has_ended_passes_through(code, launch):
     assert end_of(launch(f'sys.exit({code})')) == (code, [])
 
@@ -252,7 +252,8 @@ def test_the_first_process_to_fail_has_the_last_word(launch):
     assert len(said) == 2 and 'Rank 1' in said[1] and 'exit code 1' in said[1]
 
 
-ENDS = [(signal.SIGTERM, 75), (signal.SIGINT, 130), pytest.param(signal.SIGUSR1, 75, marks=pytest.mark.slow)]
+OTHER_ENDS = [(signal.SIGINT, 130), (signal.SIGUSR1, 75)]
+ENDS = [(signal.SIGTERM, 75), *(pytest.param(*end, marks=pytest.mark.slow) for end in OTHER_ENDS)]
 
 
 @pytest.mark.parametrize('number, code', ENDS)

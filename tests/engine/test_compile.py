@@ -52,7 +52,7 @@ def test_one_graph_serves_changing_masks_with_the_plain_losses_and_gradients(kin
     """And DINO's schedules; also after a validation of images of another size."""
     model, counter = MODELS.build(MODELS_OF[kind]).train(), CompileCounter()
     compiled = CompiledInTraining(model, model.loss, dict(backend=counter))
-    for number in range(4):
+    for number in range(3):
         batch, results, before = make_batch(), [], copy.deepcopy(model.state_dict())
         model.teacher_temperature = torch.tensor(0.04 + 0.01 * number)  # as DINOHook does
         for loss in (compiled, model.loss):
@@ -63,7 +63,7 @@ def test_one_graph_serves_changing_masks_with_the_plain_losses_and_gradients(kin
             gradients = {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
             results.append({name: value.detach() for name, value in losses.items()} | gradients)
         torch.testing.assert_close(*results, atol=1e-6, rtol=1e-5)
-        if number == 2:
+        if number == 1:
             model.eval()
             with torch.no_grad():
                 compiled(batch)

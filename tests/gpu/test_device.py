@@ -30,6 +30,7 @@ pytestmark = pytest.mark.gpu
 ON_GPU = torch.cuda.is_available()
 DEVICE = torch.device('cuda' if ON_GPU else 'cpu')
 needs_gpu = pytest.mark.skipif(not ON_GPU, reason='a CPU computes in float32 where float16 is asked for')
+compiled_elsewhere = pytest.mark.skipif(not ON_GPU, reason='tests/engine/test_compile.py shows it on a CPU')
 # Flash attention takes no bias. torch 2.11 tries cuDNN's first on Hopper, which takes a bias that is not trained.
 FUSED = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.CUDNN_ATTENTION]
 
@@ -137,7 +138,14 @@ def test_fused_attention_with_bias_is_the_formula():
         torch.testing.assert_close(model(images)[0].cpu(), expected, atol=2e-2, rtol=2e-2)  # TF32
 
 
-@pytest.mark.parametrize('rel_pos_bias, precision', [(None, 'fp16'), ('shared', 'bf16'), ('per_layer', 'fp32')])
+@pytest.mark.parametrize(
+    'rel_pos_bias, precision',
+    [
+        pytest.param(None, 'fp16', marks=needs_gpu),
+        ('shared', 'bf16'),
+        pytest.param('per_layer', 'fp32', marks=compiled_elsewhere),
+    ],
+)
 def test_the_compiled_loss_is_the_loss_in_one_graph(rel_pos_bias, precision):
     model = pretrainer(rel_pos_bias, precision)
     eager = model.loss

@@ -23,6 +23,7 @@ def nothing_fits(folder: Path) -> None:
 def test_what_cannot_be_written_is_one_warning(act, reason, pretrain_config: Config, monkeypatch, capsys):
     monkeypatch.setattr(threading, 'excepthook', lambda _: None)  # TensorBoard's thread may end with a traceback
     folder = Path(pretrain_config.work_dir)
+    pretrain_config.custom_hooks.append(dict(type='beit_mm.ReconstructionHook'))
     with file_size_limit(resource.RLIM_INFINITY):  # as before afterwards
         runner = make_runner(pretrain_config)
         runner.register_hook(Act('before_train_iter', partial(act, folder), 2))

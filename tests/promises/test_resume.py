@@ -149,10 +149,9 @@ def run(config: Config, folder: Path, **changes: object) -> dict:
     return torch.load((folder / 'last_checkpoint').read_text(), weights_only=True)
 
 
+LOOPS = [pretraining, accumulating, by_iterations]
 TASKS = [
-    pretraining,
-    accumulating,
-    by_iterations,
+    *LOOPS,
     with_dino,
     with_features,
     of_vqkd,
@@ -171,7 +170,8 @@ def test_a_resumed_run_ends_as_the_uninterrupted_one(task, images, tmp_path):
     whole = run(config, tmp_path / 'whole')
     files = sorted((tmp_path / 'whole').glob('iter_*.pth'), key=lambda file: file.stat().st_mtime_ns)
     assert len(files) >= 3 and not differences(whole, torch.load(files[-1], weights_only=True))
-    for index in (0, len(files) // 2):
+    # within an epoch; and at its end, which is the same for every model and all data
+    for index in (0, len(files) // 2) if task in LOOPS else (1,):
         folder = tmp_path / f'resumed_{index}'
         folder.mkdir()
         (folder / files[index].name).hardlink_to(files[index])

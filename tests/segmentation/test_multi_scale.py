@@ -88,16 +88,15 @@ def save_image(folder, name: str, height: int, width: int, mode: str = 'RGB'):
 
 @pytest.mark.filterwarnings('ignore:.*mode.*:DeprecationWarning')
 @pytest.mark.parametrize(
-    'variant, head, theirs',
+    'variant, head, theirs, size, ratios',
     [
-        ('bias', 'beit_mm.EfficientUPerHead', 'UPerHead'),
-        ('absolute', 'beit_mm.EfficientSETRUPHead', 'SETRUPHead'),
-        ('bias', 'decoder', 'decoder'),  # of masks
-        ('bias', 'backbone', 'backbone'),
+        ('bias', 'beit_mm.EfficientUPerHead', 'UPerHead', (33, 47), RATIOS),
+        ('bias', 'beit_mm.EfficientUPerHead', 'UPerHead', (1, 1), (0.75, 1.0)),
+        ('absolute', 'beit_mm.EfficientSETRUPHead', 'SETRUPHead', (5, 100), (0.5, 1.0, 1.25)),
+        ('bias', 'decoder', 'decoder', (90, 64), (1.0, 1.75)),  # of masks
+        ('bias', 'decoder', 'decoder', (5, 100), (1.0,)),
+        ('bias', 'backbone', 'backbone', (90, 64), (1.0, 1.75)),
     ],
-)
-@pytest.mark.parametrize(
-    'size, ratios', [((33, 47), RATIOS), ((5, 100), (0.5, 1.0, 1.25)), ((90, 64), (1.0, 1.75)), ((1, 1), (0.75, 1.0))]
 )
 def test_the_mean_is_the_slow_references(tmp_path, variant, head, theirs, size, ratios):
     """Also 20 times as wide as high, and one pixel."""
