@@ -26,6 +26,7 @@ from beit_mm.apis.configs import find_config
 
 PAGES = ['README.md', 'CONTRIBUTING.md', *(f'docs/{path.name}' for path in sorted((ROOT / 'docs').glob('*.md')))]
 PAGES += [f'configs/{path.parent.name}/README.md' for path in sorted((ROOT / 'configs').glob('*/README.md'))]
+EXAMPLES = [f'docs/examples/{path.name}' for path in sorted((ROOT / 'docs/examples').glob('*.py'))]
 FENCED = re.compile(r'^```(\w+)\n(.*?)^```$', re.M | re.S)
 OTHER_PROGRAMS = ['tensorboard', 'tools/run_tests.sh', 'tools/dev/check_style.sh', '.venv/bin/python', 'sbatch']
 OTHER_PROGRAMS += ['tools/dev/gpu/check.sh', 'tools/dev/gpu/collect.sh']
@@ -158,10 +159,11 @@ def parse_tool(script: str, *words: str) -> argparse.Namespace:
     return found[0]
 
 
-@pytest.mark.parametrize('page', PAGES)
+@pytest.mark.parametrize('page', [*PAGES, *EXAMPLES])
 def test_python_of_a_page_names_what_is_there(page, tmp_path):
     """It compiles; its imports, the types of its dicts and their arguments exist; a config on another one is read."""
-    for language, text in FENCED.findall((ROOT / page).read_text()):
+    content = (ROOT / page).read_text()
+    for language, text in FENCED.findall(content) if page in PAGES else [('python', content)]:
         if language != 'python':
             continue
         tree = ast.parse(text)
@@ -173,8 +175,9 @@ def test_python_of_a_page_names_what_is_there(page, tmp_path):
                 assert hasattr(beit_mm, node.attr), node.attr
             elif isinstance(node, ast.Call) and getattr(node.func, 'id', None) == 'dict':
                 check_dict({word.arg: word.value for word in node.keywords})
-        if text.startswith('_base_ ='):
+        if re.search('^_base_ =', text, re.M):
             folder = tmp_path if "'configs/" in text else tmp_path / Path(page).parent
+            folder.mkdir(parents=True, exist_ok=True)
             shutil.copytree(ROOT / 'configs', tmp_path / 'configs', dirs_exist_ok=True)
             (folder / 'snippet.py').write_text(text)
             Config.fromfile(folder / 'snippet.py')
