@@ -34,7 +34,8 @@ def package(part: str, source: str) -> Path:
         if not name.startswith('auxiliary_head.')
     }
     meta = {} if part == 'tokenizer' else {key: value for key, value in checkpoint.meta.items() if key in KEPT}
-    meta.get('config_dict', {}).pop('work_dir', None)  # paths say nothing elsewhere
+    for key in ('work_dir', 'load_from'):  # paths say nothing elsewhere
+        meta.get('config_dict', {}).pop(key, None)
     if tokenizer := meta.get('tokenizer'):
         meta['tokenizer'] = {key: value for key, value in tokenizer.items() if not key.endswith('path')}
     path = PACKAGED / f'{part}.safetensors'
