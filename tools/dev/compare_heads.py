@@ -97,6 +97,7 @@ def config_of(row: str, data: Path, steps: int, rate: float, seed: int, folder: 
 def train(row: str, rate: float, seed: int, args: argparse.Namespace, folder: Path) -> None:
     """In a process of its own; leaves result.json in the folder."""
     from mmengine.runner import Runner
+
     runner = Runner.from_cfg(config_of(row, args.data, args.steps or STEPS[row], rate, seed, folder))
     start = time.time()
     runner.train()
@@ -117,8 +118,8 @@ def run_row(row: str, rate: float, seed: int, args: argparse.Namespace, lock: Lo
     words += ['--steps', str(args.steps)] * bool(args.steps)
     environment = dict(os.environ, OMP_NUM_THREADS='1', PYTHONPATH=f'{ROOT}:{os.environ.get("PYTHONPATH", "")}')
     with (folder / 'log.txt').open('w') as log:
-        code = subprocess.run([sys.executable, *words], env=environment, stdout=log, stderr=subprocess.STDOUT).returncode
-    if code:
+        finished = subprocess.run([sys.executable, *words], env=environment, stdout=log, stderr=subprocess.STDOUT)
+    if finished.returncode:
         raise UserError(f'{name} failed: {folder / "log.txt"} says why')
     with lock:
         results = read_results(args) | {name: json.loads((folder / 'result.json').read_text())}
@@ -180,8 +181,9 @@ def table(args: argparse.Namespace) -> None:
         best = max((rate for rate in rates if len(rates[rate]) == most), key=lambda rate: means[rate])
         found = [run['mIoU'] for run in rates[best]]
         others = ', '.join(f'{rate}: {mean:.1f}' for rate, mean in means.items() if rate != best)
-        cells = [ROWS[row], STEPS.get(row, args.steps), f'{rates[best][0]["trained"]:,}', best]
-        cells += [f'{means[best]:.1f} ± {spread / math.sqrt(most):.1f}' if free else f'{means[best]:.1f}', ', '.join(f'{it:.1f}' for it in found), others]
+        mean = f'{means[best]:.1f}' + (f' ± {spread / math.sqrt(most):.1f}' if free else '')
+        seeds = ', '.join(f'{value:.1f}' for value in found)
+        cells = [ROWS[row], STEPS[row], f'{rates[best][0]["trained"]:,}', best, mean, seeds, others]
         print(f'| {" | ".join(map(str, cells))} |')
 
 
