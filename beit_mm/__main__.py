@@ -55,7 +55,7 @@ def parser() -> argparse.ArgumentParser:
     verb.add_argument('--tokenizer', choices=('demo', 'new'), help='packaged, or trained (default: that of --init)')
     what = "predict visual tokens, or a teacher's features (default: tokens)"
     verb.add_argument('--targets', choices=('tokens', 'features'), help=what)
-    teacher = "any BEiT or plain ViT, or ema: the model's own moving average (default: demo)"
+    teacher = "any BEiT or plain ViT, or ema: the model's own moving average (default: demo, on a GPU DINOv2)"
     verb.add_argument('--teacher', metavar='CKPT', help=f'with --targets features: {teacher}')
     length.add_argument('--steps', type=int, help='instead of minutes; the tokenizer gets at most as many')
 

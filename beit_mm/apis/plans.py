@@ -143,7 +143,8 @@ def new_call(verb: str, images: str | Path, init: str | Path | None = None, **op
     if 'teacher' in options:
         if options.get('targets') != FEATURES:
             raise UserError('--teacher is for features; give --targets features too')
-        options['teacher'] = lasting(options['teacher'])
+        if options['teacher'] not in (DEMO, EMA):  # also of an address, so that the report finds the file again
+            options['teacher'] = str(path_of_checkpoint(options['teacher']).absolute())
     if options.get('targets') == FEATURES and 'tokenizer_option' in options:
         raise UserError('--targets features needs no tokenizer; leave --tokenizer out')
     if 'head' in options:
@@ -160,7 +161,7 @@ def new_call(verb: str, images: str | Path, init: str | Path | None = None, **op
 
 def lasting(source: str | Path) -> str:
     """The file of a checkpoint, for later calls elsewhere; words and URLs stay."""
-    if source in (DEMO, NONE, EMA) or '://' in str(source):
+    if source in (DEMO, NONE) or '://' in str(source):
         return str(source)
     return str(path_of_checkpoint(source).absolute())  # links stay: name and neighbouring files tell what it is
 
@@ -232,7 +233,10 @@ def plan_training(images: Images, call: Record) -> Plan:
     base, backbone = choose_model(images, call.verb, device, checkpoint, len(preprocessing['mean']), head)
     targets, keeps_head, teacher_width = None, False, None
     if call.targets == FEATURES:
-        base, targets = FEATURE_RECIPES[base], dict(type='beit_mm.FeatureTargets', teacher=call.teacher or DEMO)
+        teacher = call.teacher or DEMO
+        if call.teacher is None and device == 'cuda':  # the packaged model is too small to teach what a GPU trains
+            teacher, advice = released_start(None, '--teacher {} would teach better')
+        base, targets = FEATURE_RECIPES[base], dict(type='beit_mm.FeatureTargets', teacher=teacher)
         if targets['teacher'] != EMA:
             of_teacher = rebuild.backbone_config(Checkpoint.open(targets['teacher']))
             teacher_width = sizes_of(of_teacher['arch'])['embed_dims']
@@ -275,15 +279,15 @@ def plan_training(images: Images, call: Record) -> Plan:
     )
 
 
-def released_start(head: str | None) -> tuple[str, str]:
-    """The released model that a fine-tuning on a GPU begins with, or 'demo' and how to begin better."""
+def released_start(head: str | None, advice: str = '--init {} would begin better') -> tuple[str, str]:
+    """The released model that a training on a GPU begins with or learns from; or 'demo', and advice."""
     side = own_config(WIDE_SEGMENTOR).model.test_cfg.crop_size[0] if head else USUAL_PIXELS
     most = {name: largest_batch('cuda', sizes_of(arch), (side // 14) ** 2, head) for name, arch in STARTS.items()}
     wanted = [name for name, batch in most.items() if batch >= LEAST_BATCH]
     path, reason = first_at_hand(wanted)
     if path or not wanted:
         return str(path or DEMO), ''
-    return DEMO, f'--init {wanted[0]} would begin better, with its file in ${WEIGHTS_VARIABLE}: {reason}'
+    return DEMO, f'{advice.format(wanted[0])}, with its file in ${WEIGHTS_VARIABLE}: {reason}'
 
 
 def choose_model(

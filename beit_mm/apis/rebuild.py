@@ -342,7 +342,8 @@ def rebuild_pretrainer(checkpoint: Checkpoint) -> BEiTPretrainer:
     with as_checkpoint_error(checkpoint.path):
         before, now = ((of or {}).get('sha256') for of in (checkpoint.meta.get('tokenizer'), target_provenance(model)))
         if before and now and before != now:
-            raise UserError(f'was trained with a teacher of another SHA-256, {before}; it is {now} now')
+            what = (checkpoint.meta.get('tokenizer') or {}).get('type')
+            raise UserError(f'was trained with another {what}: its file had SHA-256 {before}, the one found has {now}')
     model.load_state_dict(checkpoint.state_dict, strict=False)
     return model.eval()
 

@@ -40,7 +40,7 @@ from beit_mm.files import atomic_file, quoted
 from beit_mm.pictures import center_tile, draw_neighbours, draw_runs, read_scalars, sheet, shortened
 
 ROWS = {  # of the report: a metric's name, and what it is
-    'mim_loss': 'loss on masked patches (mim_loss), of tokens in nats',
+    'mim_loss': 'loss on masked patches (mim_loss)',
     'mim_loss_start': 'the same with the initial weights, nats',
     'token_entropy': 'loss of guessing by token frequency alone (token_entropy)',
     'position_entropy': 'loss of guessing by token frequency at each position (position_entropy)',

@@ -32,8 +32,11 @@ def test_every_row_trains_and_what_is_finished_is_not_run_again(tmp_path):
     figures = json.loads((tmp_path / 'out/results.json').read_text())
     assert len(figures) == 8
     # A frozen backbone trains the head alone, low-rank matrices are far fewer than the backbone's million parameters
+    assert all(name.endswith('-0-2') for name in figures)  # seed and steps
     trained = {name.partition('-')[0]: figure['trained'] for name, figure in figures.items()}
     assert trained['masks_decoder'] - trained['masks_frozen'] == trained['upernet'] - trained['upernet_frozen'] > 1e6
     assert 0 < trained['upernet_lora'] - trained['upernet_frozen'] < 1e5
+    for folder in (tmp_path / 'data/images', tmp_path / 'data/annotations'):
+        shutil.rmtree(folder)  # a second training would fail
     run_tool('dev/compare_heads.py', *words)
     assert json.loads((tmp_path / 'out/results.json').read_text()) == figures

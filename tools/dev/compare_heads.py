@@ -5,10 +5,11 @@
     python tools/dev/compare_heads.py data/camvid --calibrate        CPU seconds of each head's step, and so its STEPS
     python tools/dev/compare_heads.py data/camvid --table            the table of what there is
 
-All begin with the packaged weights, by configs/demo/camvid_upernet.py but for what ROWS says: 8 crops of 128 pixels a
+All begin with the packaged weights, by configs/demo/camvid_upernet.py except for what ROWS says: 8 crops of 128 pixels a
 step. A row makes as many steps as it would in MINUTES of one CPU core, wherever it is run. Every row is tried at
 each of --rates; the table has the rate with the best mean, chosen on the validation frames that it shows.
-Everything lies in --out; results.json has the figures of ROW-RATE-SEED.
+Everything lies in --out; results.json has the figures of ROW-RATE-SEED, or with --steps of ROW-RATE-SEED-STEPS, which
+the table leaves out.
 """
 
 import argparse
@@ -109,7 +110,7 @@ def train(row: str, rate: float, seed: int, args: argparse.Namespace, folder: Pa
 
 
 def run_row(row: str, rate: float, seed: int, args: argparse.Namespace, lock: Lock) -> None:
-    name = f'{row}-{rate:g}-{seed}'
+    name = name_of(row, rate, seed, args)
     if name in read_results(args):
         return
     folder = args.out / name
@@ -126,6 +127,10 @@ def run_row(row: str, rate: float, seed: int, args: argparse.Namespace, lock: Lo
         with atomic_file(args.out / 'results.json') as file:
             file.write((json.dumps(results, indent=1) + '\n').encode())
     print(f'{time.strftime("%H:%M:%S")} {name} {results[name]}', flush=True)
+
+
+def name_of(row: str, rate: float, seed: int, args: argparse.Namespace) -> str:
+    return f'{row}-{rate:g}-{seed}' + (f'-{args.steps}' if args.steps else '')
 
 
 def read_results(args: argparse.Namespace) -> dict[str, Any]:
@@ -165,8 +170,9 @@ def table(args: argparse.Namespace) -> None:
     runs: dict[str, dict[str, list[dict]]] = {row: {} for row in ROWS}
     for name, result in sorted(results.items()):
         row, _, rest = name.partition('-')
-        rate = rest.rpartition('-')[0]
-        runs[row].setdefault(rate, []).append(result)
+        rate, _, seed = rest.partition('-')
+        if seed.isdigit():
+            runs[row].setdefault(rate, []).append(result)
     groups = [[run['mIoU'] for run in found] for rates in runs.values() for found in rates.values()]
     free = sum(len(group) - 1 for group in groups)
     squares = sum((value - statistics.mean(group)) ** 2 for group in groups for value in group)
@@ -193,7 +199,7 @@ def main() -> None:
     parser.add_argument('--out', type=Path, default=Path('work_dirs/compare_heads'))
     parser.add_argument('--rows', nargs='+', choices=ROWS, default=[*ROWS], metavar='ROW', help=', '.join(ROWS))
     parser.add_argument('--seeds', nargs='+', type=int, default=[0, 1])
-    parser.add_argument('--rates', nargs='+', type=float, default=[1e-3, 2e-3])
+    parser.add_argument('--rates', nargs='+', type=float, default=[1e-3, 2e-3], help='at least 1e-4')
     parser.add_argument('--jobs', type=int, default=1, help='trainings at a time')
     parser.add_argument('--steps', type=int, help='of each training, in place of those of MINUTES')
     parser.add_argument('--calibrate', action='store_true')
@@ -203,7 +209,7 @@ def main() -> None:
     args.data, args.out = args.data.resolve(), args.out.resolve()
     if args.child:
         row, rate, seed = args.child
-        train(row, float(rate), int(seed), args, args.out / f'{row}-{float(rate):g}-{seed}')
+        train(row, float(rate), int(seed), args, args.out / name_of(row, float(rate), int(seed), args))
     elif args.calibrate or args.table:
         (calibrate if args.calibrate else table)(args)
     else:
