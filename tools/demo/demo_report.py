@@ -5,26 +5,23 @@ import math
 from collections.abc import Mapping
 from dataclasses import astuple
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
-from matplotlib.figure import Figure
 from mmengine.config import Config
 from mmengine.dataset import default_collate
 from PIL import Image
 
 from beit_mm.apis import reports, split
-from beit_mm.apis.inference import classify, masked_samples, overlay
+from beit_mm.apis.inference import PatchSegmentor, classify, masked_samples, overlay
 from beit_mm.apis.plans import Record
 from beit_mm.apis.rebuild import rebuild_pretrainer
 from beit_mm.apis.reports import Metric, Metrics, Picture
 from beit_mm.apis.segmentation_report import PositionAndColour, compare_segmentor
 from beit_mm.checkpoint.checkpoint import Checkpoint
-from beit_mm.errors import UserError
-from beit_mm.features.evaluation import patch_classifier, patch_dataset, pixel_scores
+from beit_mm.features.evaluation import patch_dataset
 from beit_mm.features.extractor import FeatureExtractor
-from beit_mm.pictures import center_tile, pixels_of, read_scalars, sheet, sheet_of_columns, with_legend
+from beit_mm.pictures import center_tile, draw_bars, pixels_of, read_scalars, sheet, sheet_of_columns, with_legend
 from beit_mm.registry import MODELS
 
 PACKAGED, RANDOM, POSITION = 'packaged weights', 'random weights', 'position and colour'
@@ -39,53 +36,35 @@ LIMITS = (
 )
 
 
-class FrozenSegmentor:
-    """Classifies the frozen patches of an image, and answers as a SegmentationInferencer does."""
-
-    def __init__(self, extract: FeatureExtractor, method: str, **options: Any) -> None:
-        self.extract = extract
-        self.scores_of, _ = patch_classifier(extract, patch_dataset(extract, **options), method)
-
-    def __call__(self, path: str) -> list[dict[str, np.ndarray]]:
-        (sample,) = self.extract(path, ['patches'], return_images=True)
-        scores = self.scores_of(torch.from_numpy(sample['patches']))  # h, w, K
-        return [dict(labels=pixel_scores(scores, sample['image'].shape[:2]).argmax(dim=0).numpy())]
-
-
 def segment_frozen(folder: Path, out: Path) -> None:
     """Segments held-out scenes by the frozen patches of labelled ones: the mIoU as JSON, and a picture beside it."""
     maps, lists = split.find_label_maps(folder), folder / 'lists'
     split.write_lists(maps, lists)
     extract, number = FeatureExtractor('demo', whole=True, size=SHORT_SIDE), len(maps.classes)
+    known = patch_dataset(extract, **maps.dataset(lists, 'train'))
     networks, found, drawn = {PACKAGED: extract, RANDOM: extract.with_random_weights()}, {}, {}
     for method, title in METHODS.items():
         found[title] = {}
         for name, network in networks.items():
-            drawn[name] = FrozenSegmentor(network, method, **maps.dataset(lists, 'train'))
+            drawn[name] = PatchSegmentor(network, known, method)
             tested = compare_segmentor(drawn[name], maps, lists, math.inf)
             metrics, _ = tested.metrics()
             found[title] |= {name: metrics['mIoU'], POSITION: metrics['position_colour']}
-    bayes, known = PositionAndColour(number), patch_dataset(extract, **maps.dataset(lists, 'train'))
-    for index in range(len(known)):
-        bayes.learn(known[index]['img'], known[index]['gt_seg_map'])
+    bayes = PositionAndColour(number)
+    for sample in map(known.__getitem__, range(len(known))):
+        bayes.learn(sample['img'], sample['gt_seg_map'])
     rows, palette = [], known.metainfo['palette']
-    for sample in map(tested.dataset.__getitem__, split.evenly(range(len(tested.dataset)), NUM_SCENES)):
-        image, truth = sample['img'], sample['gt_seg_map'].astype(int)
-        shown = {'label map': np.where(truth < number, truth, -1)}
-        shown |= {name: segmentor(sample['img_path'])[0]['labels'] for name, segmentor in drawn.items()}
-        shown[POSITION] = bayes.answers(image, truth.shape)['position_colour']
-        tiles = {'scene': image} | {name: np.array(overlay(image, labels, palette)) for name, labels in shown.items()}
+    for index in split.evenly(range(len(tested.dataset)), NUM_SCENES):
+        sample = tested.dataset[index]
+        truth = sample['gt_seg_map'].astype(int)
+        shown = {'scene': np.full_like(truth, -1), 'label map': np.where(truth < number, truth, -1)}
+        shown |= {name: next(segmentor(sample['img_path']))['labels'] for name, segmentor in drawn.items()}
+        shown[POSITION] = bayes.answers(sample['img'], truth.shape)['position_colour']
+        tiles = {name: np.array(overlay(sample['img'], labels, palette)) for name, labels in shown.items()}
         rows.append([(name, torch.from_numpy(tile).permute(2, 0, 1) / 255) for name, tile in tiles.items()])
     legend = [*zip(maps.classes, palette, strict=True)]
     with_legend(Image.fromarray(pixels_of(sheet(rows))), legend).save(out.with_suffix('.png'))
     out.write_text(json.dumps(found, default=astuple))
-
-
-def record_of(run: Path) -> Record:
-    record = Record.read(run / 'plan.json')
-    if not record.metrics:
-        raise UserError(f'{run} was made by an earlier version of beit_mm; delete it and repeat the command')
-    return record
 
 
 def metrics_of(found: Mapping[str, tuple]) -> Metrics:
@@ -95,10 +74,9 @@ def metrics_of(found: Mapping[str, tuple]) -> Metrics:
 def compare(out: Path, num_classes: int) -> tuple[Metrics, str]:
     """How many images each fine-tuning and thumbnails classify correctly, and a sentence on the fine-tunings.
 
-    Random weights are compared only if they have learned: the mean of the last fifth of their losses must be clearly
-    below the loss of guessing.
+    Random weights are compared only if they have learned: the last fifth of their losses is clearly below guessing.
     """
-    packaged, random = (record_of(out / f'finetune_{name}') for name in ('packaged', 'random'))
+    packaged, random = (Record.read(out / f'finetune_{name}/plan.json') for name in ('packaged', 'random'))
     measured = metrics_of(random.metrics)
     found = {PACKAGED: metrics_of(packaged.metrics)['accuracy/top1'], RANDOM: measured['accuracy/top1']}
     minutes = f'{packaged.seconds / 60:.1f} minutes from the {PACKAGED}, {random.seconds / 60:.1f} from {RANDOM}'
@@ -107,29 +85,19 @@ def compare(out: Path, num_classes: int) -> tuple[Metrics, str]:
     last, guessed = float(np.mean(losses[-max(1, len(losses) // 5) :])), math.log(num_classes)
     if last > MAX_LOSS_SHARE * guessed:
         del found[RANDOM]
-        said += f' The latter has not left chance, so nothing is compared with it: its loss ended at {last:.2f} nats, '
-        said += f'guessing gives {guessed:.2f}.'
+        said += (
+            f' The latter has not left chance (loss {last:.2f}, guessing {guessed:.2f}): nothing is compared with it.'
+        )
     return found | {'thumbnails': measured['thumbnails']}, said
 
 
 def judge(what: str, found: Metrics) -> tuple[bool, str]:
     """Whether the packaged weights are better than all else, and a clause with the figures."""
-    (best, *others), (_, *names) = ([*each] for each in (found.values(), found))
-    figures = (f'{name} {other.value:.1f}' for name, other in zip(names, others, strict=True))
-    clause = f'{best.value:.1f} +- {best.error:.1f} % {what} ({", ".join(figures)})'
-    return all((best - other).sign == reports.BETTER for other in others), clause
-
-
-def draw_bars(groups: Mapping[str, Metrics], out: Path) -> None:
-    """Draws bars with standard errors, a group for each comparison."""
-    figure = Figure(figsize=(9, 3.5), layout='constrained')
-    axes, colours = figure.subplots(), {PACKAGED: 'C0', RANDOM: 'C1', POSITION: 'C7', 'thumbnails': 'C7'}
-    for group, found in enumerate(groups.values()):
-        for place, (name, each) in enumerate(found.items()):
-            bar = axes.bar(group + 0.25 * place, each.value, 0.24, yerr=each.error, capsize=4, color=colours[name])
-            axes.bar_label(bar, [f'{name.replace(" ", chr(10), 1)}\n{each.value:.1f}'], label_type='center', fontsize=8)
-    axes.set(xticks=[group + 0.25 for group in range(len(groups))], xticklabels=[*groups], ylabel='%')
-    figure.savefig(out, dpi=120)
+    best = found[PACKAGED]
+    others = {name: other for name, other in found.items() if name != PACKAGED}
+    figures = ', '.join(f'{name} {other.value:.1f}' for name, other in others.items())
+    won = all((best - other).sign == reports.BETTER for other in others.values())
+    return won, f'{best.value:.1f} +- {best.error:.1f} % {what} ({figures})'
 
 
 def draw_answers(classifier: Path, images: split.Images, out: Path) -> None:
@@ -157,7 +125,7 @@ def draw_predictions(run: Path, images: split.Images) -> None:
 
 def write(out: Path, images: split.Images, drawn: bool) -> list[object]:
     """Writes report.html and report.md into the folder of the demo; returns what to print."""
-    pretrained, groups, limits = record_of(out / 'pretrain'), {}, [LIMITS]
+    groups, limits = {}, [LIMITS]
     pictures = [Picture('packaged_reconstruct.png', f'Masked patches as the {PACKAGED} predict them')]
     if drawn:
         frozen = json.loads((out / 'frozen_scenes.json').read_text())
@@ -172,29 +140,27 @@ def write(out: Path, images: split.Images, drawn: bool) -> list[object]:
         draw_answers(out / 'finetune_packaged', images, out / 'answers.png')
         caption = f'Held-out images: answer (truth) of the classifier that began with the {PACKAGED}, right ones first'
         pictures.append(Picture('answers.png', caption))
-    judged = [judge(*group) for group in groups.items()]
-    won, others = ([clause for better, clause in judged if better is wanted] for wanted in (True, False))
-    result = f'Pretraining helps: with the {PACKAGED}, which learned from 4,084 other photos without labels, '
-    result = f'{result}{"; ".join(won)}.' if won else ''
-    limits += [f'Not clearly better than all controls: {"; ".join(others)}.'] if others else []
     if groups:
-        draw_bars(groups, out / 'bars.png')
+        draw_bars(groups, out / 'bars.png', '%')
         pictures.insert(
             1, Picture('bars.png', 'Each group has the same labels and held-out images; +- one standard error')
         )
-    loss, guess, at_position = (
-        pretrained.metrics[name][0] for name in ('mim_loss', 'token_entropy', 'position_entropy')
-    )
+    judged = [judge(*group) for group in groups.items()]
+    won, others = ('; '.join(clause for better, clause in judged if better is wanted) for wanted in (True, False))
+    result = f'Pretraining helps: with the {PACKAGED}, which learned from 4,084 other photos without labels, {won}.'
+    pretrained = Record.read(out / 'pretrain/plan.json')
+    loss, *guesses = (pretrained.metrics[name][0] for name in ('mim_loss', 'token_entropy', 'position_entropy'))
     learned = f'Pretraining from random weights, {pretrained.seconds / 60:.1f} minutes: the loss on held-out images is '
-    learned += (
-        f'{loss:.2f} nats; guessing by frequency gives {guess:.2f}, by frequency at each position {at_position:.2f}.'
+    learned += '{:.2f} nats; guessing by frequency gives {:.2f}, by that at each position {:.2f}.'.format(
+        loss, *guesses
     )
     limits.append(f'So short a pretraining is not worth beginning with. {pretrained.verdict}')
+    limits += [f'Not clearly better than all else: {others}.'] if others else []
     draw_predictions(out / 'pretrain', images)
-    curve = [Picture('pretrain/loss.png', 'Loss of the pretraining from random weights, and what guessing reaches')]
-    curve.append(
+    last = [Picture('pretrain/loss.png', 'Loss of the pretraining from random weights, and what guessing reaches')]
+    last.append(
         Picture('pretrain/before_and_after.png', f'Held-out images, before and after it, and by the {PACKAGED}')
     )
-    parts = [result, f'{images}.', *pictures, learned, *curve, f'Limits. {" ".join(limits)}']
-    path = reports.write_report(out, 'Demo of beit_mm', parts)
-    return [result, learned, *others, f'Report: {path.with_suffix(".html")} and {path}']
+    first, limited = [result if won else '', learned], f'Limits: {" ".join(limits)}'
+    path = reports.write_report(out, 'Demo of beit_mm', [*first, f'{images}.', *pictures, *last, limited])
+    return [*filter(None, first), limited, f'Report: {path.with_suffix(".html")} and {path}']

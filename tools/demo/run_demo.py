@@ -92,17 +92,13 @@ class Demo:
     def segment(self) -> None:
         """Compares frozen patches on links to a few of the drawn images and their label maps."""
         labelled, found = self.out / 'label_maps', self.out / 'frozen_scenes.json'
-        if found.exists():
-            terminal.say(f'{found} already exists')
-            return
         link(['train', 'val'], DRAWN / 'annotations', labelled / 'annotations')
         for part, images in dict(train=self.images.train, val=self.images.held_out).items():
             link(self.split.evenly(images.names, NUM_SCENES), images.root, labelled / 'images' / part)
         shutil.copy(DRAWN / 'meta/segmentation_classes.txt', labelled / 'classes.txt')
-        with terminal.quiet():
-            from demo_report import segment_frozen
-
-            segment_frozen(labelled, found)
+        if not found.exists():
+            with terminal.quiet():
+                terminal.quiet_import('demo_report').segment_frozen(labelled, found)
 
     def pretrain(self) -> None:
         start = ['--tokenizer', 'new'] if self.full else ['--tokenizer', 'demo', '--batch', BATCH]
@@ -126,9 +122,7 @@ class Demo:
 
     def report(self) -> None:
         with terminal.quiet():
-            from demo_report import write
-
-            lines = write(self.out, self.images, self.drawn)
+            lines = terminal.quiet_import('demo_report').write(self.out, self.images, self.drawn)
         for line in lines:
             terminal.say(line)
 
