@@ -142,25 +142,21 @@ def write(out: Path, images: split.Images, drawn: bool) -> list[object]:
         pictures.append(Picture('answers.png', caption))
     if groups:
         draw_bars(groups, out / 'bars.png', '%')
-        pictures.insert(
-            1, Picture('bars.png', 'Each group has the same labels and held-out images; +- one standard error')
-        )
+        pictures.insert(1, Picture('bars.png', 'Same labels and held-out images in a group; +- one standard error'))
     judged = [judge(*group) for group in groups.items()]
     won, others = ('; '.join(clause for better, clause in judged if better is wanted) for wanted in (True, False))
     result = f'Pretraining helps: with the {PACKAGED}, which learned from 4,084 other photos without labels, {won}.'
     pretrained = Record.read(out / 'pretrain/plan.json')
     loss, *guesses = (pretrained.metrics[name][0] for name in ('mim_loss', 'token_entropy', 'position_entropy'))
-    learned = f'Pretraining from random weights, {pretrained.seconds / 60:.1f} minutes: the loss on held-out images is '
-    learned += '{:.2f} nats; guessing by frequency gives {:.2f}, by that at each position {:.2f}.'.format(
-        loss, *guesses
-    )
-    limits.append(f'So short a pretraining is not worth beginning with. {pretrained.verdict}')
+    learned = f'A pretraining from random weights reaches a loss of {loss:.2f} nats in {pretrained.seconds / 60:.1f} '
+    learned += 'minutes; guessing by token frequency gives {:.2f}, by that at each position {:.2f}.'.format(*guesses)
+    first = [result] if won else []
     limits += [f'Not clearly better than all else: {others}.'] if others else []
+    (first if loss < min(guesses) - reports.MIN_LOSS_GAIN else limits).append(learned)
+    limits.append(f'The pretraining of this demo is far too short to begin with. {pretrained.verdict}')
     draw_predictions(out / 'pretrain', images)
-    last = [Picture('pretrain/loss.png', 'Loss of the pretraining from random weights, and what guessing reaches')]
-    last.append(
-        Picture('pretrain/before_and_after.png', f'Held-out images, before and after it, and by the {PACKAGED}')
-    )
-    first, limited = [result if won else '', learned], f'Limits: {" ".join(limits)}'
-    path = reports.write_report(out, 'Demo of beit_mm', [*first, f'{images}.', *pictures, *last, limited])
-    return [*filter(None, first), limited, f'Report: {path.with_suffix(".html")} and {path}']
+    pictures.append(Picture('pretrain/loss.png', 'Loss of the pretraining from random weights, and of guessing'))
+    pictures.append(Picture('pretrain/before_and_after.png', f'Held-out images before and after it; {PACKAGED}'))
+    limited = f'Limits: {" ".join(limits)}'
+    path = reports.write_report(out, 'Demo of beit_mm', [*first, f'{images}.', *pictures, limited])
+    return [*first, limited, f'Report: {path.with_suffix(".html")} and {path}']

@@ -26,7 +26,7 @@ from beit_mm import terminal
 ROOT = Path(__file__).resolve().parents[2]
 # Minutes and not steps, so that the demo ends in time on any machine
 Lengths = namedtuple('Lengths', 'pretraining finetuning finetuning_random')
-SHORT, FULL = Lengths(2.25, 0.6, 2), Lengths(11, 0.7, 4)
+SHORT, FULL = Lengths(2.25, 0.6, 2.4), Lengths(11, 0.7, 4)
 BATCH = 16  # images of a step of the short pretraining, which thereby has enough steps to learn
 DRAWN, DRAWING = Path('data/demo'), ROOT / 'tools/demo/draw_images.py'
 PER_CLASS = 20  # labels; with few classes more, because `finetune` needs 100 images
