@@ -156,7 +156,8 @@ def write(out: Path, images: split.Images, drawn: bool) -> list[object]:
     limits.append(f'The pretraining of this demo is far too short to begin with. {pretrained.verdict}')
     draw_predictions(out / 'pretrain', images)
     pictures.append(Picture('pretrain/loss.png', 'Loss of the pretraining from random weights, and of guessing'))
-    pictures.append(Picture('pretrain/before_and_after.png', f'Held-out images before and after it; {PACKAGED}'))
+    caption = f'Predictions before this pretraining, after it, and by the {PACKAGED}'
+    pictures.append(Picture('pretrain/before_and_after.png', caption))
     limited = f'Limits: {" ".join(limits)}'
     path = reports.write_report(out, 'Demo of beit_mm', [*first, f'{images}.', *pictures, limited])
     return [*first, limited, f'Report: {path.with_suffix(".html")} and {path}']
