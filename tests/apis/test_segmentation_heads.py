@@ -19,7 +19,7 @@ from beit_mm.checkpoint.checkpoint import Checkpoint
 from beit_mm.errors import UserError
 
 TYPES = dict(upernet='EfficientUPerHead', setr_pup='EfficientSETRUPHead', linear='FCNHead')
-OPTIONS = dict(masks=dict(lora=2), masks_decoder=dict(freeze='all'))
+ADAPTED = [('masks', dict(lora=2)), ('masks_decoder', dict(freeze='all'))]  # heads of pixels: test_adaptation.py
 
 
 @pytest.fixture(scope='module')
@@ -32,11 +32,10 @@ def base(tmp_path_factory) -> str:
     return save_backbone(tmp_path_factory.mktemp('base') / 'base.pth')
 
 
-@pytest.mark.parametrize('options', [{}, *OPTIONS.values()])
-@pytest.mark.parametrize('head', ['setr_pup', 'masks', 'masks_decoder', 'linear'])
+@pytest.mark.parametrize(
+    ('head', 'options'), [('setr_pup', {}), ('masks', {}), ('masks_decoder', {}), ('linear', {}), *ADAPTED]
+)
 def test_a_run_ends_and_its_result_is_used(head, options, folder, base, tmp_path, monkeypatch, capsys):
-    if options not in ({}, OPTIONS.get(head)):
-        pytest.skip('heads of pixels are adapted in test_adaptation.py')
     if options:
         monkeypatch.setattr(training.Run, 'report', lambda *_: None)
     run = tmp_path / 'run'
