@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Makes the environment and runs the demo: a pretrained and fine-tuned model with pictures. See tools/run_demo.sh --help
+# Makes the environment and runs the demo: what pretraining gains, with pictures. See tools/run_demo.sh --help
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/_environment.sh"
 

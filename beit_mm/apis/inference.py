@@ -25,7 +25,7 @@ from beit_mm.apis.rebuild import rebuild_pretrainer
 from beit_mm.checkpoint.checkpoint import Checkpoint, CheckpointInput, Levels
 from beit_mm.checkpoint.find import PHOTOS, SCENES
 from beit_mm.datasets.reading import MAX_PIXELS, UnreadableImageError
-from beit_mm.datasets.segmentation_folder import IGNORE_INDEX, class_line
+from beit_mm.datasets.segmentation_folder import IGNORE_INDEX, SegmentationFolder, class_line
 from beit_mm.datasets.transforms import as_size
 from beit_mm.engine.metrics import describe
 from beit_mm.errors import UserError
@@ -241,19 +241,30 @@ def segment_by_neighbours(
     with TemporaryDirectory() as lists:
         split.write_lists(labelled, Path(lists))
         dataset = patch_dataset(extract, **labelled.dataset(Path(lists), 'train'))
-    scores_of, _ = patch_classifier(extract, dataset)
     sources = list(extract.reader.sources(images))
+    found = PatchSegmentor(extract, dataset)(sources, on_error='skip')
+    return with_bar(found, len(sources)), dataset.metainfo
 
-    def segmented(sample: dict[str, Any]) -> dict[str, Any]:
-        if 'error' in sample:
-            return sample
-        scores = scores_of(torch.from_numpy(sample['patches']).to(extract.device))  # h, w, K
-        scores = pixel_scores(scores, sample['image'].shape[:2])  # K, H, W
-        labels, confidence = scores.argmax(dim=0).byte().cpu().numpy(), scores.amax(dim=0).cpu().numpy()
-        return dict(path=sample['path'], image=sample['image'], labels=labels, confidence=confidence)
 
-    samples = extract(sources, ['patches'], batch_size=1, on_error='skip', return_images=True)
-    return with_bar(map(segmented, samples), len(sources)), dataset.metainfo
+class PatchSegmentor:
+    """Segments images by frozen features: by the `method` of `patch_classifier`, on the patches of a `patch_dataset`.
+
+    An answer has its keys path, image, labels and confidence, or path and error, as `segment_by_neighbours` describes.
+    """
+
+    def __init__(self, extract: FeatureExtractor, dataset: SegmentationFolder, method: str = 'knn') -> None:
+        self.extract = extract
+        self.scores_of, _ = patch_classifier(extract, dataset, method)
+
+    def __call__(self, images: ImageInput | Sequence[ImageInput], on_error: str = 'raise') -> Iterator[dict[str, Any]]:
+        for sample in self.extract(images, ['patches'], batch_size=1, on_error=on_error, return_images=True):
+            if 'error' in sample:
+                yield sample
+                continue
+            scores = self.scores_of(torch.from_numpy(sample['patches']).to(self.extract.device))  # h, w, K
+            scores = pixel_scores(scores, sample['image'].shape[:2])  # K, H, W
+            labels, confidence = scores.argmax(dim=0).byte().cpu().numpy(), scores.amax(dim=0).cpu().numpy()
+            yield dict(path=sample['path'], image=sample['image'], labels=labels, confidence=confidence)
 
 
 def write_maps(

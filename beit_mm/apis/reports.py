@@ -533,6 +533,11 @@ def draw_curves(work_dir: Path) -> Picture:
     labels |= {'accuracy/top1': 'classified correctly, %', 'mIoU': 'mIoU, %'}
     shown = [key for key in labels if key == 'loss' or any(key in row for row in validation.values())]
     figure = draw_runs({work_dir.name: (training, validation)}, shown)
+    for name, guess in dict(token_entropy='token frequency', position_entropy='frequency at each position').items():
+        if reached := [row[name] for row in validation.values() if name in row]:
+            style = '--' if name == 'token_entropy' else ':'
+            figure.axes[0].axhline(reached[-1], color='black', linestyle=style, label=f'guessing by {guess}')
+            figure.axes[0].legend(fontsize=7)
     for axes in figure.axes:
         axes.set_ylabel(labels[axes.get_ylabel()])
     with atomic_file(work_dir.parent / 'loss.png') as file:

@@ -15,7 +15,7 @@ from PIL import Image
 from torch import Tensor
 
 from beit_mm.apis import reports
-from beit_mm.apis.inference import overlay
+from beit_mm.apis.inference import PatchSegmentor, overlay
 from beit_mm.apis.inferencers import SegmentationInferencer
 from beit_mm.apis.reports import BASELINES, Metric, Metrics, Picture, Report
 from beit_mm.apis.split import LabelMaps
@@ -148,7 +148,9 @@ def describe_segmentation(weights: Path, images: LabelMaps, metrics: Metrics, se
     return Report(metrics | found, sentence, paragraphs, pictures, f'Next: {following}.')
 
 
-def compare_segmentor(segmentor: SegmentationInferencer, images: LabelMaps, lists: Path, seconds: float) -> Tested:
+def compare_segmentor(
+    segmentor: SegmentationInferencer | PatchSegmentor, images: LabelMaps, lists: Path, seconds: float
+) -> Tested:
     """Tests a segmentor ('mIoU') and PositionAndColour on held-out images of a run's lists."""
     number = len(images.classes)
     baseline, begin = PositionAndColour(number), time.monotonic()

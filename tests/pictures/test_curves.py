@@ -3,7 +3,11 @@
 import json
 from pathlib import Path
 
-from beit_mm.pictures import draw_runs, read_scalars
+import pytest
+from matplotlib.figure import Figure
+
+from beit_mm.apis.reports import Metric, draw_curves
+from beit_mm.pictures import draw_bars, draw_runs, read_scalars
 
 
 def write_start(folder: Path, start: str, rows: list[dict]) -> None:
@@ -38,3 +42,26 @@ def test_each_run_has_a_curve_in_each_panel_and_of_a_step_the_later_start_counts
     rows = [trained(50, 9.0, epoch=1), trained(100, 8.0, epoch=1), dict(top1=10.0, step=1)]
     write_start(tmp_path, '20260101_000000', [*rows, trained(200, 7.0, epoch=2), dict(top1=30.0, step=2)])
     assert [(step, row['top1']) for step, row in read_scalars(tmp_path)[1].items()] == [(100, 10.0), (200, 30.0)]
+
+
+def test_guessing_is_drawn_beside_the_loss_of_a_pretraining(tmp_path, monkeypatch):
+    guesses = dict(token_entropy=5.5, position_entropy=5.25)
+    write_start(tmp_path / 'pretrain', '20260101_000000', [trained(1, 6.0), dict(step=2, mim_loss=5.0, **guesses)])
+    drawn: list = []
+    monkeypatch.setattr(Figure, 'savefig', lambda figure, *args, **kwargs: drawn.append(figure))
+    draw_curves(tmp_path / 'pretrain')
+    lines = [[*map(float, line.get_ydata())] for line in drawn[0].axes[0].lines]
+    assert lines == [[6.0], [5.0], [5.5, 5.5], [5.25, 5.25]]
+
+
+def test_bars_have_their_heights_errors_and_one_colour_a_name(tmp_path, monkeypatch):
+    groups = dict(one=dict(ours=Metric(40, 2), theirs=Metric(20, 1)), two=dict(theirs=Metric(10, 3)))
+    drawn: list = []
+    monkeypatch.setattr(Figure, 'savefig', lambda figure, *args, **kwargs: drawn.append(figure))
+    draw_bars(groups, tmp_path / 'bars.png', '%')
+    (axes,) = drawn[0].axes
+    assert [bar.get_height() for bar in axes.patches] == [40, 20, 10]
+    spans = [pytest.approx(segment[:, 1].tolist()) for bars in axes.collections for segment in bars.get_segments()]
+    assert spans == [[38, 42], [19, 21], [7, 13]]
+    first, *others = (bar.get_facecolor() for bar in axes.patches)
+    assert first not in others and len({*others}) == 1

@@ -1,12 +1,12 @@
-"""Shows what a BEiT learns from images, in at most 8 minutes on two CPU cores: pictures, numbers and a report.
+"""Shows what a pretrained BEiT is good for, in at most 8 minutes on two CPU cores: pictures, numbers and a report.
 
     tools/run_demo.sh                 images that it draws itself, with classes and label maps
     tools/run_demo.sh --data DIR      your own images: any folder; with one folder a class, classifiers are trained too
-    tools/run_demo.sh --full          everything from random weights, the tokenizer too: at most 20 minutes
+    tools/run_demo.sh --full          a longer pretraining, and a tokenizer of its own: at most 20 minutes
 
-It shows the packaged weights and pretrains from random weights on the packaged tokenizer. Then it fine-tunes with few
-labels, from this pretraining, from the packaged weights and from random weights. On its own images it also trains a
-segmentor. Each command is printed as you would type it. After an interruption the same command resumes. GPUs stay idle.
+The packaged weights predict masked patches, classify the frozen patches of drawn scenes, and are fine-tuned with few
+labels, beside random weights and methods without a network. Last, a pretraining from random weights learns. Each
+command is printed as you would type it. After an interruption the same command resumes. GPUs stay idle.
 """
 
 import argparse
@@ -24,25 +24,22 @@ from beit_mm import __main__ as verbs
 from beit_mm import terminal
 
 ROOT = Path(__file__).resolve().parents[2]
-# Minutes and not steps, so that the demo ends in time on any machine. Fine-tuning from random weights gets as much time
-# as pretraining and fine-tuning together.
-Lengths = namedtuple('Lengths', 'pretraining finetuning segmentor')
-SHORT, FULL = Lengths(1.75, 0.6, 1.25), Lengths(7, 0.7, 1.25)
+# Minutes and not steps, so that the demo ends in time on any machine
+Lengths = namedtuple('Lengths', 'pretraining finetuning finetuning_random')
+SHORT, FULL = Lengths(2.25, 0.6, 2.4), Lengths(11, 0.7, 4)
+BATCH = 16  # images of a step of the short pretraining, which thereby has enough steps to learn
 DRAWN, DRAWING = Path('data/demo'), ROOT / 'tools/demo/draw_images.py'
 PER_CLASS = 20  # labels; with few classes more, because `finetune` needs 100 images
+NUM_SCENES = 100  # drawn ones with label maps, and as many held out
 MAX_HELD_OUT = 600  # images, which give standard errors of 2 %
 NUM_PICTURES = 6
-STARTS = dict(  # folder of each fine-tuning -> the weights it starts from
-    finetune_pretrained='the pretraining of this demo',
-    finetune_packaged='the packaged weights',
-    finetune_random='random weights',
-)
+STARTS = dict(finetune_packaged='demo', finetune_random='none')  # folder of each fine-tuning -> --init
 
 
 def main(lengths: Lengths | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument('--data', type=Path, metavar='DIR', help='folder of images, searched to any depth')
-    parser.add_argument('--full', action='store_true', help='from random weights, the tokenizer too')
+    parser.add_argument('--full', action='store_true', help='longer, with a new tokenizer')
     help = 'folder for the results (default: work_dirs/demo, with --full work_dirs/demo_full)'
     parser.add_argument('--out', type=Path, help=help)
     parser.add_argument('--check', action='store_true', help='only check the arguments')
@@ -62,7 +59,6 @@ class Demo:
     def __init__(self, data: Path | None, out: Path, full: bool, lengths: Lengths) -> None:
         self.data, self.out, self.full, self.lengths, self.drawn = data or DRAWN, out, full, lengths, data is None
         self.split = terminal.quiet_import('beit_mm.apis.split')
-        self.starts = STARTS if self.drawn or self.images.classes else {}
 
     @cached_property
     def images(self):
@@ -70,14 +66,14 @@ class Demo:
         return self.split.find_images(self.data)
 
     def run(self) -> None:
-        parts = {'what the packaged weights see in images': self.show_packaged}
+        parts = {'masked patches, predicted by the packaged weights': self.reconstruct}
         if self.drawn:
             parts['drawing images'] = partial(execute, 'python', DRAWING, makes=DRAWN / 'meta')
+            parts['frozen patches of few labelled scenes'] = self.segment
+        if self.drawn or self.images.classes:
+            for folder, start in STARTS.items():
+                parts[f'a classifier with few labels, --init {start}'] = partial(self.finetune, folder)
         parts['pretraining from random weights'] = self.pretrain
-        for folder, start in self.starts.items():
-            parts[f'a classifier with few labels that starts from {start}'] = partial(self.finetune, folder)
-        if self.drawn:
-            parts['a segmentor'] = self.segment
         parts['the report'] = self.report
         for number, (title, part) in enumerate(parts.items(), start=1):
             print(f'\n== {number} of {len(parts)}: {title}', flush=True)
@@ -87,16 +83,26 @@ class Demo:
                 print('Run the same demo command again to resume here.', flush=True)
                 raise
 
-    def show_packaged(self) -> None:
-        held_out = {} if self.drawn else self.images.held_out.names  # none: the verbs show images of the package
+    def reconstruct(self) -> None:
+        held_out = {} if self.drawn else self.images.held_out.names  # none: the verb shows photos of the package
         shown = [self.images.held_out.root / name for name in self.split.evenly(held_out, NUM_PICTURES)]
-        for verb, images in (('reconstruct', shown), ('attention', shown[:1])):
-            picture = self.out / f'packaged_{verb}.png'
-            execute('beit-mm', verb, 'demo', *images, '--out', picture, makes=picture)
+        picture = self.out / 'packaged_reconstruct.png'
+        execute('beit-mm', 'reconstruct', 'demo', *shown, '--out', picture, makes=picture)
+
+    def segment(self) -> None:
+        """Compares frozen patches on links to a few of the drawn images and their label maps."""
+        labelled, found = self.out / 'label_maps', self.out / 'frozen_scenes.json'
+        link(['train', 'val'], DRAWN / 'annotations', labelled / 'annotations')
+        for part, images in dict(train=self.images.train, val=self.images.held_out).items():
+            link(self.split.evenly(images.names, NUM_SCENES), images.root, labelled / 'images' / part)
+        shutil.copy(DRAWN / 'meta/segmentation_classes.txt', labelled / 'classes.txt')
+        if not found.exists():
+            with terminal.quiet():
+                terminal.quiet_import('demo_report').segment_frozen(labelled, found)
 
     def pretrain(self) -> None:
-        start = ['--tokenizer', 'new' if self.full else 'demo', '--init', 'none']
-        words = ['--out', self.out / 'pretrain', *start, '--minutes', self.lengths.pretraining]
+        start = ['--tokenizer', 'new'] if self.full else ['--tokenizer', 'demo', '--batch', BATCH]
+        words = ['--out', self.out / 'pretrain', '--init', 'none', *start, '--minutes', self.lengths.pretraining]
         execute('beit-mm', 'pretrain', self.data, *words)
 
     def finetune(self, folder: str) -> None:
@@ -110,23 +116,14 @@ class Demo:
             few += self.split.evenly([path for path, label in train.names.items() if label == name], number)
         link(few, train.root, labelled / 'train')
         link(self.split.evenly(held_out.names, MAX_HELD_OUT), held_out.root, labelled / 'val')
-        init = dict(zip(STARTS, (self.out / 'pretrain', 'demo', 'none'), strict=True))[folder]
-        minutes = round(self.lengths.finetuning + self.lengths.pretraining * (init == 'none'), 2)
+        init = STARTS[folder]
+        minutes = self.lengths.finetuning_random if init == 'none' else self.lengths.finetuning
         execute('beit-mm', 'finetune', labelled, '--init', init, '--out', self.out / folder, '--minutes', minutes)
 
-    def segment(self) -> None:
-        """Trains a segmentor on links to the drawn images and their label maps."""
-        labelled, splits = self.out / 'label_maps', ('train', 'val')
-        link(splits, DRAWN, labelled / 'images')
-        link(splits, DRAWN / 'annotations', labelled / 'annotations')
-        shutil.copy(DRAWN / 'meta/segmentation_classes.txt', labelled / 'classes.txt')
-        words = ['--init', self.out / 'pretrain' if self.full else 'demo', '--minutes', self.lengths.segmentor]
-        execute('beit-mm', 'finetune', labelled, '--out', self.out / 'segmentor', *words)
-
     def report(self) -> None:
-        from demo_report import write
-
-        for line in write(self.out, self.images, self.starts, self.drawn):
+        with terminal.quiet():
+            lines = terminal.quiet_import('demo_report').write(self.out, self.images, self.drawn)
+        for line in lines:
             terminal.say(line)
 
 
