@@ -5,8 +5,8 @@
     python tools/dev/compare_heads.py data/camvid --calibrate        CPU seconds of each head's step, and so its STEPS
     python tools/dev/compare_heads.py data/camvid --table            the table of what there is
 
-All begin with the packaged weights, by configs/demo/camvid_upernet.py except for what ROWS says: 8 crops of 128 pixels a
-step. A row makes as many steps as it would in MINUTES of one CPU core, wherever it is run. Every row is tried at
+All begin with the packaged weights, by configs/demo/camvid_upernet.py except for what ROWS says: 8 crops of 128 pixels
+a step. A row makes as many steps as it would in MINUTES of one CPU core, wherever it is run. Every row is tried at
 each of --rates; the table has the rate with the best mean, chosen on the validation frames that it shows.
 Everything lies in --out; results.json has the figures of ROW-RATE-SEED, or with --steps of ROW-RATE-SEED-STEPS, which
 the table leaves out.
