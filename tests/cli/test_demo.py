@@ -21,7 +21,8 @@ from beit_mm.apis.reports import Metric
 
 # In the order in which they need each other; camvid_* are segment_* on other images.
 CONFIGS = 'dvae pretrain finetune_folder linear_probe_folder segment_setr_pup segment_upernet caltech101_dino'
-CONFIGS += ' caltech101_beit_dino bands_dvae bands_pretrain bands_finetune vqkd pretrain_vqkd'
+CONFIGS += ' caltech101_beit_dino bands_dvae bands_pretrain bands_finetune vqkd pretrain_vqkd segment_masks'
+CONFIGS += ' pretrain_features bands_pretrain_features'
 SMALL = '--num-train 70 --num-val 10 --size 64'.split()
 TINY = run_demo.Lengths(0.01, 0.01, 0.02)
 
