@@ -72,7 +72,7 @@ def pretrain(
         tokenizer: 'demo' (packaged), or 'new' to train one on these images; by default the tokenizer of `init`.
         targets: 'tokens', or 'features' of a teacher in their place; by default 'tokens'.
         teacher: with features: any BEiT or plain ViT, by file, run folder or name, or 'ema', the model's own moving
-            average; by default 'demo'.
+            average; by default 'demo', on a GPU DINOv2 where its file is at hand.
         workers: processes that read images.
         batch: images per step.
         seed: for every random choice, by default 0.

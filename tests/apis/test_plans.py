@@ -212,6 +212,19 @@ def test_a_fine_tuning_on_a_gpu_begins_with_a_released_model_that_fits(
     assert not said or (f'--init {LARGE}' in said[0] and 'no route' in said[0] and '\n' not in said[0])
     assert plan_training(images, 'finetune', device='cpu').init == 'demo'
     assert plan_training(images, 'finetune', 'demo', device='cuda').init == 'demo' and len(urls) == tried
+    taught = plan_training(images, 'pretrain', device='cuda', targets='features')
+    assert Path(taught.targets['teacher']).stem == expected and taught.init is None
+    said = [line for line in describe_plan(taught, images) if line.startswith('start')]
+    assert not said or f'--teacher {LARGE}' in said[0]
+
+
+def test_a_teacher_by_address_is_kept_as_a_file_that_a_later_call_finds(tmp_path, monkeypatch):
+    monkeypatch.setattr('torch.hub.get_dir', lambda: str(tmp_path))
+    (tmp_path / 'checkpoints').mkdir()
+    stored = save_backbone(tmp_path / 'stored.pth')
+    monkeypatch.setattr('beit_mm.checkpoint.find.download', lambda url, path: shutil.copy(stored, path))
+    call = plans.new_call('pretrain', '.', targets='features', teacher='https://example.org/teacher.pth')
+    assert Path(call.teacher).is_absolute() and Path(call.teacher).read_bytes() == Path(stored).read_bytes()
 
 
 def test_a_cpu_begins_with_the_packaged_weights_unless_told_otherwise(images):

@@ -20,13 +20,13 @@ import statistics
 import subprocess
 import sys
 import time
-from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 from threading import Lock
 from typing import Any
 
+from _results import read_results, run_all, write_results
+
 from beit_mm.errors import UserError
-from beit_mm.files import atomic_file
 from beit_mm.models.lora import with_lora
 from beit_mm.terminal import Parser, run
 
@@ -111,7 +111,7 @@ def train(row: str, rate: float, seed: int, args: argparse.Namespace, folder: Pa
 
 def run_row(row: str, rate: float, seed: int, args: argparse.Namespace, lock: Lock) -> None:
     name = name_of(row, rate, seed, args)
-    if name in read_results(args):
+    if name in read_results(args.out):
         return
     folder = args.out / name
     folder.mkdir(parents=True, exist_ok=True)
@@ -123,19 +123,13 @@ def run_row(row: str, rate: float, seed: int, args: argparse.Namespace, lock: Lo
     if finished.returncode:
         raise UserError(f'{name} failed: {folder / "log.txt"} says why')
     with lock:
-        results = read_results(args) | {name: json.loads((folder / 'result.json').read_text())}
-        with atomic_file(args.out / 'results.json') as file:
-            file.write((json.dumps(results, indent=1) + '\n').encode())
+        results = read_results(args.out) | {name: json.loads((folder / 'result.json').read_text())}
+        write_results(args.out, results)
     print(f'{time.strftime("%H:%M:%S")} {name} {results[name]}', flush=True)
 
 
 def name_of(row: str, rate: float, seed: int, args: argparse.Namespace) -> str:
     return f'{row}-{rate:g}-{seed}' + (f'-{args.steps}' if args.steps else '')
-
-
-def read_results(args: argparse.Namespace) -> dict[str, Any]:
-    path = args.out / 'results.json'
-    return json.loads(path.read_text()) if path.exists() else {}
 
 
 def calibrate(args: argparse.Namespace) -> None:
@@ -166,7 +160,7 @@ def calibrate(args: argparse.Namespace) -> None:
 
 def table(args: argparse.Namespace) -> None:
     """Rows at their best rate; the error is that of seeds, by their spread within all rows and rates."""
-    results = read_results(args)
+    results = read_results(args.out)
     runs: dict[str, dict[str, list[dict]]] = {row: {} for row in ROWS}
     for name, result in sorted(results.items()):
         row, _, rest = name.partition('-')
@@ -214,15 +208,8 @@ def main() -> None:
         (calibrate if args.calibrate else table)(args)
     else:
         lock = Lock()
-        runs = [(row, rate, seed) for seed in args.seeds for rate in args.rates for row in args.rows]
-        with ThreadPoolExecutor(args.jobs) as pool:
-            futures = [pool.submit(run_row, *each, args, lock) for each in runs]
-            try:
-                for future in as_completed(futures):
-                    future.result()
-            except BaseException:  # Ctrl-C too: no other training begins
-                pool.shutdown(cancel_futures=True)
-                raise
+        runs = [(row, rate, seed, args, lock) for seed in args.seeds for rate in args.rates for row in args.rows]
+        run_all(run_row, runs, args.jobs)
 
 
 if __name__ == '__main__':

@@ -28,7 +28,6 @@ import sys
 import time
 from collections import defaultdict
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 from threading import Lock
 from typing import Any
@@ -51,9 +50,9 @@ from _methods import (
     make_runner,
     rate_of,
 )
+from _results import read_results, run_all, write_results
 
 from beit_mm.errors import UserError
-from beit_mm.files import atomic_file
 from beit_mm.terminal import Parser, run
 
 Locks = defaultdict[str, Lock]
@@ -257,7 +256,7 @@ def run_row(row: str, seed: int, args: argparse.Namespace, locks: Locks) -> None
     elif row in ('supervised', 'thumbnails'):
         stages = ['finetune_all' if row == 'supervised' else 'measure']
     with locks['results']:
-        finished = read_results(args).get(folder_of(row, seed, args).name, {})
+        finished = read_results(args.out).get(folder_of(row, seed, args).name, {})
     left = [stage for stage in stages if stage not in finished]
     if left and row.partition('_')[0] not in TOKENLESS:
         train_tokenizer('vqkd' if row == 'vqkd' else 'tokenizer', args, locks)
@@ -272,7 +271,7 @@ def run_stage(stage: str, row: str, seed: int, args: argparse.Namespace, locks: 
     folder = folder_of(row, seed, args)
     with locks[folder.name]:
         with locks['results']:
-            done = stage in read_results(args).get(folder.name, {})
+            done = stage in read_results(args.out).get(folder.name, {})
         steps = args.steps or steps_of(row)
         if done and (stage != 'pretrain' or (folder / f'encoder_{steps}.pth').exists()):
             return
@@ -289,16 +288,10 @@ def run_stage(stage: str, row: str, seed: int, args: argparse.Namespace, locks: 
         elif stage != 'pretrain':
             figures['top1'] = round(json.loads((folder / stage / 'metrics.json').read_text())['accuracy/top1'], 2)
         with locks['results']:
-            results = read_results(args)
+            results = read_results(args.out)
             results.setdefault(folder.name, {})[stage] = figures
-            with atomic_file(args.out / 'results.json') as file:
-                file.write((json.dumps(results, indent=1) + '\n').encode())
+            write_results(args.out, results)
         print(f'{time.strftime("%H:%M")} {folder.name} {stage} {figures}', flush=True)
-
-
-def read_results(args: argparse.Namespace) -> dict[str, Any]:
-    path = args.out / 'results.json'
-    return json.loads(path.read_text()) if path.exists() else {}
 
 
 def folder_of(row: str, seed: int, args: argparse.Namespace) -> Path:
@@ -349,7 +342,7 @@ def table(args: argparse.Namespace) -> None:
     """
     import matplotlib.pyplot as plt
 
-    results, figure = read_results(args), plt.figure(figsize=(10, 5), layout='constrained')
+    results, figure = read_results(args.out), plt.figure(figsize=(10, 5), layout='constrained')
     found = {(row, seed): results.get(folder_of(row, seed, args).name, {}) for row in ROWS for seed in range(9)}
 
     def values(row: str, column: str) -> dict[int, float]:
@@ -443,14 +436,7 @@ def main() -> None:
         (calibrate if args.calibrate else table)(args)
     else:
         locks: Locks = defaultdict(Lock)
-        with ThreadPoolExecutor(args.jobs) as pool:
-            futures = [pool.submit(run_row, row, seed, args, locks) for seed in args.seeds for row in args.rows]
-            try:
-                for future in as_completed(futures):
-                    future.result()
-            except BaseException:  # Ctrl-C too: no other row begins
-                pool.shutdown(cancel_futures=True)
-                raise
+        run_all(run_row, [(row, seed, args, locks) for seed in args.seeds for row in args.rows], args.jobs)
 
 
 if __name__ == '__main__':
