@@ -13,7 +13,7 @@ def test_the_published_tables_are_those_of_the_published_figures(tmp_path, capsy
     run_tool('dev/compare_methods.py', tmp_path, '--table', '--out', tmp_path)
     lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith('|')]
     assert len(lines) > 20 and not set(lines) - set((ROOT / 'docs/results.md').read_text().splitlines())
-    assert (tmp_path / 'curves.png').stat().st_size > 10_000
+    assert (tmp_path / 'rows.png').stat().st_size > 10_000
 
 
 @pytest.mark.slow

@@ -4,7 +4,7 @@
     python tools/dev/compare_methods.py tiny --rows tokens mae_ours --seeds 0 1    what is finished is not run again
     python tools/dev/compare_methods.py tiny --rows mae_ours --rate 1e-3 --steps 750 --stages measure   to choose a rate
     python tools/dev/compare_methods.py tiny --rows mae_ours --finetune-rate 2e-3   the same, of fine-tuning
-    python tools/dev/compare_methods.py tiny --table                          the tables and the curves of what there is
+    python tools/dev/compare_methods.py tiny --table                          tables and picture of what there is
     python tools/dev/compare_methods.py tiny --calibrate                       how many steps a row makes in MINUTES
 
 Rows: see --help. One process and one thread a row, bfloat16, and as many steps as it made in MINUTES of a core when all
@@ -51,6 +51,7 @@ from _methods import (
     rate_of,
 )
 from _results import read_results, run_all, write_results
+from matplotlib.figure import Figure
 
 from beit_mm.errors import UserError
 from beit_mm.terminal import Parser, run
@@ -335,14 +336,12 @@ def calibrate(args: argparse.Namespace) -> None:
 
 
 def table(args: argparse.Namespace) -> None:
-    """Prints rows, and differences of rows, over seeds; draws the quarters of each row.
+    """Prints rows, and differences of rows, over seeds; draws two columns of them.
 
     Errors are standard errors: of the seeds, by their spread within all rows, and of the held-out photos. Those of
     differences are too large, as their photos are the same.
     """
-    import matplotlib.pyplot as plt
-
-    results, figure = read_results(args.out), plt.figure(figsize=(10, 5), layout='constrained')
+    results = read_results(args.out)
     found = {(row, seed): results.get(folder_of(row, seed, args).name, {}) for row in ROWS for seed in range(9)}
 
     def values(row: str, column: str) -> dict[int, float]:
@@ -391,19 +390,22 @@ def table(args: argparse.Namespace) -> None:
             cells.append(f'{difference:+.1f} ± {error(column, *pair):.1f}' if all(pair) else '–')
         if set(cells) != {'–'}:
             print(f'| {first} - {second} | {" | ".join(cells)} |')
-    plt.gca().set_prop_cycle(color=plt.get_cmap('tab20').colors)
-    start = [run['measure']['curve']['0'] for (row, _), run in found.items() if row == 'random' and 'measure' in run]
-    for row, title in ROWS.items():
-        curves = [found[row, seed]['measure']['curve'] for seed in range(9) if 'measure' in found[row, seed]]
-        if curves and row not in UNTRAINED:
-            times = [minutes_before(row) + minutes(row) * int(step) / steps_of(row) for step in curves[0]]
-            heights = [statistics.mean(curve[step] for curve in curves) for step in curves[0]]
-            begin = [statistics.mean(start)] if start else []
-            plt.plot([minutes_before(row)] * bool(start) + times, begin + heights, marker='o', label=title)
-    plt.xlabel('minutes of a core')
-    plt.ylabel('least squares on frozen features,\n% of 2,500 held-out photos')
-    figure.legend(loc='outside right upper', fontsize='small')
-    figure.savefig(args.out / 'curves.png', dpi=120)
+    shown = [row for row in ROWS if values(row, 'linear')]
+    shown.sort(key=lambda row: statistics.mean(values(row, 'linear').values()))
+    figure = Figure(figsize=(11, 0.3 * len(shown) + 1), layout='constrained')
+    for axes, column in zip(figure.subplots(1, 2, sharey=True), ('linear', 'finetune_all'), strict=True):
+        for place, row in enumerate(shown):
+            tops = [*values(row, column).values()]
+            if tops:
+                colour = 'gray' if row in UNTRAINED else 'tab:orange' if 'mmpretrain' in ROWS[row] else 'tab:blue'
+                axes.errorbar(statistics.mean(tops), place, xerr=error(column, tops), fmt='o', capsize=3, color=colour)
+        axes.set(yticks=range(len(shown)), yticklabels=[ROWS[row] for row in shown], xlabel=f'{COLUMNS[column]}, %')
+        axes.grid(axis='x', alpha=0.4)
+    longer = values('supervised', 'finetune_all').values()
+    if longer:
+        axes.axvline(statistics.mean(longer), color='gray', linestyle='--', label=ROWS['supervised'])
+        figure.legend(loc='outside lower right')
+    figure.savefig(args.out / 'rows.png', dpi=110)
 
 
 def main() -> None:

@@ -1,0 +1,138 @@
+"""What pays with few photos and few minutes: ways to a classifier, by the verbs, at several numbers of photos.
+
+    python tools/dev/compare_own_photos.py data/caltech101 --minutes 3       what is finished is not run again
+    python tools/dev/compare_own_photos.py data/caltech101 --table           the table of what there is
+
+DATA has train/<class>/ and val/<class>/. N photos are ten of each of N / 10 classes, or of all classes as many as there
+are; the held-out photos are val's of these classes. Each way has the same minutes of one core; a pretraining takes half
+of them. Everything lies in --out; results.json has the figures of WAY-NUMBER-MINUTES-SEED.
+"""
+
+import argparse
+import json
+import os
+import random
+import statistics
+import subprocess
+import sys
+import time
+from itertools import zip_longest
+from pathlib import Path
+from queue import Queue
+from threading import Lock
+
+from _results import read_results, run_all, write_results
+
+from beit_mm.errors import UserError
+from beit_mm.terminal import Parser, run
+
+ROOT = Path(__file__).resolve().parents[2]
+PER_CLASS = 10
+WAYS = dict(  # what it begins with, whether it is pretrained on these photos first, and options of `finetune`
+    packaged=('packaged weights, `finetune`', 'demo', False, ()),
+    packaged_frozen=('packaged weights, `finetune --freeze all`', 'demo', False, ('--freeze', 'all')),
+    packaged_more=('packaged weights, `pretrain`, then `finetune`', 'demo', True, ()),
+    random=('random weights, `finetune`', 'none', False, ()),
+    random_more=('random weights, `pretrain`, then `finetune`', 'none', True, ()),
+)
+
+
+def sample(data: Path, number: int, seed: int, folder: Path) -> None:
+    """Makes a folder of links to `number` photos of train/, and to val/ of their classes."""
+    if folder.exists():
+        return
+    generator = random.Random(seed)
+    classes = sorted(path.name for path in (data / 'train').iterdir())
+    classes = sorted(generator.sample(classes, min(len(classes), number // PER_CLASS)))
+    photos = {name: sorted((data / 'train' / name).iterdir()) for name in classes}
+    for shuffled in photos.values():
+        generator.shuffle(shuffled)
+    rounds = zip_longest(*photos.values())  # of each class one more
+    chosen = [photo for photos_of_round in rounds for photo in photos_of_round if photo][:number]
+    partial = folder.with_suffix('.part')
+    held_out = [photo for name in classes for photo in (data / 'val' / name).iterdir()]
+    for photo in [*chosen, *held_out]:
+        link = partial / photo.relative_to(data)
+        link.parent.mkdir(parents=True, exist_ok=True)
+        link.symlink_to(photo)
+    partial.rename(folder)
+
+
+def run_way(way: str, number: int, seed: int, args: argparse.Namespace, cores: Queue, lock: Lock) -> None:
+    name = f'{way}-{number}-{args.minutes:g}-{seed}'
+    if name in read_results(args.out):
+        return
+    _, init, pretrains, options = WAYS[way]
+    photos, folder = args.out / f'photos-{number}-{seed}', args.out / name
+    minutes = args.minutes / 2 if pretrains else args.minutes
+    core = cores.get()
+    environment = dict(os.environ, OMP_NUM_THREADS='1', PYTHONPATH=f'{ROOT}:{os.environ.get("PYTHONPATH", "")}')
+
+    def verb(*words: str | Path) -> None:
+        command = ['taskset', '-c', core, sys.executable, '-m', 'beit_mm', *words, '--seed', seed]
+        with folder.with_suffix('.log').open('a') as log:
+            finished = subprocess.run([*map(str, command)], env=environment, stdout=log, stderr=subprocess.STDOUT)
+        if finished.returncode:
+            raise UserError(f'{name} failed: {folder.with_suffix(".log")} says why')
+
+    if pretrains:
+        verb('pretrain', photos, '--init', init, '--minutes', minutes, '--out', f'{folder}_pretrained')
+        init = f'{folder}_pretrained'
+    verb('finetune', photos, '--init', init, '--minutes', minutes, '--out', folder, *options)
+    record = json.loads((folder / 'plan.json').read_text())
+    cores.put(core)
+    with lock:
+        results = read_results(args.out) | {name: dict(record['metrics'], seconds=round(record['seconds']))}
+        write_results(args.out, results)
+    print(f'{time.strftime("%H:%M:%S")} {name} {record["metrics"]}', flush=True)
+
+
+def table(args: argparse.Namespace) -> None:
+    """A column for each number of photos and minutes: means of seeds, standard errors of the held-out photos."""
+    results = read_results(args.out)
+    columns = sorted({(int(name.split('-')[1]), float(name.split('-')[2])) for name in results})
+    heads = [f'{number:,} photos, {minutes:g} minutes' for number, minutes in columns]
+    print(f'| {" | ".join(["", *heads])} |\n|{" --- |" * (len(columns) + 1)}')
+    for way, (title, *_) in dict(WAYS, thumbnails=('ridge regression on thumbnails',)).items():
+        cells = []
+        for number, minutes in columns:
+            metric = 'thumbnails' if way == 'thumbnails' else 'accuracy/top1'
+            wanted = 'packaged' if way == 'thumbnails' else way
+            found = [
+                figures[metric]
+                for name, figures in results.items()
+                if name.startswith(f'{wanted}-{number}-{minutes:g}-')
+            ]
+            mean = statistics.mean(value for value, *_ in found) if found else None
+            error = statistics.mean(error for _, error, _ in found) / len(found) ** 0.5 if found else None
+            cells.append(f'{mean:.1f} ± {error:.1f}' if found else '')
+        print(f'| {" | ".join([title, *cells])} |')
+
+
+def main() -> None:
+    parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument('data', type=Path, help='Caltech-101, as beit_mm/weights/README.md says')
+    parser.add_argument('--out', type=Path, default=Path('work_dirs/compare_own_photos'))
+    parser.add_argument('--ways', nargs='+', choices=WAYS, default=[*WAYS], metavar='WAY', help=', '.join(WAYS))
+    parser.add_argument('--numbers', nargs='+', type=int, default=[100, 300, 1000, 4000])
+    parser.add_argument('--minutes', type=float, default=3)
+    parser.add_argument('--seeds', nargs='+', type=int, default=[0])
+    parser.add_argument('--cores', nargs='+', default=['0', '1'], help='one training at a time on each')
+    parser.add_argument('--table', action='store_true')
+    args = parser.parse_args()
+    args.data, args.out = args.data.resolve(), args.out.resolve()
+    if args.table:
+        return table(args)
+    args.out.mkdir(parents=True, exist_ok=True)
+    cores: Queue = Queue()
+    for core in args.cores:
+        cores.put(core)
+    pairs, lock = [(number, seed) for seed in args.seeds for number in args.numbers], Lock()
+    for number, seed in pairs:
+        sample(args.data, number, seed, args.out / f'photos-{number}-{seed}')
+    calls = [(way, number, seed, args, cores, lock) for number, seed in pairs for way in args.ways]
+    run_all(run_way, calls, len(args.cores))
+
+
+if __name__ == '__main__':
+    run(main)
