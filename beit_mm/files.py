@@ -1,4 +1,4 @@
-"""Files written completely or not at all, their hashes, and text that is safe in files, configs and terminals."""
+"""Writes files completely or not at all, hashes them, and makes text safe to print and to store."""
 
 import hashlib
 import json

@@ -1,4 +1,7 @@
-"""Sheets of titled pictures, reconstructions, attention maps (P points, h x w the patch grid), and curves."""
+"""Sheets of titled pictures, reconstructions, attention maps and curves.
+
+Shapes: P points, h x w the patch grid.
+"""
 
 import json
 import math

@@ -1,4 +1,4 @@
-"""`train` and `test`: train a config, or test a checkpoint of it, with OpenMMLab's arguments.
+"""`train` and `test`: the commands for configs, with OpenMMLab's arguments.
 
 Only the standard library is imported before the arguments are parsed, so that `--help` answers at once.
 """

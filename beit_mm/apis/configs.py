@@ -1,4 +1,4 @@
-"""Configs: found by name, fitted to other images and lengths, and written for a run."""
+"""Finds configs by name, fits them to other images and lengths, and writes them for a run."""
 
 import functools
 import math

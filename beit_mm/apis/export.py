@@ -1,4 +1,4 @@
-"""ONNX export of a classifier or segmentor: one graph for images of any height and width."""
+"""ONNX export of a classifier or segmentor, for images of any height and width."""
 
 import copy
 import json

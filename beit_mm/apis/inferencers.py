@@ -1,4 +1,4 @@
-"""Classifies and segments images with a checkpoint alone: it holds its config, or its tensors show the model."""
+"""Classifies and segments images with a checkpoint alone."""
 
 from collections.abc import Iterator, Sequence
 from functools import partial

@@ -1,4 +1,4 @@
-"""How many images of a step the memory holds."""
+"""Chooses a batch that fits the memory."""
 
 import math
 from collections.abc import Mapping

@@ -1,4 +1,4 @@
-"""Reports on runs: metrics, baselines that need no training, a verdict in words, the next command, and pictures."""
+"""Reports on runs: metrics, baselines that need no training, a verdict, the next command, pictures."""
 
 import html
 import math

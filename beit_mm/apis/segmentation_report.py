@@ -1,4 +1,4 @@
-"""The report on a segmentor: IoU of each class, baselines without a network, confused classes, and overlays."""
+"""The report on a segmentor: IoU of each class, baselines, confused classes, overlays."""
 
 import math
 import time

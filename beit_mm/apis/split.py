@@ -1,4 +1,4 @@
-"""Finds the images and label maps of a folder: which to learn from, which to hold out, and the classes."""
+"""Finds the images, label maps and classes of a folder, and which images to hold out."""
 
 import os
 import random

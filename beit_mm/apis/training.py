@@ -1,4 +1,4 @@
-"""Pretraining and fine-tuning on a folder of images: plan, length in steps or minutes, stages, report.
+"""Pretraining and fine-tuning on a folder of images, from the plan to the report.
 
 A run is a folder; its plan.json lets the same call resume it.
 """

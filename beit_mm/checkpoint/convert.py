@@ -1,4 +1,4 @@
-"""Converts checkpoint files between formats, and makes files to give away."""
+"""Converts checkpoint files between formats, and publishes them."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""What a checkpoint file, its name and the files beside it tell about its weights: images, heads, classes."""
+"""What a checkpoint file, its name and the files beside it tell about its weights."""
 
 import json
 import re

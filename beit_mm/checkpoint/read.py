@@ -1,4 +1,4 @@
-"""Reads and writes checkpoint files. Nothing in a file is executed, and no file is left half written."""
+"""Reads checkpoint files without running anything in them, and writes them completely or not at all."""
 
 import json
 import pickle

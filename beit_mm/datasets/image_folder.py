@@ -1,4 +1,4 @@
-"""Images from a folder, tar shards or a list, with and without classes; another image replaces a broken one.
+"""Images from a folder, tar shards or a list; another image replaces a broken one.
 
 `tools/datasets/make_shards.py` writes the shards, tar archives, and an index of where the bytes of each image lie.
 """

@@ -1,4 +1,4 @@
-"""DINO's crops of an image: a second global crop, several local crops, and their augmentation."""
+"""DINO's crops of an image, and their augmentation."""
 
 import random
 

@@ -1,4 +1,4 @@
-"""Reads untrusted image files of any mode or orientation: LoadImage as RGB, LoadBands .tif and .npy with many bands."""
+"""Reads untrusted image files: LoadImage as RGB, LoadBands with any number of bands."""
 
 import io
 import os

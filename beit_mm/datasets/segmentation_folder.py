@@ -1,4 +1,4 @@
-"""Images and label maps in two folders with the same file names, and the loading of label maps."""
+"""Images and label maps in two folders with the same file names."""
 
 import colorsys
 import json

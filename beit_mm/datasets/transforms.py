@@ -1,4 +1,7 @@
-"""Image transforms. They draw from `random` and `numpy.random`, which the datasets seed for each sample."""
+"""Image transforms.
+
+They draw from `random` and `numpy.random`, which the datasets seed for each sample.
+"""
 
 import math
 import random

@@ -1,4 +1,4 @@
-"""The schedules of teachers that are moving averages of their students."""
+"""Schedules of teachers that are moving averages of their students."""
 
 import math
 from typing import Any

@@ -1,4 +1,4 @@
-"""What a run says of its steps: numbers, log files, throughput, and lines of progress in a terminal."""
+"""Logs of a run: numbers, files, throughput, and lines of progress in a terminal."""
 
 import logging
 import sys

@@ -1,4 +1,4 @@
-"""How a model learns: mixed precision, skipped steps, weight decay, layer-wise learning rates."""
+"""Optimization: mixed precision, skipped steps, weight decay, layer-wise learning rates."""
 
 import math
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""Ends a run on a signal so that it can be resumed, guards its data workers, and allows one run per folder."""
+"""Ends a run on a signal, guards its data workers, and allows one run per folder."""
 
 import contextlib
 import fcntl

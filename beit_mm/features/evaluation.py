@@ -1,4 +1,4 @@
-"""Measures frozen features: k-NN, a linear layer and an attentive probe, on labelled images and on their patches.
+"""Measures frozen features of images and patches: k-NN, a linear layer, an attentive probe.
 
 Shapes: N images or patches to be classified, M with labels (the bank), C channels, K classes, h x w = P patches.
 """

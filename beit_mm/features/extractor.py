@@ -1,4 +1,4 @@
-"""Reads and prepares images of any source, and computes their features with a BEiT from any checkpoint."""
+"""Computes features of images from any source with a BEiT from any checkpoint."""
 
 import copy
 import os

@@ -1,4 +1,4 @@
-"""BEiT v2: a second loss depends on the image mainly through the class token, which must therefore summarise it.
+"""BEiT v2: a second loss makes the class token summarise the image.
 
 Shapes: B images, N = 1 + h*w tokens with the class token first, K patches to predict, C channels.
 """

@@ -1,4 +1,4 @@
-"""Low-rank adaptation of a frozen backbone by mmpretrain's LoRAModel, and merging its matrices for inference.
+"""Low-rank adaptation of a frozen backbone by mmpretrain's LoRAModel.
 
 Source: LoRA, arXiv 2106.09685.
 """

@@ -1,4 +1,4 @@
-"""The linear and the attentive probe, and a data preprocessor for classification with random erasing."""
+"""The linear and the attentive probe, and random erasing for classification."""
 
 from collections.abc import Sequence
 from typing import Any

@@ -1,4 +1,4 @@
-"""What a checkpoint records about a model that contains a BEiTBackbone or a TargetGenerator."""
+"""What a checkpoint records about preprocessing, tokenizer and teacher."""
 
 from typing import Any
 

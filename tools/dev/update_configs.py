@@ -26,6 +26,7 @@ from beit_mm.terminal import quiet
 MAP = 'docs/architecture.md'
 PACKAGE_MAP, MAP_BEGINS = 'beit_mm/__init__.py', 'Where what lives:\n\n'
 RELEASED = 'docs/released.md'
+SEGMENTATION, CLASSIFICATION = 'Segmentation: mIoU on ADE20K', 'Classification on ImageNet-1K'
 COLLECTIONS = dict(beit_v2='BEiTv2', dinov2='DINOv2')  # of model-index.yml; other folders are BEiT's
 BEGIN, END = '<!-- table by tools/dev/update_configs.py -->\n', '<!-- end of table -->'
 
@@ -99,7 +100,7 @@ def update_table(folder: str) -> str:
 def released_row(config: str, weights: dict) -> str:
     """A released file, its config, and what its source reports of it."""
     figures = [
-        f'{value} {task}'
+        f'{value} {task.removeprefix("ADE20K mIoU, ").removeprefix("ImageNet-1K ")}'
         for value, task, source in facts.results(config)
         if ', by ' not in task and source.startswith(weights['Source'])
     ]
@@ -109,11 +110,11 @@ def released_row(config: str, weights: dict) -> str:
 
 def update_released() -> str:
     """The released files by what they are for."""
-    groups: dict[str, list[str]] = dict.fromkeys(('Segmentation', 'Classification', 'Pretraining'), [])
+    groups: dict[str, list[str]] = dict.fromkeys((SEGMENTATION, CLASSIFICATION, 'Pretraining'), [])
     for config in facts.list_configs():
         for weights in facts.released_weights(config):
-            group = 'Classification' if facts.load(config).model.type == 'ImageClassifier' else 'Pretraining'
-            group = 'Segmentation' if facts.load(config).default_scope == 'mmseg' else group
+            group = CLASSIFICATION if facts.load(config).model.type == 'ImageClassifier' else 'Pretraining'
+            group = SEGMENTATION if facts.load(config).default_scope == 'mmseg' else group
             groups[group] = [*groups[group], released_row(config, weights)]
     head = '| name | CONFIG below configs/ | reported |\n| --- | --- | --- |\n'
     text = ''.join(f'## {title}\n\n{head}' + '\n'.join(rows) + '\n\n' for title, rows in groups.items())
@@ -144,12 +145,11 @@ def update_package_map() -> str:
 
 
 def update_file_map() -> str:
-    """The files of the package with their lines and what their docstrings begin with."""
+    """The files of the package and what their docstrings begin with."""
     rows = []
     for path in sorted((ROOT / 'beit_mm').rglob('*.py')):
         if path.name != '__init__.py' and '.mim' not in path.parts:
-            number = len(path.read_text().splitlines())
-            rows.append(f'- `{path.relative_to(ROOT / "beit_mm")}` ({number}): {title_of(path)}')
+            rows.append(f'- `{path.relative_to(ROOT / "beit_mm")}`: {title_of(path)}')
     return between_marks(ROOT / MAP, '\n'.join(rows) + '\n')
 
 

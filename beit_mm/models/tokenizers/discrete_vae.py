@@ -1,4 +1,4 @@
-"""The discrete VAE, a tokenizer that can be trained here, without any download, and DALLE-pytorch's small networks."""
+"""The discrete VAE, a tokenizer to train, and DALLE-pytorch's small networks."""
 
 import math
 from contextlib import nullcontext
