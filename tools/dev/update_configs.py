@@ -98,11 +98,7 @@ def update_table(folder: str) -> str:
 
 def released_row(config: str, weights: dict) -> str:
     """A released file, its config, and what its source reports of it."""
-    figures = [
-        f'{value} {task}'
-        for value, task, source in facts.results(config)
-        if ', by ' not in task and source.startswith(weights['Source'])
-    ]
+    figures = [f'{value} {task}' for task, value in facts.reported(config, weights)]
     name = Path(weights['URL']).stem
     return f'| [{name}]({weights["URL"]}) | {config} | {"<br>".join(figures)} |'
 
