@@ -19,6 +19,12 @@ from beit_mm.registry import DATASETS, TRANSFORMS
 IGNORE_INDEX = 255  # label of pixels that do not count, as in mmseg
 NUMBERS, COLOURS = ('1', 'L', 'P', 'I', 'I;16'), ('1', 'L', 'LA', 'P', 'PA', 'RGB', 'RGBA')  # Pillow's image modes
 NUM_NAMED = 8  # colours in a message
+# Okabe and Ito's colours without black, then by turns the one most unlike all before, also to who sees no red or green
+SEEN_BY_ALL = (
+    (230, 159, 0), (86, 180, 233), (0, 158, 115), (240, 228, 66), (0, 114, 178), (213, 94, 0), (204, 121, 167),
+    (0, 0, 255), (204, 255, 204), (102, 102, 255), (102, 51, 0), (102, 255, 255), (0, 51, 153), (102, 51, 51),
+    (102, 51, 102), (204, 255, 153), (102, 153, 255), (255, 51, 102), (0, 51, 204), (255, 153, 102),
+)  # fmt: skip
 WARNED: set[int] = set()  # colours that a message has named
 
 
@@ -125,10 +131,10 @@ def class_line(name: str) -> str:
 
 
 def distinct_colours(number: int) -> list[list[int]]:
-    """Colours [red, green, blue], 0-255, the same in each run."""
+    """Colours [red, green, blue], 0-255, the same in each run; of the first 20 the colour-blind can tell all apart."""
     golden_ratio = (5**0.5 - 1) / 2  # each step of this fraction of the colour circle falls into a largest gap
-    colours = []
-    for index in range(number):
+    colours = [[*colour] for colour in SEEN_BY_ALL[:number]]
+    for index in range(len(colours), number):
         saturation, value = (1, 0.5)[index // 3 % 2], (1, 0.75, 0.5)[index % 3]
         colour = colorsys.hsv_to_rgb(index * golden_ratio % 1, saturation, value)
         colours.append([round(255 * part) for part in colour])

@@ -73,9 +73,16 @@ def test_classes_from_anywhere(root):
 
 
 def test_colours_can_be_told_apart(root):
-    """CamVid has eleven classes; its sky and its cars once had nearly the same red."""
-    colours = np.array(dataset(root, classes=[str(i) for i in range(11)]).metainfo['palette'])
-    assert pdist(colours, 'cityblock').min() >= 100
+    """CamVid has eleven classes; its sky and its cars once had nearly the same red. Also by who sees no green."""
+    palette = np.array(dataset(root, classes=[str(i) for i in range(20)]).metainfo['palette']) / 255
+    linear = np.where(palette <= 0.04045, palette / 12.92, ((palette + 0.055) / 1.055) ** 2.4)
+    # of Machado, Oliveira and Fernandes (2009), full deuteranopia
+    without_green = [[0.367322, 0.860646, -0.227968], [0.280085, 0.672501, 0.047413], [-0.01182, 0.04294, 0.968881]]
+    to_xyz = [[0.4124, 0.3576, 0.1805], [0.2126, 0.7152, 0.0722], [0.0193, 0.1192, 0.9505]]
+    for seen in (linear, (linear @ np.transpose(without_green)).clip(0, 1)):
+        x, y, z = np.cbrt((seen @ np.transpose(to_xyz)).clip(0.009) / [0.9505, 1, 1.089]).T
+        lab = np.stack([116 * y - 16, 500 * (x - y), 200 * (y - z)], axis=1)
+        assert pdist(lab).min() > 15  # 2 is just seen
     assert len({*map(tuple, distinct_colours(254))}) == 254
 
 

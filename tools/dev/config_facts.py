@@ -299,3 +299,12 @@ def released_weights(config: str) -> list[dict]:
     released = yaml.load(entry, yaml.BaseLoader)[0].get('Released Weights', [])
     kept = [weights for weights in released if not weights['Fits'].startswith('target_generator')]
     return kept if 'backbone' in load(config).model else []
+
+
+def reported(config: str, weights: dict) -> list[tuple[str, str]]:
+    """Task and value of the figures that the source of a released file reports of it."""
+    return [
+        (task, value)
+        for value, task, source in results(config)
+        if ', by ' not in task and source.startswith(weights['Source'])
+    ]

@@ -100,8 +100,8 @@ def update_table(folder: str) -> str:
 def released_row(config: str, weights: dict) -> str:
     """A released file, its config, and what its source reports of it; top-5 and more digits stand in the config."""
     figures: dict[str, str] = {}
-    for value, task, source in facts.results(config):
-        if not re.search(', by |top-5', task) and source.startswith(weights['Source']):
+    for task, value in facts.reported(config, weights):
+        if 'top-5' not in task:
             figures.setdefault(task.removeprefix('ADE20K mIoU, ').removeprefix('ImageNet-1K '), value)
     name, reported = Path(weights['URL']).stem, '<br>'.join(f'{value} {task}' for task, value in figures.items())
     return f'| [{name}]({weights["URL"]}) | {config} | {reported} |'

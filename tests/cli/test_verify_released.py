@@ -1,0 +1,84 @@
+"""tools/dev/verify_released.py: figures of files in released layouts are those of timm's models on the same images."""
+
+import shutil
+
+import numpy as np
+import pytest
+import timm
+import torch
+import torch.nn.functional as F
+from helpers import run_tool
+from peers import randomise
+from PIL import Image
+from timm.models.vision_transformer import VisionTransformer
+
+from beit_mm.checkpoint.convert import convert_checkpoint
+from beit_mm.datasets.transforms import resize_bicubic
+
+BEIT, DINO = 'beit_base_patch16_224_pt22k_ft22kto1k', 'dino_deitsmall16_pretrain'
+
+
+def draw(path, number: int) -> np.ndarray:
+    """An image of 256 pixels, whose middle of 224 is what the configs test."""
+    coarse = np.random.default_rng(number).integers(0, 256, (6, 6, 3), np.uint8)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    image = Image.fromarray(resize_bicubic(coarse, (256, 256)))
+    image.save(path)
+    return np.array(image)[16:240, 16:240]
+
+
+def normalised(images: list, mean: list, std: list) -> torch.Tensor:
+    levels = torch.tensor([mean, std]).view(2, 1, 3, 1, 1)
+    return (torch.from_numpy(np.stack(images)).permute(0, 3, 1, 2) / 255 - levels[0]) / levels[1]
+
+
+def reported_here(out) -> dict[str, list[str]]:
+    """Cells of the record by task."""
+    rows = [line.strip('| ').split(' | ') for line in next(out.glob('*-verified.md')).read_text().splitlines()[2:]]
+    return {cells[1]: cells for cells in rows}
+
+
+@pytest.mark.slow
+def test_a_classifier_has_the_figures_that_timm_gives_it(tmp_path, monkeypatch):
+    peer = randomise(timm.create_model('beit_base_patch16_224')).eval()
+    torch.save(peer.state_dict(), tmp_path / 'timm.pth')
+    convert_checkpoint(tmp_path / 'timm.pth', tmp_path / f'weights/{BEIT}.pth', 'unilm')
+    images = [draw(tmp_path / f'drawn/{number}.png', number) for number in range(12)]
+    with torch.no_grad():
+        logits = peer(normalised(images, [0.5] * 3, [0.5] * 3))
+    for label in range(1000):
+        (tmp_path / f'imagenet/val/n{label:08}').mkdir(parents=True)
+    # a third has the first answer as its class, a third the third answer, a third the last
+    for number, place in enumerate([0, 2, 999] * 4):
+        label = int(logits[number].argsort(descending=True)[place])
+        shutil.copy(tmp_path / f'drawn/{number}.png', tmp_path / f'imagenet/val/n{label:08}')
+    monkeypatch.setenv('BEIT_MM_WEIGHTS', str(tmp_path / 'weights'))
+    words = [BEIT, tmp_path / 'imagenet', '--out', tmp_path / 'out', '--cfg-options', 'test_dataloader.num_workers=0']
+    with pytest.raises(SystemExit):  # 33 % are not 85.2 %
+        run_tool('dev/verify_released.py', *words, 'test_dataloader.persistent_workers=False')
+    found = reported_here(tmp_path / 'out')
+    top1, top5 = found['ImageNet-1K top-1 at 224 pixels'], found['ImageNet-1K top-5 at 224 pixels']
+    assert top1[2:5] == ['85.2', '33.33', '12'] and top5[2:5] == ['97.6', '66.67', '12']
+    assert top1[-1] == 'DIFFERS'
+
+
+@pytest.mark.slow
+def test_nearest_neighbours_of_a_plain_vit_are_those_of_timms_class_tokens(tmp_path, monkeypatch):
+    peer = randomise(VisionTransformer(embed_dim=384, depth=12, num_heads=6, num_classes=0)).eval()
+    (tmp_path / 'weights').mkdir()
+    torch.save(peer.state_dict(), tmp_path / f'weights/{DINO}.pth')
+    images = {'train': [], 'val': []}
+    for number in range(60):
+        part = 'val' if number < 20 else 'train'
+        images[part].append(draw(tmp_path / f'data/{part}/{number % 4}/{number:02}.png', number))
+    with torch.no_grad():
+        levels = timm.data.IMAGENET_DEFAULT_MEAN, timm.data.IMAGENET_DEFAULT_STD
+        tokens = {part: peer.forward_features(normalised(each, *levels))[:, 0] for part, each in images.items()}
+    cosines, nearest = (F.normalize(tokens['val']) @ F.normalize(tokens['train']).T).topk(20)
+    weights = (cosines.double() / 0.07).exp()
+    votes = torch.stack([(weights * (nearest % 4 == label)).sum(dim=1) for label in range(4)], dim=1)
+    top1 = 100 * float((votes.argmax(dim=1) == torch.arange(20) % 4).double().mean())
+    monkeypatch.setenv('BEIT_MM_WEIGHTS', str(tmp_path / 'weights'))
+    with pytest.raises(SystemExit):
+        run_tool('dev/verify_released.py', DINO, tmp_path / 'data', '--out', tmp_path / 'out', '--workers', 0)
+    assert reported_here(tmp_path / 'out')['k-NN top-1'][2:5] == ['74.5', f'{top1:.2f}', '20']
