@@ -1,4 +1,4 @@
-"""What a terminal shows: of libraries' messages only what a user can act on, and one line for a mistake.
+"""What a terminal shows: only messages that a user can act on, and one line for a mistake.
 
 Only the standard library is imported at the top, so that `--help` answers at once.
 """

@@ -1,5 +1,4 @@
-"""Translates the names of the tensors of a BEiT or plain ViT between published formats, and reads a model's arguments
-from them.
+"""Translates tensor names between published formats, and reads a model's arguments from tensors.
 
 A table has a row for each group of tensors: how their names begin in our models, and in the other format. `*` is the
 number of a block, and None means that the format has no such tensors. The first row that fits a name decides.
