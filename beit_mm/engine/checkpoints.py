@@ -1,4 +1,4 @@
-"""A run's checkpoints, each complete on the disk; the numbered ones resume a run to the last bit."""
+"""A run's checkpoints, each complete on the disk, which resume a run to the last bit."""
 
 import math
 import os
