@@ -55,7 +55,7 @@ HEADS = dict(  # of a segmentor: configs to build on, for narrow and for wide mo
     masks_decoder=('demo/segment_masks.py', 'beit_plus/masks_decoder_512_ade20k_39k_after_in22k.py'),
     linear=('demo/segment_upernet.py', 'beit_plus/linear_512_ade20k_39k_after_in22k.py'),
 )
-NARROW_SEGMENTOR, WIDE_SEGMENTOR = HEADS['upernet']
+NARROW_HEAD, WIDE_HEAD = 'linear', 'upernet'  # unless the call names one: what was best, see docs/results.md
 LORA_RATE = 2.0  # times the recipe's learning rate, for all layers alike
 RANDOM_RATE = 1e-3  # learning rate of a classifier that begins with random weights
 
@@ -219,9 +219,9 @@ def plan_training(images: Images, call: Record) -> Plan:
     """
     device = call.device or ('cuda' if torch.cuda.is_available() else 'cpu')
     advice, init = '', call.init or (DEMO if device == 'cpu' or call.verb == 'finetune' else NONE)
-    head = (call.head or 'upernet') if isinstance(images, LabelMaps) else None
+    segments = isinstance(images, LabelMaps)
     if call.init is None and device == 'cuda' and call.verb == 'finetune':
-        init, advice = released_start(head)
+        init, advice = released_start(call.head or WIDE_HEAD if segments else None)
     levels: dict[str, Any] = call.levels or {}
     bands = images.bands if isinstance(images, LabelMaps) else None
     checkpoint = None if init == NONE else Checkpoint.open(init, **({} if bands else levels))
@@ -230,7 +230,15 @@ def plan_training(images: Images, call: Record) -> Plan:
     else:  # bands are measured, whatever the checkpoint says of its RGB images
         usual = bands or IMAGENET
         preprocessing, assumed = normalisation_of('the new model', usual, (), len(usual['mean']), **levels)
-    base, backbone = choose_model(images, call.verb, device, checkpoint, len(preprocessing['mean']), head)
+    base, backbone = choose_model(images, call.verb, device, checkpoint, len(preprocessing['mean']))
+    head = None
+    if segments:
+        is_wide = sizes_of(backbone['arch'])['embed_dims'] > NARROW
+        earlier = bool(call.digest)  # a run that was planned when all had UperNet
+        head = call.head or (WIDE_HEAD if is_wide or earlier else NARROW_HEAD)
+        base = HEADS[head][is_wide]
+        side = own_config(base).model.test_cfg.crop_size[0]
+        backbone['img_size'] = as_size(side - side % backbone['patch_size'])
     targets, keeps_head, teacher_width = None, False, None
     if call.targets == FEATURES:
         teacher = call.teacher or DEMO
@@ -281,7 +289,7 @@ def plan_training(images: Images, call: Record) -> Plan:
 
 def released_start(head: str | None, advice: str = '--init {} would begin better') -> tuple[str, str]:
     """The released model that a training on a GPU begins with or learns from; or 'demo', and advice."""
-    side = own_config(WIDE_SEGMENTOR).model.test_cfg.crop_size[0] if head else USUAL_PIXELS
+    side = own_config(HEADS[head][1]).model.test_cfg.crop_size[0] if head else USUAL_PIXELS
     most = {name: largest_batch('cuda', sizes_of(arch), (side // 14) ** 2, head) for name, arch in STARTS.items()}
     wanted = [name for name, batch in most.items() if batch >= LEAST_BATCH]
     path, reason = first_at_hand(wanted)
@@ -291,7 +299,7 @@ def released_start(head: str | None, advice: str = '--init {} would begin better
 
 
 def choose_model(
-    images: Images, verb: str, device: str, checkpoint: Checkpoint | None, channels: int, head: str | None
+    images: Images, verb: str, device: str, checkpoint: Checkpoint | None, channels: int
 ) -> tuple[str, dict[str, Any]]:
     """The config to build on, and the arguments of the backbone: the checkpoint's, or by device and images."""
     base = WIDE_PRETRAINING if device == 'cuda' else NARROW_PRETRAINING
@@ -303,11 +311,6 @@ def choose_model(
         if device == 'cuda':
             backbone['arch'] = 'base' if len(images.train.names) >= MANY_IMAGES else 'small'
     backbone['in_channels'] = channels
-    if head:
-        base = HEADS[head][sizes_of(backbone['arch'])['embed_dims'] > NARROW]
-        side = own_config(base).model.test_cfg.crop_size[0]
-        backbone['img_size'] = as_size(side - side % backbone['patch_size'])
-        return base, backbone
     if verb == 'finetune':
         base = NARROW_FINETUNING  # of any width: in minutes mixup and RandAugment cost more than they give
     if max(as_size(backbone['img_size'])) > MOST_PIXELS:

@@ -1,0 +1,49 @@
+"""tools/dev/scale.py: what it counts is what DistributedDataParallel exchanges between sixteen processes."""
+
+import runpy
+from pathlib import Path
+
+import pytest
+import torch
+from helpers import ROOT, run_ranks
+from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
+from torch.nn.parallel import DistributedDataParallel
+
+LOOPBACK = Path('/proc/net/dev')
+
+
+def sent() -> int:
+    """Bytes that this machine has sent to itself."""
+    line = next(line for line in LOOPBACK.read_text().splitlines() if line.strip().startswith('lo:'))
+    return int(line.split(':')[1].split()[8])
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not LOOPBACK.exists(), reason='bytes are counted by Linux')
+def test_sixteen_processes_send_what_is_counted(tmp_path):
+    """The weights of eight layers of a million parameters, 32 MB, are two buckets and send 60 MB each."""
+
+    def step(rank: int) -> tuple[int, int, int]:
+        torch.set_num_threads(1)
+        model = DistributedDataParallel(nn.Sequential(*(nn.Linear(1024, 1024, bias=False) for _ in range(8))))
+        buckets = []
+
+        def hook(group, bucket):
+            buckets.append(bucket.buffer().numel() * bucket.buffer().element_size())
+            return allreduce_hook(group, bucket)
+
+        model.register_comm_hook(None, hook)
+        for _ in range(3):  # in the second step the buckets are formed anew
+            torch.distributed.barrier()
+            buckets.clear()
+            before = sent()
+            model(torch.ones(1, 1024)).sum().backward()
+            torch.distributed.barrier()
+        return sent() - before, len(buckets), sum(buckets)
+
+    scale = runpy.run_path(str(ROOT / 'tools/dev/scale.py'))
+    expected, buckets = scale['traffic'](8 * 2**20, 16)
+    for found, number, payload in run_ranks(step, tmp_path, 16):
+        assert payload == 4 * 8 * 2**20 and number >= buckets
+        assert found == pytest.approx(16 * expected, rel=0.05)
