@@ -119,8 +119,8 @@ def finetune(
         lora: rank of the matrices that are trained beside the layers of the frozen backbone, in place of these layers.
         freeze: number of blocks, from the first on, that are not trained, nor are the embeddings; 'all' also fits a
             classifier's head to features computed once, without augmentation, however long that takes.
-        head: of a segmentor: 'upernet' (the default), 'setr_pup', 'masks' (queries in the last blocks), 'masks_decoder'
-            (its own blocks, also on a frozen backbone), or 'linear'.
+        head: of a segmentor: 'linear' (the default of models as small as the packaged ones), 'upernet' (of others),
+            'setr_pup', 'masks' (queries in the last blocks), or 'masks_decoder' (its own blocks).
 
     Returns:
         The weights, `<out>/finetuned.pth`, for `classify` or `segment`.

@@ -1,5 +1,6 @@
 """Which images are held out, and what a plan says as a config."""
 
+import functools
 import math
 import os
 import re
@@ -15,6 +16,7 @@ from label_maps import make_label_maps
 from labelled import save_backbone
 from mmengine.config import Config
 from mmengine.registry import DefaultScope
+from peers import dinov2_layout
 from torch import nn
 
 from beit_mm.apis import memory, plans, rebuild, split
@@ -333,6 +335,14 @@ def test_a_wide_segmentor_fits_the_memory_that_it_was_planned_for(tmp_path, monk
     weights = 16 * sum(parameter.numel() for parameter in model.parameters())
     assert activations + weights < gib * 2**30
     assert plan.batch == 16 or 3 * activations + weights > gib * 2**30  # nor is it planned for a fraction
+
+
+def test_a_narrow_segmentor_has_a_linear_layer_unless_it_was_planned_with_upernet(tmp_path):
+    images = split.find_label_maps(make_label_maps(tmp_path / 'data', 12))
+    wide = dinov2_layout(tmp_path / 'wide.pth', 256)
+    plan = functools.partial(plan_training, images, 'finetune', device='cpu')
+    assert [plan().head, plan(wide).head, plan(head='setr_pup').head] == ['linear', 'upernet', 'setr_pup']
+    assert plan(digest='of a run that began before there was a choice').head == 'upernet'
 
 
 def test_the_batch_follows_from_memory_width_patches_and_images(images, monkeypatch):

@@ -86,9 +86,7 @@ def main() -> None:
     )
     parser.add_argument('--gpus', type=int, nargs='+', default=[16, 64])
     for name, (default, what) in numbers.items():
-        parser.add_argument(
-            f'--{name.replace("_", "-")}', type=float, default=default, help=f'{what}: {default}'
-        )
+        parser.add_argument(f'--{name.replace("_", "-")}', type=float, default=default, help=f'{what}: {default}')
     args = parser.parse_args()
     columns = [lines(gpus, args) for gpus in args.gpus]
     print(f'| | {" | ".join(f"{gpus} GPUs" for gpus in args.gpus)} |\n|{" --- |" * (1 + len(columns))}')
