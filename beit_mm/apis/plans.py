@@ -41,6 +41,8 @@ STARTS = dict(dinov2_vitb14_reg4_pretrain='base', dinov2_vits14_reg4_pretrain='s
 LEAST_BATCH = 8  # images of a step for which there must be memory
 MOST_PIXELS, USUAL_PIXELS = 384, 224  # sides of images: a classifier is tuned at the latter if the weights' are above
 MANY_IMAGES = 100_000  # from which on a GPU trains BEiT-Base
+FEW_IMAGES = 5000  # with so few, minutes of further pretraining gained nothing
+PRETRAINS_FEW = 'with so few images `finetune` alone was better, see "What pays" in docs/own_images.md'
 BACKBONE = 'beit_mm.BEiTBackbone'
 NARROW_PRETRAINING, WIDE_PRETRAINING = 'demo/pretrain.py', 'beit/pretrain_300e.py'
 FEATURE_RECIPES = {  # the same with features instead of visual tokens
@@ -341,6 +343,7 @@ def describe_plan(plan: Plan, images: Images) -> list[str]:
     shape = f'{sizes["num_layers"]} blocks of width {sizes["embed_dims"]}, {height} x {width} pixels'
     start = f'as in {plan.init}' if plan.init else 'random weights'
     notes = images.notes if isinstance(images, LabelMaps) else []
+    number = len(images.train.names)
     few = images.few(plan.balance) if plan.base == NARROW_FINETUNING else ''
     lines = [
         f'images     {images}',
@@ -348,6 +351,7 @@ def describe_plan(plan: Plan, images: Images) -> list[str]:
         f'classes    {few}' if few else '',
         f'model      {shape} in patches of {plan.backbone["patch_size"]}: {start}',
         f'start      {plan.advice}' if plan.advice else '',
+        f'pays       {PRETRAINS_FEW}' if plan.verb == 'pretrain' and plan.init and number < FEW_IMAGES else '',
         f'head       {plan.head}' if plan.head else '',
         f'batch      {plan.batch} images, processes that read them: {plan.workers}; on {plan.device}',
     ]

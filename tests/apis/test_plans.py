@@ -345,6 +345,12 @@ def test_a_narrow_segmentor_has_a_linear_layer_unless_it_was_planned_with_uperne
     assert plan(digest='of a run that began before there was a choice').head == 'upernet'
 
 
+def test_a_pretraining_of_few_images_is_told_what_pays(images):
+    plan = functools.partial(plan_training, images, 'pretrain', device='cpu')
+    told = [any(line.startswith('pays') for line in describe_plan(plan(init), images)) for init in ('demo', 'none')]
+    assert told == [True, False]
+
+
 def test_the_batch_follows_from_memory_width_patches_and_images(images, monkeypatch):
     monkeypatch.setattr('torch.cuda.mem_get_info', lambda: (24 * 2**30, 24 * 2**30))
     for width, patches, most in ((768, 196, 120), (384, 392, 120), (768, 98, 240), (192, 49, 512)):  # 0.2 GiB for base

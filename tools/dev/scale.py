@@ -11,33 +11,26 @@ its cores prepare them; a failure costs half of the time between two checkpoints
 
 import argparse
 import math
-from typing import NamedTuple
 
 from beit_mm.terminal import Parser, run
 
 FLOAT = 4  # bytes: gradients are exchanged, and weights and moments stored, in float32
-FIRST_BUCKET, BUCKET = 2**20, 25 * 2**20  # bytes of gradients that DistributedDataParallel exchanges together
+BUCKET = 25 * 2**20  # bytes of gradients that DistributedDataParallel exchanges together
 MOMENTS = 2  # that AdamW keeps of each parameter
 IMAGENET = 1_281_167  # images of an epoch
 GB = 1e9
 
 
-class Traffic(NamedTuple):
-    sent: float  # bytes that each GPU sends in a step
-    buckets: int  # at least
-
-
-def traffic(parameters: int, gpus: int) -> Traffic:
-    """What a ring exchanges of the gradients in a step; a parameter is never split, so there can be fewer buckets."""
-    size = FLOAT * parameters
-    return Traffic(2 * (gpus - 1) / gpus * size, 1 + math.ceil(max(0, size - FIRST_BUCKET) / BUCKET))
+def sent_bytes(parameters: float, gpus: int) -> float:
+    """What a ring sends of the gradients from each GPU in a step."""
+    return 2 * (gpus - 1) / gpus * FLOAT * parameters
 
 
 def lines(gpus: int, args: argparse.Namespace) -> dict[str, str]:
     images = args.images / gpus  # of a GPU in a step
     step = images / args.rate  # s
     bandwidth = args.nvlink if gpus <= args.per_node else min(args.nvlink, args.adapters * args.adapter)
-    sent, _ = traffic(args.parameters, gpus)
+    sent = sent_bytes(args.parameters, gpus)
     exchange = sent / (bandwidth * GB)
     last = exchange * BUCKET / (FLOAT * args.parameters)
     exposed = max(exchange - args.backward * step, last)
