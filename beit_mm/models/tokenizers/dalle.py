@@ -1,4 +1,4 @@
-"""DALL-E's tokenizer with 8192 visual tokens, which the paper uses (section 2.1.2), and its networks.
+"""DALL-E's tokenizer, which the paper uses (section 2.1.2), and its networks.
 
 Between four groups of residual blocks, the encoder halves the resolution three times, and the decoder doubles it.
 """

@@ -1,4 +1,4 @@
-"""BEiT v2's tokenizer (VQ-KD), frozen: 8192 visual tokens learned from the features of CLIP or DINO.
+"""BEiT v2's tokenizer (VQ-KD), frozen, learned from the features of CLIP or DINO.
 
 A vision Transformer and two linear layers give each patch a vector; its token is the nearest vector of the codebook.
 """

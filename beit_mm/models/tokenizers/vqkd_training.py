@@ -1,4 +1,4 @@
-"""Training of BEiT v2's tokenizer, VQ-KD: a decoder predicts a teacher's patch features from visual tokens.
+"""Training of VQ-KD: a decoder predicts a teacher's patch features from visual tokens.
 
 Shapes: B images, h x w patches, C channels of the encoder, D numbers of a code, V visual tokens, T teacher features.
 """
