@@ -1,7 +1,4 @@
-"""Image transforms.
-
-They draw from `random` and `numpy.random`, which the datasets seed for each sample.
-"""
+"""Image transforms, which draw from `random` and `numpy.random`; the datasets seed these."""
 
 import math
 import random
