@@ -8,7 +8,6 @@ import math
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from textwrap import fill
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -301,21 +300,6 @@ def draw_attention(
             axes.autoscale(False)
             axes.contour(inside, [0.5], extent=(-1, image.shape[2], -1, image.shape[1]), colors='cyan', linewidths=1)
     return figure
-
-
-def draw_bars(groups: Mapping[str, Mapping[str, Any]], out: Path, unit: str) -> None:
-    """Draws groups of bars with a `value` and its standard `error`; a name has one colour in all groups."""
-    figure = Figure(figsize=(3.2 * len(groups), 3.5), layout='constrained')
-    axes, names = figure.subplots(), [*dict.fromkeys(name for bars in groups.values() for name in bars)]
-    for group, bars in enumerate(groups.values()):
-        for place, (name, each) in enumerate(bars.items()):
-            at, colour = group + 0.28 * place, f'C{names.index(name)}'
-            bar = axes.bar(at, each.value, 0.27, yerr=each.error, capsize=4, color=colour, alpha=0.7)
-            label = '\n'.join([*name.split(' ', 1), f'{each.value:.1f}'])
-            axes.bar_label(bar, [label], label_type='center', fontsize=8)
-    axes.set(xticks=[group + 0.28 for group in range(len(groups))], ylabel=unit)
-    axes.set_xticklabels([fill(title, 24) for title in groups])
-    figure.savefig(out, dpi=120)
 
 
 def read_scalars(work_dir: str | Path) -> tuple[Scalars, Scalars]:

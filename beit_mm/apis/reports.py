@@ -55,10 +55,11 @@ ROWS = {  # of the report: a metric's name, and what it is
     'thumbnails_class_mean': 'the same, averaged over the classes, %',
     'most_frequent': 'always the most frequent class, %',
     'most_frequent_class_mean': 'the same, averaged over the classes, %',
+    'patches': 'nearest frozen patches of the initial weights, %',
     'position_colour': 'naive Bayes of position and colour, %',
 }
 BASELINES = dict(  # what needs no network
-    thumbnails='thumbnails', position_colour='position and colour', most_frequent='the most frequent class'
+    thumbnails='thumbnails', most_frequent='the most frequent class'
 )
 OTHER_FEATURES = dict(start='the initial weights', random='random weights', thumbnails='thumbnails')
 METHODS = dict(knn='nearest neighbours', linear='linear layer', attentive='attentive probe')  # that judge features

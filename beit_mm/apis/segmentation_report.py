@@ -1,13 +1,14 @@
-"""The report on a segmentor: IoU of each class, baselines, confused classes, overlays."""
+"""The report on a segmentor: IoU of each class, baselines without a network, confused classes, and overlays."""
 
 import math
 import time
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -17,13 +18,14 @@ from torch import Tensor
 from beit_mm.apis import reports
 from beit_mm.apis.inference import PatchSegmentor, overlay
 from beit_mm.apis.inferencers import SegmentationInferencer
-from beit_mm.apis.reports import BASELINES, Metric, Metrics, Picture, Report
+from beit_mm.apis.reports import Metric, Metrics, Picture, Report
 from beit_mm.apis.split import LabelMaps
 from beit_mm.checkpoint.names import preview
 from beit_mm.datasets.reading import LoadBands, UnreadableImageError
 from beit_mm.datasets.segmentation_folder import SegmentationFolder
 from beit_mm.datasets.transforms import resize_bicubic
-from beit_mm.features.evaluation import confusion
+from beit_mm.features.evaluation import confusion, patch_dataset
+from beit_mm.features.extractor import FeatureExtractor
 from beit_mm.pictures import SIDE, pixels_of, sheet, with_legend
 
 GRID = (120, 160)  # pixels of the images that the baseline sees
@@ -31,13 +33,13 @@ LEVELS = 8  # of each colour channel
 MIN_TESTED = 20  # images, even if time is short
 RESAMPLED = 500  # bootstrap samples, for standard errors
 NUM_PAIRS = 5  # pairs of confused classes in the report
+OTHERS = dict(patches='the nearest frozen patches', position_colour='position and colour')
 
 
 class PositionAndColour:
     """Naive Bayes of position and colour: P(class | position) P(colour | class), without a network.
 
-    Images are resized to 120 x 160 pixels, answers to the label map's size. Labels from `num_classes` on mark
-    unlabelled pixels.
+    Labels from `num_classes` on mark unlabelled pixels.
     """
 
     def __init__(self, num_classes: int):
@@ -54,21 +56,20 @@ class PositionAndColour:
         np.add.at(self.at_position, (rows[kept], columns[kept], labels[kept]), 1)
         np.add.at(self.of_colour, (colours[kept], labels[kept]), 1)
 
-    def answers(self, image: np.ndarray, size: tuple[int, int]) -> dict[str, np.ndarray]:
-        """Labels (H, W) of an image uint8 (h, w, 3), by the `most_frequent` class and by `position_colour`."""
-        most, log_position, log_colour = self.tables
-        by_colour = (log_position + log_colour[colours_of(image)]).argmax(axis=2).astype(np.uint8)
-        return dict(most_frequent=np.full(size, most, np.uint8), position_colour=resize_nearest(by_colour, size))
+    def answer(self, image: np.ndarray, size: tuple[int, int]) -> np.ndarray:
+        """Labels uint8 (H, W) of an image uint8 (h, w, 3)."""
+        log_position, log_colour = self.tables
+        return resize_nearest((log_position + log_colour[colours_of(image)]).argmax(axis=2).astype(np.uint8), size)
 
     @cached_property
-    def tables(self) -> tuple[int, np.ndarray, np.ndarray]:
-        """The most frequent class, log P(class | position) and log P(colour | class), once all images are counted."""
+    def tables(self) -> tuple[np.ndarray, np.ndarray]:
+        """log P(class | position) and log P(colour | class), once all images are counted."""
         # one more of everything, so that what was never seen is unlikely rather than impossible
         positions, colours = self.at_position + 1, self.of_colour + 1
-        pixels = self.at_position.sum(axis=(0, 1))
         log_position = np.log(positions / positions.sum(axis=2, keepdims=True))
-        log_position[..., pixels == 0] = -np.inf  # a class without pixels would make every colour equally likely
-        return pixels.argmax(), log_position, np.log(colours / colours.sum(axis=0))
+        unseen = self.at_position.sum(axis=(0, 1)) == 0  # such a class would make every colour equally likely
+        log_position[..., unseen] = -np.inf
+        return log_position, np.log(colours / colours.sum(axis=0))
 
 
 def colours_of(image: np.ndarray) -> np.ndarray:
@@ -83,59 +84,74 @@ def resize_nearest(labels: np.ndarray, size: tuple[int, int]) -> np.ndarray:
     return labels[rows[:, None], columns]
 
 
-class Tested(NamedTuple):
+@dataclass
+class Tested:
     """Held-out images, with each method's hits and unions (N, K): pixels of each class in each image."""
 
     dataset: SegmentationFolder
     indices: list[int]  # of the images in it
     hits: dict[str, Tensor]
     unions: dict[str, Tensor]
-    counts: Tensor  # (K, K) of the segmentor's pixels, by the right class and the predicted one
-    learned: int = 0  # images that PositionAndColour has seen
+    counts: dict[str, Tensor]  # (K, K) of pixels, by the right class and the predicted one
+    baseline: PositionAndColour
 
-    def ious(self, name: str, drawn: Tensor | None = None) -> Tensor:
-        """IoU in % (1, K), or (R, K) for R samples with each image `drawn` (R, N) times; nan for what is nowhere."""
-        times = torch.ones(1, len(self.indices), dtype=torch.float64) if drawn is None else drawn
+    def ious(self, name: str, times: Tensor | None = None) -> Tensor:
+        """IoU in % (1, K), or (R, K) for R samples with each image so many `times` (R, N); nan for what is nowhere."""
+        times = torch.ones(1, len(self.indices), dtype=torch.float64) if times is None else times
         return 100 * (times @ self.hits[name]) / (times @ self.unions[name])
 
-    def metrics(self) -> tuple[Metrics, Metrics]:
-        """The mIoU of each method, and the segmentor's gain over each baseline.
+    def metric(self, name: str, other: str | None = None) -> Metric:
+        """The mIoU of a method, or its gain over another one.
 
-        Standard errors come from a bootstrap over images, with the same samples for all; from one image they are inf.
+        The standard error comes from a bootstrap over images, with the same samples for all; from one image it is inf.
         """
         number = len(self.indices)
         drawn = torch.randint(number, (RESAMPLED, number), generator=torch.Generator().manual_seed(0))
-        once = torch.arange(number)[None]
-        samples = torch.stack([row.bincount(minlength=number) for row in torch.cat([once, drawn])]).double()
-        means = {name: self.ious(name, samples).nanmean(dim=1) for name in self.hits}
+        samples = torch.stack([row.bincount(minlength=number) for row in drawn]).double()
 
-        def metric(of_samples: Tensor) -> Metric:
-            return Metric(float(of_samples[0]), math.inf if number == 1 else float(of_samples[1:].std()), number)
+        def means(times: Tensor | None = None) -> Tensor:
+            own = self.ious(name, times).nanmean(dim=1)
+            return own if other is None else own - self.ious(other, times).nanmean(dim=1)
 
-        named = {words: means[name] for name, words in BASELINES.items() if name in means}
-        gains = {words: metric(means['mIoU'] - of_samples) for words, of_samples in named.items()}
-        return {name: metric(of_samples) for name, of_samples in means.items()}, gains
+        return Metric(means().item(), math.inf if number == 1 else means(samples).std().item(), number)
 
 
-def describe_segmentation(weights: Path, images: LabelMaps, metrics: Metrics, seconds: float) -> Report:
-    """Reports on a segmentor: its validation and `seconds` of tests; draws pictures beside the weights."""
+def describe_segmentation(
+    weights: Path, images: LabelMaps, metrics: Metrics, seconds: float, start: str | None, known: int
+) -> Report:
+    """Reports on a segmentor: its validation and `seconds` of tests; draws pictures beside the weights.
+
+    Of RGB images it is compared with the weights `start` that it began with: a patch of an image has the class of the
+    nearest patches of `known` images by their frozen features, which needs no training.
+    """
+    begin = time.monotonic()
     folder, segmentor = weights.parent, SegmentationInferencer(weights)
-    tested = compare_segmentor(segmentor, images, folder / 'lists', seconds)
-    found, gains = tested.metrics()
+    segmentors: dict[str, SegmentationInferencer | PatchSegmentor] = dict(mIoU=segmentor)
+    if start and images.bands is None:
+        extract = FeatureExtractor(start, whole=True)
+        labelled = patch_dataset(extract, known, **images.dataset(folder / 'lists', 'train'))
+        segmentors['patches'] = PatchSegmentor(extract, labelled)
+    left = seconds - (time.monotonic() - begin)
+    tested = compare_segmentors(segmentors, images, folder / 'lists', left)
     draw_overlays(segmentor, tested, folder / 'overlays.png')
+    found = {name: tested.metric(name) for name in tested.hits}
+    gains = {words: tested.metric('mIoU', name) for name, words in OTHERS.items() if name in found}
+    counts = tested.counts['mIoU']
     table = [['class', 'IoU, %', 'by position and colour, %', 'pixels']]
-    columns = tested.ious('mIoU')[0], tested.ious('position_colour')[0], tested.counts.sum(dim=1)
+    columns = tested.ious('mIoU')[0], tested.ious('position_colour')[0], counts.sum(dim=1)
     for name, *ious, pixels in zip(images.classes, *columns, strict=True):
-        table.append([name, *map(reports.percentage, ious), f'{pixels:,.0f}'])
+        cells = ['-' if math.isnan(iou) else f'{iou:.1f}' for iou in ious]
+        table.append([name, *cells, f'{pixels:,.0f}'])
     unseen = [images.classes[label] for label in images.unseen]
     colours = 'colours' if images.bands is None else 'colours (bands 1 to 3)'
     paragraphs = [
         f'On {len(tested.indices):,} of {len(images.held_out.names):,} held-out images, in sliding windows at one '
         'scale. Standard errors cover the choice of images only; this is one training with one seed. Naive Bayes '
-        f'learned from {tested.learned:,} images how frequent each class is at each position and in 512 {colours}.',
+        f'learned from {tested.baseline.images:,} images how frequent each class is at each position and in 512 '
+        f'{colours}.',
         f'No label map holds {preview(unseen)}: not counted in the mean.' if unseen else '',
         table,
-        confused(tested.counts, images.classes),
+        confused(counts, images.classes),
     ]
     pictures = [
         Picture('overlays.png', 'Held-out images with the highest, the median and the lowest mIoU'),
@@ -144,14 +160,16 @@ def describe_segmentation(weights: Path, images: LabelMaps, metrics: Metrics, se
     following = 'give it more label maps and minutes'
     if all(gain.sign == reports.BETTER for gain in gains.values()):
         following = f'beit-mm segment {weights} new_images/ --out maps; beit-mm export {weights} model.onnx'
+    elif 'patches' in found and tested.metric('patches', 'position_colour').sign == reports.BETTER:
+        following += f', or without training: beit-mm segment {start} new_images/ --labelled FOLDER --out maps'
     sentence = f'Verdict: the segmentor is {reports.verdict(gains)}.'
     return Report(metrics | found, sentence, paragraphs, pictures, f'Next: {following}.')
 
 
-def compare_segmentor(
-    segmentor: SegmentationInferencer | PatchSegmentor, images: LabelMaps, lists: Path, seconds: float
+def compare_segmentors(
+    segmentors: Mapping[str, SegmentationInferencer | PatchSegmentor], images: LabelMaps, lists: Path, seconds: float
 ) -> Tested:
-    """Tests a segmentor ('mIoU') and PositionAndColour on held-out images of a run's lists."""
+    """Tests segmentors, by name, and PositionAndColour on held-out images of a run's lists."""
     number = len(images.classes)
     baseline, begin = PositionAndColour(number), time.monotonic()
     load = images.bands['load'] if images.bands else dict(type='beit_mm.LoadImage')
@@ -159,27 +177,27 @@ def compare_segmentor(
     train, held_out = (SegmentationFolder(**images.dataset(lists, name), **options) for name in ('train', 'held_out'))
     for _, sample in samples(train, begin + seconds / 4):
         baseline.learn(sample['img'], sample['gt_seg_map'])
-    indices: list[int] = []
-    hits, unions = defaultdict(list), defaultdict(list)
-    counts = torch.zeros(number, number, dtype=torch.float64)
+    tested = Tested(held_out, [], {}, {}, {}, baseline)
+    found = defaultdict(list)
     for index, sample in samples(held_out, begin + seconds):
         truth = sample['gt_seg_map']  # H, W
         if not (truth < number).any():  # nothing to be right or wrong about
             continue
-        (result,) = segmentor(sample['img_path'])
-        indices.append(index)
-        for name, labels in dict(baseline.answers(sample['img'], truth.shape), mIoU=result['labels']).items():
-            found = confusion(torch.from_numpy(labels.astype(np.int64)), torch.from_numpy(truth), number)
-            hits[name].append(found.diagonal())
-            unions[name].append(found.sum(dim=0) + found.sum(dim=1) - found.diagonal())
-        counts += found  # of the segmentor, the last in the loop
-    if not indices:
+        tested.indices.append(index)
+        answers = dict(position_colour=baseline.answer(sample['img'], truth.shape))
+        for name, segmentor in segmentors.items():
+            (result,) = segmentor(sample['img_path'])
+            answers[name] = result['labels']
+        for name, labels in answers.items():
+            counts = confusion(torch.from_numpy(labels.astype(np.int64)), torch.from_numpy(truth), number)
+            tested.counts[name] = tested.counts.get(name, 0) + counts
+            found[name].append((counts.diagonal(), counts.sum(dim=0) + counts.sum(dim=1) - counts.diagonal()))
+    if not tested.indices:
         raise UnreadableImageError('none of the held-out images can be read and has labels')
-    all_hits = {name: torch.stack(found) for name, found in hits.items()}
-    all_unions = {name: torch.stack(found) for name, found in unions.items()}
-    for union in all_unions.values():
-        union[:, images.unseen] = 0  # a class that appears in no map is not counted
-    return Tested(held_out, indices, all_hits, all_unions, counts, baseline.images)
+    for name, of_images in found.items():
+        tested.hits[name], tested.unions[name] = map(torch.stack, zip(*of_images, strict=True))
+        tested.unions[name][:, images.unseen] = 0  # a class that appears in no map is not counted
+    return tested
 
 
 def samples(dataset: SegmentationFolder, until: float) -> Iterator[tuple[int, dict]]:

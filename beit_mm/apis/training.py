@@ -38,6 +38,7 @@ REPORT_SHARE, REPORT_SECONDS = 0.1, 120.0  # for the report: a share of the minu
 NOMINAL_STEPS = 1000  # over which the schedules of a stage with minutes are planned
 KNOWN_SHARE = 0.03  # of a stage: then its length is known well enough to set intervals
 MIN_BANK, MAX_BANK = 200, 2000  # images to compare held-out ones with; MIN_BANK even if time is short
+MIN_KNOWN, MAX_KNOWN = 10, 100  # images with label maps whose patches are compared
 MAX_TOKENIZER_STEPS = 4000  # more steps hardly improve its tokens
 MAX_VALIDATIONS, VALIDATION_SHARE = 5, 0.05  # in a stage; its share of all images that pass through the model
 WAITS_FOR_IMAGES = (
@@ -350,14 +351,15 @@ class Run:
         images_in_time = seconds * record.stages[self.verb]['images_per_second']
         measured = [item for stage in record.stages.values() for item in stage.items()]
         metrics = {name: Metric(value) for name, value in measured if name in reports.ROWS}
+        start = None if record.init == NONE else record.init
         if isinstance(images, LabelMaps):
-            return describe_segmentation(self.weights, images, metrics, seconds)
+            known = min(MAX_KNOWN, max(MIN_KNOWN, int(images_in_time / 4)))
+            return describe_segmentation(self.weights, images, metrics, seconds, start, known)
         if self.verb == 'finetune':  # half of the time for answers: an image costs a third of what it does in training
             asked = max(reports.MIN_ANSWERS, int(3 / 2 * images_in_time))
             return reports.describe_finetuning(self.weights, images, metrics, seconds / 2, asked, self.plan.balance)
         # these and half as many held-out images, each at most twice as costly as in training
         compared = min(MAX_BANK, max(MIN_BANK, int(images_in_time / 3)))
-        start = None if record.init == NONE else record.init
         return reports.describe_pretraining(self.weights, images, metrics, compared, start, seconds, self.plan.teacher)
 
 

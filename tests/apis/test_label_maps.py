@@ -297,7 +297,7 @@ def test_a_class_that_no_map_holds_counts_for_nobody(folder, tmp_path):
         labels[::4] = 3
         return [dict(labels=labels)]
 
-    tested = segmentation_report.compare_segmentor(segmentor, found, tmp_path, 60)
+    tested = segmentation_report.compare_segmentors(dict(mIoU=segmentor), found, tmp_path, 60)
     for name in ('mIoU', 'position_colour'):
         *ious, never = tested.ious(name)[0].tolist()
         assert math.isnan(never) and not any(map(math.isnan, ious))
@@ -313,7 +313,7 @@ def test_a_segmentor_its_report_and_its_labels_in_one_call(example, tmp_path, ca
         command.main([*map(str, words)])
     said, report = capsys.readouterr().out, (run / 'report.md').read_text()
     assert '0 is unlabelled' in said and 'Verdict: the segmentor is ' in said
-    better = 'better than position and colour and the most frequent class' in report
+    better = 'better than the nearest frozen patches and position and colour' in report
     assert ('beit-mm export' in report) == better
     hits, unions = np.zeros(3), np.zeros(3)
     for file in sorted((example / 'annotations/validation').iterdir()):

@@ -12,7 +12,7 @@ from beit_mm.features.evaluation import confusion, mean_iou
 def test_halves_are_known_by_their_position_and_a_ball_by_its_colour():
     """Left and right half, on which lies a blue ball; a row without a label."""
     (rows, columns), colours = np.indices((60, 80)), np.array([[90] * 3, [90] * 3, [90, 90, 250]], np.uint8)
-    baseline, counts = segmentation_report.PositionAndColour(3), dict[str, torch.Tensor]()
+    baseline, counts = segmentation_report.PositionAndColour(3), torch.zeros(3, 3)
     for index in range(9):
         top, left = np.random.default_rng(index).integers(15, 45, 2)
         labels = np.where((rows - top) ** 2 + (columns - left) ** 2 < 100, 2, columns // 40)
@@ -21,12 +21,9 @@ def test_halves_are_known_by_their_position_and_a_ball_by_its_colour():
         if index < 6:
             baseline.learn(image, labels)
             continue
-        for name, found in baseline.answers(image, labels.shape).items():
-            counts[name] = counts.get(name, 0) + confusion(torch.from_numpy(found), torch.from_numpy(labels), 3)
-    figures = {name: 100 * mean_iou(count) for name, count in counts.items()}
-    # right is half of what is labelled, and nothing else is predicted
-    assert figures['most_frequent'] == pytest.approx(100 / 3 / 2, abs=1)
-    assert figures['position_colour'] > 90
+        found = baseline.answer(image, labels.shape)
+        counts = counts + confusion(torch.from_numpy(found), torch.from_numpy(labels), 3)
+    assert mean_iou(counts) > 0.9
 
 
 def test_a_class_that_was_never_seen_is_never_the_answer():
@@ -37,8 +34,7 @@ def test_a_class_that_was_never_seen_is_never_the_answer():
         for baseline in (three, four):
             baseline.learn(image, image[..., 0] // 86)
     image = random.integers(0, 256, (30, 40, 3)).astype(np.uint8)  # with colours that were never seen either
-    for name, labels in three.answers(image, (30, 40)).items():
-        assert np.array_equal(labels, four.answers(image, (30, 40))[name])
+    assert np.array_equal(three.answer(image, (30, 40)), four.answer(image, (30, 40)))
 
 
 def test_miou_is_mmsegs_and_its_error_that_of_the_delta_method():
@@ -48,7 +44,7 @@ def test_miou_is_mmsegs_and_its_error_that_of_the_delta_method():
         labels = torch.from_numpy(np.where(random.random((8, 9)) < share, truth, labels))
         areas.append(IoUMetric.intersect_and_union(labels, torch.from_numpy(truth), 4, 255)[:2])
     hits, unions = (torch.stack(each).double() for each in zip(*areas, strict=True))  # class 3 is nowhere
-    tested = segmentation_report.Tested(None, [*range(30)], dict(mIoU=hits), dict(mIoU=unions), hits.sum(0))
+    tested = segmentation_report.Tested(None, [*range(30)], dict(mIoU=hits), dict(mIoU=unions), {}, None)
     iou = hits.sum(0) / unions.sum(0)
     assert tested.ious('mIoU').nanmean().item() == pytest.approx(100 * iou[:3].mean().item())
     drawn = torch.from_numpy(random.multinomial(30, [1 / 30] * 30, size=500)).double()
@@ -71,7 +67,7 @@ def test_overlays_of_large_images_are_small_before_they_are_floats(tmp_path, mon
     drawn, draw = [], segmentation_report.sheet
     monkeypatch.setattr(segmentation_report, 'sheet', lambda rows: draw(drawn.extend(rows) or rows))
     ones = dict(mIoU=torch.ones(1, 2))
-    tested = segmentation_report.Tested([sample], [0], ones, ones, torch.ones(2, 2))
+    tested = segmentation_report.Tested([sample], [0], ones, ones, {}, None)
     segmentation_report.draw_overlays(segmentor, tested, tmp_path / 'a.png')
     ((_, image), (_, right), (_, predicted)) = drawn[0]
     height, width = image.shape[1:]

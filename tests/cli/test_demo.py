@@ -102,7 +102,7 @@ def test_the_demo_goes_on_where_it_was_stopped(drawn, tmp_path, monkeypatch, cap
     right = 100 * np.mean([answer['name'] == Path(answer['path']).parent.name for answer in answers])
     limits = report[report.index('before_and_after.png') :]
     assert f'{right:.1f} +-' in report and 'has not left chance' in limits  # from random weights, in three steps
-    assert 'better predicted than by' in limits and 'better predicted than by' not in report[: -len(limits)]
+    assert 'better predicted than by' in report  # what three steps of pretraining have not reached
 
     scenes = sorted((out / 'label_maps/images/val').rglob('*.jpg'))
     beit_mm.segment('demo', scenes, tmp_path / 'maps', out / 'label_maps', demo_report.SHORT_SIDE)

@@ -3,11 +3,10 @@
 import json
 from pathlib import Path
 
-import pytest
 from matplotlib.figure import Figure
 
-from beit_mm.apis.reports import Metric, draw_curves
-from beit_mm.pictures import draw_bars, draw_runs, read_scalars
+from beit_mm.apis.reports import draw_curves
+from beit_mm.pictures import draw_runs, read_scalars
 
 
 def write_start(folder: Path, start: str, rows: list[dict]) -> None:
@@ -52,16 +51,3 @@ def test_guessing_is_drawn_beside_the_loss_of_a_pretraining(tmp_path, monkeypatc
     draw_curves(tmp_path / 'pretrain')
     lines = [[*map(float, line.get_ydata())] for line in drawn[0].axes[0].lines]
     assert lines == [[6.0], [5.0], [5.5, 5.5], [5.25, 5.25]]
-
-
-def test_bars_have_their_heights_errors_and_one_colour_a_name(tmp_path, monkeypatch):
-    groups = dict(one=dict(ours=Metric(40, 2), theirs=Metric(20, 1)), two=dict(theirs=Metric(10, 3)))
-    drawn: list = []
-    monkeypatch.setattr(Figure, 'savefig', lambda figure, *args, **kwargs: drawn.append(figure))
-    draw_bars(groups, tmp_path / 'bars.png', '%')
-    (axes,) = drawn[0].axes
-    assert [bar.get_height() for bar in axes.patches] == [40, 20, 10]
-    spans = [pytest.approx(segment[:, 1].tolist()) for bars in axes.collections for segment in bars.get_segments()]
-    assert spans == [[38, 42], [19, 21], [7, 13]]
-    first, *others = (bar.get_facecolor() for bar in axes.patches)
-    assert first not in others and len({*others}) == 1

@@ -5,34 +5,47 @@ import math
 from collections.abc import Mapping
 from dataclasses import astuple
 from pathlib import Path
+from textwrap import fill
 
 import numpy as np
 import torch
+from matplotlib.figure import Figure
 from mmengine.config import Config
 from mmengine.dataset import default_collate
 from PIL import Image
 
 from beit_mm.apis import reports, split
-from beit_mm.apis.inference import PatchSegmentor, classify, masked_samples, overlay
+from beit_mm.apis.inference import PatchSegmentor, classify, masked_samples
 from beit_mm.apis.plans import Record
 from beit_mm.apis.rebuild import rebuild_pretrainer
 from beit_mm.apis.reports import Metric, Metrics, Picture
-from beit_mm.apis.segmentation_report import PositionAndColour, compare_segmentor
+from beit_mm.apis.segmentation_report import compare_segmentors
 from beit_mm.checkpoint.checkpoint import Checkpoint
 from beit_mm.features.evaluation import patch_dataset
 from beit_mm.features.extractor import FeatureExtractor
-from beit_mm.pictures import center_tile, draw_bars, pixels_of, read_scalars, sheet, sheet_of_columns, with_legend
+from beit_mm.pictures import center_tile, pixels_of, read_scalars, sheet, sheet_of_columns, with_legend
 from beit_mm.registry import MODELS
 
 PACKAGED, RANDOM, POSITION = 'packaged weights', 'random weights', 'position and colour'
-METHODS = dict(knn='mIoU by the nearest frozen patches', linear='mIoU by a linear layer on frozen patches')
+METHODS = dict(
+    knn='mIoU of scenes by the nearest frozen patches', linear='mIoU of scenes by a linear layer on frozen patches'
+)
 SHORT_SIDE = 128  # pixels of a scene whose patches are classified
 NUM_SCENES, NUM_ANSWERS, NUM_COLUMNS, NUM_PREDICTED = 5, 24, 6, 5  # in the pictures
 MAX_LOSS_SHARE = 0.9  # of the loss of guessing: a training that ends above it has not left chance
 LIMITS = (
     'Each training ran once, with one seed, and the +- are standard errors over the held-out images only. The models '
-    'have 1.2 million parameters and learned from thousands of images; those of the paper have 86 million and learned '
-    'from 1.2 million images, on GPUs for days.'
+    'have 1.2 million parameters; those of the paper have 86 million and learned from 1.2 million images, on GPUs for '
+    'days.'
+)
+WORDS = (
+    f'{PACKAGED.capitalize()}: pretrained without labels on 4,084 photos of Caltech-101. Thumbnails: ridge regression '
+    f'on 8 x 8 pixels. {POSITION.capitalize()}: naive Bayes. mIoU: the share of pixels that label map and answer have '
+    'in common, averaged over the classes. Frozen patches: the features of patches, without fine-tuning.'
+)
+NEXT = (
+    'Next: beit-mm finetune YOUR_IMAGES --out run --minutes 15 (one folder per class, or images/, annotations/ and '
+    "classes.txt); docs/own_images.md has all verbs, README.md the paper's recipes."
 )
 
 
@@ -42,25 +55,25 @@ def segment_frozen(folder: Path, out: Path) -> None:
     split.write_lists(maps, lists)
     extract, number = FeatureExtractor('demo', whole=True, size=SHORT_SIDE), len(maps.classes)
     known = patch_dataset(extract, **maps.dataset(lists, 'train'))
-    networks, found, drawn = {PACKAGED: extract, RANDOM: extract.with_random_weights()}, {}, {}
+    networks = {PACKAGED: extract, RANDOM: extract.with_random_weights()}
+    segmentors = {
+        f'{name}, {method}': PatchSegmentor(network, known, method)
+        for method in METHODS
+        for name, network in networks.items()
+    }
+    tested, found = compare_segmentors(segmentors, maps, lists, math.inf), {}
     for method, title in METHODS.items():
-        found[title] = {}
-        for name, network in networks.items():
-            drawn[name] = PatchSegmentor(network, known, method)
-            tested = compare_segmentor(drawn[name], maps, lists, math.inf)
-            metrics, _ = tested.metrics()
-            found[title] |= {name: metrics['mIoU'], POSITION: metrics['position_colour']}
-    bayes = PositionAndColour(number)
-    for sample in map(known.__getitem__, range(len(known))):
-        bayes.learn(sample['img'], sample['gt_seg_map'])
+        found[title] = {name: tested.metric(f'{name}, {method}') for name in networks}
+        found[title][POSITION] = tested.metric('position_colour')
     rows, palette = [], known.metainfo['palette']
+    colours = np.array([*palette, [255] * 3], np.uint8)  # white without a label, -1
     for index in split.evenly(range(len(tested.dataset)), NUM_SCENES):
         sample = tested.dataset[index]
         truth = sample['gt_seg_map'].astype(int)
-        shown = {'scene': np.full_like(truth, -1), 'label map': np.where(truth < number, truth, -1)}
-        shown |= {name: next(segmentor(sample['img_path']))['labels'] for name, segmentor in drawn.items()}
-        shown[POSITION] = bayes.answers(sample['img'], truth.shape)['position_colour']
-        tiles = {name: np.array(overlay(sample['img'], labels, palette)) for name, labels in shown.items()}
+        shown = {'label map': np.where(truth < number, truth, -1)}
+        shown |= {name: next(segmentors[f'{name}, linear'](sample['img_path']))['labels'] for name in networks}
+        shown[POSITION] = tested.baseline.answer(sample['img'], truth.shape)
+        tiles = {'scene': sample['img']} | {name: colours[labels] for name, labels in shown.items()}
         rows.append([(name, torch.from_numpy(tile).permute(2, 0, 1) / 255) for name, tile in tiles.items()])
     legend = [*zip(maps.classes, palette, strict=True)]
     with_legend(Image.fromarray(pixels_of(sheet(rows))), legend).save(out.with_suffix('.png'))
@@ -92,12 +105,21 @@ def compare(out: Path, num_classes: int) -> tuple[Metrics, str]:
 
 
 def judge(what: str, found: Metrics) -> tuple[bool, str]:
-    """Whether the packaged weights are better than all else, and a clause with the figures."""
-    best = found[PACKAGED]
-    others = {name: other for name, other in found.items() if name != PACKAGED}
-    figures = ', '.join(f'{name} {other.value:.1f}' for name, other in others.items())
-    won = all((best - other).sign == reports.BETTER for other in others.values())
-    return won, f'{best.value:.1f} +- {best.error:.1f} % {what} ({figures})'
+    """Whether the packaged weights are better than all else, and a sentence with the figures."""
+    best, *others = found.values()
+    figures = [f'{name} {other.value:.1f}' for name, other in found.items()]
+    figures[0] += f' +- {best.error:.1f} %'
+    won = all((best - other).sign == reports.BETTER for other in others)
+    return won, f'{what[0].upper()}{what[1:]}: {", ".join(figures)}.'
+
+
+def table_of(groups: Mapping[str, Metrics]) -> list[list[str]]:
+    rows = [['held-out images, %', PACKAGED, RANDOM, 'without a network']]
+    for title, found in groups.items():
+        cells = {name: f'{each.value:.1f} +- {each.error:.1f}' for name, each in found.items()}
+        network = [cells.pop(name, '-') for name in (PACKAGED, RANDOM)]
+        rows.append([title, *network, *(f'{name}: {cell}' for name, cell in cells.items())])
+    return rows
 
 
 def draw_answers(classifier: Path, images: split.Images, out: Path) -> None:
@@ -108,6 +130,21 @@ def draw_answers(classifier: Path, images: split.Images, out: Path) -> None:
     read.sort(key=lambda pair: pair[0]['name'] != pair[1])
     tiles = [(f'{answer["name"]} ({truth})', center_tile(answer['path'])) for answer, truth in read]
     sheet([tiles[first : first + NUM_COLUMNS] for first in range(0, len(tiles), NUM_COLUMNS)]).savefig(out)
+
+
+def draw_bars(groups: Mapping[str, Metrics], out: Path, unit: str) -> None:
+    """Draws groups of bars with their standard errors; a name has one colour in all groups."""
+    figure = Figure(figsize=(3.2 * len(groups), 3.5), layout='constrained')
+    axes, names = figure.subplots(), [*dict.fromkeys(name for bars in groups.values() for name in bars)]
+    for group, bars in enumerate(groups.values()):
+        for place, (name, each) in enumerate(bars.items()):
+            at, colour = group + 0.28 * place, f'C{names.index(name)}'
+            bar = axes.bar(at, each.value, 0.27, yerr=each.error, capsize=4, color=colour, alpha=0.7)
+            label = '\n'.join([*name.split(' ', 1), f'{each.value:.1f}'])
+            axes.bar_label(bar, [label], label_type='center', fontsize=8)
+    axes.set(xticks=[group + 0.28 for group in range(len(groups))], ylabel=unit)
+    axes.set_xticklabels([fill(title, 24) for title in groups])
+    figure.savefig(out, dpi=120)
 
 
 def draw_predictions(run: Path, images: split.Images) -> None:
@@ -126,38 +163,42 @@ def draw_predictions(run: Path, images: split.Images) -> None:
 def write(out: Path, images: split.Images, drawn: bool) -> list[object]:
     """Writes report.html and report.md into the folder of the demo; returns what to print."""
     groups, limits = {}, [LIMITS]
-    pictures = [Picture('packaged_reconstruct.png', f'Masked patches as the {PACKAGED} predict them')]
+    caption = f'What the {PACKAGED} predict of masked patches. Visible patches are pasted back; the last column is the '
+    shown = [Picture('packaged_reconstruct.png', f'{caption}best that its visual tokens can show')]
     if drawn:
         frozen = json.loads((out / 'frozen_scenes.json').read_text())
         groups |= {title: metrics_of(found) for title, found in frozen.items()}
-        caption = 'Held-out scenes by linear layers on frozen patches of labelled scenes, and by naive Bayes'
-        pictures.append(Picture('frozen_scenes.png', caption))
-        limits.append('A program drew the scenes: what is reached on them says little of photos.')
+        caption = f'Held-out scenes: label maps by a linear layer on frozen patches of labelled ones, and by {POSITION}'
+        shown.append(Picture('frozen_scenes.png', caption))
+        limits.append('A program drew the images and scenes: what is reached on them says little of photos.')
     if images.classes:
         number = len(split.list_folder(out / 'few_labels/train').names)
-        groups[f'right after fine-tuning with {number} labels'], said = compare(out, len(images.classes))
+        groups[f'classified correctly after fine-tuning with {number} labels'], said = compare(out, len(images.classes))
         limits.append(said)
         draw_answers(out / 'finetune_packaged', images, out / 'answers.png')
-        caption = f'Held-out images: answer (truth) of the classifier that began with the {PACKAGED}, right ones first'
-        pictures.append(Picture('answers.png', caption))
+        caption = f'Held-out images: answer (truth) of the classifier that began with the {PACKAGED}, correct first'
+        shown.append(Picture('answers.png', caption))
     if groups:
         draw_bars(groups, out / 'bars.png', '%')
-        pictures.insert(1, Picture('bars.png', 'Same labels and held-out images in a group; +- one standard error'))
+        shown.insert(1, Picture('bars.png', 'The figures of the table with one standard error; higher is better'))
     judged = [judge(*group) for group in groups.items()]
-    won, others = ('; '.join(clause for better, clause in judged if better is wanted) for wanted in (True, False))
-    result = f'Pretraining helps: with the {PACKAGED}, which learned from 4,084 other photos without labels, {won}.'
+    result = [f'Pretraining helps. {sentence}' for won, sentence in judged if won][-1:]
+    limits += [f'Not clearly better than all else: {sentence}' for won, sentence in judged if not won]
     pretrained = Record.read(out / 'pretrain/plan.json')
     loss, *guesses = (pretrained.metrics[name][0] for name in ('mim_loss', 'token_entropy', 'position_entropy'))
-    learned = f'A pretraining from random weights reaches a loss of {loss:.2f} nats in {pretrained.seconds / 60:.1f} '
-    learned += 'minutes; guessing by token frequency gives {:.2f}, by that at each position {:.2f}.'.format(*guesses)
-    first = [result] if won else []
-    limits += [f'Not clearly better than all else: {others}.'] if others else []
-    (first if loss < min(guesses) - reports.MIN_LOSS_GAIN else limits).append(learned)
-    limits.append(f'The pretraining of this demo is far too short to begin with. {pretrained.verdict}')
+    own = (
+        f'This demo also pretrains from random weights: in {pretrained.seconds / 60:.1f} minutes the loss on held-out '
+        f'images reaches {loss:.2f} nats (lower is better; guessing by token frequency gives {guesses[0]:.2f}, at each '
+        f'position {guesses[1]:.2f}). {pretrained.verdict} It is far too short to be a start for fine-tuning.'
+    )
     draw_predictions(out / 'pretrain', images)
-    pictures.append(Picture('pretrain/loss.png', 'Loss of the pretraining from random weights, and of guessing'))
-    caption = f'Predictions before this pretraining, after it, and by the {PACKAGED}'
-    pictures.append(Picture('pretrain/before_and_after.png', caption))
+    caption = f'Masked patches, predicted before this pretraining, after it, and by the {PACKAGED}'
+    learned = [
+        Picture('pretrain/loss.png', 'Loss of this pretraining, which time ended, and of guessing'),
+        Picture('pretrain/before_and_after.png', caption),
+    ]
     limited = f'Limits: {" ".join(limits)}'
-    path = reports.write_report(out, 'Demo of beit_mm', [*first, f'{images}.', *pictures, limited])
-    return [*first, limited, f'Report: {path.with_suffix(".html")} and {path}']
+    table = table_of(groups) if groups else ''
+    parts = [*result, table, WORDS, f'{images}.', *shown, own, *learned, limited, NEXT]
+    path = reports.write_report(out, 'Demo of beit_mm', parts)
+    return [*result, own, limited, NEXT, f'Report: {path.with_suffix(".html")} and {path}']
