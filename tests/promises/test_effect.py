@@ -99,7 +99,7 @@ PLANS = [
     ('finetune maps', '--lora 4', 'lora config.model.backbone config.optim_wrapper'),
     (
         'finetune maps',
-        '--head masks',
+        '--head upernet',
         'head config.model.backbone.out_indices config.model.neck config.model.decode_head',
     ),
     ('finetune', '--freeze 2', 'freeze config.model.backbone.frozen_stages'),
