@@ -44,6 +44,12 @@ FONT_SIZE = 8  # points, of a font whose characters are all as wide
 CHARACTER = 0.63 * FONT_SIZE * DPI / 72  # pixels
 NUM_NEIGHBOURS = 5  # that are drawn
 MASS = 0.6  # of the attention, inside the contour
+ATTENTION_LEGEND = [  # colours of `draw_attention`
+    ('the point, whose patch attends', (255, 0, 0)),
+    (f'encloses {MASS:.0%} of the attention', (0, 255, 255)),
+    ('the most attention', (255, 255, 200)),
+    ('none; random weights: on the scale of the mean', (40, 20, 20)),
+]
 
 Scalars = dict[int, dict[str, float]]  # step -> name -> number
 
@@ -291,10 +297,13 @@ def draw_attention(
     for (row, column), attention in zip(patches, drawn, strict=True):
         corner = column * width - 0.5, row * height - 0.5
         next(panels).add_patch(Rectangle(corner, width, height, fill=False, edgecolor='red', linewidth=2))
-        for values in attention:
+        for number, values in enumerate(attention):
             axes = next(panels)
+            # random weights, after the mean of the heads, have its scale
+            highest = attention[0 if number < len(means) else number].max().item()
             extent = axes.images[0].get_extent()
-            axes.imshow(values.numpy(), cmap='hot', alpha=0.65, interpolation='nearest', extent=extent)
+            drawn_map = dict(cmap='hot', vmin=0, vmax=highest, alpha=0.65, interpolation='nearest', extent=extent)
+            axes.imshow(values.numpy(), **drawn_map)
             chosen = largest_mass_mask(values).float()[None, None]
             inside = np.pad(F.interpolate(chosen, image.shape[1:], mode='nearest-exact')[0, 0].numpy(), 1)
             axes.autoscale(False)
