@@ -20,9 +20,11 @@ while (($#)); do
   esac
 done
 prepare_environment "$stack" test
-say "ruff, codespell, mypy, import-linter, generated headers and tables"
+say "ruff, codespell, mypy, import-linter, and beside them generated headers and tables"
+python tools/dev/update_configs.py --check &
+generated=$!
 bash tools/dev/check_style.sh
-python tools/dev/update_configs.py --check
+wait "$generated"
 say "pytest, stack $stack"
 export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1}  # the processes share the cores
 python -m pytest -n auto --dist loadfile "${options[@]}" "$@"

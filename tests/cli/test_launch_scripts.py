@@ -10,17 +10,16 @@ import json
 import os
 import re
 import shlex
-import shutil
 import signal
 import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
-from helpers import ROOT
+from helpers import ROOT, run_tool
 
 TOOLS = ROOT / 'tools'
 ECHO = f'#!{sys.executable}\nimport json, os, sys\nprint(json.dumps(dict(os.environ, argv=sys.argv[1:])))\nsys.exit()\n'
@@ -176,16 +175,13 @@ Launch = Callable[..., subprocess.Popen]
 
 @pytest.fixture
 def launch(tmp_path: Path) -> Launch:
-    """Starts dist_train.sh with two processes of the real torchrun, in which lines stand for what train.py does."""
-    (tmp_path / 'tools').mkdir()
-    for name in ('_launch.sh', '_torchrun.py', 'dist_train.sh'):
-        shutil.copy(TOOLS / name, tmp_path / 'tools')
+    """Starts what dist_train.sh starts, the real torchrun with two processes, in which lines stand for train.py."""
 
-    def call(*lines: str, **variables: str) -> subprocess.Popen:
-        (tmp_path / 'tools/train.py').write_text(SCRIPT.format('\n'.join(f'    {line}' for line in lines)))
+    def call(*lines: str, options: Sequence[str] = ALONE, **variables: str) -> subprocess.Popen:
+        (tmp_path / 'train.py').write_text(SCRIPT.format('\n'.join(f'    {line}' for line in lines)))
         env = {key: value for key, value in os.environ.items() if key not in OURS}
-        env |= dict(PYTHON=sys.executable, PYTHONPATH=str(ROOT), CUDA_VISIBLE_DEVICES='', OVERSUBSCRIBE='1')
-        command = ['bash', str(tmp_path / 'tools/dist_train.sh'), 'c.py', '2']
+        env |= dict(PYTHONPATH=str(ROOT), CUDA_VISIBLE_DEVICES='', OMP_NUM_THREADS='1')
+        command = [sys.executable, TOOLS / '_torchrun.py', *options, '--nproc_per_node=2', tmp_path / 'train.py']
         pipes = dict(stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
         return subprocess.Popen(command, env=env | variables, cwd=tmp_path, **pipes)
 
@@ -193,10 +189,10 @@ def launch(tmp_path: Path) -> Launch:
 
 
 def end_of(run: subprocess.Popen) -> tuple[int, list[str]]:
-    """Exit code, and what was said below the line on processes on the CPU."""
+    """Exit code, and what was said."""
     output, errors = run.communicate(timeout=60)
     assert not output
-    return run.returncode, errors.splitlines()[1:]
+    return run.returncode, errors.splitlines()
 
 
 @pytest.fixture
@@ -210,28 +206,22 @@ def port_in_use() -> Iterator[str]:
         yield '29500'
 
 
-@pytest.mark.parametrize('restarts', [pytest.param(0, marks=pytest.mark.slow), 1])
-def test_a_free_port_is_drawn(restarts, launch, port_in_use):
-    """Also where a process has failed, which is said, and all start again."""
-    variables = dict(MAX_RESTARTS='1') if restarts else {}
-    code, said = end_of(launch(f'sys.exit(7 if int(restarts) < {restarts} else 0)', **variables))
-    assert code == 0 and len(said) == restarts and all('exitcode: 7' in line for line in said)
+@pytest.mark.slow
+def test_a_free_port_is_drawn_again_where_all_start_again(launch, port_in_use):
+    options, variables = [*ALONE, '--max-restarts=1'], dict(MAX_RESTARTS='1', TORCH_DISABLE_SHARE_RDZV_TCP_STORE='1')
+    run = launch('sys.exit(7 if int(restarts) < 1 else 0)', options=options, **variables)
+    code, (said,) = end_of(run)
+    assert code == 0 and 'exitcode: 7' in said
 
 
-PORTS = [
-    dict(PORT='29500'),
-    pytest.param(dict(NNODES='2'), marks=pytest.mark.slow),
-    pytest.param(dict(PORT='29500', MAX_RESTARTS='1'), marks=pytest.mark.slow),
-]
+def test_a_port_that_is_given_and_in_use_is_one_line(port_in_use, monkeypatch):
+    monkeypatch.setenv('PORT', port_in_use)
+    with pytest.raises(SystemExit, match=f'^error: PORT={port_in_use} .*choose another$'):
+        run_tool('_torchrun.py')
 
 
-@pytest.mark.parametrize('variables', PORTS)
-def test_a_port_that_is_given_and_in_use_is_one_line(variables, launch, port_in_use):
-    code, (said,) = end_of(launch('pass', **variables))
-    assert code == 1 and port_in_use in said and 'PORT=' in said
-
-
-@pytest.mark.parametrize('code', [pytest.param(75, marks=pytest.mark.slow), 130])
+@pytest.mark.slow
+@pytest.mark.parametrize('code', [75, 130])
 def test_the_code_of_a_run_that_a_signal_has_ended_passes_through(code, launch):
     assert end_of(launch(f'sys.exit({code})')) == (code, [])
 
@@ -252,11 +242,8 @@ def test_the_first_process_to_fail_has_the_last_word(launch):
     assert len(said) == 2 and 'Rank 1' in said[1] and 'exit code 1' in said[1]
 
 
-OTHER_ENDS = [(signal.SIGINT, 130), (signal.SIGUSR1, 75)]
-ENDS = [(signal.SIGTERM, 75), *(pytest.param(*end, marks=pytest.mark.slow) for end in OTHER_ENDS)]
-
-
-@pytest.mark.parametrize('number, code', ENDS)
+@pytest.mark.slow
+@pytest.mark.parametrize('number, code', [(signal.SIGTERM, 75), (signal.SIGINT, 130), (signal.SIGUSR1, 75)])
 def test_a_signal_to_the_launcher_reaches_the_processes_and_says_nothing(number, code, launch, tmp_path):
     numbers = '{signal.SIGTERM, signal.SIGINT}'
     wait = f'signal.pthread_sigmask(signal.SIG_BLOCK, {numbers})', 'open(f"begun{rank}", "w").close()'

@@ -47,7 +47,13 @@ def make_batch(size: int = 32) -> dict:
     return dict(views, **crops, mask=masks, positions=positions)
 
 
-@pytest.mark.parametrize('kind', MODELS_OF)
+KINDS = [
+    *('tokens', 'dino', 'average', 'features'),
+    *(pytest.param(kind, marks=pytest.mark.slow) for kind in ('pixels', 'all')),
+]
+
+
+@pytest.mark.parametrize('kind', KINDS)
 def test_one_graph_serves_changing_masks_with_the_plain_losses_and_gradients(kind):
     """And DINO's schedules; also after a validation of images of another size."""
     model, counter = MODELS.build(MODELS_OF[kind]).train(), CompileCounter()

@@ -11,6 +11,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from conftest import narrow_pretraining
 from helpers import make_runner, run_ranks
 from mmengine.config import Config
 from mmengine.hooks import Hook
@@ -33,11 +34,25 @@ def send(*numbers: int) -> object:
     return lambda: [os.kill(os.getpid(), number) for number in numbers]
 
 
+def without_validation(images: Path, folder: Path) -> Config:
+    config = narrow_pretraining(images, folder)
+    config.val_cfg = config.val_dataloader = config.val_evaluator = None
+    config.default_hooks.checkpoint = dict(type='beit_mm.CheckpointHook', interval=2)
+    config.model.backbone.drop_path_rate = 0.3
+    return config
+
+
 @pytest.fixture
-def config(pretrain_config):
-    pretrain_config.val_cfg = pretrain_config.val_dataloader = pretrain_config.val_evaluator = None
-    pretrain_config.default_hooks.checkpoint = dict(type='beit_mm.CheckpointHook', interval=2)
-    return pretrain_config
+def config(images, tmp_path):
+    return without_validation(images, tmp_path)
+
+
+@pytest.fixture(scope='module')
+def whole(images, tmp_path_factory) -> dict:
+    """The last checkpoint of the run that nobody stopped."""
+    folder = tmp_path_factory.mktemp('whole')
+    assert train(without_validation(images, folder), folder) == 0
+    return torch.load(folder / 'epoch_2.pth', weights_only=True)
 
 
 @pytest.fixture(autouse=True)
@@ -64,15 +79,14 @@ def train(config, folder: Path, *hooks: Hook, **changes: object) -> int:
 
 
 @pytest.mark.parametrize('number', SIGNALS)
-def test_a_signal_saves_and_the_resumed_run_ends_the_same(number, config, tmp_path, monkeypatch):
-    said, whole, work = [], tmp_path / 'whole', tmp_path / 'work'
+def test_a_signal_saves_and_the_resumed_run_ends_the_same(number, config, whole, tmp_path, monkeypatch):
+    said, work = [], tmp_path / 'work'
     monkeypatch.setattr('beit_mm.engine.signals.log', lambda message: said.append(message))
-    config.model.backbone.drop_path_rate = 0.3
     assert train(config, work, Act('after_train_iter', send(number))) == SIGNALS[number]
     assert [path.name for path in work.glob('*.pth')] == ['interrupted.pth']  # in the middle of an epoch of 3
     assert said == [f'Stopped before iteration 3, {work}/interrupted.pth is saved. Resume with: the same command']
-    assert train(config, whole) == train(config, work, resume=True) == 0
-    assert not differences(*(torch.load(folder / 'epoch_2.pth', weights_only=True) for folder in (whole, work)))
+    assert train(config, work, resume=True) == 0
+    assert not differences(whole, torch.load(work / 'epoch_2.pth', weights_only=True))
     assert not (work / 'interrupted.pth').exists()  # it goes when a newer one to resume from is written
 
 
@@ -161,8 +175,7 @@ def test_two_processes_stop_in_the_second_validation(place, iteration, pretrain_
 LOOPS = [dict(type='EpochLoop', max_epochs=2, val_interval=1), dict(type='IterLoop', max_iters=6, val_interval=3)]
 
 
-@pytest.mark.parametrize('iteration', [3, 6])
-@pytest.mark.parametrize('loop', LOOPS)
+@pytest.mark.parametrize(('loop', 'iteration'), [(LOOPS[0], 3), (LOOPS[1], 6)])
 def test_a_run_killed_in_a_validation_validates_when_it_is_resumed(loop, iteration, pretrain_config, tmp_path):
     def kill() -> None:
         raise MemoryError('killed')
@@ -222,6 +235,25 @@ def test_workers_take_no_part(pretrain_config, tmp_path):
     assert set(multiprocessing.active_children()) <= others and {worker.exitcode for worker in told} == {0}
 
 
+def test_two_processes_stop_at_the_same_step_and_soon(config, tmp_path):
+    """Only one of them is told, after it has exchanged what it was told before that step."""
+    config.work_dir, config.launcher, config.auto_scale_lr = str(tmp_path / 'work'), 'pytorch', None
+    config.train_dataloader.batch_size = 2
+    config.train_cfg.max_epochs = 300
+    config.default_hooks.checkpoint.interval = 300
+
+    def stopped(rank: int) -> tuple:
+        runner = make_runner(config)
+        if rank == 1:
+            runner.register_hook(Act('before_train_iter', send(signal.SIGUSR1), 9))
+        with pytest.raises(SystemExit) as stop:
+            runner.train()
+        return runner.iter, stop.value.code
+
+    assert run_ranks(stopped, tmp_path) == [(11, 75)] * 2
+    assert torch.load(tmp_path / 'work/interrupted.pth', weights_only=True)['meta']['iter'] == 11
+
+
 class CountWorkers(Hook):
     """Counts the processes that work beside the run."""
 
@@ -258,22 +290,3 @@ def test_where_torch_names_the_end_of_workers_otherwise_they_live_on_and_the_run
     runner.train()
     assert runner.iter == 3 and len(set(multiprocessing.active_children()) - others) == 1
     shut_down(runner.train_dataloader._iterator)
-
-
-def test_two_processes_stop_at_the_same_step_and_soon(config, tmp_path):
-    """Only one of them is told, after it has exchanged what it was told before that step."""
-    config.work_dir, config.launcher, config.auto_scale_lr = str(tmp_path / 'work'), 'pytorch', None
-    config.train_dataloader.batch_size = 2
-    config.train_cfg.max_epochs = 300
-    config.default_hooks.checkpoint.interval = 300
-
-    def stopped(rank: int) -> tuple:
-        runner = make_runner(config)
-        if rank == 1:
-            runner.register_hook(Act('before_train_iter', send(signal.SIGUSR1), 9))
-        with pytest.raises(SystemExit) as stop:
-            runner.train()
-        return runner.iter, stop.value.code
-
-    assert run_ranks(stopped, tmp_path) == [(11, 75)] * 2
-    assert torch.load(tmp_path / 'work/interrupted.pth', weights_only=True)['meta']['iter'] == 11
