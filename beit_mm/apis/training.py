@@ -46,6 +46,11 @@ WAITS_FOR_IMAGES = (
     'of the images (tools/datasets/resize_images.py) help.'
 )
 
+FEW_PASSES = 2  # over the images: then a head on frozen features was better
+FREEZE = (
+    'Each image was seen {:.1f} times. With so few passes `--freeze all` was better: "What pays" in docs/own_images.md.'
+)
+
 
 def pretrain(
     images: str | Path,
@@ -334,6 +339,7 @@ class Run:
             [('on held-out images', 'value +- one standard error'), *rows],
             report.helped,
             WAITS_FOR_IMAGES.format(measured['waiting']) if measured['waiting'] > 0.5 else '',
+            self.advice_on_passes(images, measured['steps']),
             self.plan.assumed,
             *report.paragraphs,
             *report.pictures,
@@ -343,6 +349,11 @@ class Run:
         lines = [*reports.aligned(rows), *reports.aligned(report.helped)]
         for line in [*lines, self.weights, path, report.verdict, report.following]:
             say(line)
+
+    def advice_on_passes(self, images: Images, steps: float) -> str:
+        passes = steps * self.plan.batch / len(images.train.names)
+        tuned = self.verb == 'finetune' and self.plan.init and self.plan.frozen is None
+        return FREEZE.format(passes) if tuned and passes < FEW_PASSES and not isinstance(images, LabelMaps) else ''
 
     def describe(self, images: Images) -> Report:
         """Compares the trained model with baselines, in the time kept for the report."""

@@ -344,6 +344,7 @@ def test_a_balanced_classifier_and_its_report(run, images, tmp_path, capsys):
     call('finetune', folder, '--init', run, '--out', out)  # it stays balanced
     assert Config.fromfile(out / 'config.py').train_dataloader.dataset.type == 'ClassBalancedDataset'
     report, found = (out / 'report.md').read_text(), {name: [] for name in CLASSES}
+    assert 'seen 0.9 times' in report and 'freeze all' in report
     for answer in beit_mm.classify(out, folder / 'val'):
         found[Path(answer['path']).parent.name].append(answer['name'])
     answers = [name for names in found.values() for name in names]
