@@ -28,7 +28,7 @@ Every registered type is found as `type='beit_mm.NAME'` in any config. Where wha
                     heads, mask_head, segmentor
 """
 
-__version__ = '0.2.0'
+__version__ = '0.3.0'
 _MODULES = dict(
     BEiTBackbone='models.vit',
     BEiTPretrainer='models.beit',
