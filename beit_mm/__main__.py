@@ -70,7 +70,7 @@ def parser() -> argparse.ArgumentParser:
     freeze = 'do not train the first N blocks, or all: then a classifier is fitted to features computed once'
     verb.add_argument('--freeze', type=blocks_of, metavar='all|N', help=freeze)
     heads = 'upernet', 'setr_pup', 'masks', 'masks_decoder', 'linear'
-    verb.add_argument('--head', choices=heads, help='of a segmentor (default: linear; upernet if wide)')
+    verb.add_argument('--head', choices=heads, help='of a segmentor (default: linear; upernet if wider than 192)')
     length.add_argument('--epochs', type=float, help='instead of minutes; times through the images')
 
     verb = add('classify', 'name the class of images', 'run_ft new_images/ --out classes.csv')

@@ -48,7 +48,7 @@ ATTENTION_LEGEND = [  # colours of `draw_attention`
     ('the point, whose patch attends', (255, 0, 0)),
     (f'encloses {MASS:.0%} of the attention', (0, 255, 255)),
     ('the most attention', (255, 255, 200)),
-    ('none; random weights: on the scale of the mean', (40, 20, 20)),
+    ('no attention', (40, 20, 20)),
 ]
 
 Scalars = dict[int, dict[str, float]]  # step -> name -> number
@@ -275,16 +275,14 @@ def largest_mass_mask(attention: Tensor, mass: float = MASS) -> Tensor:
     return torch.zeros_like(needed).scatter(-1, order, needed).view(attention.shape)
 
 
-def draw_attention(
-    image: Tensor, patches: Sequence[tuple[int, int]], maps: Tensor, control: Tensor | None = None
-) -> Figure:
+def draw_attention(image: Tensor, patches: Sequence[tuple[int, int]], maps: Tensor, control: Tensor) -> Figure:
     """A sheet; for each point the image with its patch marked, the mean over the heads, and each head.
 
     Args:
         image, patches, maps: of an ImageAttention.
         control: the maps of random weights, whose mean over the heads stands beside.
     """
-    means = {'mean of heads': maps} if control is None else {'mean of heads': maps, 'random weights': control}
+    means = {'mean of heads': maps, 'random weights, same scale': control}
     drawn = torch.cat([*(found.mean(dim=1, keepdim=True) for found in means.values()), maps], dim=1)  # P, tiles, h, w
     titles = [*means, *(f'head {head}' for head in range(maps.shape[1]))]
     gray = image.mean(dim=0, keepdim=True).expand(3, -1, -1)

@@ -23,6 +23,7 @@ prepare_environment "$stack" test
 say "ruff, codespell, mypy, import-linter, and beside them generated headers and tables"
 python tools/dev/update_configs.py --check &
 generated=$!
+trap 'kill $generated 2>/dev/null || true' EXIT
 bash tools/dev/check_style.sh
 wait "$generated"
 say "pytest, stack $stack"

@@ -41,8 +41,7 @@ STARTS = dict(dinov2_vitb14_reg4_pretrain='base', dinov2_vits14_reg4_pretrain='s
 LEAST_BATCH = 8  # images of a step for which there must be memory
 MOST_PIXELS, USUAL_PIXELS = 384, 224  # sides of images: a classifier is tuned at the latter if the weights' are above
 MANY_IMAGES = 100_000  # from which on a GPU trains BEiT-Base
-FEW_IMAGES = 5000  # with so few, minutes of further pretraining gained nothing
-PRETRAINS_FEW = 'with so few images `finetune` alone was better, see "What pays" in docs/own_images.md'
+FEW_IMAGES = 5000  # for so few minutes of further pretraining gained nothing
 BACKBONE = 'beit_mm.BEiTBackbone'
 NARROW_PRETRAINING, WIDE_PRETRAINING = 'demo/pretrain.py', 'beit/pretrain_300e.py'
 FEATURE_RECIPES = {  # the same with features instead of visual tokens
@@ -236,8 +235,8 @@ def plan_training(images: Images, call: Record) -> Plan:
     head = None
     if segments:
         is_wide = sizes_of(backbone['arch'])['embed_dims'] > NARROW
-        earlier = bool(call.digest)  # a run that was planned when all had UperNet
-        head = call.head or (WIDE_HEAD if is_wide or earlier else NARROW_HEAD)
+        # a run that was planned before there was a choice has UperNet
+        head = call.head or (WIDE_HEAD if is_wide or call.digest else NARROW_HEAD)
         base = HEADS[head][is_wide]
         side = own_config(base).model.test_cfg.crop_size[0]
         backbone['img_size'] = as_size(side - side % backbone['patch_size'])
@@ -343,7 +342,6 @@ def describe_plan(plan: Plan, images: Images) -> list[str]:
     shape = f'{sizes["num_layers"]} blocks of width {sizes["embed_dims"]}, {height} x {width} pixels'
     start = f'as in {plan.init}' if plan.init else 'random weights'
     notes = images.notes if isinstance(images, LabelMaps) else []
-    number = len(images.train.names)
     few = images.few(plan.balance) if plan.base == NARROW_FINETUNING else ''
     lines = [
         f'images     {images}',
@@ -351,13 +349,14 @@ def describe_plan(plan: Plan, images: Images) -> list[str]:
         f'classes    {few}' if few else '',
         f'model      {shape} in patches of {plan.backbone["patch_size"]}: {start}',
         f'start      {plan.advice}' if plan.advice else '',
-        f'pays       {PRETRAINS_FEW}' if plan.verb == 'pretrain' and plan.init and number < FEW_IMAGES else '',
         f'head       {plan.head}' if plan.head else '',
         f'batch      {plan.batch} images, processes that read them: {plan.workers}; on {plan.device}',
     ]
     if isinstance(images, LabelMaps) and images.bands:
         which = images.bands['load']['bands'] or f'all {len(images.bands["mean"])}'
         lines.append(f'bands      {which}: 0 and 255 are the percentiles 1 and 99 of each in these images')
+    if plan.verb == 'pretrain' and plan.init and len(images.train.names) < FEW_IMAGES:
+        lines.append('pays       minutes of `finetune` alone were no worse: "What pays" in docs/own_images.md')
     if plan.verb == 'finetune':
         lines.append(f'trained    {trained_parameters(plan, images)}')
     if plan.teacher:

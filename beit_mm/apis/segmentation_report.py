@@ -1,4 +1,4 @@
-"""The report on a segmentor: IoU of each class, baselines without a network, confused classes, and overlays."""
+"""The report on a segmentor: IoU of each class, what needs no training, confused classes, overlays."""
 
 import math
 import time
@@ -33,7 +33,7 @@ LEVELS = 8  # of each colour channel
 MIN_TESTED = 20  # images, even if time is short
 RESAMPLED = 500  # bootstrap samples, for standard errors
 NUM_PAIRS = 5  # pairs of confused classes in the report
-OTHERS = dict(patches='the nearest frozen patches', position_colour='position and colour')
+OTHERS = dict(patches='the nearest frozen patches', position_colour='naive Bayes')
 
 
 class PositionAndColour:
@@ -117,7 +117,13 @@ class Tested:
 
 
 def describe_segmentation(
-    weights: Path, images: LabelMaps, metrics: Metrics, seconds: float, start: str | None, known: int
+    weights: Path,
+    images: LabelMaps,
+    metrics: Metrics,
+    seconds: float,
+    start: str | None,
+    known: int,
+    levels: Mapping[str, Any],
 ) -> Report:
     """Reports on a segmentor: its validation and `seconds` of tests; draws pictures beside the weights.
 
@@ -127,12 +133,12 @@ def describe_segmentation(
     begin = time.monotonic()
     folder, segmentor = weights.parent, SegmentationInferencer(weights)
     segmentors: dict[str, SegmentationInferencer | PatchSegmentor] = dict(mIoU=segmentor)
+    labelled: SegmentationFolder | None = None
     if start and images.bands is None:
-        extract = FeatureExtractor(start, whole=True)
+        extract = FeatureExtractor(start, whole=True, **levels)
         labelled = patch_dataset(extract, known, **images.dataset(folder / 'lists', 'train'))
         segmentors['patches'] = PatchSegmentor(extract, labelled)
-    left = seconds - (time.monotonic() - begin)
-    tested = compare_segmentors(segmentors, images, folder / 'lists', left)
+    tested = compare_segmentors(segmentors, images, folder / 'lists', seconds - (time.monotonic() - begin))
     draw_overlays(segmentor, tested, folder / 'overlays.png')
     found = {name: tested.metric(name) for name in tested.hits}
     gains = {words: tested.metric('mIoU', name) for name, words in OTHERS.items() if name in found}
@@ -149,6 +155,7 @@ def describe_segmentation(
         'scale. Standard errors cover the choice of images only; this is one training with one seed. Naive Bayes '
         f'learned from {tested.baseline.images:,} images how frequent each class is at each position and in 512 '
         f'{colours}.',
+        f'The nearest frozen patches are those of {len(labelled):,} labelled images.' if labelled else '',
         f'No label map holds {preview(unseen)}: not counted in the mean.' if unseen else '',
         table,
         confused(counts, images.classes),

@@ -46,7 +46,7 @@ WAITS_FOR_IMAGES = (
     'of the images (tools/datasets/resize_images.py) help.'
 )
 
-FEW_PASSES = 2  # over the images: then a head on frozen features was better
+FEW_PASSES = 5  # over the images: then a head on frozen features was better
 FREEZE = (
     'Each image was seen {:.1f} times. With so few passes `--freeze all` was better: "What pays" in docs/own_images.md.'
 )
@@ -352,7 +352,7 @@ class Run:
 
     def advice_on_passes(self, images: Images, steps: float) -> str:
         passes = steps * self.plan.batch / len(images.train.names)
-        tuned = self.verb == 'finetune' and self.plan.init and self.plan.frozen is None
+        tuned = self.verb == 'finetune' and self.plan.init and self.plan.frozen is None and not self.plan.lora
         return FREEZE.format(passes) if tuned and passes < FEW_PASSES and not isinstance(images, LabelMaps) else ''
 
     def describe(self, images: Images) -> Report:
@@ -365,7 +365,7 @@ class Run:
         start = None if record.init == NONE else record.init
         if isinstance(images, LabelMaps):
             known = min(MAX_KNOWN, max(MIN_KNOWN, int(images_in_time / 4)))
-            return describe_segmentation(self.weights, images, metrics, seconds, start, known)
+            return describe_segmentation(self.weights, images, metrics, seconds, start, known, record.levels or {})
         if self.verb == 'finetune':  # half of the time for answers: an image costs a third of what it does in training
             asked = max(reports.MIN_ANSWERS, int(3 / 2 * images_in_time))
             return reports.describe_finetuning(self.weights, images, metrics, seconds / 2, asked, self.plan.balance)

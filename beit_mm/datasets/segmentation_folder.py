@@ -131,7 +131,7 @@ def class_line(name: str) -> str:
 
 
 def distinct_colours(number: int) -> list[list[int]]:
-    """Colours [red, green, blue], 0-255, the same in each run; of the first 20 the colour-blind can tell all apart."""
+    """Colours [red, green, blue], 0-255, always the same; the first 20 differ for the red-green blind too."""
     golden_ratio = (5**0.5 - 1) / 2  # each step of this fraction of the colour circle falls into a largest gap
     colours = [[*colour] for colour in SEEN_BY_ALL[:number]]
     for index in range(len(colours), number):

@@ -313,7 +313,7 @@ def test_a_segmentor_its_report_and_its_labels_in_one_call(example, tmp_path, ca
         command.main([*map(str, words)])
     said, report = capsys.readouterr().out, (run / 'report.md').read_text()
     assert '0 is unlabelled' in said and 'Verdict: the segmentor is ' in said
-    better = 'better than the nearest frozen patches and position and colour' in report
+    better = 'better than the nearest frozen patches and naive Bayes' in report
     assert ('beit-mm export' in report) == better
     hits, unions = np.zeros(3), np.zeros(3)
     for file in sorted((example / 'annotations/validation').iterdir()):

@@ -7,7 +7,7 @@ import pytest
 import timm
 import torch
 import torch.nn.functional as F
-from helpers import run_tool
+from helpers import ROOT, run_tool
 from peers import randomise
 from PIL import Image
 from timm.models.vision_transformer import VisionTransformer
@@ -84,3 +84,29 @@ def test_nearest_neighbours_of_a_plain_vit_are_those_of_timms_class_tokens(tmp_p
     with pytest.raises(SystemExit):
         run_tool('dev/verify_released.py', DINO, tmp_path / 'data', '--out', tmp_path / 'out', '--workers', 0)
     assert reported_here(tmp_path / 'out')['k-NN top-1'][2:5] == ['74.5', f'{top1:.2f}', '20']
+
+
+def test_figures_agree_within_two_binomial_errors_and_what_agrees_is_not_tested_again(tmp_path, monkeypatch):
+    (tmp_path / 'data/val').mkdir(parents=True)
+    tool, asked = tmp_path / 'tool.py', tmp_path / 'asked'
+    text = (ROOT / 'tools/dev/verify_released.py').read_text().partition("\n\nif __name__ == '__main__'")[0]
+    fake = f"""
+
+def nearest_neighbours(name, args):
+    asked = Path({str(asked)!r})
+    asked.write_text((asked.read_text() if asked.exists() else '') + name + ' ')
+    return (82.1 if name == 'dinov2_vitb14_pretrain' else 60.0), 400
+
+
+main()
+"""
+    tool.write_text(text + fake)
+    monkeypatch.syspath_prepend(ROOT / 'tools/dev')
+    words = ['dinov2_vit[bs]14_pretrain', tmp_path / 'data', '--out', tmp_path / 'out']
+    for _ in range(2):
+        with pytest.raises(SystemExit) as end:  # 60 % of 400 are not 79 %
+            run_tool(tool.name, *words, folder=tmp_path)
+        assert end.value.code == 1
+    assert asked.read_text().split() == ['dinov2_vitb14_pretrain', *['dinov2_vits14_pretrain'] * 2]
+    *_, base, small = next((tmp_path / 'out').glob('*.md')).read_text().splitlines()
+    assert 'agrees' in base and 'DIFFERS' in small and f'(limit {2 * (79 * 21 / 400) ** 0.5:.2f})' in small

@@ -12,7 +12,15 @@ from beit_mm.apis import inference
 from beit_mm.errors import UserError
 from beit_mm.features.extractor import FeatureExtractor
 from beit_mm.models.vit import BEiTBackbone
-from beit_mm.pictures import attention_of_image, attention_of_patches, draw_attention, largest_mass_mask, patch_at
+from beit_mm.pictures import (
+    ATTENTION_LEGEND,
+    attention_of_image,
+    attention_of_patches,
+    draw_attention,
+    largest_mass_mask,
+    patch_at,
+    shortened,
+)
 
 HEADS = 3
 
@@ -82,8 +90,9 @@ def test_a_sheet_shows_points_heads_and_contours():
     """Also where the image is no multiple of the grid."""
     image, maps = torch.full((3, 35, 70), 0.5), torch.rand(2, 3, 2, 4) * 0.01
     maps[0, :, 1, 2] = 0.9
+    assert all(shortened(name, 40) == name for name, _ in ATTENTION_LEGEND)  # longer ones are cut
     figure = draw_attention(image, [(1, 2), (0, 1)], maps, control=maps.flip(-1))
-    titles = ['image', 'mean of heads', 'random weights', 'head 0', 'head 1', 'head 2']
+    titles = ['image', 'mean of heads', 'random weights, same scale', 'head 0', 'head 1', 'head 2']
     assert [axes.get_title('left') for axes in figure.axes] == 2 * titles
     for first, corner in ((0, (34.5, 17)), (6, (17, -0.5))):
         (mark,) = figure.axes[first].patches

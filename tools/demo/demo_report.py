@@ -28,7 +28,7 @@ from beit_mm.registry import MODELS
 
 PACKAGED, RANDOM, POSITION = 'packaged weights', 'random weights', 'position and colour'
 METHODS = dict(
-    knn='mIoU of scenes by the nearest frozen patches', linear='mIoU of scenes by a linear layer on frozen patches'
+    knn='scenes, mIoU by the nearest frozen patches', linear='scenes, mIoU by a linear layer on frozen patches'
 )
 SHORT_SIDE = 128  # pixels of a scene whose patches are classified
 NUM_SCENES, NUM_ANSWERS, NUM_COLUMNS, NUM_PREDICTED = 5, 24, 6, 5  # in the pictures
@@ -38,10 +38,11 @@ LIMITS = (
     'have 1.2 million parameters; those of the paper have 86 million and learned from 1.2 million images, on GPUs for '
     'days.'
 )
-WORDS = (
-    f'{PACKAGED.capitalize()}: pretrained without labels on 4,084 photos of Caltech-101. Thumbnails: ridge regression '
-    f'on 8 x 8 pixels. {POSITION.capitalize()}: naive Bayes. mIoU: the share of pixels that label map and answer have '
-    'in common, averaged over the classes. Frozen patches: the features of patches, without fine-tuning.'
+WORDS = f'{PACKAGED.capitalize()}: pretrained without labels on 4,084 photos of Caltech-101.'
+OF_CLASSES = ' Thumbnails: ridge regression on 8 x 8 pixels.'
+OF_SCENES = (
+    f' {POSITION.capitalize()}: naive Bayes. mIoU: of the pixels to which label map or answer give a class, the share '
+    'to which both do, averaged over the classes. Frozen patches: features of patches, without fine-tuning.'
 )
 NEXT = (
     'Next: beit-mm finetune YOUR_IMAGES --out run --minutes 15 (one folder per class, or images/, annotations/ and '
@@ -199,6 +200,7 @@ def write(out: Path, images: split.Images, drawn: bool) -> list[object]:
     ]
     limited = f'Limits: {" ".join(limits)}'
     table = table_of(groups) if groups else ''
-    parts = [*result, table, WORDS, f'{images}.', *shown, own, *learned, limited, NEXT]
+    words = WORDS + OF_CLASSES * bool(images.classes) + OF_SCENES * drawn
+    parts = [*result, table, words, f'{images}.', *shown, own, *learned, limited, NEXT]
     path = reports.write_report(out, 'Demo of beit_mm', parts)
     return [*result, own, limited, NEXT, f'Report: {path.with_suffix(".html")} and {path}']

@@ -75,14 +75,20 @@ def run_way(way: str, number: int, seed: int, args: argparse.Namespace, cores: Q
         if finished.returncode:
             raise UserError(f'{name} failed: {folder.with_suffix(".log")} says why')
 
-    if pretrains:
-        verb('pretrain', photos, '--init', init, '--minutes', minutes, '--out', f'{folder}_pretrained')
-        init = f'{folder}_pretrained'
-    verb('finetune', photos, '--init', init, '--minutes', minutes, '--out', folder, *options)
-    record = json.loads((folder / 'plan.json').read_text())
-    cores.put(core)
+    try:
+        if pretrains:
+            verb('pretrain', photos, '--init', init, '--minutes', minutes, '--out', f'{folder}_pretrained')
+            init = f'{folder}_pretrained'
+        verb('finetune', photos, '--init', init, '--minutes', minutes, '--out', folder, *options)
+    finally:
+        cores.put(core)
+    runs = [folder, Path(f'{folder}_pretrained')][: 1 + pretrains]
+    record, *others = (json.loads((run / 'plan.json').read_text()) for run in runs)
+    seconds = sum(each['seconds'] for each in [record, *others])
+    steps = record['stages']['finetune']['steps']
+    found = dict(record['metrics'], seconds=round(seconds), passes=round(steps * record['batch'] / number, 2))
     with lock:
-        results = read_results(args.out) | {name: dict(record['metrics'], seconds=round(record['seconds']))}
+        results = read_results(args.out) | {name: found}
         write_results(args.out, results)
     print(f'{time.strftime("%H:%M:%S")} {name} {record["metrics"]}', flush=True)
 

@@ -1,7 +1,7 @@
 """Calculates a pretraining on many GPUs from rates that were measured on one: exchange, input, checkpoints, restarts.
 
-    python tools/dev/scale.py --gpus 16 64                       BEiT-Base at the rates of docs/performance.md
-    python tools/dev/scale.py --rate 868 --parameters 311674880 --epochs 800 --adapters 1
+    python tools/dev/scale.py --gpus 16 64                       BEiT-Base on H100s
+    python tools/dev/scale.py --rate 868 --parameters 311674880 --backward 0.58 --adapters 1
 
 Assumed, and not measured: a ring leaves each node of `--per-node` GPUs once, through all of its adapters, at their
 full bandwidth; latency is nothing; what the backward pass hides costs nothing, but its last bucket cannot be hidden;
@@ -65,7 +65,7 @@ def main() -> None:
         images=(2048, 'of all GPUs in a step'),
         epochs=(800, 'of ImageNet-1K'),
         rate=(1911, 'images/s of one GPU (H100, compiled, 26 November 2026)'),
-        backward=(0.46, 'share of a step that is the backward pass'),
+        backward=(0.46, 'share of a step that is the backward pass (two cores, docs/performance.md)'),
         per_node=(8, 'GPUs of a node'),
         nvlink=(450, 'GB/s and direction of a GPU within a node'),
         adapters=(8, 'network adapters of a node'),
@@ -81,6 +81,8 @@ def main() -> None:
     for name, (default, what) in numbers.items():
         parser.add_argument(f'--{name.replace("_", "-")}', type=float, default=default, help=f'{what}: {default}')
     args = parser.parse_args()
+    if min(args.gpus) < 1:
+        parser.error(f'--gpus is {min(args.gpus)}; expected at least 1')
     columns = [lines(gpus, args) for gpus in args.gpus]
     print(f'| | {" | ".join(f"{gpus} GPUs" for gpus in args.gpus)} |\n|{" --- |" * (1 + len(columns))}')
     for name in columns[0]:

@@ -7,8 +7,8 @@
 NAMES are a pattern of beit_mm.list_models(); files come from $BEIT_MM_WEIGHTS, torch hub's cache or the web. DATA is
 laid out as docs/data.md says. Classifiers and segmentors are tested by tools/test.py, with --tta where a figure is of
 all scales; pretrained BEiTs have no figure and are left out. Of a plain ViT the k-NN figure is tested, on DATA/train
-and DATA/val. A dated record, <date>-verified.md, is written to --out, a row as soon as it is known; a row that stands
-there is not tested again.
+and DATA/val. A dated record, <date>-verified.md, is written to --out, a row as soon as it is known; a row that agrees
+is not tested again.
 """
 
 import argparse
@@ -30,7 +30,7 @@ from beit_mm.terminal import Parser, quiet, run
 ROOT = Path(__file__).resolve().parents[2]
 METRICS = {'top-1': 'accuracy/top1', 'top-5': 'accuracy/top5', 'mIoU': 'mIoU'}  # by a word of the task
 HEAD = '| name | figure | reported | here | images | difference | verdict |\n|' + ' --- |' * 7
-KNN = 'k-NN top-1'
+KNN, DIFFERS = 'k-NN top-1', 'DIFFERS'
 
 
 class Figure(NamedTuple):
@@ -64,8 +64,8 @@ def tested(figure: Figure, args: argparse.Namespace) -> tuple[float, int]:
         return nearest_neighbours(figure.name, args)
     stem = figure.name + '-tta' * figure.tta
     out = args.out / f'{stem}.json'
-    if not out.exists():  # top-1 and top-5 are of one test
-        words = [f'configs/{figure.config}', figure.name, '--out', out.with_suffix('.part')]
+    if stem not in args.finished:  # top-1 and top-5 are of one test
+        words = [f'configs/{figure.config}', figure.name, '--out', out]
         words += ['--work-dir', args.out / stem, *['--tta'] * figure.tta]
         segments = 'mIoU' in figure.task
         root = args.data if segments else args.data / 'val'
@@ -76,7 +76,7 @@ def tested(figure: Figure, args: argparse.Namespace) -> tuple[float, int]:
             finished = subprocess.run([*map(str, command)], cwd=ROOT, stdout=log, stderr=subprocess.STDOUT)
         if finished.returncode:
             raise UserError(f'{figure.name} cannot be tested: {args.out / stem}.log says why')
-        out.with_suffix('.part').rename(out)
+        args.finished.add(stem)
     report = json.loads(out.read_text())
     word = next(word for word in METRICS if word in figure.task)
     images = report.get('predictions') or [*args.data.glob('images/validation/*.jpg')]
@@ -99,9 +99,13 @@ def nearest_neighbours(name: str, args: argparse.Namespace) -> tuple[float, int]
 
 def row_of(figure: Figure, args: argparse.Namespace) -> str:
     here, images = tested(figure, args)
-    error = math.sqrt(figure.reported * (100 - figure.reported) / images)
-    limit = args.limit if 'mIoU' in figure.task else 2 * error  # a share of images has a binomial error
-    verdict = 'agrees' if abs(here - figure.reported) <= limit else 'DIFFERS'
+    if not images:
+        raise UserError(f'{args.data} has no validation images; docs/data.md says how it is laid out')
+    if 'mIoU' in figure.task:
+        limit = args.limit
+    else:  # a share of images has a binomial error
+        limit = 2 * math.sqrt(figure.reported * (100 - figure.reported) / images)
+    verdict = 'agrees' if abs(here - figure.reported) <= limit else DIFFERS
     cells = [figure.name, figure.task, f'{figure.reported:g}', f'{here:.2f}', f'{images:,}']
     return f'| {" | ".join(cells)} | {here - figure.reported:+.2f} (limit {limit:.2f}) | {verdict} |'
 
@@ -116,7 +120,9 @@ def main() -> None:
     parser.add_argument('--workers', type=int, default=8, help='processes that read images for plain ViTs')
     parser.add_argument('--cfg-options', nargs='+', default=[], metavar='KEY=VALUE', help='of tests by config')
     args = parser.parse_args()
-    args.data, args.out = args.data.resolve(), args.out.resolve()
+    args.data, args.out, args.finished = args.data.resolve(), args.out.resolve(), set()
+    if not any((args.data / part).is_dir() for part in ('val', 'annotations')):
+        raise UserError(f'{args.data} holds neither val/ (ImageNet-1K) nor annotations/ (ADE20K), see docs/data.md')
     segments = (args.data / 'annotations').is_dir()
     figures = [figure for name in list_models(args.names) for figure in published(name)]
     figures = [figure for figure in figures if ('mIoU' in figure.task) == segments]
@@ -126,15 +132,19 @@ def main() -> None:
     args.out.mkdir(parents=True, exist_ok=True)
     record = args.out / f'{time.strftime("%Y-%m-%d")}-verified.md'
     lines = record.read_text().splitlines() if record.exists() else HEAD.splitlines()
+    differs = False
     for figure in figures:
         start = f'| {figure.name} | {figure.task} | {figure.reported:g} |'
-        if not any(line.startswith(start) for line in lines):
+        row = next((line for line in lines if line.startswith(start) and DIFFERS not in line), '')
+        if not row:
             with quiet():
-                lines.append(row_of(figure, args))
+                row = row_of(figure, args)
+            lines = [line for line in lines if not line.startswith(start)] + [row]
             record.write_text('\n'.join(lines) + '\n')
-        print(next(line for line in lines if line.startswith(start)), flush=True)
+        differs |= DIFFERS in row
+        print(row, flush=True)
     print(record)
-    if 'DIFFERS' in record.read_text():
+    if differs:
         sys.exit(1)
 
 
