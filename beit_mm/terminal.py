@@ -161,7 +161,7 @@ def mistake(error: BaseException) -> str | None:
         return str(error) if frames and frames[-1] in BUILDERS else None  # otherwise a bug in a constructor
     if type(error).__name__ == 'OutOfMemoryError':  # torch's; torch may not be imported
         return f'{". ".join(str(error).split(". ")[:2])}. {LESS_MEMORY}, --batch of pretrain and finetune'
-    if type(error).__name__ == 'DistNetworkError' and 'EADDRINUSE' in str(error):
+    if isinstance(error, RuntimeError) and 'EADDRINUSE' in str(error):  # torch.distributed's DistNetworkError too
         return f'port {os.environ.get("MASTER_PORT", "")} of this machine is in use; choose another: PORT=...'
     if LOST.search(str(error)):
         return f'another process has ended, or can no longer be reached ({error})'
