@@ -265,8 +265,11 @@ def did_it_help(answers: Mapping[str, Mapping[str, Tensor]]) -> list[list[str]]:
     names = dict(OTHER_FEATURES, end='this pretraining')
     table = [['Did it help? Held-out images classified correctly, %', *(METHODS[method] for method in answers)]]
     for name in answers['knn']:
-        shares = [mean_and_error(right[name]) if name in right else None for right in answers.values()]
-        table.append([names[name], *('{:.1f} +- {:.1f}'.format(*share) if share else '-' for share in shares)])
+        row = [names[name]]
+        for right in answers.values():
+            share = Metric.share(mean_and_error(right[name])[0], len(right[name])) if name in right else None
+            row.append(f'{share.value:.1f} +- {share.error:.1f}' if share else '-')
+        table.append(row)
     before = 'start' if 'start' in answers['knn'] else 'random'
     gains = [gains_by_pairs(right)[before] for right in answers.values()]
     cells = (f'{gain.value:+.1f} +- {gain.error:.1f}' for gain in gains)

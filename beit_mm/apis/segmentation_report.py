@@ -155,7 +155,10 @@ def describe_segmentation(
         'scale. Standard errors cover the choice of images only; this is one training with one seed. Naive Bayes '
         f'learned from {tested.baseline.images:,} images how frequent each class is at each position and in 512 '
         f'{colours}.',
-        f'The nearest frozen patches are those of {len(labelled):,} labelled images.' if labelled else '',
+        'The nearest frozen patches are found by the features of the initial weights, without training, among those of '
+        f'{len(labelled):,} labelled images.'
+        if labelled
+        else '',
         f'No label map holds {preview(unseen)}: not counted in the mean.' if unseen else '',
         table,
         confused(counts, images.classes),

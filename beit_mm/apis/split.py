@@ -102,7 +102,8 @@ def find_images(folder: str | Path) -> Images:
         train, held_out = hold_out(train)
     if len(train.names) < MIN_IMAGES:
         needed = f'training needs at least {MIN_IMAGES}, in files ending in {" ".join(EXTENSIONS)}'
-        raise UserError(f'{len(train.names)} images in {str(root)!r}; {needed}')
+        held = f', and {len(held_out.names)} held out' if held_out.names else ''
+        raise UserError(f'{len(train.names)} images to learn from in {str(root)!r}{held}; {needed}')
     classes = sorted(set(train.names.values()))
     named = len(classes) > 1 and '' not in classes and not all(map(DATE.fullmatch, classes))
     known = set(held_out.names.values()) <= set(classes)

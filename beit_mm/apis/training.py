@@ -220,7 +220,8 @@ class Run:
         images = find_images(folder)
         if not images.classes:
             expected = 'expected <class>/<image>, at least two classes, and none in val that train lacks'
-            raise UserError(f'{folder} has no class folders: {expected}; or images/ and annotations/')
+            found = ', '.join(sorted({*images.train.names.values()} - {''})[:3]) or 'none'
+            raise UserError(f'{folder} has class folders: {found}; {expected}; or images/ and annotations/')
         return images
 
     def make_plan(self, images: Images) -> None:

@@ -173,7 +173,7 @@ def path_of_checkpoint(source: str | Path, part: str = 'pretrained') -> Path:
 
     `part` chooses among the packaged weights 'demo': 'pretrained', 'classifier', 'segmentor' or 'tokenizer'.
     """
-    advice = 'Name a file, the folder of a run, or a URL.'
+    advice = 'Put the file there, or name another file, the folder of a run, or a URL.'
     if str(source) == DEMO:  # even if there is such a folder, as in many repositories
         if any(Path(DEMO, name).is_file() for name in RUN_FILES):
             raise UserError('demo means the packaged weights; for the run in the folder of this name, write ./demo')

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 from mmengine.dist import get_world_size
+from mmengine.evaluator import Evaluator
 from mmengine.hooks import EarlyStoppingHook, EMAHook, Hook
 from mmengine.optim import OptimWrapper
 from mmengine.runner import Runner
@@ -56,6 +57,7 @@ class FitCheckHook(Hook):
             val_dataset = runner.val_dataloader.dataset
             check_same_classes(classes_of(val_dataset), path_of(val_dataset), classes_of(dataset), path_of(dataset))
             check_same_zero(dataset, val_dataset)
+            check_topk(runner.val_loop.evaluator, val_dataset)
         elif any(isinstance(hook, EarlyStoppingHook) for hook in runner.hooks):
             warn('EarlyStoppingHook has no effect: this run does not validate.')
         check_model(model, dataset)
@@ -101,6 +103,7 @@ class FitCheckHook(Hook):
             classes = class_names(self.loaded)
         check_same_classes(classes_of(dataset), path_of(dataset), classes, 'the checkpoint')
         check_model(unwrap(runner), dataset)
+        check_topk(runner.test_loop.evaluator, dataset)
 
 
 def state_effective_batch(runner: Runner) -> None:
@@ -240,6 +243,17 @@ def check_num_classes(model: nn.Module, dataset: Dataset) -> None:
             f'{path_of(dataset)} has {len(classes)} classes, the model is built for {next(iter(wrong.values()))}; set '
             f'{settings}, or give the right folder'
         )
+
+
+def check_topk(evaluator: Evaluator, dataset: Dataset) -> None:
+    """Raises UserError for an accuracy among more classes than there are, at which mmpretrain fails after the epoch."""
+    classes, most = (
+        classes_of(dataset),
+        max((np.max(getattr(metric, 'topk', 1)) for metric in evaluator.metrics), default=1),
+    )
+    if classes and most > len(classes):
+        found = f'the evaluator counts the best {most} of {len(classes)} classes'
+        raise UserError(f'{found}; add --cfg-options val_evaluator.topk=1 test_evaluator.topk=1')
 
 
 def check_size(model: nn.Module, inputs: Any) -> None:

@@ -78,7 +78,7 @@ def test_did_it_help_has_the_errors_of_pairs():
     end, start = torch.tensor([1, 1, 1, 0, 1.0]), torch.tensor([1, 0, 1, 0, 0.0])
     answers = dict(knn=dict(end=end, start=start, thumbnails=start), attentive=dict(end=end, start=end))
     _, of_end, of_start, of_pixels, difference = reports.did_it_help(answers)
-    error = 100 * (0.8 * 0.2 / 5) ** 0.5
+    error = 100 * (5 / 7 * 2 / 7 / 5) ** 0.5  # as if two more images had been asked, one right
     assert of_end[1:] == [f'80.0 +- {error:.1f}'] * 2 and of_start[1].startswith('40.0') and of_pixels[2] == '-'
     assert difference[1:] == [f'+40.0 +- {100 * (0.4 * 0.6 / 5) ** 0.5:.1f}', '+0.0 +- 0.0']
 

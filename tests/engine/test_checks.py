@@ -38,6 +38,12 @@ def test_number_of_classes(cfg):
     refused(cfg, 'images/val has 3 classes', loop='test')
 
 
+@pytest.mark.parametrize('loop', ['train', 'test'])
+def test_an_accuracy_among_more_classes_than_there_are_is_refused_before_a_step(cfg, loop):
+    cfg.val_evaluator = cfg.test_evaluator = dict(type='Accuracy', topk=(1, 5))
+    refused(cfg, 'best 5 of 3 classes.*val_evaluator.topk=1', loop)
+
+
 def test_gray_images_do_not_become_as_many_channels_as_there_are_means(cfg):
     model = MODELS.build(cfg.model)
     check_channels(model, torch.zeros(2, 3, 32, 32))
