@@ -138,7 +138,7 @@ ROOT = re.compile(r'^(.*?)(backbone\.)?((\w+\.)?embeddings\.)?patch_embed\w*\.pr
 ENCODER_PARTS = ('blocks.', 'patch_embed.', 'norm_pre.', 'pre_norm.', 'rope.')
 HF_ENCODER_PARTS = ('beit.embeddings.', 'beit.encoder.')
 # Keys of the state dict, averages first. DINO's checkpoints have a student too, of which the teacher is the average.
-WRAPPERS = ('state_dict_ema', 'model_ema', 'state_dict', 'model', 'module', 'weights', 'teacher')
+WRAPPERS = ('state_dict_ema', 'model_ema', 'ema', 'state_dict', 'model', 'module', 'weights', 'teacher', 'student')
 
 
 class Converted(NamedTuple):

@@ -48,7 +48,7 @@ def run(tmp_path_factory) -> Path:
 
 def test_bands_train_and_report_and_the_file_segments_by_them(run, tmp_path):
     report = (run / 'report.md').read_text()
-    assert 'Verdict: the segmentor is better than position and colour' in report and 'bands 1 to 3' in report
+    assert 'Verdict: the segmentor is better than naive Bayes' in report and 'bands 1 to 3' in report
     assert Image.open(run / 'overlays.png').width > 100
     data = run.parent / 'data'
     words = ['segment', run / 'finetuned.pth', data / 'images/validation', '--out', tmp_path / 'maps']

@@ -135,6 +135,7 @@ FILES = {  # layout: how the truth is built, and the content of its file
             student=prefixed('module.backbone.', wrong(without_head(PLAIN))),
         ),
     ),
+    'DINO, student': ({}, lambda: dict(student=prefixed('module.backbone.', without_head(PLAIN)))),
     'Meta, DINOv2': (TIMM['DINOv2'], lambda: meta_dinov2(0)),
     'Meta, DINOv2 with registers': (TIMM['DINOv2 with registers'], lambda: meta_dinov2(4)),
     'Meta, DINOv2 in training': (
@@ -154,6 +155,7 @@ FILES = {  # layout: how the truth is built, and the content of its file
     'DistributedDataParallel': ({}, lambda: dict(state_dict=prefixed('module.', PLAIN))),
     'moving average of timm': ({}, lambda: dict(state_dict=wrong(PLAIN), state_dict_ema=PLAIN)),
     'moving average of DeiT': ({}, lambda: dict(model=wrong(PLAIN), model_ema=PLAIN)),
+    'moving average': ({}, lambda: dict(model=wrong(PLAIN), ema=PLAIN)),
 }
 
 
