@@ -30,6 +30,7 @@ PACKAGED, RANDOM, POSITION = 'packaged weights', 'random weights', 'position and
 METHODS = dict(
     knn='scenes, mIoU by the nearest frozen patches', linear='scenes, mIoU by a linear layer on frozen patches'
 )
+SCENES = 'the scenes, of which 100 are labelled and 100 held out'
 SHORT_SIDE = 128  # pixels of a scene whose patches are classified
 NUM_SCENES, NUM_ANSWERS, NUM_COLUMNS, NUM_PREDICTED = 5, 24, 6, 5  # in the pictures
 MAX_LOSS_SHARE = 0.9  # of the loss of guessing: a training that ends above it has not left chance
@@ -41,8 +42,9 @@ LIMITS = (
 WORDS = f'{PACKAGED.capitalize()}: pretrained without labels on 4,084 photos of Caltech-101.'
 OF_CLASSES = ' Thumbnails: ridge regression on 8 x 8 pixels.'
 OF_SCENES = (
-    f' {POSITION.capitalize()}: naive Bayes. mIoU: of the pixels to which label map or answer give a class, the share '
-    'to which both do, averaged over the classes. Frozen patches: features of patches, without fine-tuning.'
+    f' {POSITION.capitalize()}: naive Bayes. mIoU: per class the pixels that label map and answer both give it, '
+    'divided by the pixels that either gives it; averaged over the classes. Frozen patches: each patch takes the class '
+    'of the most similar labelled patches, or of a linear layer; the network is not trained further.'
 )
 NEXT = (
     'Next: beit-mm finetune YOUR_IMAGES --out run --minutes 15 (one folder per class, or images/, annotations/ and '
@@ -169,33 +171,37 @@ def write(out: Path, images: split.Images, drawn: bool) -> list[object]:
     if drawn:
         frozen = json.loads((out / 'frozen_scenes.json').read_text())
         groups |= {title: metrics_of(found) for title, found in frozen.items()}
-        caption = f'Held-out scenes: label maps by a linear layer on frozen patches of labelled ones, and by {POSITION}'
+        caption = 'Held-out scenes: the truth (white: none), then answers of a linear layer on frozen patches, of '
+        caption += f'packaged and of random weights, and of {POSITION}'
         shown.append(Picture('frozen_scenes.png', caption))
-        limits.append('A program drew the images and scenes: what is reached on them says little of photos.')
+        limits.append(f'A program drew the images, and {SCENES}: what is reached on them says little of photos.')
     if images.classes:
         number = len(split.list_folder(out / 'few_labels/train').names)
-        groups[f'classified correctly after fine-tuning with {number} labels'], said = compare(out, len(images.classes))
+        groups[f'images classified correctly, {number} labels'], said = compare(out, len(images.classes))
         limits.append(said)
         draw_answers(out / 'finetune_packaged', images, out / 'answers.png')
-        caption = f'Held-out images: answer (truth) of the classifier that began with the {PACKAGED}, correct first'
+        caption = f'Held-out images, evenly chosen: answer (truth) of the classifier from the {PACKAGED}, correct first'
         shown.append(Picture('answers.png', caption))
     if groups:
         draw_bars(groups, out / 'bars.png', '%')
         shown.insert(1, Picture('bars.png', 'The figures of the table with one standard error; higher is better'))
     judged = [judge(*group) for group in groups.items()]
-    result = [f'Pretraining helps. {sentence}' for won, sentence in judged if won][-1:]
+    result = [f'Pretraining helps here. {sentence}' for won, sentence in judged if won][-1:]
     limits += [f'Not clearly better than all else: {sentence}' for won, sentence in judged if not won]
     pretrained = Record.read(out / 'pretrain/plan.json')
     loss, *guesses = (pretrained.metrics[name][0] for name in ('mim_loss', 'token_entropy', 'position_entropy'))
     own = (
         f'This demo also pretrains from random weights: in {pretrained.seconds / 60:.1f} minutes the loss on held-out '
         f'images reaches {loss:.2f} nats (lower is better; guessing by token frequency gives {guesses[0]:.2f}, at each '
-        f'position {guesses[1]:.2f}). {pretrained.verdict} It is far too short to be a start for fine-tuning.'
+        f'position {guesses[1]:.2f}). {pretrained.verdict} This run is far too short to be a start for fine-tuning.'
     )
     draw_predictions(out / 'pretrain', images)
     caption = f'Masked patches, predicted before this pretraining, after it, and by the {PACKAGED}'
     learned = [
-        Picture('pretrain/loss.png', 'Loss of this pretraining, which time ended, and of guessing'),
+        Picture(
+            'pretrain/loss.png',
+            'Training and held-out loss of this pretraining, which ends with its minutes, and of guessing',
+        ),
         Picture('pretrain/before_and_after.png', caption),
     ]
     limited = f'Limits: {" ".join(limits)}'
