@@ -41,7 +41,7 @@ STARTS = dict(dinov2_vitb14_reg4_pretrain='base', dinov2_vits14_reg4_pretrain='s
 LEAST_BATCH = 8  # images of a step for which there must be memory
 MOST_PIXELS, USUAL_PIXELS = 384, 224  # sides of images: a classifier is tuned at the latter if the weights' are above
 MANY_IMAGES = 100_000  # from which on a GPU trains BEiT-Base
-FEW_IMAGES = 5000  # for so few minutes of further pretraining gained nothing
+FEW_IMAGES = 5000  # below this number minutes of further pretraining gained nothing
 BACKBONE = 'beit_mm.BEiTBackbone'
 NARROW_PRETRAINING, WIDE_PRETRAINING = 'demo/pretrain.py', 'beit/pretrain_300e.py'
 FEATURE_RECIPES = {  # the same with features instead of visual tokens
@@ -222,7 +222,7 @@ def plan_training(images: Images, call: Record) -> Plan:
     advice, init = '', call.init or (DEMO if device == 'cpu' or call.verb == 'finetune' else NONE)
     segments = isinstance(images, LabelMaps)
     if call.init is None and device == 'cuda' and call.verb == 'finetune':
-        init, advice = released_start(call.head or WIDE_HEAD if segments else None)
+        init, advice = released_start((call.head or WIDE_HEAD) if segments else None)
     levels: dict[str, Any] = call.levels or {}
     bands = images.bands if isinstance(images, LabelMaps) else None
     checkpoint = None if init == NONE else Checkpoint.open(init, **({} if bands else levels))

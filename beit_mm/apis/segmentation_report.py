@@ -33,6 +33,7 @@ LEVELS = 8  # of each colour channel
 MIN_TESTED = 20  # images, even if time is short
 RESAMPLED = 500  # bootstrap samples, for standard errors
 NUM_PAIRS = 5  # pairs of confused classes in the report
+OF_PATCHES = 'The nearest frozen patches are found by the features of the initial weights, without training, in'
 OTHERS = dict(patches='the nearest frozen patches', position_colour='naive Bayes')
 
 
@@ -128,7 +129,8 @@ def describe_segmentation(
     """Reports on a segmentor: its validation and `seconds` of tests; draws pictures beside the weights.
 
     Of RGB images it is compared with the weights `start` that it began with: a patch of an image has the class of the
-    nearest patches of `known` images by their frozen features, which needs no training.
+    nearest patches of `known` images by their frozen features, which needs no training. `levels` are the mean and std
+    of the call, pixels 0-255, if it gave them.
     """
     begin = time.monotonic()
     folder, segmentor = weights.parent, SegmentationInferencer(weights)
@@ -155,10 +157,7 @@ def describe_segmentation(
         'scale. Standard errors cover the choice of images only; this is one training with one seed. Naive Bayes '
         f'learned from {tested.baseline.images:,} images how frequent each class is at each position and in 512 '
         f'{colours}.',
-        'The nearest frozen patches are found by the features of the initial weights, without training, among those of '
-        f'{len(labelled):,} labelled images.'
-        if labelled
-        else '',
+        f'{OF_PATCHES} {len(labelled):,} labelled images.' if labelled else '',
         f'No label map holds {preview(unseen)}: not counted in the mean.' if unseen else '',
         table,
         confused(counts, images.classes),
@@ -170,7 +169,7 @@ def describe_segmentation(
     following = 'give it more label maps and minutes'
     if all(gain.sign == reports.BETTER for gain in gains.values()):
         following = f'beit-mm segment {weights} new_images/ --out maps; beit-mm export {weights} model.onnx'
-    elif 'patches' in found and tested.metric('patches', 'position_colour').sign == reports.BETTER:
+    elif 'patches' in found and not levels and tested.metric('patches', 'position_colour').sign == reports.BETTER:
         following += f', or without training: beit-mm segment {start} new_images/ --labelled FOLDER --out maps'
     sentence = f'Verdict: the segmentor is {reports.verdict(gains)}.'
     return Report(metrics | found, sentence, paragraphs, pictures, f'Next: {following}.')

@@ -352,6 +352,7 @@ class Run:
             say(line)
 
     def advice_on_passes(self, images: Images, steps: float) -> str:
+        """For a classifier whose whole backbone was tuned: FREEZE after too few passes over the images, else ''."""
         passes = steps * self.plan.batch / len(images.train.names)
         tuned = self.verb == 'finetune' and self.plan.init and self.plan.frozen is None and not self.plan.lora
         return FREEZE.format(passes) if tuned and passes < FEW_PASSES and not isinstance(images, LabelMaps) else ''

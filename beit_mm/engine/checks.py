@@ -247,13 +247,12 @@ def check_num_classes(model: nn.Module, dataset: Dataset) -> None:
 
 def check_topk(evaluator: Evaluator, dataset: Dataset) -> None:
     """Raises UserError for an accuracy among more classes than there are, at which mmpretrain fails after the epoch."""
-    classes, most = (
-        classes_of(dataset),
-        max((np.max(getattr(metric, 'topk', 1)) for metric in evaluator.metrics), default=1),
-    )
-    if classes and most > len(classes):
-        found = f'the evaluator counts the best {most} of {len(classes)} classes'
-        raise UserError(f'{found}; add --cfg-options val_evaluator.topk=1 test_evaluator.topk=1')
+    classes = classes_of(dataset) or ()
+    for metric in evaluator.metrics:
+        most = np.max(getattr(metric, 'topk', 1))  # of one number or several
+        if classes and most > len(classes):
+            found = f'the evaluator counts the best {most} of {len(classes)} classes'
+            raise UserError(f'{found}; add --cfg-options val_evaluator.topk=1 test_evaluator.topk=1')
 
 
 def check_size(model: nn.Module, inputs: Any) -> None:

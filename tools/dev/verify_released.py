@@ -1,4 +1,4 @@
-"""Tests released weights and holds the figures against those that their authors report.
+"""Tests released weights and compares their figures with the reported ones.
 
     python tools/dev/verify_released.py beit_base_patch16_224_pt22k_ft22kto1k data/imagenet
     python tools/dev/verify_released.py '*ade20k*' data/ade20k --limit 0.5
