@@ -159,9 +159,9 @@ FILES = {  # layout: how the truth is built, and the content of its file
 }
 
 
-def deit_distilled():
+def deit_distilled(shape: tuple[int, int] = (SIZE, SIZE)):
     """timm's model of the released DeiT with a distillation token."""
-    sizes = dict(embed_dim=DIMS, depth=DEPTH, num_heads=DIMS // 64, patch_size=PATCH, img_size=SIZE)
+    sizes = dict(embed_dim=DIMS, depth=DEPTH, num_heads=DIMS // 64, patch_size=PATCH, img_size=shape)
     return randomise(timm.models.deit.VisionTransformerDistilled(**sizes))
 
 
@@ -205,13 +205,19 @@ def test_a_folder_of_transformers(name, images, tmp_path):
 
 @torch.no_grad()
 def test_a_distilled_deit(images, tmp_path):
-    peer = deit_distilled()
-    torch.save(dict(model=peer.state_dict()), tmp_path / 'deit.pth')
-    shape = (SIZE, SIZE)
-    expected = peer.forward_intermediates(images[shape], intermediates_only=True)
-    assert_features(tmp_path / 'deit.pth', {shape: expected}, images)
-    backbone = BEiTBackbone.from_checkpoint(tmp_path / 'deit.pth')
-    torch.testing.assert_close(backbone(images[shape])[0], peer.forward_features(images[shape]), atol=1e-5, rtol=1e-5)
+    weights, peers = deit_distilled().state_dict(), {shape: deit_distilled(shape) for shape in SHAPES}
+    torch.save(dict(model=weights), tmp_path / 'deit.pth')
+    for shape, peer in peers.items():
+        grid = [side // PATCH for side in shape]
+        position = resample_abs_pos_embed(weights['pos_embed'], grid, num_prefix_tokens=2, antialias=False)
+        peer.load_state_dict(weights | dict(pos_embed=position))
+    expected = {
+        shape: peer.forward_intermediates(images[shape], intermediates_only=True) for shape, peer in peers.items()
+    }
+    assert_features(tmp_path / 'deit.pth', expected, images)
+    backbone, shape = BEiTBackbone.from_checkpoint(tmp_path / 'deit.pth'), (SIZE, SIZE)
+    expected = peers[shape].forward_features(images[shape])
+    torch.testing.assert_close(backbone(images[shape])[0], expected, atol=1e-5, rtol=1e-5)
 
 
 def of_timm(name: str):

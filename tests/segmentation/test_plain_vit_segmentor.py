@@ -10,6 +10,7 @@ from mmengine.structures import PixelData
 from mmseg.structures import SegDataSample
 from narrow_segmentors import SEGMENTOR, WIDTH
 from peers import randomise
+from timm.layers import resample_abs_pos_embed
 from timm.models.vision_transformer import VisionTransformer
 
 from beit_mm.engine.optim import parameter_groups
@@ -18,16 +19,20 @@ from beit_mm.registry import MODELS
 CROP, PATCH, DEPTH = 56, 14, 4
 
 
+def registered_vit(size: int) -> VisionTransformer:
+    sizes = dict(img_size=size, patch_size=PATCH, embed_dim=WIDTH, depth=DEPTH, num_heads=4, num_classes=0)
+    return randomise(VisionTransformer(**sizes, reg_tokens=4, no_embed_class=True, init_values=0.1))
+
+
 @pytest.fixture(params=['beit_mm.EfficientUPerHead', 'SETRUPHead'])
 def segmentor(request, tmp_path):
-    peer = VisionTransformer(
-        img_size=70, patch_size=PATCH, embed_dim=WIDTH, depth=DEPTH, num_heads=4, num_classes=0, reg_tokens=4,
-        no_embed_class=True, init_values=0.1,
-    )  # fmt: skip
-    torch.save(randomise(peer).state_dict(), tmp_path / 'vit.pth')
+    """A file's weights, of images of 70 pixels, and a segmentor of crops of another size that begins with them."""
+    weights = registered_vit(70).state_dict()
+    torch.save(weights, tmp_path / 'vit.pth')
     config = ConfigDict(copy.deepcopy(SEGMENTOR))
     config.backbone.update(
         abs_pos_embed=True, rel_pos_bias=None, num_registers=4, img_size=CROP, patch_size=PATCH,
+        interpolate_mode='bicubic_antialias',
         init_cfg=dict(type='Pretrained', checkpoint=str(tmp_path / 'vit.pth')),
     )  # fmt: skip
     config.decode_head.type = request.param
@@ -38,13 +43,26 @@ def segmentor(request, tmp_path):
     with DefaultScope.overwrite_default_scope('mmseg'):
         model = MODELS.build(config)
     model.init_weights()
-    return peer.eval(), model
+    return weights, model
 
 
-def test_features_are_the_peers_and_a_step_trains_all(segmentor):
-    peer, model = segmentor
+@torch.no_grad()
+def test_features_are_the_peers(segmentor):
+    """Of timm, with the position embedding resampled as Meta's code does it."""
+    weights, model = segmentor
     report = model.backbone.load_report
     assert set(report.resized) == {'pos_embed'} and not report.missing_keys
+    peer, images = registered_vit(CROP), torch.randn(2, 3, CROP, CROP)
+    position = resample_abs_pos_embed(weights['pos_embed'], [CROP // PATCH] * 2, num_prefix_tokens=0)
+    peer.load_state_dict(weights | dict(pos_embed=position))
+    blocks = [index % DEPTH for index in model.backbone.out_indices]
+    expected = peer.forward_intermediates(images, blocks, intermediates_only=True)
+    for found, truth in zip(model.backbone.eval()(images), expected, strict=True):
+        torch.testing.assert_close(found, truth, atol=1e-5, rtol=1e-5)
+
+
+def test_a_step_trains_all(segmentor):
+    _, model = segmentor
     images = torch.randn(2, 3, CROP, CROP)
     labels = torch.randint(0, 5, (2, 1, CROP, CROP))
     samples = [SegDataSample(gt_sem_seg=PixelData(data=label)) for label in labels]
