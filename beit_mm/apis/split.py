@@ -25,7 +25,7 @@ from beit_mm.datasets.segmentation_folder import (
     named_classes,
     read_labels,
 )
-from beit_mm.errors import UserError
+from beit_mm.errors import UserError, warn
 from beit_mm.files import atomic_file, folder_of_images, quoted
 from beit_mm.terminal import with_bar
 
@@ -107,15 +107,21 @@ def find_images(folder: str | Path) -> Images:
     classes = sorted(set(train.names.values()))
     named = len(classes) > 1 and '' not in classes and not all(map(DATE.fullmatch, classes))
     known = set(held_out.names.values()) <= set(classes)
+    if named and known and (empty := subfolders(root) - {*classes}):
+        warn(f'{str(root)!r}: no images in {preview(sorted(empty))}, which the classes leave out')
     return Images(train, held_out, classes if named and known else [])
 
 
 def training_folder(folder: str | Path) -> Path:
     """The `train` in a folder that also holds `val`, or nothing else but `test`; otherwise the folder itself."""
     root = folder_of_images(folder)
-    folders = {path.name for path in root.iterdir() if path.is_dir() and not path.name.startswith('.')}
+    folders = subfolders(root)
     train = next((name for name in TRAINING if name in folders), '')
     return root / train if folders & {*VALIDATION} or folders <= {train, *TESTING} else root
+
+
+def subfolders(root: Path) -> set[str]:
+    return {path.name for path in root.iterdir() if path.is_dir() and not path.name.startswith('.')}
 
 
 def list_folder(folder: Path) -> ImageList:

@@ -188,7 +188,12 @@ def load_from_file(filename: str, map_location: object = None) -> dict[str, Any]
 
     mmengine's reader fails with torch >= 2.6 in version 0.10.7, and executes files in later ones.
     """
-    checkpoint = Checkpoint.open(filename)
+    try:
+        checkpoint = Checkpoint.open(filename)
+    except FileNotFoundError as error:
+        raise FileNotFoundError(
+            f'{str(error).rstrip(".")}. Configs name it as init_cfg.checkpoint or load_from'
+        ) from None
     state_dict: Any = checkpoint.state_dict
     format = state_dict._metadata[''][ORIGIN]['format']
     if format in TRANSLATED:  # its optimizer and the like belong to the old names

@@ -1,12 +1,15 @@
-"""Metrics of validations: pretraining, tokenizers, linear probes, classifiers, nearest neighbours."""
+"""Metrics of validations: pretraining, tokenizers, linear probes, classifiers, calibration, nearest neighbours."""
 
 from collections.abc import Sequence
+from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
+import torch
 from mmengine.evaluator import BaseMetric
 from mmengine.hooks import Hook
 from mmengine.runner import Runner
+from mmpretrain.evaluation import Accuracy
 from torch import Tensor
 from torch.utils.data import DataLoader
 
@@ -198,6 +201,41 @@ class Predictions(BaseMetric):
     def compute_metrics(self, results: list[dict]) -> dict:
         self.predicted = results
         return {}
+
+
+@METRICS.register_module()
+class CalibratedAccuracy(Accuracy):
+    """mmpretrain's Accuracy and the expected calibration error of a classifier, for tests of its robustness.
+
+    The error is the mean distance between confidence and accuracy, over bins of the confidence (Guo et al. 2017).
+
+    Args:
+        present_only: choose among the classes of the tested images alone, as ImageNet-A and ImageNet-R are scored;
+            the probabilities then sum to 1 over these.
+        bins: how many, equally wide.
+        kwargs: as Accuracy, such as `topk`.
+
+    Returns (%):
+        top1 and what else `topk` asks for, calibration_error.
+    """
+
+    def __init__(self, present_only: bool = False, bins: int = 15, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        if find_spec('torchmetrics') is None:
+            raise UserError('CalibratedAccuracy needs torchmetrics: pip install torchmetrics')
+        self.present_only, self.bins = present_only, bins
+
+    def compute_metrics(self, results: list[dict]) -> dict[str, float]:
+        from torchmetrics.functional.classification import multiclass_calibration_error
+
+        scores = torch.stack([result['pred_score'] for result in results])  # N, classes
+        labels = torch.cat([result['gt_label'] for result in results])  # N
+        if self.present_only:
+            present, labels = labels.unique(return_inverse=True)
+            scores = scores[:, present] / scores[:, present].sum(dim=1, keepdim=True)
+        rows = [dict(pred_score=score, gt_label=label[None]) for score, label in zip(scores, labels, strict=True)]
+        error = multiclass_calibration_error(scores, labels, scores.shape[1], n_bins=self.bins)
+        return super().compute_metrics(rows) | dict(calibration_error=100 * error.item())
 
 
 def describe(scores: Tensor, classes: Sequence[str], path: str | None, top: int = TOP) -> dict:

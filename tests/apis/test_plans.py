@@ -95,6 +95,14 @@ def test_folders_that_are_classes(tmp_path):
         find_images(make_folder(tmp_path / 'few', _=50))
 
 
+def test_a_class_without_images_is_said(tmp_path, monkeypatch):
+    said: list[str] = []
+    monkeypatch.setattr(split, 'warn', said.append)
+    make_folder(tmp_path, cat=60, dog=60, bird=0)
+    assert find_images(tmp_path).classes == ['cat', 'dog']
+    assert len(said) == 1 and 'bird' in said[0] and 'dog' not in said[0]
+
+
 def test_lists_are_read_back_by_our_datasets_with_any_name(tmp_path):
     """Spaces, digits at the end, quotes, line ends, and bytes that are no UTF-8."""
     names = ('a class', ' cats ', 'b 7', '"q" 1', '"q\\u0041"', '#c', 'a\x85\nb\r', '\ufeffx', os.fsdecode(b'caf\xe9'))
