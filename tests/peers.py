@@ -98,17 +98,17 @@ def ours(task: str, variant: str, size: int = SIZE, seed: int = 1, **changes) ->
     return randomise(model, seed)
 
 
-def segmentor(backbone: dict) -> nn.Module:
+def segmentor(backbone: dict, dims: int = DIMS, classes: int = CLASSES, auxiliary_channels: int = 24) -> nn.Module:
     """mmseg's UperNet, with BatchNorm in place of SyncBN, which has the same state."""
-    norm, levels = dict(type='BN'), dict(in_channels=[DIMS] * 4, in_index=[0, 1, 2, 3])
-    head = dict(num_classes=CLASSES, norm_cfg=norm, align_corners=False)
-    auxiliary = dict(in_channels=DIMS, in_index=2, channels=24, num_convs=1, concat_input=False)
+    norm, levels = dict(type='BN'), dict(in_channels=[dims] * 4, in_index=[0, 1, 2, 3])
+    head = dict(num_classes=classes, norm_cfg=norm, align_corners=False)
+    auxiliary = dict(in_channels=dims, in_index=2, channels=auxiliary_channels, num_convs=1, concat_input=False)
     return MODELS.build(
         dict(
             type='mmseg.EncoderDecoder',
             backbone=backbone,
-            neck=dict(type='mmseg.Feature2Pyramid', embed_dim=DIMS, norm_cfg=norm),
-            decode_head=dict(head, type='mmseg.UPerHead', channels=DIMS, pool_scales=(1, 2, 3, 6), **levels),
+            neck=dict(type='mmseg.Feature2Pyramid', embed_dim=dims, norm_cfg=norm),
+            decode_head=dict(head, type='mmseg.UPerHead', channels=dims, pool_scales=(1, 2, 3, 6), **levels),
             auxiliary_head=dict(head, type='mmseg.FCNHead', **auxiliary),
             test_cfg=dict(mode='whole'),
         )

@@ -12,7 +12,7 @@ from torch import Tensor
 from beit_mm.checkpoint import description, names
 from beit_mm.checkpoint.checkpoint import Checkpoint, CheckpointInput
 from beit_mm.checkpoint.read import SUFFIXES, as_checkpoint_error, write_checkpoint
-from beit_mm.errors import CheckpointError, check_choice
+from beit_mm.errors import CheckpointError, check_choice, warn
 from beit_mm.files import file_sha256
 
 # The part of a run's meta that belongs to the weights
@@ -164,6 +164,8 @@ def _hf_config(weights: Mapping[str, Tensor], meta: Mapping[str, Any]) -> dict[s
         # transformers numbers the embedding 1 and the first block's output 2. It has no number for the last block's,
         # which the released UperNet uses: the library's own files then name blocks, and its logits differ
         numbers = [block + 2 for block in blocks]
+        if max(numbers) > depth:
+            warn('transformers has no place for the output of the last block, which this segmentor uses: logits differ')
         config['out_indices'] = blocks if max(numbers) > depth else numbers
         config['use_auxiliary_head'] = 'auxiliary_head.conv_seg.weight' in weights
         if config['use_auxiliary_head']:

@@ -9,6 +9,7 @@ import torch
 from helpers import run_tool
 from peers import HEADS, RESNET, assert_equal, hf_peer, ours, read, timm_peer
 
+from beit_mm.checkpoint import convert
 from beit_mm.checkpoint.convert import convert_checkpoint, publish_checkpoint
 from beit_mm.checkpoint.names import convert_state_dict
 from beit_mm.checkpoint.read import CheckpointError, read_checkpoint
@@ -165,6 +166,16 @@ def without(state: dict, *names: str) -> dict:
 
 def state(task: str = 'segmentation', variant: str = 'vit') -> dict:
     return ours(task, variant).state_dict()
+
+
+@pytest.mark.parametrize(('blocks', 'warnings'), [([0, 1, 2, 3], 0), ([0, 1, 2, 4], 1)])
+def test_that_transformers_cannot_use_the_last_block_is_said(blocks, warnings, tmp_path, monkeypatch):
+    said: list[str] = []
+    monkeypatch.setattr(convert, 'warn', said.append)
+    meta = dict(architecture=dict(num_heads=HEADS, out_indices=blocks), preprocessing=PREPROCESSING)
+    torch.save(dict(state_dict=state(variant='per_layer'), meta=meta), tmp_path / 'segmentor.pth')
+    convert_checkpoint(tmp_path / 'segmentor.pth', tmp_path / 'hub', 'hf')
+    assert len(said) == warnings
 
 
 REFUSED = {

@@ -1,8 +1,9 @@
-"""tools/dev/verify_released.py: figures of files in released layouts are those of timm's models on the same images."""
+"""tools/dev/verify_released.py: figures of files in released layouts are those of timm's and mmseg's models."""
 
 import shutil
 
 import numpy as np
+import peers
 import pytest
 import timm
 import torch
@@ -16,6 +17,8 @@ from beit_mm.checkpoint.convert import convert_checkpoint
 from beit_mm.datasets.transforms import resize_bicubic
 
 BEIT, DINO = 'beit_base_patch16_224_pt22k_ft22kto1k', 'dino_deitsmall16_pretrain'
+SEGMENTOR = 'beitv2_base_patch16_224_pt1k_ftade20k'
+IMAGENET = [123.675, 116.28, 103.53], [58.395, 57.12, 57.375]
 
 
 def draw(path, number: int) -> np.ndarray:
@@ -84,6 +87,47 @@ def test_nearest_neighbours_of_a_plain_vit_are_those_of_timms_class_tokens(tmp_p
     with pytest.raises(SystemExit):
         run_tool('dev/verify_released.py', DINO, tmp_path / 'data', '--out', tmp_path / 'out', '--workers', 0)
     assert reported_here(tmp_path / 'out')['k-NN top-1'][2:5] == ['74.5', f'{top1:.2f}', '20']
+
+
+@pytest.mark.slow
+def test_a_segmentor_has_the_miou_that_mmsegs_model_gives_it(tmp_path, monkeypatch):
+    """Of two images of one window: a class is what mmseg's model says, or in one half of the image the next class."""
+    channels = dict(embed_dims=768, num_layers=12, num_heads=12, img_size=(512, 512), patch_size=16)
+    backbone = dict(channels, type='mmseg.BEiT', out_indices=[3, 5, 7, 11], norm_cfg=dict(type='LN', eps=1e-6))
+    peer = randomise(peers.segmentor(backbone, dims=768, classes=150, auxiliary_channels=256))
+    torch.save(peer.state_dict(), tmp_path / 'mmseg.pth')
+    convert_checkpoint(tmp_path / 'mmseg.pth', tmp_path / f'weights/{SEGMENTOR}.pth', 'unilm')
+    hits, unions = np.zeros(150), np.zeros(150)
+    for number in range(2):
+        for part in ('images', 'annotations'):
+            (tmp_path / f'ade20k/{part}/validation').mkdir(parents=True, exist_ok=True)
+        image = resize_bicubic(np.random.default_rng(number).integers(0, 256, (9, 9, 3), np.uint8), (512, 512))
+        Image.fromarray(image).save(file := tmp_path / f'ade20k/images/validation/{number}.jpg')
+        pixels = normalised([np.array(Image.open(file))], *(np.divide(level, 255) for level in IMAGENET))
+        with torch.no_grad():
+            found = (
+                peer.encode_decode(pixels.float(), [dict(ori_shape=(512, 512), img_shape=(512, 512))])[0]
+                .argmax(dim=0)
+                .numpy()
+            )
+        truth = np.where(np.arange(512) < 256, found, (found + 1) % 150)
+        Image.fromarray((truth + 1).astype(np.uint8)).save(tmp_path / f'ade20k/annotations/validation/{number}.png')
+        for label in range(150):
+            hits[label] += ((truth == label) & (found == label)).sum()
+            unions[label] += ((truth == label) | (found == label)).sum()
+    expected = 100 * (hits[unions > 0] / unions[unions > 0]).mean()
+    assert (unions > 0).sum() > 2
+    monkeypatch.setenv('BEIT_MM_WEIGHTS', str(tmp_path / 'weights'))
+    words = [SEGMENTOR, tmp_path / 'ade20k', '--out', tmp_path / 'out', '--cfg-options']
+    with pytest.raises(SystemExit):
+        run_tool(
+            'dev/verify_released.py',
+            *words,
+            'test_dataloader.num_workers=0',
+            'test_dataloader.persistent_workers=False',
+        )
+    (cells,) = reported_here(tmp_path / 'out').values()
+    assert cells[2] == '53.1' and cells[4] == '2' and float(cells[3]) == pytest.approx(expected, abs=0.05)
 
 
 def test_figures_agree_within_two_binomial_errors_and_what_agrees_is_not_tested_again(tmp_path, monkeypatch):
