@@ -72,8 +72,9 @@ class FitCheckHook(Hook):
             if getattr(model.target_generator, 'ema', None) is not None and not follows:
                 raise UserError("teacher='ema' needs dict(type='beit_mm.TeacherMomentumHook') in custom_hooks")
         if (provenance := target_provenance(model)) is not None:
-            level = logging.WARNING if provenance.get('path') == 'random weights' else logging.INFO
-            log(f'Targets: {provenance}', level)
+            log(f'Targets: {provenance}')
+            if provenance.get('path') == 'random weights':
+                warn('The tokenizer has random weights: give its file as model.target_generator.checkpoint.')
 
     def before_train_iter(self, runner: Runner, batch_idx: int, data_batch: dict | None = None) -> None:
         if not self.first_batch:

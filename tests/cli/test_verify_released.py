@@ -18,7 +18,7 @@ from beit_mm.datasets.transforms import resize_bicubic
 
 BEIT, DINO = 'beit_base_patch16_224_pt22k_ft22kto1k', 'dino_deitsmall16_pretrain'
 SEGMENTOR = 'beitv2_base_patch16_224_pt1k_ftade20k'
-IMAGENET = [123.675, 116.28, 103.53], [58.395, 57.12, 57.375]
+IMAGENET = timm.data.IMAGENET_DEFAULT_MEAN, timm.data.IMAGENET_DEFAULT_STD
 
 
 def draw(path, number: int) -> np.ndarray:
@@ -77,8 +77,7 @@ def test_nearest_neighbours_of_a_plain_vit_are_those_of_timms_class_tokens(tmp_p
         part = 'val' if number < 20 else 'train'
         images[part].append(draw(tmp_path / f'data/{part}/{number % 4}/{number:02}.png', number))
     with torch.no_grad():
-        levels = timm.data.IMAGENET_DEFAULT_MEAN, timm.data.IMAGENET_DEFAULT_STD
-        tokens = {part: peer.forward_features(normalised(each, *levels))[:, 0] for part, each in images.items()}
+        tokens = {part: peer.forward_features(normalised(each, *IMAGENET))[:, 0] for part, each in images.items()}
     cosines, nearest = (F.normalize(tokens['val']) @ F.normalize(tokens['train']).T).topk(20)
     weights = (cosines.double() / 0.07).exp()
     votes = torch.stack([(weights * (nearest % 4 == label)).sum(dim=1) for label in range(4)], dim=1)
@@ -103,7 +102,7 @@ def test_a_segmentor_has_the_miou_that_mmsegs_model_gives_it(tmp_path, monkeypat
             (tmp_path / f'ade20k/{part}/validation').mkdir(parents=True, exist_ok=True)
         image = resize_bicubic(np.random.default_rng(number).integers(0, 256, (9, 9, 3), np.uint8), (512, 512))
         Image.fromarray(image).save(file := tmp_path / f'ade20k/images/validation/{number}.jpg')
-        pixels = normalised([np.array(Image.open(file))], *(np.divide(level, 255) for level in IMAGENET))
+        pixels = normalised([np.array(Image.open(file))], *IMAGENET)
         with torch.no_grad():
             found = (
                 peer.encode_decode(pixels.float(), [dict(ori_shape=(512, 512), img_shape=(512, 512))])[0]
