@@ -58,6 +58,7 @@ HEADS = dict(  # of a segmentor: configs to build on, for narrow and for wide mo
 )
 NARROW_HEAD, WIDE_HEAD = 'linear', 'upernet'  # unless the call names one: what was best, see docs/results.md
 LORA_RATE = 2.0  # times the recipe's learning rate, for all layers alike
+LINEAR_RATE = 4.0  # the same of a narrow segmentor with a linear layer, whose recipe is UperNet's
 RANDOM_RATE = 1e-3  # learning rate of a classifier that begins with random weights
 
 
@@ -536,10 +537,13 @@ def segmentation_settings(base: Config, images: Images, plan: Plan, lists: Path,
         pipelines[0] = [step for step in pipelines[0] if step['type'] != 'PhotoMetricDistortion']
     settings = dict(loaders(images, lists, plan, pipelines[:2]), tta_pipeline=pipelines[2])
     settings['val_dataloader'].update(batch_size=1)  # images differ in size
+    rate = base.optim_wrapper.optimizer.lr
+    if plan.head == 'linear' and plan.width <= NARROW and not plan.lora:
+        rate *= LINEAR_RATE
     return dict(
         model=model,
         **settings,
-        optim_wrapper=tuned_optimizer(plan, base, base.optim_wrapper.optimizer.lr),
+        optim_wrapper=tuned_optimizer(plan, base, rate),
         **schedule(steps, steps // 10, plan.batch),
     )
 

@@ -37,7 +37,7 @@ from beit_mm.registry import MODELS, TRANSFORMS
 
 ConfigInput: TypeAlias = str | Path | Config | None
 SCOPES = dict(classifier='mmpretrain', segmentor='mmseg')  # task -> the library whose types need no prefix
-ADVICE = 'pass the config it was trained with: config=PATH to ClassificationInferencer or SegmentationInferencer'
+ADVICE = 'give the config it was trained with: --config PATH, or config=PATH of an inferencer'
 
 TOKENIZER = 'demo/dvae.py'  # the config that trains a user's own tokenizer
 OWN_KEYS = ('type', 'arch', 'hidden', 'vocab_size', 'embed_dims', 'num_levels', 'bottleneck_blocks')
@@ -333,18 +333,18 @@ def get_model(name: str, pretrained: bool | CheckpointInput | None = None) -> nn
 def rebuild_pretrainer(checkpoint: Checkpoint) -> BEiTPretrainer:
     """Builds a pretrained model from the shapes of its weights, in evaluation mode."""
     levels, _ = checkpoint.normalisation
-    model = BEiTPretrainer(
-        backbone=dict(backbone_config(checkpoint), type='beit_mm.BEiTBackbone', out_type='raw', masked_input=True),
-        head=head_config(checkpoint),
-        target_generator=targets_config(checkpoint),
-        data_preprocessor=dict(levels, type='beit_mm.TwoViewDataPreprocessor'),
-    )
     with as_checkpoint_error(checkpoint.path):
+        model = BEiTPretrainer(
+            backbone=dict(backbone_config(checkpoint), type='beit_mm.BEiTBackbone', out_type='raw', masked_input=True),
+            head=head_config(checkpoint),
+            target_generator=targets_config(checkpoint),
+            data_preprocessor=dict(levels, type='beit_mm.TwoViewDataPreprocessor'),
+        )
         before, now = ((of or {}).get('sha256') for of in (checkpoint.meta.get('tokenizer'), target_provenance(model)))
         if before and now and before != now:
             what = (checkpoint.meta.get('tokenizer') or {}).get('type')
             raise UserError(f'was trained with another {what}: its file had SHA-256 {before}, the one found has {now}')
-    model.load_state_dict(checkpoint.state_dict, strict=False)
+        model.load_state_dict(checkpoint.state_dict, strict=False)
     return model.eval()
 
 
@@ -419,6 +419,9 @@ def stored_teacher(checkpoint: Checkpoint, stored: Any) -> dict[str, Any]:
     teacher = stored.get('teacher')
     if not isinstance(teacher, str):
         raise UserError('was trained with a teacher that is not one file, such as CLIP, which is not rebuilt')
+    head = head_config(checkpoint)
+    if teacher == EMA and head['target_dims'] != head['embed_dims']:
+        raise UserError(f'predicts {head["target_dims"]} features, but its moving average has {head["embed_dims"]}')
     if teacher != EMA and teacher not in released() and teacher not in plain_vits():
         teacher = found_again(teacher, checkpoint, 'teacher')
     return dict(config, teacher=teacher)
@@ -437,7 +440,8 @@ def found_again(file: str, checkpoint: Checkpoint, what: str = 'tokenizer') -> s
     for place in places:
         if place.is_file() and place.resolve().parts[1] not in ('proc', 'sys'):  # reading there may never end
             return str(place)
-    raise FileNotFoundError(f'the {what} of {checkpoint} is gone: looked for {" and ".join(map(str, places))}')
+    looked_for = ' and '.join(quoted(str(place)) for place in places)
+    raise FileNotFoundError(f'the {what} of {checkpoint} is gone: looked for {looked_for}')
 
 
 def own_tokenizer(checkpoint: str | Path) -> dict[str, Any]:

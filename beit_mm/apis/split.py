@@ -108,7 +108,7 @@ def find_images(folder: str | Path) -> Images:
     named = len(classes) > 1 and '' not in classes and not all(map(DATE.fullmatch, classes))
     known = set(held_out.names.values()) <= set(classes)
     if named and known and (empty := subfolders(root) - {*classes}):
-        warn(f'{str(root)!r}: no images in {preview(sorted(empty))}, which the classes leave out')
+        warn(f'{str(root)!r}: no images in {preview(sorted(empty))}; not counted as classes')
     return Images(train, held_out, classes if named and known else [])
 
 

@@ -340,6 +340,7 @@ class Run:
             [('on held-out images', 'value +- one standard error'), *rows],
             report.helped,
             WAITS_FOR_IMAGES.format(measured['waiting']) if measured['waiting'] > 0.5 else '',
+            f'It makes at least {MIN_STEPS} steps, however few the minutes.' if measured['steps'] == MIN_STEPS else '',
             self.advice_on_passes(images, measured['steps']),
             self.plan.assumed,
             *report.paragraphs,

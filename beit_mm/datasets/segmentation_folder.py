@@ -112,6 +112,8 @@ def named_classes(source: str) -> tuple[tuple[str, ...], list | None]:
             if any(len(row) <= column for row in rows):
                 raise UserError(f'{source}: expected {len(header)} columns, separated by tabs, in each line')
             lines = [row[column] for row in rows]
+        if not lines:
+            raise UserError(f'{source} is empty; expected the name of a class in each line')
         found = [re.fullmatch(r'(.*\S)\s+(\d{1,3})\s+(\d{1,3})\s+(\d{1,3})', line) for line in lines]
         if not any(found):
             return tuple(map(unquoted, lines)), None

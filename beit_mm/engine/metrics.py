@@ -223,6 +223,8 @@ class CalibratedAccuracy(Accuracy):
         super().__init__(**kwargs)
         if find_spec('torchmetrics') is None:
             raise UserError('CalibratedAccuracy needs torchmetrics: pip install torchmetrics')
+        if bins < 1:
+            raise UserError(f'bins is {bins}; expected at least 1')
         self.present_only, self.bins = present_only, bins
 
     def compute_metrics(self, results: list[dict]) -> dict[str, float]:
@@ -233,6 +235,9 @@ class CalibratedAccuracy(Accuracy):
         if self.present_only:
             present, labels = labels.unique(return_inverse=True)
             scores = scores[:, present] / scores[:, present].sum(dim=1, keepdim=True)
+        if scores.shape[1] < (least := max(2, *self.topk)):
+            found = f'the best {max(self.topk)} of {scores.shape[1]} classes'
+            raise UserError(f'{found}; expected images of at least {least}, a lower topk, or no present_only')
         rows = [dict(pred_score=score, gt_label=label[None]) for score, label in zip(scores, labels, strict=True)]
         error = multiclass_calibration_error(scores, labels, scores.shape[1], n_bins=self.bins)
         return super().compute_metrics(rows) | dict(calibration_error=100 * error.item())

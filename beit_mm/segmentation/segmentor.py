@@ -180,7 +180,7 @@ class SlidingSegmentor(EncoderDecoder):
     def confidence(self, scores: Tensor) -> Tensor:
         """The probability (H, W) of the most likely class, by what the head gives, (C, H, W)."""
         if self.gives_probabilities:
-            return scores.amax(dim=0).clamp(max=1)  # queries add up
+            return share_of_highest(scores)
         return highest_probability(scores)
 
     @property
@@ -201,6 +201,11 @@ def highest_probability(logits: Tensor) -> Tensor:
     """The probability (H, W) of the most likely class, by logits (C, H, W)."""
     strips = logits.split(strip_height(len(logits), logits.shape[2]), dim=1)
     return torch.cat([(strip.amax(dim=0) - strip.logsumexp(dim=0)).exp() for strip in strips])
+
+
+def share_of_highest(probabilities: Tensor) -> Tensor:
+    """The probability (H, W) of the most likely class, by (C, H, W), which mask queries can add up to more than 1."""
+    return probabilities.amax(dim=0) / probabilities.sum(dim=0).clamp(min=1)
 
 
 def confidence_of(sample: SegDataSample) -> Tensor:
@@ -413,7 +418,7 @@ class MultiScaleTTA(BaseTTAModel):
                 confidence = probability_of(label, mean)
             else:
                 label = mean.argmax(dim=0, keepdim=True)
-                confidence = mean.amax(dim=0).clamp(max=1)  # those of mask queries add up
+                confidence = share_of_highest(mean)
             sample.pred_sem_seg = PixelData(data=label)  # 1, H, W
             sample.confidence = PixelData(data=confidence[None])
         return samples

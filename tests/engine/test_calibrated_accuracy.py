@@ -6,6 +6,7 @@ from mmengine.evaluator import Evaluator
 from mmpretrain.structures import DataSample
 from torch import Tensor
 
+from beit_mm.errors import UserError
 from beit_mm.registry import METRICS
 
 pytest.importorskip('torchmetrics')
@@ -46,6 +47,15 @@ def test_some_classes_are_scored_as_a_classifier_of_these_alone(present, bins):
     relabelled = (torch.tensor(present) == labels[:, None]).int().argmax(dim=1)
     expected = calibration_error(own.softmax(dim=1), relabelled, bins)
     assert found['accuracy/calibration_error'] == pytest.approx(expected, abs=1e-3) and expected > 1
+
+
+@pytest.mark.parametrize(('labels', 'topk'), [([1], 1), ([1, 4, 5], (1, 5))])
+def test_too_few_classes_are_said(labels, topk):
+    metric = METRICS.build(dict(type='beit_mm.CalibratedAccuracy', topk=topk, present_only=True))
+    scores = torch.full((CLASSES,), 1 / CLASSES)
+    metric.process({}, [DataSample().set_gt_label(label).set_pred_score(scores).to_dict() for label in labels])
+    with pytest.raises(UserError, match='topk'):
+        metric.evaluate(len(labels))
 
 
 def test_all_classes_are_scored_by_default():

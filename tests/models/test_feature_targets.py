@@ -19,6 +19,7 @@ from beit_mm.datasets.transforms import TwoViewCenterCrop
 from beit_mm.engine.checks import check_views
 from beit_mm.engine.metrics import FeatureMetric
 from beit_mm.engine.steps import unwrap
+from beit_mm.errors import CheckpointError
 from beit_mm.models import BEiTBackbone, FeatureTargets
 from beit_mm.registry import MODELS
 
@@ -324,6 +325,29 @@ def test_a_validation_shows_what_is_explained_and_the_checkpoint_where_the_teach
     beit_mm.reconstruct(checkpoint, out=tmp_path / 'x.png')
     assert Image.open(tmp_path / 'x.png').width > 3 * 160
     assert not [name for name in checkpoint.weights if 'target_generator' in name]
+
+
+@pytest.mark.parametrize(
+    'change',
+    [
+        lambda values: values | dict(layers='x'),
+        lambda values: values | dict(layers=1e30),
+        lambda values: values | dict(foo=1),
+        lambda values: values | dict(teacher='\x1b[31m\n' * 40),
+        lambda values: values | dict(teacher='ema'),  # the head predicts 24 features, the backbone has 32
+    ],
+)
+def test_what_a_file_says_of_its_teacher_is_one_line_if_it_does_not_fit(change, teacher, tmp_path):
+    built = MODELS.build(narrow_feature_model(teacher=teacher, head=dict(target_dims=24)))
+    weights = built.state_dict()
+    stored = change(dict(type='beit_mm.FeatureTargets', teacher=teacher))
+    meta = dict(beit_mm_format=1, architecture=dict(num_heads=built.backbone.num_heads))
+    meta |= dict(LEVELS, config_dict=dict(model=dict(target_generator=stored)))
+    path = tmp_path / 'features.pth'
+    torch.save(dict(state_dict=weights, meta=meta), path)
+    with pytest.raises((CheckpointError, FileNotFoundError)) as error:
+        beit_mm.reconstruct(path, out=tmp_path / 'x.png', **LEVELS)
+    assert str(path) in str(error.value) and '\n' not in str(error.value) and '\x1b' not in str(error.value)
 
 
 @pytest.mark.parametrize('size', [32, 29])  # the backbone pads
