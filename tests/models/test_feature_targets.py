@@ -184,6 +184,8 @@ def test_what_does_not_fit_is_said(teacher, tmp_path):
         model_of(teacher, dict(target_dims=32)).loss(make_inputs())
     with pytest.raises(ValueError, match='FeatureTargets .*predicts features'):
         MODELS.build(narrow_feature_model() | dict(head=dict(type='beit_mm.PixelRegressionHead', embed_dims=32)))
+    with pytest.raises(ValueError, match="loss.*'l2'"):
+        MODELS.build(dict(type='beit_mm.FeatureRegressionHead', embed_dims=32, target_dims=24, loss='l2'))
     with pytest.raises(ValueError, match='layers=1 .*CLIPTeacher'):
         FeatureTargets(dict(type='beit_mm.CLIPTeacher', name='x'), layers=1)
     with pytest.raises(ValueError, match='channels=.*ema'):
