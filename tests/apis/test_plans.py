@@ -1,6 +1,7 @@
 """Which images are held out, and what a plan says as a config."""
 
 import functools
+import itertools
 import math
 import os
 import re
@@ -53,6 +54,16 @@ def test_a_tenth_of_each_class_is_held_out_and_learned_from_never(tmp_path):
     images = split.list_folder(make_folder(tmp_path / 'odd', **{f'c{i}': 1 + i % 2 for i in range(20)}))
     train, _ = split.hold_out(images)
     assert {*train.names.values()} == {*images.names.values()}  # one image of each class is learned from
+
+
+@pytest.mark.parametrize(('length', 'number'), [(9, 2), (10, 3), (1000, 7), (20, 19), (7, 7), (5, 20), (0, 3)])
+def test_even_choices_leave_as_much_out_at_both_ends_and_as_much_between_any_two(length, number):
+    found = split.evenly(iter(range(length)), number)
+    assert len(found) == min(length, number) and found == sorted({*found})
+    left_out = [after - before - 1 for before, after in itertools.pairwise(found)]
+    assert max(left_out, default=0) - min(left_out, default=0) <= 1
+    if found:
+        assert abs(found[0] - (length - 1 - found[-1])) <= 1
 
 
 def test_val_beside_train_is_held_out(tmp_path):
