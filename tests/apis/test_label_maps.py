@@ -13,7 +13,7 @@ from PIL import Image
 
 import beit_mm
 from beit_mm import __main__ as command
-from beit_mm.apis import segmentation_report, training
+from beit_mm.apis import reports, segmentation_report, training
 from beit_mm.apis.split import LabelMaps, find_label_maps, write_lists
 from beit_mm.datasets import segmentation_folder
 from beit_mm.datasets.segmentation_folder import SegmentationFolder
@@ -326,6 +326,8 @@ def test_a_segmentor_its_report_and_its_labels_in_one_call(example, tmp_path, ca
     for name, iou in zip(CLASSES, ious, strict=True):
         assert f'| {name} | {iou:.1f} |' in report
     assert f'| mIoU on held-out images, % | {ious.mean():.1f} +- ' in report
+    (row,) = [line for line in report.splitlines() if reports.ROWS['patches'] in line]
+    assert 0 < float(row.split('|')[2].split()[0]) < 100
     for name in ('overlays', 'loss'):
         assert f'({name}.png)' in report and Image.open(run / f'{name}.png').width > 100
     command.main([str(word) for word in lines[0]])
