@@ -87,6 +87,21 @@ def test_targets_are_the_masks_read_bilinearly():
     assert counts.all()
 
 
+def test_points_count_where_no_pixel_that_they_read_is_ignored():
+    """At the centre of a pixel that is this pixel alone."""
+    labels = torch.randint(0, 3, (1, 4, 8))
+    ignored = torch.rand(1, 4, 8) < 0.3
+    labels[ignored] = IGNORED
+    y, x = torch.meshgrid((torch.arange(4) + 0.5) / 4, (torch.arange(8) + 0.5) / 8, indexing='ij')
+    centres = torch.stack([x, y], dim=-1).flatten(0, 1)
+    points, images, objects = torch.cat([centres, torch.rand(60, 2)])[None], torch.tensor([0]), torch.tensor([[2, 0]])
+    targets, counts = targets_at(labels, images, objects, points)
+    read = nn.functional.grid_sample(ignored[None].float(), 2 * points[:, None] - 1, align_corners=False)[:, 0, 0]
+    assert counts.equal((read == 0).float()) and 32 < counts.sum() + ignored.sum() < 92
+    assert counts[0, :32].equal(1 - ignored.flatten().float())
+    assert targets[0, :32, 0].equal((labels == 2).flatten().float()) and not targets[counts == 0].any()
+
+
 def test_what_is_ignored_changes_nothing():
     """Neither what the network says there, nor whether more of it is added."""
     labels = torch.randint(0, 3, (2, 12, 16))
