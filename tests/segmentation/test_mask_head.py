@@ -272,6 +272,24 @@ def test_every_parameter_learns_and_a_copy_has_blocks_of_its_own(where):
     assert all(parameter.grad is None for parameter in model.parameters())
 
 
+def test_joined_blocks_are_computed_twice_if_the_backbone_saves_memory_and_learn_the_same():
+    runs, gradients = [], []
+    for frugal in (False, True):
+        config = narrow_config('bias', 'backbone')
+        config.backbone.with_cp = frugal
+        torch.manual_seed(0)
+        with DefaultScope.overwrite_default_scope('mmseg'):
+            model = randomise(MODELS.build(config)).train()
+        block = model.backbone.blocks[-1]
+        block.norm1.register_forward_hook(lambda *_, frugal=frugal: runs.append(frugal))
+        images, labels = torch.randn(2, 3, 64, 64), torch.randint(0, CLASSES, (2, 64, 64))
+        sum(model.loss(images, samples(labels)).values()).backward()
+        gradients.append({name: parameter.grad for name, parameter in model.named_parameters()})
+    assert runs == [False, True, True]
+    for name, gradient in gradients[0].items():
+        torch.testing.assert_close(gradients[1][name], gradient, atol=1e-6, rtol=1e-4)
+
+
 def test_a_frozen_backbone_stays_under_a_decoder():
     config = narrow_config('bias', 'decoder')
     config.backbone.frozen_stages = 4
