@@ -12,7 +12,7 @@ from torch import Tensor
 
 from beit_mm.checkpoint.checkpoint import Checkpoint
 from beit_mm.checkpoint.convert import convert_checkpoint
-from beit_mm.checkpoint.names import convert_state_dict
+from beit_mm.checkpoint.names import ARCHITECTURES, convert_state_dict
 from beit_mm.errors import CheckpointError
 from beit_mm.features.extractor import FeatureExtractor
 from beit_mm.models.vit import BEiTBackbone
@@ -269,6 +269,14 @@ def test_heads_of_a_huge_vit_are_not_64_channels_wide(tmp_path):
     with torch.no_grad():
         found = BEiTBackbone.from_checkpoint(tmp_path / 'huge.pth')(images)[0]
         torch.testing.assert_close(found, peer.forward_features(images), atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize('arch', ARCHITECTURES)
+def test_named_architectures_are_timms(arch):
+    with torch.device('meta'):
+        peer = timm.create_model(f'vit_{arch}_patch{14 if arch == "huge" else 16}_224')
+    sizes = dict(embed_dims=peer.embed_dim, num_layers=len(peer.blocks), num_heads=peer.blocks[0].attn.num_heads)
+    assert ARCHITECTURES[arch] == sizes
 
 
 @pytest.mark.parametrize(('before', 'after'), [(14, 16), (16, 14), (16, 8)])
