@@ -171,12 +171,15 @@ def test_clip_is_a_teacher_in_the_compiled_step(tmp_path):
 def test_a_teacher_of_colours_sees_the_bands_that_it_is_given(teacher):
     backbone = dict(in_channels=5)
     levels = dict(data_preprocessor=dict(mean=[127.5] * 5, std=[127.5] * 5))
-    model = model_of(teacher, channels=[3, 1, 4], backbone=backbone, **levels)
+    model = model_of(teacher, channels=[3, 0, 4], backbone=backbone, **levels)
     bands, colours, inputs = torch.rand(3, 5, 32, 32), model_of(teacher), make_inputs()
     inputs.update(images=bands)
     found = model.target_generator.targets(inputs, inputs['positions'])
-    rgb = dict(inputs, images=bands[:, [3, 1, 4]])
+    rgb = dict(inputs, images=bands[:, [3, 0, 4]])
     assert torch.equal(found, colours.target_generator.targets(rgb, inputs['positions']))
+    for missing in (5, -1):
+        with pytest.raises(ValueError, match=f'channels=.*{missing}'):
+            model_of(teacher, channels=[3, 0, missing], backbone=backbone, **levels)
 
 
 def test_what_does_not_fit_is_said(teacher, tmp_path):
