@@ -12,8 +12,9 @@ Cost:    135 GFLOP an image forward and backward; 115 GPU hours of an A100 at 40
 
 Needs:   pip install transformers, and its CLIP from the network, or model.target_generator.teacher.name=FOLDER
 Follows: dBOT (arXiv 2209.03917) with this teacher: 85.7 ImageNet-1K top-1, 52.9 ADE20K mIoU. Not run here
-Differs: from dBOT in 300 epochs, an absolute position embedding and the recipe of pretrain_300e.py; from that in the
-         targets, in the head and in having one view
+Differs: from dBOT in 300 epochs, an absolute position embedding, the recipe of pretrain_300e.py, and the loss: with
+         CLIP dBOT has a cosine of features as they are (model.head.loss=cosine model.target_generator.normalize=False);
+         from pretrain_300e.py in the targets, in the head and in having one view
 """
 _base_ = [
     '../_base_/models/mim_base.py',

@@ -15,8 +15,8 @@ Steps:   90 epochs x 312 = 28,080 updates, 3,120 of them warm-up
 Data:    ImageNet-1K, 1,281,167 images
 Cost:    35 GFLOP an image forward and backward; 9.0 GPU hours of an A100 at 40 %
 
-Differs: from billpsomas/efficient-probing in bfloat16 instead of float16, in a classifier that computes in float32, in
-         crops by Pillow, and in 8 GPUs of 512 images. Not run here.
+Differs: from billpsomas/efficient-probing in bfloat16 instead of float16, in a classifier that computes in float32
+         and begins with weights of 0.01, in crops by Pillow, and in 8 GPUs of 512 images. Not run here.
 Options: One query: --cfg-options model.num_queries=1
 """
 _base_ = [

@@ -13,7 +13,9 @@ Cost:    1,161 GFLOP an image forward and backward; 1.6 GPU hours of an A100 at 
 
 Differs: from PMT (github.com/tue-mps/pmt), whose decoder, feature maps and rate these are, in the encoder (DINOv3), in
          the norms in front of the decoder (batch norm), in having no rotary positions, and in the schedule, which is
-         that of masks_512_ade20k_39k.py (a cosine of 16 epochs after a warm-up of 6,000 steps). Not run here.
+         that of masks_512_ade20k_39k.py (a cosine of 16 epochs after a warm-up of 6,000 steps, other annealing). Its
+         decoder's MLPs are as wide as the model (here four times), its feature maps pass an MLP (here a linear layer),
+         it has LayerScale, and sees class token and registers. Not run here.
 """
 _base_ = [
     '../_base_/models/masks_base.py',
