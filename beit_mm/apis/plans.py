@@ -537,9 +537,8 @@ def segmentation_settings(base: Config, images: Images, plan: Plan, lists: Path,
         pipelines[0] = [step for step in pipelines[0] if step['type'] != 'PhotoMetricDistortion']
     settings = dict(loaders(images, lists, plan, pipelines[:2]), tta_pipeline=pipelines[2])
     settings['val_dataloader'].update(batch_size=1)  # images differ in size
-    rate = base.optim_wrapper.optimizer.lr
-    if plan.head == 'linear' and plan.width <= NARROW and not plan.lora:
-        rate *= LINEAR_RATE
+    rate, is_narrow = base.optim_wrapper.optimizer.lr, plan.width <= NARROW
+    rate *= LINEAR_RATE if plan.head == 'linear' and is_narrow and not plan.lora else 1.0
     return dict(
         model=model,
         **settings,

@@ -418,7 +418,7 @@ class MultiScaleTTA(BaseTTAModel):
                 confidence = probability_of(label, mean)
             else:
                 label = mean.argmax(dim=0, keepdim=True)
-                confidence = share_of_highest(mean)
+                confidence = share_of_highest(mean) if self.module.gives_probabilities else mean.amax(dim=0)
             sample.pred_sem_seg = PixelData(data=label)  # 1, H, W
             sample.confidence = PixelData(data=confidence[None])
         return samples

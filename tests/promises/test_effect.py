@@ -100,7 +100,8 @@ PLANS = [
     (
         'finetune maps',
         '--head upernet',
-        'head config.model.backbone.out_indices config.model.neck config.model.decode_head',
+        'head config.model.backbone.out_indices config.model.neck config.model.decode_head '
+        'config.optim_wrapper.optimizer.lr',
     ),
     ('finetune', '--freeze 2', 'freeze config.model.backbone.frozen_stages'),
     (

@@ -75,7 +75,9 @@ def predict(tta: MultiScaleTTA, paths: list, ratios: tuple, short_side: int = CR
     for mean, sample in zip(merged, samples, strict=True):
         is_logit = len(mean) == 1 and not tta.module.gives_probabilities
         every = torch.cat([1 - mean, mean]) if is_logit else mean
-        probability = every.gather(0, sample.pred_sem_seg.data).clamp(max=1)  # queries of a mask head add up
+        probability = every.gather(0, sample.pred_sem_seg.data)
+        if tta.module.gives_probabilities:  # queries of a mask head add up
+            probability /= every.sum(dim=0).clamp(min=1)
         assert torch.equal(confidence_of(sample)[None], probability)
     return [(mean, sample.pred_sem_seg.data) for mean, sample in zip(merged, samples, strict=True)]
 
