@@ -131,6 +131,9 @@ class Record:
 def new_call(verb: str, images: str | Path, init: str | Path | None = None, **options: Any) -> Record:
     """The record of a call before anything is planned; minutes, steps or epochs become its length."""
     options = {name: value for name, value in options.items() if value is not None}
+    for name, words in dict(freeze=(ALL,), lora=(), batch=(), steps=(), workers=(), seed=()).items():
+        if name in options and options[name] not in words and type(options[name]) is not int:
+            raise UserError(f'{name} is {options[name]!r}; expected {" or ".join([*words, "a whole number"])}')
     limits = dict(minutes=(1e-3, 1e6), epochs=(1e-3, 1e6), steps=(MIN_STEPS, 10**9))
     units = [unit for unit in limits if unit in options]
     if len(units) > 1:
@@ -153,9 +156,6 @@ def new_call(verb: str, images: str | Path, init: str | Path | None = None, **op
         check_choice('head', options['head'], HEADS)
     if {'lora', 'freeze'} <= {*options}:
         raise UserError('--lora and --freeze are both given; expected one: by --lora the whole backbone is frozen')
-    for name, words in dict(freeze=(ALL,), lora=()).items():
-        if name in options and options[name] not in words and type(options[name]) is not int:
-            raise UserError(f'{name} is {options[name]!r}; expected {" or ".join([*words, "a whole number"])}')
     options['levels'] = given_levels(**options.get('levels', {})) or None
     options['length'] = next((Length(options.pop(unit), unit) for unit in units), None)
     return Record(verb, str(Path(images).expanduser().resolve()), None if init is None else lasting(init), **options)
