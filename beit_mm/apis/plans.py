@@ -58,7 +58,7 @@ HEADS = dict(  # of a segmentor: configs to build on, for narrow and for wide mo
 )
 NARROW_HEAD, WIDE_HEAD = 'linear', 'upernet'  # unless the call names one: what was best, see docs/results.md
 LORA_RATE = 2.0  # times the recipe's learning rate, for all layers alike
-LINEAR_RATE = 4.0  # the same of a narrow segmentor with a linear layer, whose recipe is UperNet's
+LINEAR_RATE = 4.0  # the same of a narrow segmentor with a linear layer that is trained as a whole
 RANDOM_RATE = 1e-3  # learning rate of a classifier that begins with random weights
 
 
@@ -537,8 +537,8 @@ def segmentation_settings(base: Config, images: Images, plan: Plan, lists: Path,
         pipelines[0] = [step for step in pipelines[0] if step['type'] != 'PhotoMetricDistortion']
     settings = dict(loaders(images, lists, plan, pipelines[:2]), tta_pipeline=pipelines[2])
     settings['val_dataloader'].update(batch_size=1)  # images differ in size
-    rate, is_narrow = base.optim_wrapper.optimizer.lr, plan.width <= NARROW
-    rate *= LINEAR_RATE if plan.head == 'linear' and is_narrow and not plan.lora else 1.0
+    rate, is_whole = base.optim_wrapper.optimizer.lr, (plan.lora, plan.frozen) == (None, None)
+    rate *= LINEAR_RATE if plan.head == 'linear' and plan.width <= NARROW and is_whole else 1.0
     return dict(
         model=model,
         **settings,

@@ -45,7 +45,7 @@ WAITS_FOR_IMAGES = (
     'Reading images limits the training: {:.0%} of the time is spent waiting for them. More workers or smaller copies '
     'of the images (tools/datasets/resize_images.py) help.'
 )
-
+AT_LEAST = f'It makes at least {MIN_STEPS} steps, however few the minutes.'
 FEW_PASSES = 5  # over the images: then a head on frozen features was better
 FREEZE = (
     'Each image was seen {:.1f} times. With so few passes `--freeze all` was better: "What pays" in docs/own_images.md.'
@@ -340,7 +340,7 @@ class Run:
             [('on held-out images', 'value +- one standard error'), *rows],
             report.helped,
             WAITS_FOR_IMAGES.format(measured['waiting']) if measured['waiting'] > 0.5 else '',
-            f'It makes at least {MIN_STEPS} steps, however few the minutes.' if measured['steps'] == MIN_STEPS else '',
+            AT_LEAST if 'seconds' in measured and measured['steps'] == MIN_STEPS else '',
             self.advice_on_passes(images, measured['steps']),
             self.plan.assumed,
             *report.paragraphs,

@@ -192,7 +192,7 @@ def load_from_file(filename: str, map_location: object = None) -> dict[str, Any]
         checkpoint = Checkpoint.open(filename)
     except FileNotFoundError as error:
         raise FileNotFoundError(
-            f'{str(error).rstrip(".")}. Configs name it as init_cfg.checkpoint or load_from'
+            f'{str(error).rstrip(".")}. If a config names it: init_cfg.checkpoint or load_from'
         ) from None
     state_dict: Any = checkpoint.state_dict
     format = state_dict._metadata[''][ORIGIN]['format']

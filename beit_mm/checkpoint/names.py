@@ -169,7 +169,8 @@ def convert_state_dict(
     weights = {name: tensor for name, tensor in bare_names(state_dict).items() if not name.endswith(INDEX)}
     source = source or detect_format(weights)
     if source is None:
-        advice = "; of LoRA take the run's result, finetuned.pth" if any('.lora_' in name for name in weights) else ''
+        of_lora = any('.lora_' in name for name in weights)
+        advice = '; they are of LoRA: take finetuned.pth of the run, or its config' if of_lora else ''
         raise CheckpointError(f'holds no weights of a BEiT or plain ViT; its tensors are {preview(weights)}{advice}')
     ours, dropped = _to_ours(weights, source, grid)
     if target == 'beit_mm':

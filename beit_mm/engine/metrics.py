@@ -228,18 +228,23 @@ class CalibratedAccuracy(Accuracy):
         self.present_only, self.bins = present_only, bins
 
     def compute_metrics(self, results: list[dict]) -> dict[str, float]:
-        from torchmetrics.functional.classification import multiclass_calibration_error
+        from torchmetrics.functional.classification import binary_calibration_error
 
-        scores = torch.stack([result['pred_score'] for result in results])  # N, classes
+        scores = torch.stack([result['pred_score'] for result in results]).float()  # N, classes
         labels = torch.cat([result['gt_label'] for result in results])  # N
+        if not scores.isfinite().all():
+            raise UserError('the classifier gives probabilities that are not finite')
         if self.present_only:
             present, labels = labels.unique(return_inverse=True)
-            scores = scores[:, present] / scores[:, present].sum(dim=1, keepdim=True)
-        if scores.shape[1] < (least := max(2, *self.topk)):
+            scores = scores[:, present]
+            scores = scores / scores.sum(dim=1, keepdim=True).clamp(min=torch.finfo(torch.float32).tiny)
+        if scores.shape[1] < max(self.topk):
             found = f'the best {max(self.topk)} of {scores.shape[1]} classes'
-            raise UserError(f'{found}; expected images of at least {least}, a lower topk, or no present_only')
+            raise UserError(f'{found} that the images have; lower topk, or leave present_only out')
         rows = [dict(pred_score=score, gt_label=label[None]) for score, label in zip(scores, labels, strict=True)]
-        error = multiclass_calibration_error(scores, labels, scores.shape[1], n_bins=self.bins)
+        confidence, answer = scores.max(dim=1)
+        confidence = confidence.clamp(max=1 - 1e-7)  # 1 would have a bin of its own
+        error = binary_calibration_error(confidence, (answer == labels).long(), n_bins=self.bins)
         return super().compute_metrics(rows) | dict(calibration_error=100 * error.item())
 
 

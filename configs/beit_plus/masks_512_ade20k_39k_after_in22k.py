@@ -15,9 +15,9 @@ Data:    ADE20K, 20,210 images, 31.0 times
 Cost:    990 GFLOP an image forward and backward; 1.4 GPU hours of an A100 at 40 %
 
 Differs: from EoMT (arXiv 2503.19108), whose head and recipe these are, in the pretraining, in one warm-up of 1,500
-         steps in place of two, in drop path, in a rate of the blocks that is lower by one decay, in having no weight
-         decay on norms, biases and embeddings, in bfloat16 instead of float16, and in the windows' stride. The cost
-         leaves out the points of the loss and the matching, for which the host waits. Not run here.
+         steps in place of two, in drop path, in rates of the blocks that are lower by one factor of the layer decay, in
+         having no weight decay on norms, biases and embeddings, in bfloat16 instead of float16, and in the windows'
+         stride. The cost leaves out the points of the loss and the matching, for which the host waits. Not run here.
 """
 _base_ = [
     '../_base_/models/masks_base.py',

@@ -23,7 +23,7 @@ from beit_mm import __main__ as command
 from beit_mm.apis import split, training
 from beit_mm.apis.inferencers import ClassificationInferencer, SegmentationInferencer
 from beit_mm.checkpoint.checkpoint import Checkpoint
-from beit_mm.errors import UserError
+from beit_mm.errors import CheckpointError, UserError
 from beit_mm.features import evaluation
 from beit_mm.models import BEiTBackbone
 from beit_mm.registry import MODELS
@@ -164,6 +164,14 @@ def test_a_checkpoint_of_the_run_is_exported_as_plain_layers(kind, runs, tmp_pat
     expected, before = logits(content['state_dict']), logits(torch.load(last(run), weights_only=True)['state_dict'])
     torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
     assert (expected - before).abs().max() > 1e-2
+
+
+def test_a_checkpoint_of_the_run_or_its_result_in_place_of_the_other_is_refused_with_what_to_take(runs):
+    run = runs['classes']
+    with pytest.raises(CheckpointError, match='finetuned.pth'):
+        BEiTBackbone.from_checkpoint(last(run))
+    with pytest.raises(CheckpointError, match='LoRA'):
+        unmerged(run, torch.load(run / 'finetuned.pth', weights_only=True)['state_dict'])
 
 
 def test_a_resumed_run_equals_one_that_was_not_interrupted(runs, folders, base, tmp_path, monkeypatch):

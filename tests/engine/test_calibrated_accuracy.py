@@ -18,7 +18,7 @@ def calibration_error(probabilities: Tensor, labels: Tensor, bins: int) -> float
     rows: dict[int, list[tuple[float, bool]]] = {}
     for row, label in zip(probabilities.double(), labels.tolist(), strict=True):
         confidence = row.max().item()
-        rows.setdefault(int(confidence * bins), []).append((confidence, row.argmax().item() == label))
+        rows.setdefault(min(int(confidence * bins), bins - 1), []).append((confidence, row.argmax().item() == label))
     gaps = [abs(sum(confidence for confidence, _ in row) - sum(hit for _, hit in row)) for row in rows.values()]
     return 100 * sum(gaps) / len(labels)
 
@@ -49,13 +49,23 @@ def test_some_classes_are_scored_as_a_classifier_of_these_alone(present, bins):
     assert found['accuracy/calibration_error'] == pytest.approx(expected, abs=1e-3) and expected > 1
 
 
-@pytest.mark.parametrize(('labels', 'topk'), [([1], 1), ([1, 4, 5], (1, 5))])
-def test_too_few_classes_are_said(labels, topk):
+@pytest.mark.parametrize(
+    ('labels', 'topk', 'score', 'named'), [([1, 4, 5], (1, 5), 0.1, 'topk'), ([1, 4, 5], 1, float('nan'), 'finite')]
+)
+def test_what_cannot_be_scored_is_said(labels, topk, score, named):
     metric = METRICS.build(dict(type='beit_mm.CalibratedAccuracy', topk=topk, present_only=True))
-    scores = torch.full((CLASSES,), 1 / CLASSES)
+    scores = torch.full((CLASSES,), score)
     metric.process({}, [DataSample().set_gt_label(label).set_pred_score(scores).to_dict() for label in labels])
-    with pytest.raises(UserError, match='topk'):
+    with pytest.raises(UserError, match=named):
         metric.evaluate(len(labels))
+
+
+def test_certain_answers_share_the_last_bin_with_nearly_certain_ones():
+    """20 answers of one bin: half of them right at 0.95, half wrong at 1."""
+    rows = [(1, [0.05, 0.95])] * 10 + [(1, [1.0, 0.0])] * 10
+    metric = METRICS.build(dict(type='beit_mm.CalibratedAccuracy'))
+    metric.process({}, [DataSample().set_gt_label(y).set_pred_score(torch.tensor(row)).to_dict() for y, row in rows])
+    assert metric.evaluate(20)['accuracy/calibration_error'] == pytest.approx(47.5, abs=1e-3)
 
 
 def test_all_classes_are_scored_by_default():
