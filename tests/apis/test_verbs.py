@@ -85,6 +85,7 @@ def test_a_run_leaves_weights_pictures_and_a_report_and_says_when_it_is_finished
     report, page = (run / 'report.md').read_text(), (run / 'report.html').read_text()
     for text in ('Verdict: ', 'mim_loss', 'position_entropy', '| random weights |', '| thumbnails |'):
         assert text in report
+    assert training.AT_LEAST not in report  # three steps were asked for, not minutes
     for name in ('reconstruction', 'neighbours', 'loss'):
         assert f'({name}.png)' in report and f'src="{name}.png"' in page and Image.open(run / f'{name}.png').width > 100
     train, held_out = ({*(run / f'lists/{name}.txt').read_text().splitlines()} for name in ('train', 'held_out'))
