@@ -109,7 +109,7 @@ PLANS = [
         '--freeze all',
         'freeze config.model.backbone.frozen_stages config.train_cfg.type config.train_dataloader',
     ),
-    ('finetune maps', '--freeze all', 'freeze config.model.backbone.frozen_stages'),
+    ('finetune maps', '--freeze all', 'freeze config.model.backbone.frozen_stages config.optim_wrapper.optimizer.lr'),
     ('finetune', '--balance', 'balance config.train_dataloader.dataset'),
     ('finetune maps', '--reduce-zero-label', 'reduce_zero_label'),  # as classes.txt shows already
     ('finetune maps', '--keep-zero-label', 'an error'),
