@@ -537,8 +537,9 @@ def segmentation_settings(base: Config, images: Images, plan: Plan, lists: Path,
         pipelines[0] = [step for step in pipelines[0] if step['type'] != 'PhotoMetricDistortion']
     settings = dict(loaders(images, lists, plan, pipelines[:2]), tta_pipeline=pipelines[2])
     settings['val_dataloader'].update(batch_size=1)  # images differ in size
-    rate, is_whole = base.optim_wrapper.optimizer.lr, (plan.lora, plan.frozen) == (None, None)
-    rate *= LINEAR_RATE if plan.head == 'linear' and plan.width <= NARROW and is_whole else 1.0
+    rate, tunes_all = base.optim_wrapper.optimizer.lr, plan.lora is None and plan.frozen is None
+    if plan.head == 'linear' and plan.width <= NARROW and tunes_all:
+        rate *= LINEAR_RATE
     return dict(
         model=model,
         **settings,

@@ -166,7 +166,8 @@ def _hf_config(weights: Mapping[str, Tensor], meta: Mapping[str, Any]) -> dict[s
         numbers = [block + 2 for block in blocks]
         if max(numbers) > depth:
             warn('transformers has no place for the output of the last block, which this segmentor uses: logits differ')
-        config['out_indices'] = blocks if max(numbers) > depth else numbers
+            numbers = blocks
+        config['out_indices'] = numbers
         config['use_auxiliary_head'] = 'auxiliary_head.conv_seg.weight' in weights
         if config['use_auxiliary_head']:
             convs = [name for name in weights if re.fullmatch(r'auxiliary_head\.convs\..*\.conv\.weight', name)]

@@ -207,7 +207,8 @@ class Predictions(BaseMetric):
 class CalibratedAccuracy(Accuracy):
     """mmpretrain's Accuracy and the expected calibration error of a classifier, for tests of its robustness.
 
-    The error is the mean distance between confidence and accuracy, over bins of the confidence (Guo et al. 2017).
+    The error is the mean distance between confidence and accuracy, over bins of the confidence.
+    Source: Guo et al. (arXiv 1706.04599), equation 3.
 
     Args:
         present_only: choose among the classes of the tested images alone, as ImageNet-A and ImageNet-R are scored;

@@ -85,7 +85,7 @@ def test_overlays_of_large_images_are_small_before_they_are_floats(tmp_path, mon
 
 @pytest.mark.parametrize('correct', [80, 0])
 def test_confused_classes_are_the_pairs_with_the_highest_share_of_a_class(correct):
-    """Of a class's pixels, however many there are; what is right is no confusion, and neither is what never happens."""
+    """Shares are of the class's own pixels. Right answers, and pairs that never occur, are left out."""
     counts = torch.diag(torch.full((4,), float(correct)))  # sky is rare, sea is never taken for something else
     counts[0, 1], counts[1, 0], counts[1, 2] = 20, 120, 200
     said = segmentation_report.confused(counts, ('sky', 'road', 'tree', 'sea'))

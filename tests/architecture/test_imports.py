@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 from helpers import ROOT
 
-MAX_LINES = 556  # of a file, to be read in one sitting
+MAX_LINES = 557  # of a file, to be read in one sitting
 MAX_FILES = 72
 MAX_TOTAL = 16205  # lines of the package; CHANGELOG names what grows
 # pyproject.toml's dependencies by import name, with what mmcv and mmengine bring; then what a function can do without.
