@@ -156,7 +156,7 @@ def new_call(verb: str, images: str | Path, init: str | Path | None = None, **op
         check_choice('head', options['head'], HEADS)
     if {'lora', 'freeze'} <= {*options}:
         raise UserError('--lora and --freeze are both given; expected one: by --lora the whole backbone is frozen')
-    options['levels'] = given_levels(**options.get('levels', {})) or None
+    options['levels'] = given_levels(options.pop('mean', None), options.pop('std', None)) or None
     options['length'] = next((Length(options.pop(unit), unit) for unit in units), None)
     return Record(verb, str(Path(images).expanduser().resolve()), None if init is None else lasting(init), **options)
 

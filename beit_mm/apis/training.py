@@ -24,7 +24,7 @@ from beit_mm.apis.rebuild import TOKENIZER, merged, own_tokenizer
 from beit_mm.apis.reports import Metric, Report
 from beit_mm.apis.segmentation_report import describe_segmentation
 from beit_mm.apis.split import Images, LabelMaps, find_images, find_label_maps, write_lists
-from beit_mm.checkpoint.checkpoint import Checkpoint
+from beit_mm.checkpoint.checkpoint import Checkpoint, Levels
 from beit_mm.checkpoint.read import write_checkpoint
 from beit_mm.engine.checkpoints import RUN_FILE, CheckpointHook
 from beit_mm.engine.logs import ProgressHook, TerminalRunner
@@ -64,7 +64,8 @@ def pretrain(
     workers: int | None = None,
     batch: int | None = None,
     seed: int | None = None,
-    **levels: Any,
+    mean: Levels = None,
+    std: Levels = None,
 ) -> Path:
     """Pretrains a BEiT on a folder of images and ignores labels. The same call resumes an unfinished run.
 
@@ -82,13 +83,13 @@ def pretrain(
         workers: processes that read images.
         batch: images per step.
         seed: for every random choice, by default 0.
-        levels: `mean` and `std` of the images, pixels 0-255; by default from `init`, ImageNet's for random weights.
+        mean, std: of the images, pixels 0-255; by default from `init`, ImageNet's for random weights.
 
     Returns:
         The pretrained weights, `<out>/pretrained.pth`; pictures and report.md lie beside them.
     """
-    options: dict[str, Any] = dict(minutes=minutes, steps=steps, workers=workers, batch=batch, seed=seed, levels=levels)
-    options |= dict(tokenizer_option=tokenizer, targets=targets, teacher=teacher)
+    options: dict[str, Any] = dict(minutes=minutes, steps=steps, workers=workers, batch=batch, seed=seed)
+    options |= dict(tokenizer_option=tokenizer, targets=targets, teacher=teacher, mean=mean, std=std)
     with quiet():
         return Run(new_call('pretrain', images, init, **options), out).run()
 
@@ -108,13 +109,14 @@ def finetune(
     lora: int | None = None,
     freeze: int | str | None = None,
     head: str | None = None,
-    **levels: Any,
+    mean: Levels = None,
+    std: Levels = None,
 ) -> Path:
     """Fine-tunes a pretrained BEiT: into a classifier from class folders, or a segmentor from label maps.
 
     Args:
         images: folder with one folder per class, or with images and label maps, see `find_label_maps`.
-        out, workers, batch, seed, levels: as for `pretrain`.
+        out, workers, batch, seed, mean, std: as for `pretrain`.
         init: checkpoint of any BEiT or plain ViT, or the folder of a run; 'none' for random weights; by default 'demo',
             on a GPU DINOv2 if it fits the memory and can be had.
         minutes: wall-clock time of the whole run, by default 15.
@@ -132,7 +134,7 @@ def finetune(
         The weights, `<out>/finetuned.pth`, for `classify` or `segment`.
     """
     options: dict[str, Any] = dict(minutes=minutes, epochs=epochs, workers=workers, batch=batch, seed=seed)
-    options |= dict(levels=levels, reduce_zero_label=reduce_zero_label, balance=balance or None)
+    options |= dict(reduce_zero_label=reduce_zero_label, balance=balance or None, mean=mean, std=std)
     options |= dict(lora=lora, freeze=freeze, head=head)
     options['bands'] = bands if isinstance(bands, str | None) else [*bands]
     with quiet():
