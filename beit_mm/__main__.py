@@ -63,12 +63,12 @@ def parser() -> argparse.ArgumentParser:
     length = add_training(verb, 'folder with one folder a class; or with images/, annotations/ and classes.txt')
     add_zero_label(verb)
     verb.add_argument('--balance', action='store_true', help='show images of small class folders more often')
-    bands = 'of images with label maps, counted from 0 (default: all if RGB would lose some)'
-    verb.add_argument('--bands', type=bands_of, metavar='all|B,B,...', help=bands)
+    which = 'of images with label maps, counted from 0 (default: all if RGB would lose some)'
+    verb.add_argument('--bands', type=bands, metavar='all|B,B,...', help=which)
     lora = 'train matrices of this rank beside the layers of the frozen backbone'
     verb.add_argument('--lora', type=int, metavar='RANK', help=lora)
     freeze = 'do not train the first N blocks, or all: then a classifier is fitted to features computed once'
-    verb.add_argument('--freeze', type=blocks_of, metavar='all|N', help=freeze)
+    verb.add_argument('--freeze', type=blocks, metavar='all|N', help=freeze)
     heads = 'upernet', 'setr_pup', 'masks', 'masks_decoder', 'linear'
     verb.add_argument('--head', choices=heads, help='of a segmentor (default: linear; upernet if wider than 192)')
     length.add_argument('--epochs', type=float, help='instead of minutes; times through the images')
@@ -129,15 +129,11 @@ def parser() -> argparse.ArgumentParser:
     return top
 
 
-def bands_of(text: str) -> str | list[int]:
-    if text != 'all' and not text.replace(',', '').isdecimal():
-        raise argparse.ArgumentTypeError(f'{text!r}; expected all, or numbers of bands such as 3,2,1')
+def bands(text: str) -> str | list[int]:
     return text if text == 'all' else [int(band) for band in text.split(',')]
 
 
-def blocks_of(text: str) -> str | int:
-    if text != 'all' and not text.isdecimal():
-        raise argparse.ArgumentTypeError(f'{text!r}; expected all, or a number of blocks')
+def blocks(text: str) -> str | int:
     return text if text == 'all' else int(text)
 
 
