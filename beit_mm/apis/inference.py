@@ -84,14 +84,11 @@ def classify(
         opened = Checkpoint.open(checkpoint, 'classifier' if labelled is None else 'pretrained', mean=mean, std=std)
         if labelled is not None:
             results = classify_by_neighbours(opened, images, labelled)
-        elif opened.task == 'classification':
+        else:
             classifier = ClassificationInferencer(opened)
             sources = list(classifier.reader.sources(images))
             found = classifier.reader.results(sources, classifier.predict, 32, on_error='skip')
             results = list(with_bar(found, len(sources)))
-        else:
-            advice = 'give --labelled FOLDER with one folder a class, or fine-tune it first: python -m beit_mm finetune'
-            raise UserError(f'{opened} holds weights for {opened.task}, not for classification; {advice}')
     if min_confidence is not None:
         write_results(folder / 'classes.csv', results)
         link_images(folder, results, min_confidence)
@@ -227,9 +224,6 @@ def segment(
             return write_maps(results, meta['classes'], meta['palette'], folder, min_confidence)
         if short_side is not None or reduce_zero_label is not None:
             raise UserError('--short-side and --keep-zero-label only apply to --labelled FOLDER; give that too')
-        if opened.task != 'segmentation':
-            advice = 'give --labelled FOLDER with images/, annotations/ and classes.txt, or fine-tune it on them first'
-            raise UserError(f'{opened} holds weights for {opened.task}, not for segmentation; {advice}')
         segmentor = SegmentationInferencer(opened, multi_scale=multi_scale, max_pixels=max_pixels)
         sources = list(segmentor.reader.sources(images))
         results = with_bar(segmentor(sources, on_error='skip', return_images=True), len(sources))

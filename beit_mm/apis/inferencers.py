@@ -12,12 +12,14 @@ from mmengine.device import get_device
 from beit_mm.apis.rebuild import ConfigInput, rebuild
 from beit_mm.checkpoint.checkpoint import Checkpoint, CheckpointInput, Levels
 from beit_mm.engine.metrics import TOP, describe
+from beit_mm.errors import CheckpointError
 from beit_mm.features.extractor import Device, ImageInput
 from beit_mm.precision import inference_autocast
 
 
 class Inferencer:
-    task: str
+    task: str  # what it builds
+    for_task: str  # what its weights are for, see `Checkpoint.task`
 
     def __init__(
         self,
@@ -31,6 +33,9 @@ class Inferencer:
         std: Levels = None,
     ):
         opened = Checkpoint.open(checkpoint, self.task, mean=mean, std=std)
+        if config is None and opened.task != self.for_task:
+            found = f'{opened} holds weights for {opened.task}, not for {self.for_task}'
+            raise CheckpointError(f'{found}; give --labelled FOLDER, or fine-tune it first')
         built = rebuild(opened, self.task, config, multi_scale, max_pixels)
         self.device = torch.device(device or get_device())
         self.model = built.model.to(self.device)
@@ -60,7 +65,7 @@ class ClassificationInferencer(Inferencer):
     numbers. Without a test pipeline it takes the middle of an image in the model's size.
     """
 
-    task = 'classifier'
+    task, for_task = 'classifier', 'classification'
 
     def __call__(
         self, images: ImageInput | Sequence[ImageInput], batch_size: int = 32, top: int = TOP, on_error: str = 'raise'
@@ -92,7 +97,7 @@ class SegmentationInferencer(Inferencer):
     colours, [red, green, blue] of 0-255.
     """
 
-    task = 'segmentor'
+    task, for_task = 'segmentor', 'segmentation'
 
     def __call__(
         self, images: ImageInput | Sequence[ImageInput], on_error: str = 'raise', return_images: bool = False
