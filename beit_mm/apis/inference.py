@@ -107,11 +107,7 @@ def check_confidence(least: float, existing: Sequence[Path]) -> None:
 
 def link_images(folder: Path, results: Sequence[dict[str, Any]], least: float) -> None:
     """Links to the images of `classify` whose class is at least so probable, in one folder a class."""
-    read = [result for result in results if 'error' not in result]
-    sure = [result for result in read if result['scores'][0][1] >= least]
-    if read and not sure:
-        surest = max(result['scores'][0][1] for result in read)
-        raise UserError(f'no class of {len(read)} images is so probable, at most {surest:.3f}; lower --min-confidence')
+    sure = [result for result in results if 'error' not in result and result['scores'][0][1] >= least]
     labels = defaultdict(set)
     for result in sure:
         labels[result['name']].add(result['label'])
@@ -302,10 +298,6 @@ def write_maps(
             (folder / 'images' / name).with_suffix(Path(path).suffix).symlink_to(Path(path).resolve())
     with atomic_file(folder / 'confidence.csv') as file:
         file.write(os.fsencode(csv_text(['path', 'labels', 'confidence'], rows)))
-    found = [result for result in written if 'labelled' in result]
-    if found and not any(result['labelled'] for result in found):
-        mean = max(result['confidence'] for result in found)
-        raise UserError(f'no pixel is so sure, those of the surest image {mean:.3f} on average; lower --min-confidence')
     return written
 
 
