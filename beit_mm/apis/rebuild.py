@@ -12,7 +12,6 @@ import numpy as np
 import torch
 from mmengine.config import Config, ConfigDict
 from mmengine.registry import DefaultScope
-from mmpretrain.models import ImageClassifier
 from torch import nn
 
 from beit_mm.apis import stored_config
@@ -236,19 +235,15 @@ def built_reader(pipeline: Sequence[dict], model: nn.Module) -> ImageReader:
     return ImageReader([load, *(TRANSFORMS.build(step) for step in prepare)])
 
 
-def number_of_classes(model: nn.Module, task: str) -> int:
-    """Number of classes of a classifier or segmentor; UserError for a model of another task."""
+def number_of_classes(model: Any, task: str) -> int:
+    """Number of classes of a classifier or segmentor; UserError for a probe that gives several predictions."""
     if task == 'segmentor':
-        from mmseg.models import EncoderDecoder
-
-        if isinstance(model, EncoderDecoder):
-            return model.decode_head.num_classes
-    elif isinstance(model, LinearProbe):
-        if len(model.layers) == 1:
-            return model.num_classes
-    elif isinstance(model, ImageClassifier) and hasattr(model.head, 'num_classes'):
+        return model.decode_head.num_classes
+    if not isinstance(model, LinearProbe):
         return model.head.num_classes
-    raise UserError(f'a {type(model).__name__} is not a {task} with a single prediction')
+    if len(model.layers) > 1:
+        raise UserError(f'the probe has {len(model.layers)} layers, each with its prediction; expected one')
+    return model.num_classes
 
 
 def weights_of_test(checkpoint: Checkpoint) -> dict[str, Any]:

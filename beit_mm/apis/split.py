@@ -238,11 +238,12 @@ def find_label_maps(
         few = f'{len(train.names)} images with label maps in {str(root)!r}; {least} or more are needed'
         raise UserError('; '.join([few, *notes]))
     numbered = table_numbers(root / 'classes.txt') if names else None
+    if reduce_zero_label is not None and (colours or numbered):
+        has = 'colours' if colours else 'numbers'
+        raise UserError(f'classes.txt has {has}; leave out --reduce-zero-label and --keep-zero-label')
     if names and colours:
-        classes, values, meaning = choose_colours(pixels, names, colours, reduce_zero_label)
+        classes, values, meaning = choose_colours(pixels, names, colours)
     elif names and numbered:
-        if reduce_zero_label is not None:
-            raise UserError('classes.txt has numbers; leave out --reduce-zero-label and --keep-zero-label')
         classes, values, meaning = [*names], numbered, f'{len(names)} classes of classes.txt, with its numbers'
     else:
         classes, values, meaning = choose_labels(numbers, names, reduce_zero_label)
@@ -391,11 +392,9 @@ def find_pairs(
 
 
 def choose_colours(
-    pixels: Counter[int], names: Sequence[str], colours: Sequence[Sequence[int]], reduce_zero_label: bool | None
+    pixels: Counter[int], names: Sequence[str], colours: Sequence[Sequence[int]]
 ) -> tuple[list[str], list[int], str]:
     """Like `choose_labels`, for label maps by colour; `pixels` counts the `colour_numbers`."""
-    if reduce_zero_label is not None:
-        raise UserError('classes.txt has colours; leave out --reduce-zero-label and --keep-zero-label (for numbers)')
     values = colour_numbers(colours).tolist()
     others = Counter({number: count for number, count in pixels.items() if number not in values})
     if others == pixels:
