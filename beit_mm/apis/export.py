@@ -232,17 +232,10 @@ class ResamplingBackbone(BEiTBackbone):
         tokens = torch.cat([torch.zeros(1, source), torch.eye(source)])[None]  # 1, 1 + source, source
         return resize_position_embedding(tokens, (source, 1), (target, 1), self.interpolate_mode)[0, 1:]
 
-    def embed(self, images: Tensor, mask: Tensor | None) -> tuple[Tensor, Grid, Tensor | None]:
-        x, grid = self.patch_embed(images)  # B, h*w, C
-        cls_token = self.cls_token
-        if self.pos_embed is not None:
-            table = self.pos_embed[0, 1:].unflatten(0, self.grid).permute(2, 0, 1)  # C, h', w'
-            x = x + resample(table, self.resamplings, grid).flatten(1).t()
-            cls_token = cls_token + self.pos_embed[:, :1]
-        x = self.insert_registers(torch.cat([cls_token.expand(x.shape[0], -1, -1), x], dim=1))
-        if self.rel_pos_bias is None:
-            return x, grid, None
-        return x, grid, self.rel_pos_bias(grid, x.dtype, self.num_prefix_tokens)
+    def position_embedding(self, grid: Grid) -> Tensor:
+        table = self.pos_embed[0, 1:].unflatten(0, self.grid).permute(2, 0, 1)  # C, h', w'
+        of_patches = resample(table, self.resamplings, grid).flatten(1).t()  # h*w, C
+        return torch.cat([self.pos_embed[:, :1], of_patches[None]], dim=1)
 
 
 class ResamplingAttention(Attention):
