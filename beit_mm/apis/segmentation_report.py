@@ -148,8 +148,7 @@ def describe_segmentation(
     table = [['class', 'IoU, %', 'by position and colour, %', 'pixels']]
     columns = tested.ious('mIoU')[0], tested.ious('position_colour')[0], counts.sum(dim=1)
     for name, *ious, pixels in zip(images.classes, *columns, strict=True):
-        cells = ['-' if math.isnan(iou) else f'{iou:.1f}' for iou in ious]
-        table.append([name, *cells, f'{pixels:,.0f}'])
+        table.append([name, *map(reports.percentage, ious), f'{pixels:,.0f}'])
     unseen = [images.classes[label] for label in images.unseen]
     colours = 'colours' if images.bands is None else 'colours (bands 1 to 3)'
     paragraphs = [
