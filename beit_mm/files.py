@@ -83,11 +83,3 @@ def config_folders() -> list[Path]:
     """Where configs lie: in the checkout, and in the installed package."""
     package = Path(__file__).resolve().parent
     return [folder for folder in (package.parent / 'configs', package / '.mim/configs') if folder.is_dir()]
-
-
-def folder_of_images(path: str | Path) -> Path:
-    """An existing folder, with links and `~` resolved; FileNotFoundError if there is none."""
-    folder = Path(path).expanduser().resolve()
-    if not folder.is_dir():
-        raise FileNotFoundError(f'{str(path)!r} is not a folder; expected a folder of images')
-    return folder

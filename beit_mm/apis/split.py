@@ -26,7 +26,7 @@ from beit_mm.datasets.segmentation_folder import (
     read_labels,
 )
 from beit_mm.errors import UserError, warn
-from beit_mm.files import atomic_file, folder_of_images, quoted
+from beit_mm.files import atomic_file, quoted
 from beit_mm.terminal import with_bar
 
 HELD_OUT = 0.1  # share of the images, if no folder `val` lies beside `train`
@@ -114,7 +114,7 @@ def find_images(folder: str | Path) -> Images:
 
 def training_folder(folder: str | Path) -> Path:
     """The `train` in a folder that also holds `val`, or nothing else but `test`; otherwise the folder itself."""
-    root = folder_of_images(folder)
+    root = Path(folder).expanduser().resolve(strict=True)
     folders = subfolders(root)
     train = next((name for name in TRAINING if name in folders), '')
     return root / train if folders & {*VALIDATION} or folders <= {train, *TESTING} else root
@@ -217,7 +217,7 @@ def find_label_maps(
     Raises:
         UserError: images and maps do not fit together, or nothing shows what 0 means.
     """
-    root = folder_of_images(folder)
+    root = Path(folder).expanduser().resolve(strict=True)
     least = 1 if whole else MIN_PAIRS
     folders = find_folders(root, least)
     if not folders:

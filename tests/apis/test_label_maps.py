@@ -107,7 +107,7 @@ MISTAKES: dict[str, tuple[Callable[[Path], object], str]] = {
     'all ignored': (lambda f: change(f, lambda a: a * 0 + 255), 'every pixel is 255'),
     'all unlabelled': (lambda f: change(f, lambda a: a * 0), 'hold 0 to 0, .* names 3 classes: what is 0'),
     'empty classes.txt': (lambda f: classes(f), 'classes.txt is empty'),
-    'a file': (lambda f: (removed(f), f.write_text('')), 'expected a folder of images'),
+    'a file': (lambda f: (removed(f), f.write_text('')), 'Not a directory: '),
 }
 
 
