@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import beit_mm
-from beit_mm import files, terminal
+from beit_mm import terminal
 from beit_mm.apis import commands
 
 MAX_LINES = 20  # of results on the terminal
@@ -180,8 +180,10 @@ def show(verb: str, result: Any, out: str | None, least: float | None) -> None:
     if verb in ('reconstruct', 'attention'):
         terminal.say(result)
     elif verb == 'classify':
+        from beit_mm.apis.inference import summary_of
+
         for image in result[:MAX_LINES]:
-            terminal.say(line_of(image))
+            terminal.say('  '.join([image['path'], *summary_of(image)]).rstrip())
         if len(result) > MAX_LINES:
             terminal.say(f'... and {len(result) - MAX_LINES} more')
         if least is not None:
@@ -200,14 +202,6 @@ def show(verb: str, result: Any, out: str | None, least: float | None) -> None:
             terminal.say(f'{out}: {" x ".join(map(str, result["features"].shape))}')
     if verb in ('segment', 'classify') and all('error' in image for image in result):
         sys.exit(1)
-
-
-def line_of(image: dict[str, Any]) -> str:
-    """A result of `classify`, with the path and the name of the class quoted."""
-    from beit_mm.apis.inference import summary_of
-
-    name, probability = summary_of(image)
-    return f'{files.quoted(image["path"])}  {name if "error" in image else files.quoted(name)}  {probability}'.rstrip()
 
 
 def script() -> None:
