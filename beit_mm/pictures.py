@@ -54,18 +54,18 @@ ATTENTION_LEGEND = [  # colours of `draw_attention`
 Scalars = dict[int, dict[str, float]]  # step -> name -> number
 
 
-def sheet(rows: Sequence[Sequence[tuple[str, Tensor | None]]], side: int = SIDE) -> Figure:
+def sheet(rows: Sequence[Sequence[tuple[str, Tensor]]], side: int = SIDE) -> Figure:
     """Rows of titled pictures on white, to be saved by `savefig`.
 
     Args:
-        rows: of each tile its title and its picture, float (3, H, W) in [0, 1] of any size, drawn in its own shape;
-            None leaves the place empty. A title that is too long loses its beginning, the folders of a path.
+        rows: of each tile its title and its picture, float (3, H, W) in [0, 1] of any size, drawn in its own shape. A
+            title that is too long loses its beginning, the folders of a path.
         side: pixels of a tile's longer side.
 
     Returns:
         A figure with one `axes` for each picture, row after row.
     """
-    shapes = [image.shape[1:] for row in rows for _, image in row if image is not None]
+    shapes = [image.shape[1:] for row in rows for _, image in row]
     height = max(1, round(side * max(min(1, h / w) for h, w in shapes)))
     width = max(1, round(side * max(min(1, w / h) for h, w in shapes)))
     tops = [MARGIN]  # of the rows' pictures, and of what would follow
@@ -76,8 +76,6 @@ def sheet(rows: Sequence[Sequence[tuple[str, Tensor | None]]], side: int = SIDE)
     figure = Figure(figsize=(size[0] / DPI, size[1] / DPI), dpi=DPI)
     for row, top in zip(rows, tops, strict=False):
         for column, (title, image) in enumerate(row):
-            if image is None:
-                continue
             left = MARGIN + column * (width + MARGIN)
             bottom = 1 - (top + height) / size[1]
             axes = figure.add_axes((left / size[0], bottom, width / size[0], height / size[1]), anchor='NW')

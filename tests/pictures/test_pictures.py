@@ -20,7 +20,7 @@ CELL, TOP = SIDE + MARGIN, TITLE_HEIGHT + MARGIN
 def test_tiles_stand_in_their_rows_in_their_own_shape(tmp_path):
     red, wide = torch.zeros(3, 4, 4), torch.ones(3, 10, 20) * torch.tensor([0, 0, 1.0])[:, None, None]
     red[0] = 1
-    figure = sheet([[('a', red), ('b', wide)], [('c', None), ('d', red)], [('', red)]])
+    figure = sheet([[('a', red), ('b', wide)], [('c', torch.ones(3, 4, 4)), ('d', red)], [('', red)]])
     picture = pixels_of(figure)
     assert picture.shape == (MARGIN + 3 * CELL + 2 * TITLE_HEIGHT, MARGIN + 2 * CELL, 3)
     figure.savefig(tmp_path / 'sheet.png')
@@ -29,7 +29,7 @@ def test_tiles_stand_in_their_rows_in_their_own_shape(tmp_path):
     places = [(0, TOP), (159, TOP + 159), (CELL + 80, second + 80), (80, second + CELL + 80)]  # the last has no title
     assert all(picture[y, MARGIN + x].tolist() == [255, 0, 0] for x, y in places)
     (blue, below), left = picture[[TOP + 75, TOP + 85], MARGIN + CELL + 155], picture[second + 80, MARGIN + 80]
-    assert blue.tolist() == [0, 0, 255] and below.min() == left.min() == 255  # half as high as wide, and no picture
+    assert blue.tolist() == [0, 0, 255] and below.min() == left.min() == 255  # half as high as wide, and white
     titles = picture[:TOP].min(axis=2)
     assert max(titles[:, :CELL].min(), titles[:, CELL:].min()) < 64
 
