@@ -58,9 +58,7 @@ ROWS = {  # of the report: a metric's name, and what it is
     'patches': 'nearest frozen patches of the initial weights, %',
     'position_colour': 'naive Bayes of position and colour, %',
 }
-BASELINES = dict(  # what needs no network
-    thumbnails='thumbnails', most_frequent='the most frequent class'
-)
+BASELINES = dict(thumbnails='thumbnails', most_frequent='the most frequent class')  # which need no network
 OTHER_FEATURES = dict(start='the initial weights', random='random weights', thumbnails='thumbnails')
 METHODS = dict(knn='nearest neighbours', linear='linear layer', attentive='attentive probe')  # that judge features
 BETTER, WORSE, TOO_CLOSE = 'better than', 'worse than', 'too close to tell from'
