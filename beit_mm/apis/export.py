@@ -232,10 +232,10 @@ class ResamplingBackbone(BEiTBackbone):
         tokens = torch.cat([torch.zeros(1, source), torch.eye(source)])[None]  # 1, 1 + source, source
         return resize_position_embedding(tokens, (source, 1), (target, 1), self.interpolate_mode)[0, 1:]
 
-    def position_embedding(self, grid: Grid) -> Tensor:
-        table = self.pos_embed[0, 1:].unflatten(0, self.grid).permute(2, 0, 1)  # C, h', w'
+    def resized_positions(self, pos_embed: Tensor, grid: Grid) -> Tensor:
+        table = pos_embed[0, 1:].unflatten(0, self.grid).permute(2, 0, 1)  # C, h', w'
         of_patches = resample(table, self.resamplings, grid).flatten(1).t()  # h*w, C
-        return torch.cat([self.pos_embed[:, :1], of_patches[None]], dim=1)
+        return torch.cat([pos_embed[:, :1], of_patches[None]], dim=1)
 
 
 class ResamplingAttention(Attention):

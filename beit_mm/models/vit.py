@@ -408,15 +408,15 @@ class BEiTBackbone(BaseModule):
         # x.shape[0] and not len(x), which would make the batch size a constant of an exported graph.
         x = torch.cat([self.cls_token.expand(x.shape[0], -1, -1).to(x.dtype), x], dim=1)  # B, N, C
         if self.pos_embed is not None:
-            x = x + self.position_embedding(grid)
+            x = x + self.resized_positions(self.pos_embed, grid)
         x = self.insert_registers(x)
         if self.rel_pos_bias is None:
             return x, grid, None
         return x, grid, self.rel_pos_bias(grid, compute_dtype, self.num_prefix_tokens)
 
-    def position_embedding(self, grid: Grid) -> Tensor:
+    def resized_positions(self, pos_embed: Tensor, grid: Grid) -> Tensor:
         """The position embedding at a patch grid, (1, 1+h*w, C)."""
-        return resize_position_embedding(self.pos_embed, self.grid, grid, self.interpolate_mode)
+        return resize_position_embedding(pos_embed, self.grid, grid, self.interpolate_mode)
 
     def insert_registers(self, x: Tensor) -> Tensor:
         """Tokens (B, 1+h*w, C) to (B, N, C)."""
