@@ -19,7 +19,7 @@ from mmengine import dist
 from mmengine.fileio import load
 
 from beit_mm.checkpoint.read import read_checkpoint
-from beit_mm.errors import CheckpointError, UserError, warn
+from beit_mm.errors import UserError, warn
 from beit_mm.files import atomic_file, config_folders
 
 WEIGHTS_VARIABLE = 'BEIT_MM_WEIGHTS'  # a folder with weight files, for machines without a network
@@ -108,10 +108,7 @@ def download(url: str, path: Path) -> None:
     try:
         with atomic_file(path) as file:
             torch.hub.download_url_to_file(url, file.name, digits and digits[1])  # replaces the file of this name
-            try:
-                read_checkpoint(file.name)
-            except CheckpointError as error:
-                raise UserError(str(error).replace(file.name, 'the download')) from None
+            read_checkpoint(file.name)
     finally:
         socket.setdefaulttimeout(seconds)
 
