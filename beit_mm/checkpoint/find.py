@@ -84,10 +84,8 @@ def fetch_hub_folder(source: str, advice: str) -> Path:
     try:
         from huggingface_hub import hf_hub_download
         from huggingface_hub.errors import EntryNotFoundError
-    except ImportError:
-        raise UserError(f'{source} needs huggingface_hub: pip install huggingface_hub') from None
-    fetch = functools.partial(hf_hub_download, name, revision=revision or None)
-    try:
+
+        fetch = functools.partial(hf_hub_download, name, revision=revision or None)
         try:
             path = fetch(HUB_FILES[0])
         except EntryNotFoundError:
@@ -95,7 +93,7 @@ def fetch_hub_folder(source: str, advice: str) -> Path:
         for about in ('config.json', 'preprocessor_config.json'):
             with suppress(EntryNotFoundError):
                 fetch(about)
-    except (OSError, ValueError, EntryNotFoundError) as error:
+    except (ImportError, OSError, ValueError) as error:
         raise FileNotFoundError(f'{source} cannot be fetched: {" ".join(str(error).split()):.200}\n{advice}') from None
     return Path(path).parent
 
