@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from beit_mm.checkpoint.find import HUB_FILES
-from beit_mm.checkpoint.names import TABLE, weights_of
+from beit_mm.checkpoint.names import TABLE
 from beit_mm.errors import CheckpointError
 
 MAX_NUMBER = 1e6  # of pixels, means, blocks
@@ -47,7 +47,7 @@ def describe_source(content: Mapping[str, Any], path: Path) -> dict[str, Any]:
         dataset_meta: with the names of the `classes`, also where only transformers' config.json has them.
         All else is as it is in the file.
 
-    Raises CheckpointError for the file of a later version, a neighbour that is not JSON, or a mean of other channels.
+    Raises CheckpointError for the file of a later version, or a neighbour that is not JSON.
     """
     meta = dict(meta_of(content))
     version = meta.get('beit_mm_format', 0)
@@ -60,10 +60,6 @@ def describe_source(content: Mapping[str, Any], path: Path) -> dict[str, Any]:
     size = _numbers(found.get('size'), int)
     meta['preprocessing'] = dict(size=size) if len(size) == 2 and min(size) > 0 else {}
     if mean and std and min(std) > 0 and len({len(mean), len(std)} - {1}) < 2:  # one number is for all channels
-        number, weights = max(len(mean), len(std)), weights_of(content).items()
-        channels = {part.shape[1] for name, part in weights if PATCH_EMBEDDING.search(name) and part.dim() == 4}
-        if channels and number not in (1, *channels):
-            raise CheckpointError(f'has a mean and std of {number} channels, its patch embedding has {max(channels)}')
         meta['preprocessing'].update(mean=mean, std=std)
     architecture = meta.get('architecture')
     if not architecture and 'num_attention_heads' in config:
