@@ -234,10 +234,8 @@ def backbone_arguments(weights: Mapping[str, Tensor], meta: Mapping[str, Any]) -
     depth = sum(name.startswith('backbone.blocks.') and name.endswith('attn.qkv.weight') for name in weights)
     hidden = len(weights['backbone.blocks.0.mlp.fc1.bias'])
     heads = heads_of(weights, meta) or OTHER_HEADS.get(dims, dims / HEAD_DIMS)
-    if heads != int(heads):
-        raise CheckpointError(f'does not say how many attention heads it has (width {dims}, not n * {HEAD_DIMS})')
-    if heads < 1 or dims % heads:
-        raise CheckpointError(f'names {heads} attention heads, which do not divide its width {dims}')
+    if heads != int(heads) or heads < 1 or dims % heads:
+        raise CheckpointError(f'has {heads:g} attention heads at a width of {dims}, or does not say how many')
     size, grid = meta['preprocessing'].get('size'), trained_grid(meta, patch)
     position = next((name for name in weights if name.endswith(POSITIONS)), None)
     if position and (known := grid_of(position, weights[position], grid)) != grid:
@@ -478,13 +476,12 @@ def _join_bias(weights: Weights) -> None:
 
 def _fit_mmseg(weights: Weights) -> None:
     """Gives every block a table and LayerScale, which mmsegmentation's backbone has, in place."""
-    if 'backbone.pos_embed' in weights:
-        raise CheckpointError("has an absolute position embedding, which mmsegmentation's BEiT does not have")
     expand_shared_table(weights)
     for name in [name for name in weights if name.endswith('.attn.proj.bias')]:
         block = name.removesuffix('attn.proj.bias')
-        if f'{block}attn.{TABLE}' not in weights:
-            raise CheckpointError("has no relative position bias, which mmsegmentation's BEiT must have")
+        if f'{block}attn.{TABLE}' not in weights or 'backbone.pos_embed' in weights:
+            found = 'has an absolute position embedding, or no relative position bias'
+            raise CheckpointError(f"{found}; mmsegmentation's BEiT has the bias alone")
         for gamma in ('gamma_1', 'gamma_2'):
             weights.setdefault(f'{block}{gamma}', torch.ones_like(weights[name]))
 
