@@ -11,7 +11,7 @@ from torch import Tensor
 
 from beit_mm.checkpoint import description, names
 from beit_mm.checkpoint.checkpoint import Checkpoint, CheckpointInput
-from beit_mm.checkpoint.read import SUFFIXES, as_checkpoint_error, write_checkpoint
+from beit_mm.checkpoint.read import as_checkpoint_error, write_checkpoint
 from beit_mm.errors import CheckpointError, check_choice, warn
 from beit_mm.files import file_sha256
 
@@ -77,8 +77,6 @@ def convert_checkpoint(source: CheckpointInput, target: str | Path, to: str = 'b
     if 'blocks.input.w' in checkpoint.weights:
         write_checkpoint(target, checkpoint.weights)
         return Conversion('DALL-E', 'tokenizer', len(checkpoint.weights), [], [])
-    if to == 'hf' and target.suffix in SUFFIXES:
-        raise CheckpointError(f'{target} must be a folder: the hf format has several files. Nothing was written.')
     with as_checkpoint_error(checkpoint.path):
         meta = {key: value for key, value in checkpoint.meta.items() if key in KEPT}
         if isinstance(tokenizer := meta.get('tokenizer'), dict):  # paths mean nothing elsewhere
