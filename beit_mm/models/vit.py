@@ -313,7 +313,8 @@ class BEiTBackbone(BaseModule):
         self.num_layers = depth = sizes['num_layers']
         self.num_heads = heads = sizes['num_heads']
         self.patch_size = patch_size
-        self.grid = patch_grid(img_size, patch_size)
+        height, width = (img_size, img_size) if isinstance(img_size, int) else img_size
+        self.grid = -(-height // patch_size), -(-width // patch_size)  # rounded up, because the input is padded
         self.out_type = out_type
         self.out_indices = block_indices(out_indices, depth)
         self.frozen_stages, self.with_cp, self.interpolate_mode = frozen_stages, with_cp, interpolate_mode
@@ -449,23 +450,20 @@ class BEiTBackbone(BaseModule):
             return self.fc_norm(x) if last else x
         return x[:, self.num_prefix_tokens :].transpose(1, 2).unflatten(2, grid)  # B, C, h, w
 
-    def attention_maps(
-        self, images: Tensor, layer: int = -1, queries: Tensor | None = None, softmax: bool = True
-    ) -> tuple[Tensor, Grid]:
+    def attention_maps(self, images: Tensor, layer: int = -1, queries: Tensor | None = None) -> tuple[Tensor, Grid]:
         """Attention of one block, (B, heads, K, N), patches last, and the patch grid (h, w).
 
         Args:
             images: (B, 3, H, W) normalised.
             layer: block, 0-based, negative from the end.
             queries: int64 (B, K) tokens that attend, 0 is the class token; None for all (K = N).
-            softmax: False for the scores before the softmax: q @ k / sqrt(d) plus the relative position bias.
         """
         (layer,) = block_indices(layer, self.num_layers)
         x, grid, shared_bias = self.embed(images, None)
         x = self.run_blocks(self.blocks[:layer], x, grid, shared_bias)  # B, N, C
         block = self.blocks[layer]
         scores = block.attn.attention_scores(block.norm1(x), grid, shared_bias, queries)  # B, heads, K, N
-        return (scores.softmax(dim=-1) if softmax else scores), grid
+        return scores.softmax(dim=-1), grid
 
     @classmethod
     def from_checkpoint(cls, checkpoint: CheckpointInput) -> 'BEiTBackbone':
@@ -510,8 +508,6 @@ def _fit_on_load(
     weights = {name: state_dict.pop(prefix + name) for name in given}
     if not weights:
         hint = f' The file, {origin["path"]}, holds {origin["names"]}.' if origin else ''
-        if prefix.endswith('.module.'):
-            hint += ' A config with LoRA takes the checkpoints of its training, not the merged result.'
         raise CheckpointError(f'No BEiT weights: no tensor is named {prefix}*.{hint} Nothing was loaded.')
     built = backbone.grid, backbone.num_heads, backbone.interpolate_mode
     with as_checkpoint_error(origin['path'] if origin else 'the state dict'):
@@ -526,22 +522,12 @@ def _fit_on_load(
 
 def sizes_of(arch: str | dict) -> dict:
     """Width, depth and number of heads of an architecture, given by name or as a dict."""
-    if isinstance(arch, str):
-        check_choice('arch', arch, ARCHITECTURES)
-        return ARCHITECTURES[arch]
-    if not isinstance(arch, dict) or not {*ARCHITECTURES['base']} <= {*arch}:
-        expected = f'{", ".join(ARCHITECTURES)}, or a dict of {", ".join(ARCHITECTURES["base"])}'
+    sizes: Any = ARCHITECTURES.get(arch) if isinstance(arch, str) else arch
+    is_whole = isinstance(sizes, dict) and {*ARCHITECTURES['base']} <= {*sizes}
+    if not is_whole or sizes['embed_dims'] % sizes['num_heads']:
+        expected = f'{", ".join(ARCHITECTURES)}, or embed_dims (a multiple of num_heads), num_heads and num_layers'
         raise UserError(f'arch is {arch!r:.200}; expected {expected}')
-    if arch['embed_dims'] % arch['num_heads']:
-        raise UserError(f'embed_dims is {arch["embed_dims"]}; expected a multiple of num_heads {arch["num_heads"]}')
-    return arch
-
-
-def patch_grid(img_size: int | tuple[int, int], patch_size: int) -> Grid:
-    height, width = (img_size, img_size) if isinstance(img_size, int) else img_size
-    if min(height, width) < patch_size:
-        raise UserError(f'img_size is {height} x {width}; expected at least patch_size, {patch_size} pixels')
-    return -(-height // patch_size), -(-width // patch_size)  # rounded up, because the input is padded
+    return sizes
 
 
 def block_indices(indices: int | Sequence[int], depth: int) -> list[int]:
