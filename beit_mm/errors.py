@@ -15,7 +15,7 @@ class CheckpointError(UserError):
 def check_choice(name: str, value: object, choices: Collection) -> None:
     """Raises UserError for a setting that is not one of the choices."""
     if value not in choices:
-        raise UserError(f'{name} is {value!r}; choose one of {", ".join(map(repr, choices))}')
+        raise UserError(f'{name} is {value!r}; expected {" or ".join(map(repr, choices))}')
 
 
 def log(message: str, level: int = logging.INFO) -> None:

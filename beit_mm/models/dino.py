@@ -11,7 +11,7 @@ from mmengine.model import BaseModule
 from torch import Tensor
 from torch.nn.utils.parametrizations import weight_norm
 
-from beit_mm.errors import UserError
+from beit_mm.errors import UserError, check_choice
 from beit_mm.models.beit import BEiTPretrainer, TwoViewDataPreprocessor
 from beit_mm.models.tokenizers.base import without_autocast
 from beit_mm.models.vit import INIT_STD, BEiTBackbone
@@ -68,8 +68,7 @@ class DINOPretrainer(BEiTPretrainer):
         self.dino_weight, self.dino_on_masked = dino_weight, dino_on_masked
         self.teacher_temperature: float | Tensor | None = None
         self.dino_head = MODELS.build(dino_head)
-        if (width := self.dino_head.mlp[0].in_features) != self.backbone.embed_dims:
-            raise UserError(f'dino_head.embed_dims is {width}; expected {self.backbone.embed_dims}, as in the backbone')
+        check_choice('dino_head.embed_dims', self.dino_head.mlp[0].in_features, [self.backbone.embed_dims])
         teacher = dict(backbone, drop_path_rate=0.0, masked_input=False, init_cfg=None)
         self.teacher = nn.ModuleDict(dict(backbone=MODELS.build(teacher), dino_head=MODELS.build(dino_head)))
         self.teacher.requires_grad_(False)

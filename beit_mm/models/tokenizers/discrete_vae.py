@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from beit_mm.errors import UserError, check_choice
 from beit_mm.models.tokenizers import base
-from beit_mm.models.tokenizers.dalle import DECODER_ADVICE, STRIDE, DALLEDecoder, DALLEEncoder
+from beit_mm.models.tokenizers.dalle import DECODER_ADVICE, DALLEDecoder, DALLEEncoder
 from beit_mm.registry import MODELS
 
 ADVICE = "Train it with a config of configs/dvae and name the run's checkpoint in the tokenizer's `checkpoint`."
@@ -71,8 +71,8 @@ class DiscreteVAE(base.TrainableTokenizer, base.CodebookTokenizer, BaseModel):
         check_choice('arch', arch, ('dalle', 'conv'))
         check_choice('loss', loss, ('laplace', 'mse'))
         out_channels = 2 * in_channels if loss == 'laplace' else in_channels
-        if arch == 'dalle' and 2**num_levels != STRIDE:
-            raise UserError(f"num_levels is {num_levels}; arch 'dalle' needs 3")
+        if arch == 'dalle':
+            check_choice("num_levels of arch 'dalle'", num_levels, [3])
         with nullcontext() if checkpoint is None else torch.device('meta'):  # memory only after the shapes are checked
             if arch == 'dalle':
                 self.encoder = DALLEEncoder(hidden, vocab_size, in_channels)

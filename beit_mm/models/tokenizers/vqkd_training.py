@@ -14,7 +14,7 @@ from mmengine.model import BaseModel
 from torch import Tensor, nn
 
 from beit_mm.checkpoint.checkpoint import Checkpoint, CheckpointInput, Levels
-from beit_mm.errors import UserError
+from beit_mm.errors import check_choice
 from beit_mm.files import file_sha256
 from beit_mm.models.tokenizers import base
 from beit_mm.models.tokenizers.vqkd import VQKDTokenizer
@@ -131,8 +131,7 @@ class VQKD(base.TrainableTokenizer, VQKDTokenizer, BaseModel):
 
     def _target(self, images: Tensor, grid: tuple[int, int]) -> Tensor:
         (features,) = self.teacher[0](images, grid)
-        if features.shape[2] != self.teacher_dims:
-            raise UserError(f'teacher_dims is {self.teacher_dims}; the teacher gives {features.shape[2]} features')
+        check_choice('teacher_dims', self.teacher_dims, [features.shape[2]])
         return features.float()
 
     @torch.no_grad()
