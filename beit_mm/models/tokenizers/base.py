@@ -74,9 +74,6 @@ class Tokenizer(TargetGenerator):
         with without_autocast(tokens):
             return self._decode(tokens)
 
-    def _decode(self, tokens: Tensor) -> Tensor:
-        raise NotImplementedError
-
     @torch.no_grad()
     def forward(self, images: Tensor) -> Tensor:
         """Entry point for mmpretrain's BEiT and CAE, which take the argmax of DALL-E's output.
