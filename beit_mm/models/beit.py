@@ -6,6 +6,7 @@ a visual token for each patch. A linear head predicts the tokens of the masked p
 Shapes: B images, K patches to predict, C channels.
 """
 
+from abc import abstractmethod
 from collections.abc import Sequence
 from typing import Any
 
@@ -209,8 +210,7 @@ def _check_head(head: nn.Module, generator: TargetGenerator | None, width: int) 
         fits = isinstance(head, PatchHead) and head.predicts == generator.gives and sizes[0] == sizes[1]
     if not fits:
         raise UserError(f'the head is a {type(head).__name__}; {needed}')
-    if head.embed_dims != width:
-        raise UserError(f'model.head.embed_dims is {head.embed_dims}; set {width}, as the backbone gives')
+    check_choice('model.head.embed_dims', head.embed_dims, [width])
 
 
 def _build(name: str, config: dict, kind: type, expected: str) -> Any:
@@ -269,9 +269,9 @@ class PatchHead(BaseModule):
     def forward(self, hidden: Tensor) -> Tensor:
         return getattr(self, self.layer)(hidden)  # ..., outputs
 
+    @abstractmethod
     def compare(self, hidden: Tensor, targets: Tensor) -> dict[str, Tensor]:
         """Values (B, K) of each prediction, also at padding."""
-        raise NotImplementedError
 
     def loss(self, hidden: Tensor, targets: Tensor, positions: Tensor | None) -> dict[str, Tensor]:
         """Means over a batch.
@@ -281,7 +281,13 @@ class PatchHead(BaseModule):
             targets: (B, K, ...).
             positions: int64 (B, K) of the patches, -1 = padding, which does not count; None: all count.
         """
-        return {name: _mean(values, positions) for name, values in self.compare(hidden, targets).items()}
+        compared = self.compare(hidden, targets)
+        if positions is None:
+            return {name: values.mean() for name, values in compared.items()}
+        counts = positions >= 0
+        number = counts.sum().clamp(min=1)
+        # a value at padding may be NaN
+        return {name: torch.where(counts, values, 0).sum() / number for name, values in compared.items()}
 
     def predict(self, hidden: Tensor, targets: Tensor, positions: Tensor | None) -> dict[str, Tensor]:
         """Sums (B,) over the patches of each image, and the `count` of these; Args as `loss`."""
@@ -352,14 +358,6 @@ class PixelRegressionHead(PatchHead):
         return dict(loss=(self(hidden).float() - targets).square().mean(dim=-1))  # B, K
 
 
-def _mean(values: Tensor, positions: Tensor | None) -> Tensor:
-    """Mean of values (B, K) over the positions that are not padding."""
-    if positions is None:
-        return values.mean()
-    counts = positions >= 0
-    return torch.where(counts, values, 0).sum() / counts.sum().clamp(min=1)  # a value at padding may be NaN
-
-
 @MODELS.register_module()
 class TwoViewDataPreprocessor(BaseDataPreprocessor):
     """Moves a batch of two views to the device and scales each view for its network.
@@ -375,8 +373,7 @@ class TwoViewDataPreprocessor(BaseDataPreprocessor):
     def __init__(self, mean: Sequence[float], std: Sequence[float], tokenizer_scale: float | None = None):
         super().__init__(non_blocking=True)  # the host does not wait while pinned memory is copied
         self.tokenizer_scale = tokenizer_scale
-        if len(mean) != len(std):
-            raise UserError(f'mean has {len(mean)} numbers, std {len(std)}; expected one of each for each channel')
+        check_choice('the length of std', len(std), [len(mean)])
         self.register_buffer('mean', torch.tensor(mean).view(-1, 1, 1), persistent=False)
         self.register_buffer('std', torch.tensor(std).view(-1, 1, 1), persistent=False)
 

@@ -56,8 +56,6 @@ class FeatureTargets(TargetGenerator):
 
     def _build(self, teacher: str | dict) -> nn.Module:
         config = dict(type='beit_mm.BEiTTeacher', checkpoint=teacher) if isinstance(teacher, str) else dict(teacher)
-        if self.layers != -1 and not config['type'].endswith('BEiTTeacher'):
-            raise UserError(f'layers={self.layers} of a {config["type"]}, which has only its last; leave it out')
         if self.layers != -1:
             config['layer'] = self.layers
         built = MODELS.build(config)
@@ -125,8 +123,7 @@ class FeatureRegressionHead(PatchHead):
     def compare(self, hidden: Tensor, targets: Tensor) -> dict[str, Tensor]:
         """The loss, and the squared distance, for which a cosine's prediction gets the length of its target."""
         predicted = self(hidden).float()  # B, K, T
-        if targets.shape[-1] != self.target_dims:
-            raise UserError(f'head.target_dims is {self.target_dims}; the teacher gives {targets.shape[-1]} features')
+        check_choice('head.target_dims', self.target_dims, [targets.shape[-1]])
         if self.kind == 'cosine':
             loss = 1 - F.cosine_similarity(predicted, targets, dim=-1)
             predicted = F.normalize(predicted, dim=-1) * targets.norm(dim=-1, keepdim=True)

@@ -189,7 +189,7 @@ def test_what_does_not_fit_is_said(teacher, tmp_path):
         MODELS.build(narrow_feature_model() | dict(head=dict(type='beit_mm.PixelRegressionHead', embed_dims=32)))
     with pytest.raises(ValueError, match="loss.*'l2'"):
         MODELS.build(dict(type='beit_mm.FeatureRegressionHead', embed_dims=32, target_dims=24, loss='l2'))
-    with pytest.raises(ValueError, match='layers=1 .*CLIPTeacher'):
+    with pytest.raises(TypeError, match="CLIPTeacher.*'layer'"):
         FeatureTargets(dict(type='beit_mm.CLIPTeacher', name='x'), layers=1)
     with pytest.raises(ValueError, match='channels=.*ema'):
         FeatureTargets('ema', channels=[0])
