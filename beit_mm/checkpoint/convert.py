@@ -156,9 +156,7 @@ def _hf_config(weights: Mapping[str, Tensor], meta: Mapping[str, Any]) -> dict[s
             config['id2label'] = {str(label): name for label, name in enumerate(classes)}
             config['label2id'] = {name: label for label, name in enumerate(classes)}
     if task == 'segmentation':
-        blocks = meta['architecture'].get('out_indices') or []
-        if len(blocks) != 4 or not all(0 <= block < depth for block in blocks):
-            blocks = names.released_out_indices(depth)
+        blocks = meta['architecture'].get('out_indices') or names.released_out_indices(depth)
         # transformers numbers the embedding 1 and the first block's output 2. It has no number for the last block's,
         # which the released UperNet uses: the library's own files then name blocks, and its logits differ
         numbers = [block + 2 for block in blocks]
