@@ -25,10 +25,6 @@ META_KEY = 'beit_mm'  # in safetensors metadata, which holds only strings: `meta
 MAX_NAME = 300  # characters of a tensor's name, which messages quote
 MAX_EXPANDED = 2**26  # bytes by which expanded tensors (stride 0) may exceed what is stored
 SUFFIXES = ('.pth', '.pt', '.bin', '.safetensors')
-NOT_CHECKPOINTS = {  # first bytes -> what a download can leave instead of a checkpoint
-    b'<': 'a web page',
-    b'version https://git-lfs': 'a git-lfs pointer (`git lfs pull` fetches the file)',
-}
 # What torch.save writes, inside one folder of any name
 ZIP_ENTRY = r'[^/]+/(data\.pkl|data/\d+|version|byteorder|\.format_version|\.storage_alignment|\.data/serialization_id)'
 REFUSED_NAME = re.compile(r'GLOBAL (\S+) (?:was not an allowed global|whose module)')  # in torch's message
@@ -96,10 +92,9 @@ def _reader_of(path: Path) -> Callable[[Path], Any]:
         return _read_zip
     if head.startswith(b'\x80'):
         return _read_legacy
-    text = head.lstrip()
-    what = next((what for start, what in NOT_CHECKPOINTS.items() if text.startswith(start)), 'not a checkpoint')
+    text = head.lstrip()  # of a web page, or a git-lfs pointer
     begins = f'begins with {text.splitlines()[0].decode(errors="replace")!r}' if text else 'is empty'
-    raise CheckpointError(f'{path} is {what}: it {begins}.')
+    raise CheckpointError(f'{path} is not a checkpoint: it {begins}.')
 
 
 def _read_safetensors(path: Path) -> dict[str, Any]:

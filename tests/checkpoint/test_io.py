@@ -117,8 +117,8 @@ def test_tensors_do_not_hang_on_their_file_and_one_cut_short_is_said_to_be(tmp_p
     ('content', 'said'),
     [
         (b'', 'is empty'),
-        (b'\n<!DOCTYPE html><html><body>404</body></html>', 'a web page'),
-        (b'version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 5\n', 'a git-lfs pointer'),
+        (b'\n<!DOCTYPE html><html><body>404</body></html>', 'begins with .<!DOCTYPE html>'),
+        (b'version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 5\n', 'version https://git-lfs'),
         (b'cposix\nsystem\n(S"true"\ntR.', "begins with 'cposix'"),
     ],
 )

@@ -98,7 +98,7 @@ def test_a_server_that_falls_silent_is_not_waited_for(site, monkeypatch):
 def test_a_page_or_a_file_of_another_hash_is_not_kept(site, tmp_path):
     address, cache = site
     Site.answers['/encoder.pkl'] = b'<!DOCTYPE html><html>Sign in</html>', None
-    refused(site, 'encoder.pkl', 'is a web page')
+    refused(site, 'encoder.pkl', 'begins with .<!DOCTYPE html>')
     whole = content_of(tmp_path, 'zip')
     name = f'beit-{file_sha256(tmp_path / "w.zip")[:8]}.pth'
     Site.answers[f'/{name}'] = content_of(tmp_path, 'legacy'), None
