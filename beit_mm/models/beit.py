@@ -134,15 +134,12 @@ class BEiTPretrainer(BaseModel):
         targets = self._targets(inputs, None)  # B, h*w, all tokens for MIMMetric's token entropy; or B, h*w, P
         chosen = targets if positions is None else take_tokens(targets, positions.clamp(min=0))
         sums = self.head.predict(self._hidden(inputs, positions), chosen, positions)  # B each
-        rows = torch.stack([values.float() for values in sums.values()], dim=1).tolist()  # waits for the device once
-        results = [dict(zip(sums, row, strict=True)) for row in rows]
-        kept = {} if self.target_generator is None else {self.target_generator.gives: targets}
+        values: dict[str, Any] = {name: part.tolist() for name, part in sums.items()}
+        if self.target_generator is not None:
+            values[self.target_generator.gives] = targets.cpu()
         if positions is not None:
-            kept['positions'] = positions
-        for name, rows in kept.items():
-            for result, row in zip(results, rows.cpu(), strict=True):
-                result[name] = row
-        return results
+            values['positions'] = positions.cpu()
+        return [dict(zip(values, row, strict=True)) for row in zip(*values.values(), strict=True)]
 
     @torch.no_grad()
     def pictures(self, inputs: dict) -> dict[str, Tensor]:
