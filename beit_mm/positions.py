@@ -112,11 +112,9 @@ def resize_bias_table(table: Tensor, source: Grid, target: Grid) -> Tensor:
 @_remember(maxsize=64)
 def offset_spline(source: int, target: int, device: torch.device) -> Tensor:
     """Matrix (2*target-1, 2*source-1) that resamples offsets along an axis of `source` patches."""
-    num_source, num_target = 2 * source - 1, 2 * target - 1
+    num_source = 2 * source - 1
     if source == target:
         matrix = np.eye(num_source)
-    elif source == 1:  # one offset has nothing to interpolate
-        matrix = np.ones((num_target, 1))
     else:
         from scipy.interpolate import make_interp_spline  # takes a third of a second
 
@@ -178,6 +176,4 @@ def resize_patch_embedding(weight: Tensor, side: int) -> Tensor:
 
 def take_tokens(x: Tensor, index: Tensor) -> Tensor:
     """Entries of a sequence x (B, N, C) or (B, N) at an int64 index (B, K): (B, K, C) or (B, K)."""
-    if x.dim() == 3:
-        index = index.unsqueeze(-1).expand(-1, -1, x.shape[-1])
-    return x.gather(1, index)
+    return x.take_along_dim(index.unsqueeze(-1) if x.dim() == 3 else index, dim=1)

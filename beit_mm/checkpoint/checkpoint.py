@@ -330,8 +330,6 @@ def _fold_layer_scale(weights: names.Weights) -> None:
 
 def _adapt_channels(weight: Tensor, channels: int) -> Tensor:
     """Patch embedding (dims, c, patch, patch) for images with another number of channels."""
-    if channels == weight.shape[1]:
-        return weight
     if channels == 1:  # a gray image gives what its RGB copy gave
         return weight.sum(dim=1, keepdim=True)
     # the filters are repeated and scaled to the same sum
