@@ -27,7 +27,7 @@ from beit_mm.engine.dino import TeacherMomentumHook
 from beit_mm.engine.optim import AutocastOptimWrapper, check_state
 from beit_mm.engine.steps import unwrap
 from beit_mm.errors import UserError, log, warn
-from beit_mm.models.beit import BEiTPretrainer, TwoViewDataPreprocessor
+from beit_mm.models.beit import BEiTPretrainer
 from beit_mm.models.provenance import backbone_of, preprocessing_of_model, target_provenance
 from beit_mm.models.vit import BEiTBackbone
 from beit_mm.registry import HOOKS
@@ -317,11 +317,9 @@ def check_views(model: BEiTPretrainer, transforms: Sequence) -> None:
         if views.second_size or preprocessor.tokenizer_scale:
             raise UserError('features need no second view; set second_size and tokenizer_scale to None')
     elif tokenizer is not None:
-        seen = views.second_size or views.size
-        if isinstance(preprocessor, TwoViewDataPreprocessor) and views.second_size is None:
-            seen = preprocessor.tokenizer_size(*seen)
-        elif getattr(preprocessor, 'tokenizer_scale', None) is not None:
+        if views.second_size and getattr(preprocessor, 'tokenizer_scale', None):
             raise UserError("second_size and tokenizer_scale both make the tokenizer's view; set one to None")
+        seen = views.second_size or preprocessor.tokenizer_size(*views.size)
         if seen != (size := tuple(side * tokenizer.stride for side in grid)):
             raise UserError(
                 f'a view of {seen} pixels does not give one visual token for each of the {grid} patches; '
