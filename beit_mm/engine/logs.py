@@ -205,6 +205,8 @@ class ProgressHook(Hook):
     def before_val(self, runner: Runner) -> None:
         self.val_begin = time.monotonic()
 
+    before_test = before_val
+
     def after_val_iter(self, runner: Runner, batch_idx: int, data_batch: Any = None, outputs: Any = None) -> None:
         self.show_batch(batch_idx + 1, len(runner.val_dataloader))
 
@@ -218,9 +220,6 @@ class ProgressHook(Hook):
             saved = find_latest_checkpoint(runner.work_dir) or 'not saved'  # CheckpointHook came before
             ended = f'ended by a hook after step {runner.iter:,} of {runner.max_iters:,}'
             self.say(f'{self.title}: {ended}; weights: {saved}')
-
-    def before_test(self, runner: Runner) -> None:
-        self.before_val(runner)
 
     def after_test_iter(self, runner: Runner, batch_idx: int, data_batch: Any = None, outputs: Any = None) -> None:
         self.show_batch(batch_idx + 1, len(runner.test_dataloader))
