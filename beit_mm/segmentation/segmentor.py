@@ -157,8 +157,9 @@ class SlidingSegmentor(EncoderDecoder):
                     scores = sample.seg_logits.data
                     if classes == 1:  # mmseg has taken its sigmoid
                         scores = scores.logit()
-                    sample.confidence = PixelData(data=self.confidence(scores)[None])
+                    sample.confidence = PixelData(data=share_of_highest(scores)[None])
             return samples
+        confidence_of_strip = share_of_highest if self.gives_probabilities else highest_probability
         (size,) = sizes
         rows, columns = (  # H, h and W, w
             bilinear_matrix(source, target, self.align_corners).to(seg_logits)
@@ -171,17 +172,11 @@ class SlidingSegmentor(EncoderDecoder):
                 scores = strip @ logits @ columns.T  # C, rows, W
                 labels.append(scores.argmax(dim=0, keepdim=True))
                 if self.with_confidence:
-                    confidence.append(self.confidence(scores))
+                    confidence.append(confidence_of_strip(scores))
             sample.pred_sem_seg = PixelData(data=torch.cat(labels, dim=1))  # 1, H, W
             if self.with_confidence:
                 sample.confidence = PixelData(data=torch.cat(confidence)[None])
         return samples
-
-    def confidence(self, scores: Tensor) -> Tensor:
-        """The probability (H, W) of the most likely class, by what the head gives, (C, H, W)."""
-        if self.gives_probabilities:
-            return share_of_highest(scores)
-        return highest_probability(scores)
 
     @property
     def divisor(self) -> int:
@@ -231,8 +226,7 @@ def check_test_cfg(cfg: dict) -> None:
         raise UserError(f'test_cfg.windows_per_batch is {windows}; expected at least 1')
     crop, stride = (tuple(cfg.get(name, ())) for name in ('crop_size', 'stride'))
     if not len(crop) == len(stride) == 2 or not 1 <= stride[0] <= crop[0] or not 1 <= stride[1] <= crop[1]:
-        expected = 'expected (height, width) of both in pixels, each stride from 1 to crop_size'
-        raise UserError(f'test_cfg.crop_size is {crop}, stride {stride}; {expected}')
+        raise UserError(f'test_cfg.crop_size is {crop}, stride {stride}; expected pairs, 1 <= stride <= crop_size')
 
 
 # Sliding windows
