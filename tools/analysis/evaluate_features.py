@@ -1,9 +1,6 @@
 """Evaluates the frozen features of a checkpoint in one table: k-NN, linear, attentive, on labelled images or patches.
 
-    python tools/analysis/evaluate_features.py knn CKPT data/caltech101/train data/caltech101/val --random
     python tools/analysis/evaluate_features.py linear CKPT data/caltech101/train data/caltech101/val --random
-    python tools/analysis/evaluate_features.py attentive CKPT data/caltech101/train data/caltech101/val --random
-    python tools/analysis/evaluate_features.py dense-knn CKPT data/camvid --size 160 --random
     python tools/analysis/evaluate_features.py dense-linear CKPT data/camvid --size 160 --random
 
 knn, linear, attentive: top-1 in %; TRAIN and VAL are folders of class folders. dense-*: mIoU in %; ROOT holds
@@ -31,9 +28,7 @@ def main() -> None:
     parser.add_argument('--k', type=int, help='knn: neighbours (default: 20; dense: 30)')
     parser.add_argument('--layer', type=int, help='block, 0-based, negative from the end (default: at two thirds)')
     parser.add_argument('--size', type=int, help="side, or short side, in pixels (default: the checkpoint's)")
-    parser.add_argument(
-        '--kind', choices=['mean', 'class_token'], default='mean', help='feature of an image (default: mean of patches)'
-    )
+    parser.add_argument('--kind', choices=['mean', 'class_token'], default='mean', help='default: the mean of patches')
     parser.add_argument('--queries', type=int, default=1, help='attentive: a divisor of the width (default: 1)')
     parser.add_argument('--classes', default='classes.txt', help='dense: file of class names, in ROOT or elsewhere')
     parser.add_argument('--keep-zero-label', action='store_true', help='dense: 0 is a class (default: unlabelled)')
