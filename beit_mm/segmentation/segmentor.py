@@ -226,7 +226,8 @@ def check_test_cfg(cfg: dict) -> None:
         raise UserError(f'test_cfg.windows_per_batch is {windows}; expected at least 1')
     crop, stride = (tuple(cfg.get(name, ())) for name in ('crop_size', 'stride'))
     if not len(crop) == len(stride) == 2 or not 1 <= stride[0] <= crop[0] or not 1 <= stride[1] <= crop[1]:
-        raise UserError(f'test_cfg.crop_size is {crop}, stride {stride}; expected pairs, 1 <= stride <= crop_size')
+        expected = 'expected (height, width) of both in pixels, each stride from 1 to crop_size'
+        raise UserError(f'test_cfg.crop_size is {crop}, stride {stride}; {expected}')
 
 
 # Sliding windows
