@@ -414,6 +414,9 @@ def stored_teacher(checkpoint: Checkpoint, stored: Any) -> dict[str, Any]:
     teacher = stored.get('teacher')
     if not isinstance(teacher, str):
         raise UserError('was trained with a teacher that is not one file, such as CLIP, which is not rebuilt')
+    head = head_config(checkpoint)
+    if teacher == EMA and head['target_dims'] != head['embed_dims']:
+        raise UserError(f'predicts {head["target_dims"]} features, but its moving average has {head["embed_dims"]}')
     if teacher != EMA and teacher not in released() and teacher not in plain_vits():
         teacher = found_again(teacher, checkpoint, 'teacher')
     return dict(config, teacher=teacher)
