@@ -508,6 +508,8 @@ def _fit_on_load(
     weights = {name: state_dict.pop(prefix + name) for name in given}
     if not weights:
         hint = f' The file, {origin["path"]}, holds {origin["names"]}.' if origin else ''
+        if prefix.endswith('.module.'):
+            hint += ' A config with LoRA takes the checkpoints of its training, not the merged result.'
         raise CheckpointError(f'No BEiT weights: no tensor is named {prefix}*.{hint} Nothing was loaded.')
     built = backbone.grid, backbone.num_heads, backbone.interpolate_mode
     with as_checkpoint_error(origin['path'] if origin else 'the state dict'):

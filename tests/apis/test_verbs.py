@@ -326,7 +326,7 @@ def test_the_normalisation_of_weights_that_do_not_say_it(run, images, tmp_path, 
     trained = torch.load(tmp_path / 'given/finetuned.pth', weights_only=True)['meta']['preprocessing']
     assert trained['mean'] == [90, 100, 110] and trained['std'] == [50, 50, 50]
     mistake('91', 'finetune', images, '--out', tmp_path / 'given', '--mean', 91)
-    for options, std in (({}, [58.395, 57.12, 57.375]), (dict(levels=dict(std=50)), [50.0] * 3), ({}, [50.0] * 3)):
+    for options, std in (({}, [58.395, 57.12, 57.375]), (dict(std=50), [50.0] * 3), ({}, [50.0] * 3)):
         folder = tmp_path / ('new' if std[0] == 50 else 'other')
         assert planned(images, folder, **options).plan.preprocessing['std'] == std
 

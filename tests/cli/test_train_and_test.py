@@ -210,7 +210,7 @@ def test_mim_trains_from_the_config_alone(options, tmp_path):
     ('option', 'message'),
     [
         ('model.target_generator.checkpoint=nowhere.pth', 'looked for nowhere.pth'),
-        ('train_dataloader.dataset.data_root=no, such folder', "'no, such folder'"),
+        ('train_dataloader.dataset.data_root=no, such folder', "'no, such folder"),
         ('train_dataloader.dataset.data_root=https://example.org/images', 'expected a local folder of images'),
         ('train_dataloader.batch_size', "'train_dataloader.batch_size' is not KEY=VALUE"),
         ('train_dataloader.shuffle=False', 'shuffle'),
