@@ -4,7 +4,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 from label_maps import make_label_maps
 from labelled import make_images, save_backbone
 from mmengine.config import Config
@@ -50,9 +49,6 @@ def test_a_run_ends_and_its_result_is_used(head, options, folder, base, tmp_path
     assert len(beit_mm.segment(weights, images, tmp_path / 'maps')) == 12
     last = max((run / 'finetune').glob('iter_*.pth'), key=lambda path: int(path.stem.partition('_')[2]))
     command.main(['test', str(run / 'config.py'), str(last), '--work-dir', str(tmp_path / 'test')])
-    if head == 'masks' and not options and not torch.__version__.startswith('2.6.'):
-        pytest.importorskip('onnxscript')
-        assert beit_mm.export(weights, tmp_path / 'model.onnx').is_file()
     labels = np.asarray(Image.open(tmp_path / 'maps/labels/0.png'))
     assert labels.shape == (40, 56) and labels.max() < 3
 
