@@ -1,4 +1,4 @@
-"""Uses trained weights, each in one call: classify, segment, reconstruct, attention."""
+"""Uses trained weights, each in one call: classify, segment, pseudo labels of both, reconstruct, attention."""
 
 import csv
 import io

@@ -39,8 +39,8 @@ MIN_STEPS = 20
 # What a fine-tuning on a GPU begins with, the first that fits: name of `plain_vits` and architecture
 STARTS = dict(dinov2_vitb14_reg4_pretrain='base', dinov2_vits14_reg4_pretrain='small')
 LEAST_BATCH = 8  # images of a step for which there must be memory
-MOST_PIXELS, USUAL_PIXELS = 384, 224  # sides of images: a classifier is tuned at the latter if the weights' are above
-MANY_IMAGES = 100_000  # from which on a GPU trains BEiT-Base
+MOST_PIXELS, USUAL_PIXELS = 384, 224  # sides of images: weights of larger ones are trained at the second
+MANY_IMAGES = 100_000  # with at least so many a GPU trains BEiT-Base
 FEW_IMAGES = 5000  # below this number minutes of further pretraining gained nothing
 BACKBONE = 'beit_mm.BEiTBackbone'
 NARROW_PRETRAINING, WIDE_PRETRAINING = 'demo/pretrain.py', 'beit/pretrain_300e.py'
@@ -58,7 +58,7 @@ HEADS = dict(  # of a segmentor: configs to build on, for narrow and for wide mo
 )
 NARROW_HEAD, WIDE_HEAD = 'linear', 'upernet'  # unless the call names one: what was best, see docs/results.md
 LORA_RATE = 2.0  # times the recipe's learning rate, for all layers alike
-LINEAR_RATE = 4.0  # the same of a narrow segmentor with a linear layer that is trained as a whole
+LINEAR_RATE = 4.0  # times the rate of a narrow segmentor with a linear layer, all of it trained
 RANDOM_RATE = 1e-3  # learning rate of a classifier that begins with random weights
 
 
@@ -138,7 +138,7 @@ def new_call(verb: str, images: str | Path, init: str | Path | None = None, **op
     units = [unit for unit in limits if unit in options]
     if len(units) > 1:
         raise UserError(f'{" and ".join(units)} are both given; expected one of them')
-    limits |= dict(workers=(0, 1024), seed=(0, 2**32 - 1), lora=(1, 1024))  # of the seed numpy's
+    limits |= dict(workers=(0, 1024), seed=(0, 2**32 - 1), lora=(1, 1024))  # NumPy limits the seed
     for name, (least, most) in limits.items():
         if name in options and not least <= options[name] <= most:
             raise UserError(f'{name} is {options[name]}; expected {least:,} to {most:,}')
@@ -179,11 +179,11 @@ class Plan:
     size: tuple[int, int]  # of the images, (height, width) in pixels
     preprocessing: dict[str, Any]  # mean and std, pixels 0-255
     advice: str  # which start would be better; empty if none is known
-    assumed: str  # the warning where `init` does not say these; empty without one
+    assumed: str  # the warning where `init` does not record mean and std; empty without one
     batch: int  # images of a step
     workers: int  # processes that read images
     init: str | None  # checkpoint to begin with; None for random weights
-    targets: dict[str, Any] | None  # config of the tokenizer or of FeatureTargets; None: a tokenizer is trained
+    targets: dict[str, Any] | None  # of a pretraining: config of the tokenizer or FeatureTargets; None: a new one
     teacher_width: int | None  # of a frozen teacher
     keeps_head: bool  # `init` predicts tokens of this tokenizer already; its head is trained further
     balance: bool  # images of small classes are shown more often
@@ -194,7 +194,7 @@ class Plan:
 
     @property
     def targets_name(self) -> str | None:
-        """Type and file of the tokenizer or teacher, which a resumed run must find again; None: one is trained."""
+        """Type and file of the tokenizer or teacher, which a resumed run must find again; None without one yet."""
         targets = self.targets
         return f'{targets["type"]} of {targets.get("teacher") or targets.get("checkpoint")}' if targets else None
 
@@ -217,7 +217,8 @@ class Plan:
 def plan_training(images: Images, call: Record) -> Plan:
     """Plans a training by the number of images, the device and its memory, where the call leaves it open.
 
-    Without `init` it begins with 'demo'; on a GPU with random weights, and a fine-tuning with a released model.
+    Without `init` it begins with 'demo' on a CPU; on a GPU a pretraining with random weights, a fine-tuning with a
+    released model.
     """
     device = call.device or ('cuda' if torch.cuda.is_available() else 'cpu')
     advice, init = '', call.init or (DEMO if device == 'cpu' or call.verb == 'finetune' else NONE)
@@ -290,7 +291,7 @@ def plan_training(images: Images, call: Record) -> Plan:
 
 
 def released_start(head: str | None, advice: str = '--init {} would begin better') -> tuple[str, str]:
-    """The released model that a training on a GPU begins with or learns from; or 'demo', and advice."""
+    """The released model that a training on a GPU begins with or learns from; or 'demo', and what would be better."""
     side = own_config(HEADS[head][1]).model.test_cfg.crop_size[0] if head else USUAL_PIXELS
     most = {name: largest_batch('cuda', sizes_of(arch), (side // 14) ** 2, head) for name, arch in STARTS.items()}
     wanted = [name for name, batch in most.items() if batch >= LEAST_BATCH]
@@ -355,9 +356,9 @@ def describe_plan(plan: Plan, images: Images) -> list[str]:
     ]
     if isinstance(images, LabelMaps) and images.bands:
         which = images.bands['load']['bands'] or f'all {len(images.bands["mean"])}'
-        lines.append(f'bands      {which}: 0 and 255 are the percentiles 1 and 99 of each in these images')
+        lines.append(f'bands      {which}: scaled so that percentiles 1 and 99 of each become 0 and 255')
     if plan.verb == 'pretrain' and plan.init and len(images.train.names) < FEW_IMAGES:
-        lines.append('pays       minutes of `finetune` alone were no worse: "What pays" in docs/own_images.md')
+        lines.append('pays       with so few images `finetune` alone was no worse: "What pays" in docs/own_images.md')
     if plan.verb == 'finetune':
         lines.append(f'trained    {trained_parameters(plan, images)}')
     if plan.teacher:
@@ -385,7 +386,7 @@ def trained_parameters(plan: Plan, images: Images) -> str:
     if plan.fits_head:
         once = 'fitted to features that are computed once: images are not augmented'
         return f'0 parameters of the backbone, {in_heads:,} of the head, {once}'
-    return f'{in_backbone:,} parameters of the backbone, {in_heads:,} of what stands on it'
+    return f'{in_backbone:,} parameters of the backbone, {in_heads:,} of neck and heads'
 
 
 def loaders(
@@ -401,7 +402,7 @@ def loaders(
 
 
 def tokenizer_batch(batch: int) -> int:
-    """Images of a step of the tokenizer, at most as many as its rate is for."""
+    """Images of a step of the tokenizer, at most as many as its learning rate was chosen for."""
     return min(own_config(rebuild.TOKENIZER).train_dataloader.batch_size, batch)
 
 
@@ -509,7 +510,7 @@ def segmentation_heads(base: Config, plan: Plan, num_classes: int) -> dict[str, 
     if plan.head == 'masks_decoder':
         return dict(decode_head=head)
     small_patches = plan.backbone['patch_size'] <= 8
-    # of a narrow model an auxiliary head takes a sixth of a step, which more steps use better
+    # on a narrow model an auxiliary head costs a sixth of the time, which is better spent on more steps
     if plan.head == 'setr_pup':
         auxiliary = None if plan.width <= NARROW else [dict(each, **head) for each in base.model.auxiliary_head]
         return dict(decode_head=dict(head, num_convs=3 if small_patches else 4), auxiliary_head=auxiliary)

@@ -108,7 +108,7 @@ def rebuild(
 
 
 def merged(checkpoint: Checkpoint, task: str, config: Config) -> dict[str, Any]:
-    """Weights and meta of a plain model, of the checkpoint of a run by LoRA and its config."""
+    """Weights and meta of a LoRA run's checkpoint as those of a plain model, with the matrices merged in."""
     model = rebuild(checkpoint, task, config, multi_scale=False, max_pixels=None).model
     meta = copy.deepcopy(checkpoint.content['meta'])
     settings = meta['config_dict']['model']
@@ -125,7 +125,7 @@ def given_recipe(config: str | Path | Config, task: str, multi_scale: bool) -> R
 
 
 def stored_recipe(checkpoint: Checkpoint, task: str, multi_scale: bool) -> Recipe:
-    """From the config in a checkpoint, else from the shapes of its tensors; all its types are allowed ones."""
+    """From the config in a checkpoint, else from the shapes of its tensors; its types must be on the allow-list."""
     values = checkpoint.meta.get('config_dict')
     if isinstance(values, dict) or multi_scale:
         recipe = recipe_of_config(values if isinstance(values, dict) else {}, task, multi_scale, str(checkpoint))
@@ -169,7 +169,7 @@ def recipe_of_config(values: Mapping[str, Any], task: str, multi_scale: bool, na
 
 
 def recipe_of_tensors(checkpoint: Checkpoint, task: str) -> Recipe:
-    """From the tensors of a file without a config: by timm, transformers, mmseg or the released code."""
+    """From the tensors of a file without a config, as written by timm, transformers, mmseg or the released code."""
     backbone = dict(checkpoint.backbone_arguments(), type='beit_mm.BEiTBackbone')
     levels, _ = checkpoint.normalisation
     try:
@@ -413,7 +413,7 @@ def stored_teacher(checkpoint: Checkpoint, stored: Any) -> dict[str, Any]:
     config = stored_config.check_part(others, ('beit_mm.FeatureTargets',), 'target_generator')
     teacher = stored.get('teacher')
     if not isinstance(teacher, str):
-        raise UserError('was trained with a teacher that is not one file, such as CLIP, which is not rebuilt')
+        raise UserError('was trained with a teacher that is not a single file, such as CLIP; expected one that is')
     head = head_config(checkpoint)
     if teacher == EMA and head['target_dims'] != head['embed_dims']:
         raise UserError(f'predicts {head["target_dims"]} features, but its moving average has {head["embed_dims"]}')

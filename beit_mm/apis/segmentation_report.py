@@ -1,4 +1,4 @@
-"""The report on a segmentor: IoU of each class, what needs no training, confused classes, overlays."""
+"""The report on a segmentor: IoU of each class, what needs no training, a verdict, overlays."""
 
 import math
 import time

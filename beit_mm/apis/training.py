@@ -1,4 +1,4 @@
-"""Pretraining and fine-tuning on a folder of images, from the plan to the report.
+"""Pretraining and fine-tuning on a folder of images: the plan, the length in minutes or steps, the report.
 
 A run is a folder; its plan.json lets the same call resume it.
 """
@@ -35,18 +35,18 @@ from beit_mm.terminal import quiet, say, typed, without_output
 
 RECORD, REPORT = 'plan.json', 'report.md'
 REPORT_SHARE, REPORT_SECONDS = 0.1, 120.0  # for the report: a share of the minutes; seconds for a run without minutes
-NOMINAL_STEPS = 1000  # over which the schedules of a stage with minutes are planned
+NOMINAL_STEPS = 1000  # of a stage with minutes: its schedules are planned for these, and the clock moves them
 KNOWN_SHARE = 0.03  # of a stage: then its length is known well enough to set intervals
 MIN_BANK, MAX_BANK = 200, 2000  # images to compare held-out ones with; MIN_BANK even if time is short
 MIN_KNOWN, MAX_KNOWN = 10, 100  # images with label maps whose patches are compared
 MAX_TOKENIZER_STEPS = 4000  # more steps hardly improve its tokens
-MAX_VALIDATIONS, VALIDATION_SHARE = 5, 0.05  # in a stage; its share of all images that pass through the model
+MAX_VALIDATIONS, VALIDATION_SHARE = 5, 0.05  # of a stage; their share of the images that pass through the model
 WAITS_FOR_IMAGES = (
     'Reading images limits the training: {:.0%} of the time is spent waiting for them. More workers or smaller copies '
     'of the images (tools/datasets/resize_images.py) help.'
 )
 AT_LEAST = f'It makes at least {MIN_STEPS} steps, however few the minutes.'
-FEW_PASSES = 5  # over the images: then a head on frozen features was better
+FEW_PASSES = 5  # over the images: with fewer a head on frozen features was better
 FREEZE = (
     'Each image was seen {:.1f} times. With so few passes `--freeze all` was better: "What pays" in docs/own_images.md.'
 )
@@ -124,9 +124,9 @@ def finetune(
         reduce_zero_label: whether 0 in label maps marks unlabelled pixels; None: as classes.txt shows.
         balance: show images of small classes more often, with mmengine's ClassBalancedDataset.
         bands: to read from images with label maps, see `find_label_maps`.
-        lora: rank of the matrices that are trained beside the layers of the frozen backbone, in place of these layers.
-        freeze: number of blocks, from the first on, that are not trained, nor are the embeddings; 'all' also fits a
-            classifier's head to features computed once, without augmentation, however long that takes.
+        lora: rank of LoRA's matrices. Of the backbone only they are trained.
+        freeze: number of blocks, from the first on, that are not trained; the embeddings are not either. With 'all' a
+            classifier's head is fitted to features computed once, without augmentation, however long that takes.
         head: of a segmentor: 'linear' (the default of models as small as the packaged ones), 'upernet' (of others),
             'setr_pup', 'masks' (queries in the last blocks), or 'masks_decoder' (its own blocks).
 
@@ -257,7 +257,7 @@ class Run:
         write_lists(images, self.lists)
 
     def choose_steps(self, images: Images, stage: str) -> None:
-        """Turns the run's length into steps of the stage; minutes into seconds, which set the steps."""
+        """Turns the run's length into steps of the stage; minutes into seconds, for MinutesHook."""
         length = self.record.length
         planned: dict[str, float] = {}
         if self.plan.fits_head:
@@ -400,13 +400,13 @@ def make_runner(cfg: RunConfig, hook: Hook) -> Runner:
 
 
 class MinutesHook(Hook):
-    """Ends a training when its time is up. Each step moves the schedules by its share of the time that was left.
+    """Ends a training when its time is up. Each step moves the schedules by the part of the time left that it took.
 
     It replaces mmengine's ParamSchedulerHook. Checkpoints store time and schedules, for a call that resumes.
 
     Args:
         seconds: time for the training, all calls together.
-        began: when this call began, by time.monotonic.
+        began: when `record.seconds` was last brought up to date, by time.monotonic.
         planned: steps over which the schedules are planned.
         most: steps after which it ends even if time is left. It makes at least `MIN_STEPS` in any case.
         settings: returns the name of a config and its settings for a number of steps; the intervals come from there.

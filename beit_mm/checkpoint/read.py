@@ -108,7 +108,7 @@ def _read_safetensors(path: Path) -> dict[str, Any]:
 def _read_zip(path: Path) -> Any:
     size = path.stat().st_size
     with zipfile.ZipFile(path) as archive:
-        # Python could import code that lies beside the tensors.
+        # Python could import code from it: a zip file may lie on sys.path.
         if others := [name for name in archive.namelist() if not re.fullmatch(ZIP_ENTRY, name)]:
             raise CheckpointError(f'it holds {others[0][:MAX_NAME]!r}, which torch.save does not write')
         if (held := sum(entry.file_size for entry in archive.infolist())) > size:  # torch.save compresses nothing
@@ -119,7 +119,7 @@ def _read_zip(path: Path) -> Any:
 
 
 def _read_legacy(path: Path) -> Any:
-    """Reads files of torch before 1.6, which name all storages first; their values can be missing."""
+    """Reads files of torch before 1.6, which name all storages first: a short one can name huge ones without values."""
     size, named = path.stat().st_size, 0  # bytes
 
     def filled(storage: Any, _: Any) -> Any:
@@ -134,13 +134,13 @@ def _read_legacy(path: Path) -> Any:
 
 
 def _read_torch(path: Path, map_location: Any) -> Any:
-    # an open file: torch 2.15 goes by a name that ends in .safetensors, whatever the file holds
+    # an open file, not a path: torch 2.15 would choose the reader by the suffix of the name
     with path.open('rb') as file, only_stand_ins():
         read = torch.load(file, map_location, weights_only=True)
     known: Known = {}
     content = plain(read, known)
     tensors = [new for new, _ in known.values() if isinstance(new, Tensor)]
-    # these bytes take memory only once the tensors are copied
+    # an expanded tensor takes this memory only once it is copied
     if sum(max(0, tensor.nbytes - tensor.untyped_storage().nbytes()) for tensor in tensors) > MAX_EXPANDED:
         raise CheckpointError(f'it holds tensors that are expanded by more than {MAX_EXPANDED:,} bytes')
     return content
@@ -165,7 +165,7 @@ class Module(Attributes):  # for a DALL-E network that was saved as a module; it
 
 
 class NumpyType:
-    """For `numpy.dtype` of numbers and text. The state that a file gives a real one could turn bytes into pointers."""
+    """For `numpy.dtype` of numbers and text. A real one takes its state from the file: bytes could become pointers."""
 
     __slots__ = ('code',)
 
@@ -299,7 +299,7 @@ def _plain_dict(value: dict, known: Known) -> dict:
 
 
 def _weights_of(module: Module) -> dict[str, Tensor]:
-    """Like torch.nn.Module.state_dict. Empties modules: reading one that stands in many places would never end."""
+    """Like torch.nn.Module.state_dict. Empties modules: one that stands in many places would be read without end."""
     weights = {name: tensor for name, tensor in module.pop('_parameters').items() if isinstance(tensor, Tensor)}
     for name, child in module.pop('_modules').items():
         weights |= {f'{name}.{key}': tensor for key, tensor in _weights_of(child).items()}

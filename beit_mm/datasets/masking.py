@@ -1,4 +1,4 @@
-"""Blockwise masks (Algorithm 1, paper section 2.3) and uniformly random ones.
+"""Blockwise masks (the released code's, or the paper's Algorithm 1, section 2.3) and uniformly random ones.
 
 While a mask is drawn, it is a Python integer with one bit for each patch, row by row: ten times as fast as an array.
 """

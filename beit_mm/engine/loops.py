@@ -123,7 +123,7 @@ class IterLoop(IterBasedTrainLoop):
 
 @LOOPS.register_module()
 class HeadFitLoop(IterLoop):
-    """An IterLoop whose one step reads all images once and makes the linear head that of `choose_penalty`."""
+    """An IterLoop whose one step reads all images once and sets the linear head to what `choose_penalty` finds."""
 
     def endless_batches(self) -> Iterator:
         yield batches(self.dataloader, epoch=0)
@@ -197,5 +197,5 @@ def nothing_left(runner: Runner) -> bool:
     """Whether a resumed run is already complete, its last validation included."""
     iteration, end, hook = runner.iter, runner.max_iters, checkpoint_hook_of(runner)
     if iteration >= end:
-        warn(f'The run is finished: the checkpoint has {iteration} iterations, the config {end}; make it longer.')
+        warn(f'All {end} iterations of the config are done, {iteration} in the checkpoint; for more, raise its length.')
     return iteration > end or (iteration == end and hook is not None and hook.finished)

@@ -47,9 +47,9 @@ class ChannelNorm(nn.LayerNorm):
 class MaskClassificationHead(BaseDecodeHead):
     """Predicts a mask and a class for each of a number of learned queries.
 
-    In training a query attends, in each block, only to the patches inside its own last mask. This masking ends block by
-    block, first block first, as the training goes on (`masking_probability`); inference is without it. So a validation
-    before the end of a training shows less than the weights are worth.
+    In training a query attends, in each block, of the patches only to those inside its own last mask. This masking ends
+    block by block, first block first, as the training goes on (`masking_probability`); inference is without it. So a
+    validation before the end of a training shows less than the weights are worth.
 
     Args:
         in_channels: width C of the features.
@@ -59,7 +59,7 @@ class MaskClassificationHead(BaseDecodeHead):
         where: 'decoder': the head has these blocks itself, and takes feature maps of any backbone, which may be frozen;
             'backbone': they are the last blocks of the BEiTBackbone of a SlidingSegmentor, where queries are further
             prefix tokens, with the position bias of the class token.
-        in_index: in a decoder the feature maps, which are added after a norm and a linear layer each.
+        in_index: feature maps of a decoder; each gets a norm and a linear layer, then all are added.
         num_points: P, at which the loss reads a mask.
         ignore_index: as in mmseg.
     """
@@ -124,7 +124,7 @@ class MaskClassificationHead(BaseDecodeHead):
             return class_scores(masks, classes)
 
     def predictions(self, inputs: Sequence[Tensor]) -> list[Prediction]:
-        """The last prediction, and in training before it the prediction in front of each block."""
+        """The predictions in front of each block, in training only, and at the end the one after all."""
         x, grid, bias = self.sequence(inputs)  # B, N, C
         found = []
         for index, block in enumerate(self.joined or self.blocks):
@@ -212,7 +212,7 @@ def exact(x: Tensor) -> Tensor:
 
 
 def class_scores(masks: Tensor, classes: Tensor) -> Tensor:
-    """Probabilities (B, K, H, W): for each query that of the class times that of the pixel, summed."""
+    """Probabilities (B, K, H, W): the sum over the queries of P(class) * P(pixel in the mask)."""
     return torch.einsum('bqk,bqhw->bkhw', classes.softmax(dim=-1)[..., :-1], masks.sigmoid())
 
 
@@ -220,7 +220,7 @@ def class_scores(masks: Tensor, classes: Tensor) -> Tensor:
 
 
 def hidden_tokens(masks: Tensor, grid: Grid, num_tokens: int, probability: float) -> Tensor | None:
-    """The patches outside each query's mask, bool (B, Q, N), for a share `probability` of the queries, drawn."""
+    """The patches outside each query's mask, bool (B, Q, N), for queries that are drawn with `probability`."""
     if probability == 0:
         return None
     with torch.no_grad():
@@ -241,10 +241,10 @@ def masking_probability(block: int, num_blocks: int, progress: float) -> float:
 
 
 def training_progress() -> float:
-    """The share of the training that is done, of which a resumed run knows as much as one that was never stopped."""
+    """The share of the training that is done, the same after a resume."""
     hub = MessageHub.get_current_instance()
     step = hub.get_info('iter', 0) / max(hub.get_info('max_iters', 1), 1)
-    return min(hub.get_info('schedule_share', step), 1.0)  # the first where a training ends by the clock
+    return min(hub.get_info('schedule_share', step), 1.0)  # schedule_share is there if the training ends by the clock
 
 
 # Objects, points and matching
@@ -268,14 +268,14 @@ def targets_at(labels: Tensor, images: Tensor, objects: Tensor, points: Tensor) 
     counts, 1 or 0 (R, P): not where a pixel that is read is ignored.
     """
     height, width = labels.shape[1:]
-    right_of, below = points[..., 0] * width - 0.5, points[..., 1] * height - 0.5  # R, P: of the first pixel's centre
+    right_of, below = points[..., 0] * width - 0.5, points[..., 1] * height - 0.5  # R, P: from the first pixel's centre
     left, top = right_of.floor().long(), below.floor().long()
     across, along = right_of - left, below - top
     targets = points.new_zeros(*points.shape[:2], objects.shape[1])
     counts = torch.ones_like(across, dtype=torch.bool)
     for right, down in ((0, 0), (1, 0), (0, 1), (1, 1)):
         x, y = left + right, top + down
-        inside = (x >= 0) & (x < width) & (y >= 0) & (y < height)  # outside all masks are 0
+        inside = (x >= 0) & (x < width) & (y >= 0) & (y < height)  # outside the image every mask is 0
         weight = inside * (across if right else 1 - across) * (along if down else 1 - along)
         place = (images[:, None] * height + y.clamp(0, height - 1)) * width + x.clamp(0, width - 1)
         label = labels.flatten()[place]  # R, P
