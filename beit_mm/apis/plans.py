@@ -217,8 +217,7 @@ class Plan:
 def plan_training(images: Images, call: Record) -> Plan:
     """Plans a training by the number of images, the device and its memory, where the call leaves it open.
 
-    Without `init` it begins with 'demo' on a CPU; on a GPU a pretraining with random weights, a fine-tuning with a
-    released model.
+    Without `init`: on a CPU 'demo'; on a GPU random weights to pretrain, a released model to fine-tune.
     """
     device = call.device or ('cuda' if torch.cuda.is_available() else 'cpu')
     advice, init = '', call.init or (DEMO if device == 'cpu' or call.verb == 'finetune' else NONE)

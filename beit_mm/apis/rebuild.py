@@ -36,7 +36,7 @@ from beit_mm.registry import MODELS, TRANSFORMS
 
 ConfigInput: TypeAlias = str | Path | Config | None
 SCOPES = dict(classifier='mmpretrain', segmentor='mmseg')  # task -> the library whose types need no prefix
-ADVICE = 'give the config it was trained with: --config PATH, or config=PATH of an inferencer'
+ADVICE = 'give the config it was trained with: config=PATH of an inferencer, --config of `export`'
 
 TOKENIZER = 'demo/dvae.py'  # the config that trains a user's own tokenizer
 OWN_KEYS = ('type', 'arch', 'hidden', 'vocab_size', 'embed_dims', 'num_levels', 'bottleneck_blocks')
@@ -413,7 +413,7 @@ def stored_teacher(checkpoint: Checkpoint, stored: Any) -> dict[str, Any]:
     config = stored_config.check_part(others, ('beit_mm.FeatureTargets',), 'target_generator')
     teacher = stored.get('teacher')
     if not isinstance(teacher, str):
-        raise UserError('was trained with a teacher that is not a single file, such as CLIP; expected one that is')
+        raise UserError('was trained with a teacher that is not one file, such as CLIP; it cannot be rebuilt')
     head = head_config(checkpoint)
     if teacher == EMA and head['target_dims'] != head['embed_dims']:
         raise UserError(f'predicts {head["target_dims"]} features, but its moving average has {head["embed_dims"]}')
