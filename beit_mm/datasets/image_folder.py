@@ -187,6 +187,8 @@ class UnlabeledImages(BaseDataset):
 
     def load_data_list(self) -> Samples:
         folder = self.data_prefix['img_path']
+        if not os.path.isdir(folder):  # with a list only each image would be missing
+            raise FileNotFoundError(f'no folder {folder!r}; expected images in it')
         samples = self.find_images(folder)
         if not samples:
             raise self.no_images(self.ann_file or folder)

@@ -154,6 +154,7 @@ LIST = dict(ann_file='list.txt')
         ('ImageFolder', LIST, '0.png', "line 1: '0.png' .* 0 to 2"),
         ('ImageFolder', dict(data_prefix='red'), '', "no class folders in '.*red"),
         ('ImageFolder', dict(classes=['pink']), '', 'no folder .*pink'),
+        ('UnlabeledImages', dict(LIST, data_prefix='nowhere'), 'red/1.png\n', 'nowhere'),
         ('UnlabeledImages', dict(filter_cfg=dict(min_size=9)), '', 'filter_cfg has no effect.*ann_file'),
         ('UnlabeledImages', dict(data_prefix='empty'), '', 'no images in .*/empty/?.* .jpg .jpeg .* .png .*.tiff'),
     ],
