@@ -106,7 +106,7 @@ slurm() {
     run "$@"
     return
   fi
-  trap : TERM USR1  # the tasks get these signals too, save, and exit with 75
+  trap : TERM USR1 INT  # the tasks get these signals too, save, and exit with 75, or 130
   "$@" || code=$?
   if ((code == 75)) && [[ -n ${SLURM_JOB_ID:-} ]]; then
     # A cancelled job is no longer running, and must not be started again.

@@ -527,7 +527,7 @@ def test_a_mistake_is_one_line(run, images, tmp_path):
         ('leave --tokenizer out', 'pretrain', images, '--out', out, '--targets', 'features', '--tokenizer', 'new'),
         ('does not exist', 'pretrain', images, '--out', out, '--targets', 'features', '--teacher', 'nothing.pth'),
         ('has class folders: none', 'finetune', images / 'red', '--init', run, '--out', out),
-        ('for pretraining, not for classification; give --labelled FOLDER', 'classify', run, image),
+        ('--labelled FOLDER', 'classify', run, image),
         ('broken.png', 'reconstruct', run, broken, '--out', tmp_path / 'picture.png'),
     ):
         mistake(message, *words)
