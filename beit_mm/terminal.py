@@ -159,8 +159,10 @@ def mistake(error: BaseException) -> str | None:
         while frames and frames[-1] == '__init__':  # constructors that hand the arguments on
             frames.pop()
         return str(error) if frames and frames[-1] in BUILDERS else None  # otherwise a bug in a constructor
-    if type(error).__name__ == 'OutOfMemoryError':  # torch's; torch may not be imported
+    if type(error).__name__ == 'OutOfMemoryError' or 'DefaultCPUAllocator' in str(error):  # torch's on a GPU, on a CPU
         return f'{". ".join(str(error).split(". ")[:2])}. {LESS_MEMORY}, --batch of pretrain and finetune'
+    if 'more than 1 value per channel when training' in str(error):  # a pool of 1 x 1 in UperNet
+        return 'BatchNorm needs two images in a batch: --cfg-options train_dataloader.batch_size=2'
     if isinstance(error, RuntimeError) and 'EADDRINUSE' in str(error):  # torch.distributed's DistNetworkError too
         return f'port {os.environ.get("MASTER_PORT", "")} of this machine is in use; choose another: PORT=...'
     if LOST.search(str(error)):

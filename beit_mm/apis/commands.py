@@ -174,11 +174,6 @@ def test(arguments: Sequence[str] | None = None) -> None:
     cfg = test_config(args)
     runner = RUNNERS.build(cfg)
     runner.register_hook(progress_hook(Path(args.config).stem))
-    if args.checkpoint:
-        try:  # in full: the numbers of a half-loaded model would mislead
-            runner.load_checkpoint(args.checkpoint, strict=True)
-        except RuntimeError as error:
-            raise UserError(f'{args.checkpoint}: {" ".join(str(error).split()):.500}') from error
     predictions = None
     dataset = runner.test_dataloader.dataset
     if args.out and 'gt_label' in dataset.get_data_info(0):
@@ -234,6 +229,9 @@ def test_config(args: argparse.Namespace) -> Config:
         raise UserError('no CHECKPOINT given; name it behind the config')
     cfg.default_hooks = cfg.get('default_hooks', {})
     cfg.load_from = args.checkpoint
+    cfg.custom_hooks = cfg.get('custom_hooks', [])
+    if not any(hook.type == 'beit_mm.FitCheckHook' for hook in cfg.custom_hooks):
+        cfg.custom_hooks.append(dict(type='beit_mm.FitCheckHook'))  # refuses a model that is loaded in part
     if args.amp and not cfg.model.type.endswith('SlidingSegmentor'):
         cfg.test_cfg.fp16 = True
     elif args.amp and cfg.model.test_cfg.get('precision') == 'float32':  # others are mixed already

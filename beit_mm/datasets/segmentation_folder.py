@@ -88,6 +88,10 @@ class SegmentationFolder(UnlabeledImages):
             if missing := [image for image in images if self._label_map(image) not in existing]:
                 pair = f'{self._label_map(missing[0])!r} for {missing[0]!r}'
                 raise FileNotFoundError(f'no label map {pair}; {len(missing)} of {len(images)} images have none')
+            unused = {name for name in existing if name.endswith(self.seg_map_suffix)} - {*map(self._label_map, images)}
+            if unused and not self.ann_file:
+                folder = self.data_prefix['img_path']
+                warn(f'{len(unused)} label maps have no image in {folder} and are left out, such as {min(unused)}')
         return samples
 
     def get_data_info(self, idx: int) -> dict:
@@ -161,7 +165,7 @@ class LoadAnnotation(BaseTransform):
         labels = read_labels(path, by_colour, max(MAX_PIXELS, height * width))
         if labels.shape != tuple(size):
             found = f'{path} is {labels.shape[1]} x {labels.shape[0]} pixels'
-            image = f'its image {results["img_path"]} is {width} x {height}, upright by its EXIF orientation'
+            image = f'its image {results["img_path"]} is {width} x {height} after its EXIF orientation, if any'
             raise UserError(f'{found}, {image}; expected the same size')
         if values := results.get('label_values'):
             numbers, labels = labels, index_of(labels, values)

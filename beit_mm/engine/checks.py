@@ -1,7 +1,7 @@
 """Checks at the start of a run for mistakes that would go unnoticed."""
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import zip_longest
 from typing import Any
 
@@ -15,8 +15,9 @@ from mmengine.structures import BaseDataElement
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
-from beit_mm.checkpoint.checkpoint import check_finite
+from beit_mm.checkpoint.checkpoint import check_finite, drop_task_parts
 from beit_mm.checkpoint.description import class_names, meta_of
+from beit_mm.checkpoint.names import preview, task_of
 from beit_mm.checkpoint.read import as_checkpoint_error
 from beit_mm.datasets import UnlabeledImages
 from beit_mm.datasets.masking import BlockwiseMask, RandomMask
@@ -44,11 +45,12 @@ class FitCheckHook(Hook):
 
     def __init__(self):
         self.loaded: dict = {}  # meta of the checkpoint that the weights come from
+        self.loaded_shapes: dict[str, Sequence[int]] = {}  # of its tensors
         self.first_batch = True
         self.init_report: Any = None  # LoadReport of the backbone's init_cfg
 
     def before_train(self, runner: Runner) -> None:
-        self.loaded = {}  # a test afterwards uses this run's weights
+        self.loaded, self.loaded_shapes = {}, {}  # a test afterwards uses this run's weights
         check_sampler(runner.train_dataloader)
         state_effective_batch(runner)
         check_schedules(runner)
@@ -91,6 +93,7 @@ class FitCheckHook(Hook):
         self.loaded = meta_of(checkpoint)
         self.init_report = getattr(backbone_of(unwrap(runner)), 'load_report', None)
         weights = checkpoint.get('state_dict') or {}
+        self.loaded_shapes = {name: tensor.shape for name, tensor in weights.items()}
         # the backbone checks its own tensors when it loads them
         others = [name for name in unwrap(runner).state_dict() if not name.startswith('backbone.') and name in weights]
         check_finite({name: weights[name] for name in others}, 'The checkpoint')
@@ -99,6 +102,8 @@ class FitCheckHook(Hook):
             check_state(checkpoint['optimizer'], wrapper.optimizer)  # AutocastOptimWrapper does so when it loads
 
     def before_test(self, runner: Runner) -> None:
+        if self.loaded_shapes:
+            check_complete(unwrap(runner), self.loaded_shapes)
         dataset = runner.test_dataloader.dataset
         with as_checkpoint_error('the checkpoint'):
             classes = class_names(self.loaded)
@@ -222,6 +227,30 @@ def check_labels(samples: Sequence[BaseDataElement], num_classes: int, ignore_in
     if share > 0.5:
         cause = f'label {ignore_index}, and label 0 with reduce_zero_label=True'
         warn(f'{share:.0%} of the pixels of the first batch are ignored ({cause}). Is this intended?')
+
+
+def check_complete(model: nn.Module, shapes: Mapping[str, Sequence[int]]) -> None:
+    """Raises UserError if loaded tensors of these shapes are another model's, since mmengine loads what fits.
+
+    An auxiliary head may be missing: a test does not use it.
+    """
+    own = {name: tensor.shape for name, tensor in model.state_dict().items()}
+    needed = [name for name in own if not name.startswith(('backbone.', 'auxiliary_head.'))]
+    missing = [name for name in needed if name not in shapes]
+    unexpected = []
+    if (backbone := backbone_of(model)) is not None and (report := backbone.load_report) is not None:
+        missing += [f'backbone.{name}' for name in report.missing_keys]
+        unexpected = [f'backbone.{name}' for name in drop_task_parts(report.unexpected_keys)]
+    lacks = [f'the {owner} lacks {preview(them)}' for owner, them in (('file', missing), ('model', unexpected)) if them]
+    if lacks:
+        advice = 'test the checkpoint with the config that it was trained with'
+        raise UserError(f'the checkpoint has weights for {task_of(shapes)}, and {" and ".join(lacks)}; {advice}')
+    for name in needed:
+        if shapes[name] != own[name]:
+            raise UserError(
+                f'{name} of the checkpoint is {tuple(shapes[name])}, the model has {tuple(own[name])}; set num_classes '
+                'of the heads, and their sizes, as the checkpoint was trained'
+            )
 
 
 def check_model(model: nn.Module, dataset: Dataset) -> None:

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from mmengine.dist import get_rank
 from mmengine.hooks import Hook
-from mmengine.model import is_model_wrapper
+from mmengine.model import BaseTTAModel, is_model_wrapper
 from mmengine.runner import Runner
 from torch import nn
 
@@ -21,8 +21,9 @@ from beit_mm.registry import HOOKS
 
 
 def unwrap(runner: Runner) -> nn.Module:
-    """The model of a run, without a wrapper such as DistributedDataParallel."""
-    return runner.model.module if is_model_wrapper(runner.model) else runner.model
+    """The model of a run, without DistributedDataParallel and test-time augmentation around it."""
+    model = runner.model.module if is_model_wrapper(runner.model) else runner.model
+    return model.module if isinstance(model, BaseTTAModel) else model
 
 
 @HOOKS.register_module()

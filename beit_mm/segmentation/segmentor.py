@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
 from itertools import groupby, islice
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -37,6 +37,7 @@ from beit_mm.registry import MODELS, TRANSFORMS
 
 MAX_LOGITS = 2**27  # numbers, 0.5 GB: for larger images (150 classes: above 0.9 MP) only labels are made
 RATIOS = (0.5, 0.75, 1.0, 1.25, 1.5, 1.75)  # as in the released code
+ROWS = 256  # of class probabilities that are computed together
 FLIPS = (False, True)
 
 
@@ -422,12 +423,14 @@ class MultiScaleTTA(BaseTTAModel):
         """Yields the class probabilities (C, H, W) of each image; `views` are its sizes, each also flipped."""
         logits = self.module.slide(views)
         for weights_of_image in weights:
-            mean = 0
+            mean: Any = 0.0
             for weight in (weight for weight in weights_of_image for _ in FLIPS):
-                view = next(logits)  # C, H, W
+                view = next(logits)  # C, H, W: with 150 classes it has gigabytes, so all is done in place
                 if not self.module.gives_probabilities:
-                    view = view.sigmoid() if len(view) == 1 else view.softmax(dim=0)
-                mean += view.mul_(weight / (len(FLIPS) * sum(weights_of_image)))
+                    for rows in view.split(ROWS, dim=1):
+                        rows.copy_(rows.sigmoid() if len(view) == 1 else rows.softmax(dim=0))
+                mean = view.mul_(weight / (len(FLIPS) * sum(weights_of_image))).add_(mean)
+                del view
             yield mean
 
     def merge_preds(self, data_samples_list: list) -> list:  # abstract in the base class

@@ -1,13 +1,14 @@
 """tools/test.py with a classifier: the numbers of mmpretrain's tool and the inferencer, predictions, mirror images."""
 
 import json
+import re
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from helpers import ROOT, library_tools, load_config, make_runner, run_tool
-from labelled import BACKBONE, CLASSES, classifier_config, make_images
+from labelled import BACKBONE, CLASSES, classifier_config, make_images, save_backbone
 from mmengine.config import Config
 from mmengine.registry import init_default_scope
 from PIL import Image, ImageOps
@@ -16,6 +17,7 @@ from beit_mm.apis.inferencers import ClassificationInferencer
 from beit_mm.checkpoint.convert import convert_checkpoint
 from beit_mm.checkpoint.read import CheckpointError
 from beit_mm.engine.checkpoints import plain_values
+from beit_mm.errors import UserError
 from beit_mm.features.extractor import usual_preparation
 from beit_mm.registry import MODELS
 
@@ -86,6 +88,26 @@ def test_a_probe_of_all_layers_has_an_accuracy_for_each_and_no_predictions(work)
     run_tool('test.py', 'probe.py', 'probe.pth', '--out', 'new/folder/probe.json')
     report = json.loads((work / 'new/folder/probe.json').read_text())
     assert {f'accuracy/layer_{layer}' for layer in range(3)} < set(report) and 'predictions' not in report
+
+
+@pytest.mark.parametrize('folder', [ROOT / 'tools', library_tools('mmpretrain')], ids=['ours', 'mmpretrain'])
+@pytest.mark.parametrize(
+    ('option', 'tensor'),
+    [
+        ('model.head.num_classes=5', 'head.fc.weight'),
+        ('model.backbone.out_type=cls_token', 'backbone.norm.weight'),
+        ('model.backbone.rel_pos_bias=shared', 'backbone.rel_pos_bias.relative_position_bias_table'),
+        ('model.backbone.abs_pos_embed=False', 'backbone.pos_embed'),
+        ('load_from', 'head.fc.weight'),
+    ],
+)
+def test_a_checkpoint_of_another_model_is_not_tested_in_part(folder, option, tensor, work):
+    """mmpretrain's own tool loads what fits, and would give the figures of random weights."""
+    checkpoint, options = 'epoch_2.pth', ['--cfg-options', option]
+    if option == 'load_from':  # a backbone alone
+        checkpoint, options = save_backbone(work / 'backbone.pth'), []
+    with pytest.raises((UserError, SystemExit), match=re.escape(tensor)):  # ours ends with the message
+        run_tool('test.py', 'config.py', checkpoint, '--work-dir', 'refused', *options, folder=folder)
 
 
 def test_an_image_gives_what_its_file_does(work, tmp_path):
