@@ -284,7 +284,8 @@ class Run:
         validated = len(images.held_out.names)
         if segments or stage != 'finetune':
             validated = min(validated, images.num_validated) * images.validation_cost
-        affordable = 3 * VALIDATION_SHARE * steps * plan.batch / validated  # 3: a validation has no backward pass
+        # 3, because without a backward pass an image costs a third
+        affordable = 3 * VALIDATION_SHARE * steps * plan.batch / validated
         settings['train_cfg']['val_interval'] = math.ceil(steps / max(1, min(MAX_VALIDATIONS, int(affordable))))
         return base, dict(work_dir=str(self.folder / stage), randomness=dict(seed=self.record.seed), **settings)
 

@@ -1,4 +1,4 @@
-"""Low-rank adaptation of a frozen backbone by mmpretrain's LoRAModel.
+"""Low-rank adaptation (LoRA) by mmpretrain's LoRAModel; apis/rebuild.py merges its checkpoints into plain models.
 
 Source: LoRA, arXiv 2106.09685.
 """

@@ -233,8 +233,8 @@ def hidden_tokens(masks: Tensor, grid: Grid, num_tokens: int, probability: float
 def masking_probability(block: int, num_blocks: int, progress: float) -> float:
     """Probability that a query is masked in a block, after this share of the training.
 
-    Of num_blocks + 2 equal parts of the training it is 1 before part block + 1, in which it falls as a polynomial of
-    degree 0.9, and 0 after it.
+    The training has num_blocks + 2 equal parts, which are counted from 0. The probability is 1 until part block + 1
+    begins, falls in this part as a polynomial of degree 0.9, and is 0 after it.
     """
     part = progress * (num_blocks + 2) - (block + 1)
     return (1 - min(max(part, 0.0), 1.0)) ** 0.9
