@@ -146,6 +146,7 @@ def work_dir(config: str) -> Path:
     return Path(load(config).get('work_dir') or f'work_dirs/{Path(config).stem}')
 
 
+@functools.cache
 def start_of(config: str) -> tuple[str, str, str | None]:
     """Key and path of the checkpoint that a config starts from, or of its tokenizer, and the config that makes it.
 

@@ -39,6 +39,7 @@ SCOPES = dict(classifier='mmpretrain', segmentor='mmseg')  # task -> the library
 ADVICE = 'give the config it was trained with: config=PATH of an inferencer, --config of `export`'
 
 TOKENIZER = 'demo/dvae.py'  # the config that trains a user's own tokenizer
+# arguments of the tokenizers that the config TOKENIZER trains
 OWN_KEYS = ('type', 'arch', 'hidden', 'vocab_size', 'embed_dims', 'num_levels', 'bottleneck_blocks')
 DALLE_VOCABULARY = 8192
 FILES = ('checkpoint', 'decoder_checkpoint')  # arguments of tokenizers that name files
@@ -274,14 +275,14 @@ def classes_of(checkpoint: Checkpoint, number: int) -> tuple[tuple[str, ...], li
     return classes, colours.tolist()
 
 
-def metainfo_of_name(checkpoint: Path, num_classes: int) -> dict[str, Any]:
+def metainfo_of_name(path: Path, num_classes: int) -> dict[str, Any]:
     """Class names (ADE20K: colours too) for a file that holds none; empty where the file's name does not show them.
 
     Other data sets have 1000 or 150 classes too, so the name must also end like a released file's. For transformers'
     and timm's files the folder's or repository's name counts. The classes are in the order of the released heads.
     """
     # the Hub's cache has models--OWNER--NAME/snapshots/REVISION/FILE
-    names = checkpoint.absolute().parts[-4:-1] if checkpoint.name in HUB_FILES else [checkpoint.stem]
+    names = path.absolute().parts[-4:-1] if path.name in HUB_FILES else [path.stem]
     found = next(filter(None, map(TRAINED_ON.search, names)), None)
     if found and not found['ade'] and num_classes == 1000:
         from mmpretrain.datasets.categories import IMAGENET_CATEGORIES
@@ -300,7 +301,8 @@ def get_model(name: str, pretrained: bool | CheckpointInput | None = None) -> nn
     Args:
         name: one of `list_models`.
         pretrained: True loads the released weights from $BEIT_MM_WEIGHTS, torch hub's cache or the web; False keeps
-            random weights; anything else goes to `Checkpoint.open`. None means True for 'demo', otherwise False.
+            random weights; anything else goes to `Checkpoint.open`. None means True for 'demo', otherwise False. A
+            plain ViT is built from its file, so it needs True or a checkpoint.
 
     Returns:
         The model of the file's config, in evaluation mode. Its `data_preprocessor` normalises images.
@@ -314,7 +316,7 @@ def get_model(name: str, pretrained: bool | CheckpointInput | None = None) -> nn
     entry = released()[name]
     pretrained = name == DEMO if pretrained is None else pretrained
     cfg = Config.fromfile(entry.config)
-    cfg.model.get('backbone').init_cfg = None
+    cfg.model.backbone.init_cfg = None
     if 'target_generator' in cfg.model:
         cfg.model.target_generator = None
     with DefaultScope.overwrite_default_scope(cfg.default_scope):
@@ -326,7 +328,7 @@ def get_model(name: str, pretrained: bool | CheckpointInput | None = None) -> nn
 
 
 def rebuild_pretrainer(checkpoint: Checkpoint) -> BEiTPretrainer:
-    """Builds a pretrained model from the shapes of its weights, in evaluation mode."""
+    """Builds the pretrainer of a checkpoint, with its weights and its tokenizer or teacher, in evaluation mode."""
     levels, _ = checkpoint.normalisation
     with as_checkpoint_error(checkpoint.path):
         model = BEiTPretrainer(
@@ -335,10 +337,12 @@ def rebuild_pretrainer(checkpoint: Checkpoint) -> BEiTPretrainer:
             target_generator=targets_config(checkpoint),
             data_preprocessor=dict(levels, type='beit_mm.TwoViewDataPreprocessor'),
         )
-        before, now = ((of or {}).get('sha256') for of in (checkpoint.meta.get('tokenizer'), target_provenance(model)))
+        stored, found = checkpoint.meta.get('tokenizer') or {}, target_provenance(model) or {}
+        before, now = stored.get('sha256'), found.get('sha256')
         if before and now and before != now:
-            what = (checkpoint.meta.get('tokenizer') or {}).get('type')
-            raise UserError(f'was trained with another {what}: its file had SHA-256 {before}, the one found has {now}')
+            raise UserError(
+                f'was trained with another {stored.get("type")}: its file had SHA-256 {before}, the one found has {now}'
+            )
         model.load_state_dict(checkpoint.state_dict, strict=False)
     return model.eval()
 
@@ -396,7 +400,7 @@ def head_config(checkpoint: Checkpoint) -> dict[str, Any]:
 def stored_tokenizer(checkpoint: Checkpoint, stored: Any) -> dict[str, Any]:
     files = {key: str(stored[key]) for key in FILES if stored.get(key)}
     config = stored_config.check_part(without_files(stored), stored_config.TOKENIZERS, 'target_generator')
-    config |= {key: found_again(file, checkpoint) for key, file in files.items()}
+    config |= {key: find_again(file, checkpoint) for key, file in files.items()}
     if config['type'] == 'beit_mm.DiscreteVAE' and 'checkpoint' not in files:
         raise UserError('does not name the file of its tokenizer')
     digest = (checkpoint.meta.get('tokenizer') or {}).get('sha256')
@@ -418,7 +422,7 @@ def stored_teacher(checkpoint: Checkpoint, stored: Any) -> dict[str, Any]:
     if teacher == EMA and head['target_dims'] != head['embed_dims']:
         raise UserError(f'predicts {head["target_dims"]} features, but its moving average has {head["embed_dims"]}')
     if teacher != EMA and teacher not in released() and teacher not in plain_vits():
-        teacher = found_again(teacher, checkpoint, 'teacher')
+        teacher = find_again(teacher, checkpoint, 'teacher')
     return dict(config, teacher=teacher)
 
 
@@ -426,7 +430,7 @@ def without_files(tokenizer: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in tokenizer.items() if key not in (*FILES, 'sha256')}
 
 
-def found_again(file: str, checkpoint: Checkpoint, what: str = 'tokenizer') -> str:
+def find_again(file: str, checkpoint: Checkpoint, what: str = 'tokenizer') -> str:
     """Finds a file that a checkpoint names, even if the run was moved."""
     if file == DEMO:
         return file

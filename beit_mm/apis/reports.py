@@ -121,7 +121,7 @@ class Report:
     paragraphs: list[Paragraph]
     pictures: list[Picture]
     following: str  # what to run next
-    helped: Sequence[Sequence[str]] = ()  # table of features before and after a pretraining
+    comparison: Sequence[Sequence[str]] = ()  # table of features before and after a pretraining
 
 
 def write_report(folder: str | Path, title: str, parts: Iterable[Paragraph | Picture]) -> Path:

@@ -40,7 +40,7 @@ KNOWN_SHARE = 0.03  # of a stage: then its length is known well enough to set in
 MIN_BANK, MAX_BANK = 200, 2000  # images to compare held-out ones with; MIN_BANK even if time is short
 MIN_KNOWN, MAX_KNOWN = 10, 100  # images with label maps whose patches are compared
 MAX_TOKENIZER_STEPS = 4000  # more steps hardly improve its tokens
-MAX_VALIDATIONS, VALIDATION_SHARE = 5, 0.05  # of a stage; their share of the images that pass through the model
+MAX_VALIDATIONS, VALIDATION_SHARE = 5, 0.05  # of a stage; what they cost, relative to its training
 WAITS_FOR_IMAGES = (
     'Reading images limits the training: {:.0%} of the time is spent waiting for them. More workers or smaller copies '
     'of the images (tools/datasets/resize_images.py) help.'
@@ -79,7 +79,7 @@ def pretrain(
         tokenizer: 'demo' (packaged), or 'new' to train one on these images; by default the tokenizer of `init`.
         targets: 'tokens', or 'features' of a teacher in their place; by default 'tokens'.
         teacher: with features: any BEiT or plain ViT, by file, run folder or name, or 'ema', the model's own moving
-            average; by default 'demo', on a GPU DINOv2 where its file is at hand.
+            average; by default 'demo', on a GPU DINOv2 if it fits the memory and its file is found or downloaded.
         workers: processes that read images.
         batch: images per step.
         seed: for every random choice, by default 0.
@@ -118,16 +118,16 @@ def finetune(
         images: folder with one folder per class, or with images and label maps, see `find_label_maps`.
         out, workers, batch, seed, mean, std: as for `pretrain`.
         init: checkpoint of any BEiT or plain ViT, or the folder of a run; 'none' for random weights; by default 'demo',
-            on a GPU DINOv2 if it fits the memory and can be had.
+            on a GPU DINOv2 if it fits the memory and its file is found or downloaded.
         minutes: wall-clock time of the whole run, by default 15.
         epochs: instead of minutes: passes over the images.
         reduce_zero_label: whether 0 in label maps marks unlabelled pixels; None: as classes.txt shows.
         balance: show images of small classes more often, with mmengine's ClassBalancedDataset.
         bands: to read from images with label maps, see `find_label_maps`.
-        lora: rank of LoRA's matrices. Of the backbone only they are trained.
-        freeze: number of blocks, from the first on, that are not trained; the embeddings are not either. With 'all' a
+        lora: rank of LoRA's matrices; the backbone's own weights are frozen.
+        freeze: number of blocks to freeze, from the first on, together with the embeddings. With 'all' a
             classifier's head is fitted to features computed once, without augmentation, however long that takes.
-        head: of a segmentor: 'linear' (the default of models as small as the packaged ones), 'upernet' (of others),
+        head: of a segmentor: 'linear' (default for models as small as the packaged ones), 'upernet' (for larger ones),
             'setr_pup', 'masks' (queries in the last blocks), or 'masks_decoder' (its own blocks).
 
     Returns:
@@ -158,7 +158,8 @@ class Run:
         if (self.folder / RECORD).is_file():
             self.record = Record.read(self.folder / RECORD)
             self.record.check_call(call, self.folder)
-            self.record.workers = self.record.workers if call.workers is None else call.workers
+            if call.workers is not None:
+                self.record.workers = call.workers
         elif self.folder.exists() and any(self.folder.iterdir()):
             raise UserError(f'{self.folder} holds other files; expected a new or empty folder for the run')
 
@@ -230,7 +231,7 @@ class Run:
         """Resumes the recorded plan, or makes one and prints it."""
         record, digest = self.record, digest_of(images)
         resumes = bool(record.digest)
-        if record.digest not in ('', digest):
+        if resumes and record.digest != digest:
             changed = f'other images or file names than when {self.folder} was planned'
             advice = 'choose another --out, or delete the folder'
             raise UserError(f'{record.images} has {changed} ({record.found}; now {images}); {advice}')
@@ -250,9 +251,9 @@ class Run:
             record.stages = dict(tokenizer={}, pretrain={}) if trains_tokenizer else {self.verb: {}}
             record.found, record.digest = str(images), digest
             self.write_record()  # first, so that a later call recognises the folder as a run
-            length = 'that of one fit' if plan.fits_head else record.length
-            stages = f'{length}: {" and ".join(record.stages)}; log and configs in {self.folder}'
-            for line in [*describe_plan(plan, images), f'length     {stages}']:
+            length = 'one fit of the head' if plan.fits_head else record.length
+            text = f'{length}: {" and ".join(record.stages)}; log and configs in {self.folder}'
+            for line in [*describe_plan(plan, images), f'length     {text}']:
                 say(line)
         write_lists(images, self.lists)
 
@@ -297,13 +298,13 @@ class Run:
         write_config(path, title, base, settings)
         if self.last_checkpoint(stage).is_file() and 'images_per_second' in planned:
             return
-        (self.folder / stage / RUN_FILE).unlink(missing_ok=True)  # a stage that ended without results validates again
+        (self.folder / stage / RUN_FILE).unlink(missing_ok=True)  # so that a stage without results validates again
         begun = any((self.folder / stage).glob('*.pth'))
         runner = make_runner(run_config(base, dict(settings, resume=begun), path), ProgressHook(stage))
         clock = None
         if 'seconds' in planned:
-            follow = partial(self.settings, images, stage)
-            clock = MinutesHook(planned['seconds'], self.began, planned['steps'], most_steps(stage), follow)
+            settings_for = partial(self.settings, images, stage)
+            clock = MinutesHook(planned['seconds'], self.began, planned['steps'], most_steps(stage), settings_for)
             runner.hooks[:] = [hook for hook in runner.hooks if not isinstance(hook, ParamSchedulerHook)]
             runner.register_hook(clock)
         with without_output():
@@ -341,7 +342,7 @@ class Run:
             report.verdict,
             f'{images}. {record.seconds / 60:.1f} minutes: {steps}; {speed}. Weights: {self.weights.name}.',
             [('on held-out images', 'value +- one standard error'), *rows],
-            report.helped,
+            report.comparison,
             WAITS_FOR_IMAGES.format(measured['waiting']) if measured['waiting'] > 0.5 else '',
             AT_LEAST if 'seconds' in measured and measured['steps'] == MIN_STEPS else '',
             self.advice_on_passes(images, measured['steps']),
@@ -351,7 +352,7 @@ class Run:
             report.following,
         ]
         path = reports.write_report(self.folder, f'{self.verb} of {record.images}', parts)
-        lines = [*reports.aligned(rows), *reports.aligned(report.helped)]
+        lines = [*reports.aligned(rows), *reports.aligned(report.comparison)]
         for line in [*lines, self.weights, path, report.verdict, report.following]:
             say(line)
 
@@ -407,19 +408,21 @@ class MinutesHook(Hook):
 
     Args:
         seconds: time for the training, all calls together.
-        began: when `record.seconds` was last brought up to date, by time.monotonic.
+        began: time.monotonic() when this call's part of `seconds` began.
         planned: steps over which the schedules are planned.
         most: steps after which it ends even if time is left. It makes at least `MIN_STEPS` in any case.
-        settings: returns the name of a config and its settings for a number of steps; the intervals come from there.
+        settings_for: number of steps -> name of a config and its settings, which have the intervals.
     """
 
     priority = 'HIGHEST'  # other hooks ask which step is the last
 
-    def __init__(self, seconds: float, began: float, planned: int, most: float, settings: Callable):
-        self.seconds, self.began, self.planned, self.most, self.settings = seconds, began, planned, most, settings
+    def __init__(self, seconds: float, began: float, planned: int, most: float, settings_for: Callable):
+        self.seconds, self.began, self.planned, self.most = seconds, began, planned, most
+        self.settings_for = settings_for
 
     def after_load_checkpoint(self, runner: Runner, checkpoint: dict) -> None:
-        runner.train_loop.set_length(max(self.planned, checkpoint['meta']['iter'] + 1))  # time ends it, not steps
+        # beyond the step that was reached, where the loop would end the run
+        runner.train_loop.set_length(max(self.planned, checkpoint['meta']['iter'] + 1))
 
     def before_train(self, runner: Runner) -> None:
         info = runner.message_hub.runtime_info
@@ -439,11 +442,13 @@ class MinutesHook(Hook):
             self.share = 1.0
         elif self.last < now:  # never for nan: the call's first step has no start
             self.share += (1 - self.share) * (now - self.last) / (self.deadline - self.last)
+        # never 1 before MIN_STEPS, always from self.most on
         self.share = max(done / self.most, min(self.share, done / MIN_STEPS))
         self.last = now
         place = int(self.share * self.planned)
-        for scheduler in (place - before) * runner.param_schedulers:  # the list, repeated
-            scheduler.step()
+        for _ in range(place - before):
+            for scheduler in runner.param_schedulers:
+                scheduler.step()
         if isinstance(runner.model, DiscreteVAE):
             runner.model.steps.fill_(place)  # its temperature is a schedule too
         passed = self.earlier + now - self.began
@@ -457,7 +462,7 @@ class MinutesHook(Hook):
         loop.set_length(done if self.share >= 1 else max(done + 1, expected))
         if self.share >= KNOWN_SHARE and not self.rate_known:
             self.rate_known = True
-            _, settings = self.settings(expected)
+            _, settings = self.settings_for(expected)
             loop.dynamic_intervals = [settings['train_cfg']['val_interval']]  # mmengine reads it after each step
             for hook in runner.hooks:
                 if isinstance(hook, CheckpointHook):

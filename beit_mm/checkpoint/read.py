@@ -21,7 +21,7 @@ from torch import Tensor
 from beit_mm.errors import CheckpointError, UserError
 from beit_mm.files import atomic_file, file_sha256, printable
 
-META_KEY = 'beit_mm'  # in safetensors metadata, which holds only strings: `meta` as JSON
+META_KEY = 'beit_mm'  # where safetensors metadata, which holds only strings, has `meta` as JSON
 MAX_NAME = 300  # characters of a tensor's name, which messages quote
 MAX_EXPANDED = 2**26  # bytes by which expanded tensors (stride 0) may exceed what is stored
 SUFFIXES = ('.pth', '.pt', '.bin', '.safetensors')
@@ -32,7 +32,10 @@ REFUSED_NAME = re.compile(r'GLOBAL (\S+) (?:was not an allowed global|whose modu
 
 @contextmanager
 def as_checkpoint_error(path: str | Path) -> Iterator[None]:
-    """Turns any error that a file's content causes into a one-line CheckpointError that names the file."""
+    """Turns errors that a file's content causes into a CheckpointError of one line. It begins with the path.
+
+    So the message of a UserError that is raised inside may go on from there: 'names 3 classes, but ...'.
+    """
     try:
         yield
     except UserError as error:
@@ -85,7 +88,7 @@ def read_checkpoint(path: str | Path, sha256: str | None = None) -> dict[str, An
 def _reader_of(path: Path) -> Callable[[Path], Any]:
     with path.open('rb') as file:
         head = file.read(64)
-    # first, because its length may begin like a pickle; the format allows headers of up to 100 MB
+    # safetensors first: the length of its header, at most 100 MB, may look like the start of a pickle
     if head[8:9] == b'{' and int.from_bytes(head[:8], 'little') <= 100_000_000:
         return _read_safetensors
     if head.startswith(b'PK\x03\x04'):
@@ -119,7 +122,7 @@ def _read_zip(path: Path) -> Any:
 
 
 def _read_legacy(path: Path) -> Any:
-    """Reads files of torch before 1.6, which name all storages first: a short one can name huge ones without values."""
+    """Reads files of torch before 1.6. They declare all storages first, so a short file can declare huge ones."""
     size, named = path.stat().st_size, 0  # bytes
 
     def filled(storage: Any, _: Any) -> Any:
@@ -165,7 +168,7 @@ class Module(Attributes):  # for a DALL-E network that was saved as a module; it
 
 
 class NumpyType:
-    """For `numpy.dtype` of numbers and text. A real one takes its state from the file: bytes could become pointers."""
+    """For `numpy.dtype` of numbers and text. A real one takes its state from the file, which could make pointers."""
 
     __slots__ = ('code',)
 
@@ -196,7 +199,7 @@ def numpy_values(kind: Any, content: bytes) -> np.ndarray:
     if type(kind) is not NumpyType:
         raise CheckpointError(f'it holds a {type(kind).__name__} instead of a NumPy type')
     if 'U' in kind.code:
-        content.decode('utf-32-le', 'surrogatepass')  # Python expects valid characters only
+        content.decode('utf-32-le', 'surrogatepass')  # raises for what Python's text cannot hold
     return np.frombuffer(content, kind.code)
 
 
@@ -299,7 +302,7 @@ def _plain_dict(value: dict, known: Known) -> dict:
 
 
 def _weights_of(module: Module) -> dict[str, Tensor]:
-    """Like torch.nn.Module.state_dict. Empties modules: one that stands in many places would be read without end."""
+    """Like torch.nn.Module.state_dict, but takes modules apart: one that occurs twice, or in itself, is a KeyError."""
     weights = {name: tensor for name, tensor in module.pop('_parameters').items() if isinstance(tensor, Tensor)}
     for name, child in module.pop('_modules').items():
         weights |= {f'{name}.{key}': tensor for key, tensor in _weights_of(child).items()}
@@ -310,7 +313,7 @@ def save_torch(content: Any, file: BinaryIO) -> None:
     """torch.save into an open file; raises OSError on a full disk."""
     try:
         torch.save(content, file)
-    except RuntimeError as error:  # torch's, raised after the file's
+    except RuntimeError as error:  # torch raises its own while it handles the file's
         if isinstance(error.__context__, OSError):
             raise error.__context__ from None
         raise
@@ -340,7 +343,7 @@ def write_checkpoint(path: str | Path, content: Mapping[str, Any]) -> None:
 def _safetensors_bytes(content: Mapping[str, Any]) -> bytes:
     weights, metadata = content, dict(format='pt')  # transformers does not read a file without it
     if content.keys() == {'state_dict', 'meta'}:
-        # a single key: safetensors writes several in any order, so equal content could get different hashes
+        # one key, without the format: safetensors writes several in any order, so equal content could differ in hash
         weights, metadata = content['state_dict'], {META_KEY: json.dumps(content['meta'])}
     # each in its own memory, which the format requires
     copies = {name: tensor.detach().clone(memory_format=torch.contiguous_format) for name, tensor in weights.items()}

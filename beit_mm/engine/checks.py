@@ -1,6 +1,5 @@
 """Checks at the start of a run for mistakes that would go unnoticed."""
 
-import logging
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import zip_longest
 from typing import Any
@@ -33,7 +32,9 @@ from beit_mm.models.provenance import backbone_of, preprocessing_of_model, targe
 from beit_mm.models.vit import BEiTBackbone
 from beit_mm.registry import HOOKS
 
-CONSTRUCTOR = "use optim_wrapper.constructor='beit_mm.BEiTOptimWrapperConstructor' with paramwise_cfg="
+CONSTRUCTOR = (
+    "use optim_wrapper.constructor='beit_mm.BEiTOptimWrapperConstructor' with paramwise_cfg=dict(layer_decay_rate=...)"
+)
 
 
 @HOOKS.register_module()
@@ -52,7 +53,7 @@ class FitCheckHook(Hook):
     def before_train(self, runner: Runner) -> None:
         self.loaded, self.loaded_shapes = {}, {}  # a test afterwards uses this run's weights
         check_sampler(runner.train_dataloader)
-        state_effective_batch(runner)
+        check_effective_batch(runner)
         check_schedules(runner)
         model, dataset = unwrap(runner), runner.train_dataloader.dataset
         if runner.val_loop is not None:
@@ -112,7 +113,8 @@ class FitCheckHook(Hook):
         check_topk(runner.test_loop.evaluator, dataset)
 
 
-def state_effective_batch(runner: Runner) -> None:
+def check_effective_batch(runner: Runner) -> None:
+    """Logs the effective batch; refuses or warns about settings that do not see that batches are accumulated."""
     processes, batch = get_world_size(), runner.train_dataloader.batch_size
     accumulation = runner.cfg.get('optim_wrapper', {}).get('accumulative_counts', 1)
     auto_scale_lr = runner.cfg.get('auto_scale_lr') or {}
@@ -123,16 +125,16 @@ def state_effective_batch(runner: Runner) -> None:
         if isinstance(hook, EMAHook) and hook.ema_cfg.get('interval', 1) % accumulation:
             warn(f'The EMAHook counts batches, and a step has {accumulation}; set its interval={accumulation}.')
     effective = processes * batch * accumulation
-    log(
-        f'Effective batch: {processes} processes x {batch} images x {accumulation} accumulated = {effective}; the '
-        f'recipe has {expected}. If they differ, change train_dataloader.batch_size or '
-        'optim_wrapper.accumulative_counts, or scale the learning rate (half the batch, half the rate).',
-        logging.INFO if enabled or expected in (None, effective) else logging.WARNING,
-    )
+    found = f'Effective batch: {processes} processes x {batch} images x {accumulation} accumulated = {effective}'
+    if enabled or expected in (None, effective):
+        log(f'{found}.')
+    else:
+        advice = 'change train_dataloader.batch_size or optim_wrapper.accumulative_counts, or scale the learning rate'
+        warn(f'{found}; the recipe has {expected}: {advice} (half the batch, half the rate).')
 
 
 def check_schedules(runner: Runner) -> None:
-    """Raises UserError for a schedule that raises a learning rate, or that auto_scale_lr scales only in part."""
+    """Raises UserError for a schedule that ends above the initial rate, or that auto_scale_lr scales only in part."""
     auto_scale_lr = runner.cfg.get('auto_scale_lr') or {}
     batch = get_world_size() * runner.train_dataloader.batch_size
     is_scaled = auto_scale_lr.get('enable', False) and auto_scale_lr['base_batch_size'] != batch
@@ -158,7 +160,7 @@ def check_number_of_images(loader: DataLoader) -> None:
 
 
 def check_sampler(loader: DataLoader) -> None:
-    """Raises UserError if our datasets get plain numbers, not SeededSampler's keys: all epochs would look alike."""
+    """Raises UserError if our datasets lack SeededSampler, without which all epochs would have the same views."""
     own = [type(one).__name__ for one in datasets_in(loader.dataset) if isinstance(one, UnlabeledImages)]
     if own and not isinstance(loader.sampler, SeededSampler):
         raise UserError(f"{own[0]} has new views in each epoch only with sampler.type='beit_mm.SeededSampler'")
@@ -178,7 +180,7 @@ def transforms_of(dataset: Dataset) -> Sequence:
 
 
 def path_of(dataset: Dataset) -> str:
-    """Where a dataset's images lie, or its class name."""
+    """Where a dataset's images lie, or the name of its type."""
     prefix = getattr(dataset, 'data_prefix', {})
     return prefix.get('img_path') or getattr(dataset, 'data_root', '') or type(dataset).__name__
 
@@ -343,7 +345,7 @@ def check_views(model: BEiTPretrainer, transforms: Sequence) -> None:
     grid = tuple(-(-side // model.backbone.patch_size) for side in views.size)  # rounded up: the backbone pads
     tokenizer, preprocessor = model.target_generator, model.data_preprocessor
     if tokenizer is not None and tokenizer.gives == 'features':
-        if views.second_size or preprocessor.tokenizer_scale:
+        if views.second_size or getattr(preprocessor, 'tokenizer_scale', None):
             raise UserError('features need no second view; set second_size and tokenizer_scale to None')
     elif tokenizer is not None:
         if views.second_size and getattr(preprocessor, 'tokenizer_scale', None):
@@ -370,10 +372,11 @@ def check_groups(backbone: BEiTBackbone, groups: Sequence[dict]) -> None:
     def scales(module: nn.Module) -> set[float]:
         return {group_of[id(p)].get('lr_scale', 1) for p in module.parameters() if id(p) in group_of}
 
-    trained = [scale for scale in map(scales, backbone.blocks) if scale]
-    if len(trained) > 1 and trained[0] == trained[-1] and scales(backbone.patch_embed) - trained[0]:
+    of_blocks = [found for found in map(scales, backbone.blocks) if found]  # frozen ones have none
+    differs = len(of_blocks) > 1 and scales(backbone.patch_embed) - of_blocks[0]  # numbers that no block has
+    if differs and of_blocks[0] == of_blocks[-1]:
         found = 'the optimizer gives all blocks of the BEiTBackbone one learning rate and its patch embedding another'
-        raise UserError(f'{found}; {CONSTRUCTOR}dict(layer_decay_rate=...)')
+        raise UserError(f'{found}; {CONSTRUCTOR}')
     for name, norm in backbone.named_modules():
         if not isinstance(norm, nn.LayerNorm) or not {id(norm.weight), id(norm.bias)} <= group_of.keys():
             continue
@@ -381,5 +384,5 @@ def check_groups(backbone: BEiTBackbone, groups: Sequence[dict]) -> None:
         if of_weight and not of_bias:
             raise UserError(
                 f'weight decay {of_weight:g} applies to the weight of {name} of the BEiTBackbone, not to its bias; add '
-                f"'norm': dict(decay_mult=0.0) to custom_keys, or {CONSTRUCTOR}dict(layer_decay_rate=...)"
+                f"'norm': dict(decay_mult=0.0) to custom_keys, or {CONSTRUCTOR}"
             )

@@ -114,7 +114,7 @@ class IterLoop(IterBasedTrainLoop):
             sampler.per_epoch = len(loader) * loader.batch_size
             stream = iter(loader)
             yield next(stream)
-            sampler.per_epoch = None  # only `stream` is endless; other iterators of the loader end after an epoch
+            sampler.per_epoch = None  # `stream` has read it; later iterators of the loader end after an epoch
             yield from stream
         while True:
             yield from batches(loader, epoch, first)
@@ -123,9 +123,10 @@ class IterLoop(IterBasedTrainLoop):
 
 @LOOPS.register_module()
 class HeadFitLoop(IterLoop):
-    """An IterLoop whose one step reads all images once and sets the linear head to what `choose_penalty` finds."""
+    """An IterLoop of one step, which fits the linear head to the features of all images by `choose_penalty`."""
 
     def endless_batches(self) -> Iterator:
+        """What the step reads: an iterator of all batches."""
         yield batches(self.dataloader, epoch=0)
 
     @torch.no_grad()
@@ -146,11 +147,11 @@ class HeadFitLoop(IterLoop):
                 hook.show_batch(number, len(self.dataloader), 'features')
         own = torch.cat(parts)
         rows = torch.tensor([(sample.sample_idx, int(sample.gt_label)) for sample in samples], device=own.device)
-        features, (images, labels) = torch.cat(all_gather(own)), torch.cat(all_gather(rows)).unbind(1)
+        features, (indices, labels) = torch.cat(all_gather(own)), torch.cat(all_gather(rows)).unbind(1)
         (mean, std), layer = mean_and_std(features), model.head.fc
-        number = len(layer.weight)
+        num_classes = len(layer.weight)
         fitted, found = choose_penalty(
-            (features - mean) / std, labels, number, images, by_class=False, seed=runner.seed
+            (features - mean) / std, labels, num_classes, indices, by_class=False, seed=runner.seed
         )
         layer.weight.copy_(fitted.weight / std)
         layer.bias.copy_(fitted.bias - layer.weight @ mean)
@@ -194,8 +195,10 @@ def validate_on(runner: Runner, indices: Sequence[int]) -> None:
 
 
 def nothing_left(runner: Runner) -> bool:
-    """Whether a resumed run is already complete, its last validation included."""
+    """Whether a resumed run is past its end, or at its end and validated; warns where no step is left."""
     iteration, end, hook = runner.iter, runner.max_iters, checkpoint_hook_of(runner)
     if iteration >= end:
-        warn(f'All {end} iterations of the config are done, {iteration} in the checkpoint; for more, raise its length.')
+        warn(
+            f"The checkpoint has all {end} iterations of the config ({iteration}); to go on, raise the config's length."
+        )
     return iteration > end or (iteration == end and hook is not None and hook.finished)

@@ -33,8 +33,9 @@ HOOKS = ('_forward_pre_hooks', '_forward_hooks', '_backward_pre_hooks', '_backwa
 
 def truncated_normal_(tensor: Tensor, bound: float = INIT_STD) -> None:
     """Normal with sigma 0.02, by default cut at one sigma. Source: microsoft/unilm `beit/modeling_pretrain.py`."""
-    # Its fine-tuning code and mmpretrain cut at an absolute +-2, which is 100 sigma.
-    nn.init.trunc_normal_(tensor, std=INIT_STD, a=-bound, b=bound)
+    if not tensor.is_meta:  # there it takes as long as a small model's forward pass, for no values
+        # Its fine-tuning code and mmpretrain cut at an absolute +-2, which is 100 sigma.
+        nn.init.trunc_normal_(tensor, std=INIT_STD, a=-bound, b=bound)
 
 
 def is_plain(layer: nn.Module) -> bool:

@@ -19,7 +19,7 @@ from PIL import Image
 from beit_mm import engine
 from beit_mm.engine import CompileHook, CompressGradientsHook, DenseKNNHook, DINOHook, KNNHook, TeacherMomentumHook
 from beit_mm.engine.checkpoints import CheckpointMetaHook
-from beit_mm.engine.checks import check_same_zero, state_effective_batch
+from beit_mm.engine.checks import check_effective_batch, check_same_zero
 from beit_mm.engine.logs import ProgressHook, ThroughputHook
 from beit_mm.engine.steps import StepSeedHook
 from beit_mm.registry import MODELS
@@ -87,7 +87,7 @@ def said(monkeypatch) -> list[str]:
 def test_effective_batch_is_stated_and_a_difference_warned_of(said):
     for recipe in (8, 2048):
         cfg = Config(dict(auto_scale_lr=dict(base_batch_size=recipe), optim_wrapper=dict(accumulative_counts=2)))
-        state_effective_batch(SimpleNamespace(cfg=cfg, train_dataloader=SimpleNamespace(batch_size=4), hooks=[]))
+        check_effective_batch(SimpleNamespace(cfg=cfg, train_dataloader=SimpleNamespace(batch_size=4), hooks=[]))
     assert [level for level, _ in said] == [logging.INFO, logging.WARNING]
     assert '1 processes x 4 images x 2 accumulated = 8; the recipe has 2048' in said[1][1]
 
@@ -96,7 +96,7 @@ def test_effective_batch_is_stated_and_a_difference_warned_of(said):
 def test_an_average_of_single_batches_of_a_step_is_warned_of(interval, number, said):
     cfg = Config(dict(optim_wrapper=dict(accumulative_counts=4)))
     hooks = [EMAHook(interval=interval)]
-    state_effective_batch(SimpleNamespace(cfg=cfg, train_dataloader=SimpleNamespace(batch_size=4), hooks=hooks))
+    check_effective_batch(SimpleNamespace(cfg=cfg, train_dataloader=SimpleNamespace(batch_size=4), hooks=hooks))
     assert len([text for _, text in said if 'EMAHook' in text and 'interval=4' in text]) == number
 
 

@@ -73,7 +73,9 @@ def count_config(cfg: Config, shape: Sequence[int] | None = None) -> tuple[Count
         height, width = shape or (side * number for number in backbone.grid)
         if min(height, width) < side:
             raise UserError(f'--shape {height} {width}: expected at least a patch of the model, {side} x {side} pixels')
-        parameters, flops = count(model, cfg, torch.zeros(1, channels, height, width))
+        image = torch.zeros(1, channels, height, width)
+    with patch('torch.autocast', lambda *_, **__: nullcontext()):
+        parameters, flops = count(model, cfg, image)
     return parameters, flops, (height, width)
 
 
