@@ -71,18 +71,3 @@ def test_the_last_block_is_normalised_and_inner_ones_are_not():
 def test_queries_divide_the_width():
     with pytest.raises(UserError, match='num_queries.*32'):
         AttentivePooling(32, 5)
-
-
-def test_it_trains_and_is_a_classifier_like_any_other():
-    model = build(layers=-1, num_queries=2).train()
-    optimizer = torch.optim.AdamW((p for p in model.parameters() if p.requires_grad), lr=0.01)
-    images = torch.randn(3, 3, 32, 32)
-    losses = []
-    for _ in range(30):
-        losses.append(model(images, SAMPLES, mode='loss')['loss'])
-        optimizer.zero_grad()
-        losses[-1].backward()
-        optimizer.step()
-    assert losses[-1] < 0.2 * losses[0]
-    sample = model.eval()(images, None, mode='predict')[0]
-    assert sample.pred_score.sum().item() == pytest.approx(1, abs=1e-5)
