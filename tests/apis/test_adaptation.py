@@ -286,9 +286,6 @@ def test_frozen_blocks_stay_as_they_were(folders, base, tmp_path, no_report):
         (dict(freeze=1, init='none'), '--init'),
         (dict(lora=2, init='none'), '--init'),
         (dict(lora=0), 'lora is 0'),
-        (dict(freeze=2.5), 'freeze is 2.5'),
-        (dict(freeze=True), 'freeze is True'),
-        (dict(lora=4.0), 'lora is 4.0'),
     ],
 )
 def test_what_does_not_go_together_is_said(options, said, folders, base, tmp_path):
