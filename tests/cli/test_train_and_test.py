@@ -93,8 +93,6 @@ def test_train_stop_resume_and_test_give_the_same_numbers(options, tmp_path, cap
     run_tool('test.py', CONFIG, work / 'iter_3.pth', '--out', 'metrics.json', *options)
     metrics = json.loads((tmp_path / 'metrics.json').read_text())
     assert f'{metrics["mim_loss"]:.4f}' == re.search(r'Iter\(val\).* mim_loss: ([\d.]+)', log)[1]
-    with pytest.raises(SystemExit, match='rel_pos_bias'):
-        run_tool('test.py', CONFIG, work / 'iter_3.pth', *options, 'model.backbone.rel_pos_bias=shared')
 
 
 def test_a_run_that_a_hook_ends_says_so_and_the_weights_are_saved(options, capfd):
