@@ -65,12 +65,3 @@ def test_any_dataset_draws_by_its_key_with_any_number_of_workers(tmp_path, kind)
         assert len(same) == len(dataset) and all(map(torch.equal, whole, same))
     others = [*drawn(epoch=2), *whole]
     assert not any(torch.equal(one, other) for row, one in enumerate(others) for other in others[:row])
-
-
-def test_a_rare_class_is_shown_more_often(tmp_path):
-    folder = make_images(tmp_path / 'data', per_class=3) / 'train'
-    balanced = KINDS['balanced'](folder)
-    # three images of blue, ceil(sqrt(0.9 / 0.75)) = 2 times each; one of green, ceil(sqrt(0.9 / 0.25)) = 2 times
-    assert [balanced.get_cat_ids(index) for index in range(len(balanced))] == [[0]] * 6 + [[1]] * 2
-    rare = ClassBalancedDataset(ours(folder, indices=[0, 1, 2, 3]), 0.5)
-    assert [rare.get_data_info(index)['gt_label'] for index in range(len(rare))] == [0, 0, 0, 1, 1]
