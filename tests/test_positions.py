@@ -11,7 +11,6 @@ from beit_mm.positions import (
     num_relative_positions,
     relative_position_index,
     resize_bias_table,
-    take_tokens,
 )
 
 
@@ -82,9 +81,3 @@ def test_remembered_index_of_inference_mode_serves_training():
         bias_from_table(table, (3, 3), grid)
     bias_from_table(table, (3, 3), grid).sum().backward()
     assert table.grad.abs().sum() > 0
-
-
-def test_take_tokens():
-    x, index = torch.randn(2, 6, 4), torch.tensor([[5, 0], [3, 3]])
-    assert torch.equal(take_tokens(x, index), torch.stack([x[0, [5, 0]], x[1, [3, 3]]]))
-    assert torch.equal(take_tokens(x[..., 0], index), take_tokens(x, index)[..., 0])

@@ -17,7 +17,6 @@ from torchvision.datasets import ImageFolder as TorchvisionFolder
 from beit_mm.datasets import image_folder
 from beit_mm.datasets.image_folder import Samples
 from beit_mm.datasets.samplers import SampleKey
-from beit_mm.files import quoted, unquoted
 from beit_mm.registry import DATASETS
 
 PIPELINE = [
@@ -94,11 +93,6 @@ def test_lists_with_and_without_labels_of_any_names(folder):
     assert paths == ['my image.png', '../blue/1.png']
     names = [str(number) for number in range(8)]
     assert [label for _, label in found(build(folder, ann_file='list.txt', classes=names))] == [7, 0]
-
-
-def test_quoted_names_come_back():
-    for name in ('plain.png', 'a "b"', '"a"', ' a\n', os.fsdecode(b'\xff.png')):
-        assert unquoted(quoted(name)) == name and quoted(name).isprintable()
 
 
 def test_what_base_dataset_promises_holds(folder):
