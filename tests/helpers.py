@@ -332,17 +332,6 @@ def put(content: Any, place: str, value: object) -> Any:
     return content
 
 
-def set_num_classes(config: object, number: int) -> None:
-    """Sets each `num_classes` in a config, at any depth."""
-    if isinstance(config, dict):
-        if 'num_classes' in config:
-            config['num_classes'] = number
-        config = list(config.values())
-    if isinstance(config, list):
-        for entry in config:
-            set_num_classes(entry, number)
-
-
 def draw_caltech101(folder: Path) -> None:
     """Drawn images in the layout of Caltech-101, of as many classes: those without drawings have one image each."""
     run_tool('demo/draw_images.py', folder, '--num-train', '70', '--num-val', '10', '--size', '64')

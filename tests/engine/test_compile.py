@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from helpers import load_config, make_runner, narrow_dino_model, narrow_feature_model, narrow_model, set_num_classes
+from helpers import load_config, make_runner, narrow_dino_model, narrow_feature_model, narrow_model
 from mmengine.registry import MODELS as RootModels
 from mmengine.registry import DefaultScope
 from torch._dynamo.testing import CompileCounter
@@ -109,7 +109,6 @@ def test_a_tokenizer_is_part_of_the_graph_in_its_own_precision(tokenizer):
 def test_features_of_classifiers_and_segmentors_are_one_graph(name):
     config = copy.deepcopy(load_config(name))
     config.model.backbone.init_cfg = None
-    set_num_classes(config.model, 3)
     with DefaultScope.overwrite_default_scope(config.default_scope):
         model = RootModels.build(config.model).train()
     for module in model.modules():
