@@ -286,12 +286,6 @@ def test_a_patch_embedding_of_another_size(before, after):
     torch.testing.assert_close(resize_patch_embedding(weight, after), expected, atol=1e-5, rtol=1e-5)
 
 
-def test_patches_of_another_size_are_reported():
-    backbone = BEiTBackbone(dict(embed_dims=DIMS, num_layers=DEPTH, num_heads=2), 96, 16)
-    backbone.load_state_dict(timm_vit().state_dict())
-    assert backbone.load_report.adapted == ['patch_embed.proj.weight'] and not backbone.load_report.resized
-
-
 @pytest.mark.parametrize('options', [dict(), dict(init_values=0.1), dict(reg_tokens=4, no_embed_class=True)])
 @torch.no_grad()
 def test_there_and_back_in_timm(options, images, tmp_path):
