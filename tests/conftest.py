@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from helpers import ROOT, narrow_dino_model, narrow_feature_model, narrow_model
+from labelled import save_backbone
 from mmengine.config import Config, ConfigDict
 from mmengine.logging import MMLogger
 from mmengine.registry import DefaultScope
@@ -50,6 +51,12 @@ def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
         small = Image.fromarray(rng.integers(0, 256, (4, 5, 3), dtype=np.uint8))
         small.resize((64, 48), Image.Resampling.BICUBIC).save(folder / f'{index:02}.jpg')
     return folder
+
+
+@pytest.fixture(scope='module')
+def base(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """See `save_backbone`."""
+    return save_backbone(tmp_path_factory.mktemp('base') / 'base.pth')
 
 
 def narrow_pretraining(images: Path, folder: Path, name: str = 'demo/pretrain.py') -> Config:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from label_maps import make_label_maps
-from labelled import make_images, save_backbone
+from labelled import make_images
 from mmengine.config import Config
 from mmengine.registry import DefaultScope
 from peers import dinov2_layout
@@ -34,11 +34,6 @@ def few_images():
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(split, 'MIN_IMAGES', 10)
         yield
-
-
-@pytest.fixture(scope='module')
-def base(tmp_path_factory) -> str:
-    return save_backbone(tmp_path_factory.mktemp('base') / 'base.pth')
 
 
 @pytest.fixture(scope='module')

@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from label_maps import make_label_maps
-from labelled import make_images, save_backbone
+from labelled import make_images
 from mmengine.config import Config
 from peers import dinov2_layout
 from PIL import Image
@@ -24,11 +24,6 @@ ADAPTED = [('masks', dict(lora=2)), ('masks_decoder', dict(freeze='all'))]  # he
 @pytest.fixture(scope='module')
 def folder(tmp_path_factory) -> Path:
     return make_label_maps(tmp_path_factory.mktemp('maps') / 'maps', 12)
-
-
-@pytest.fixture(scope='module')
-def base(tmp_path_factory) -> str:
-    return save_backbone(tmp_path_factory.mktemp('base') / 'base.pth')
 
 
 @pytest.mark.parametrize(
