@@ -1,6 +1,7 @@
 """Parameter groups, learning rates and schedules against the released rules; precision, clipping and stored state."""
 
 import copy
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -111,6 +112,14 @@ def test_a_type_that_a_device_lacks_is_replaced(monkeypatch):
         assert all(usable_dtype(dtype, 'cuda') == dtype for dtype in ('float16', 'float32'))
     with pytest.raises(ValueError, match="dtype is 'half'"):
         make_wrapper('half')
+
+
+@pytest.mark.parametrize(('cpu', 'dtype'), [('AVX512', 'bfloat16'), ('AVX2', 'float32'), ('DEFAULT', 'float32')])
+def test_the_kind_of_the_cpu_decides_where_torch_does_not_say(monkeypatch, cpu, dtype):
+    """Its function for this is private, and may get another name."""
+    monkeypatch.setattr(torch.ops, 'mkldnn', SimpleNamespace())
+    monkeypatch.setattr(torch.backends.cpu, 'get_cpu_capability', lambda: cpu)
+    assert usable_dtype('bfloat16', 'cpu') == dtype and usable_dtype('float32', 'cpu') == 'float32'
 
 
 def test_a_replaced_type_is_warned_of(monkeypatch):
