@@ -1,0 +1,84 @@
+"""The comparisons of methods, of heads and of what pays with few photos: tables, rows that train, samples."""
+
+import json
+import runpy
+import shutil
+from collections import Counter
+
+import cv2
+import numpy as np
+import pytest
+from helpers import ROOT, run_tool
+
+
+@pytest.mark.parametrize(
+    ('name', 'record', 'page', 'least'),
+    [
+        ('methods', 'compare-methods', 'results', 20),
+        ('heads', 'compare-heads', 'results', 5),
+        ('own_photos', 'own-photos', 'own_images', 5),
+    ],
+)
+def test_the_published_tables_are_those_of_the_published_figures(name, record, page, least, tmp_path, capsys):
+    figures = sorted((ROOT / 'docs/records').glob(f'*-{record}.json'))[-1]
+    shutil.copy(figures, tmp_path / 'results.json')
+    run_tool(f'dev/compare_{name}.py', tmp_path, '--table', '--out', tmp_path)
+    lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith('|')]
+    assert len(lines) > least and not set(lines) - set((ROOT / f'docs/{page}.md').read_text().splitlines())
+    assert name != 'methods' or (tmp_path / 'rows.png').stat().st_size > 10_000
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('row', ['pixels', 'dino', 'mae_ours', 'simmim_theirs', 'features_two'])
+def test_a_method_trains_without_a_tokenizer(row, images, tmp_path):
+    """And what is finished, with its minutes, is not run again; `features_two` has a first stage."""
+    for number in range(6):  # a batch has 64 photos
+        shutil.copytree(images, tmp_path / f'data/train/{number}')
+    words = [tmp_path / 'data', '--rows', row, '--seeds', 0, '--steps', 4, '--stages', 'pretrain', '--out', tmp_path]
+    run_tool('dev/compare_methods.py', *words)
+    figures = json.loads((tmp_path / 'results.json').read_text())
+    run_tool('dev/compare_methods.py', *words)
+    assert json.loads((tmp_path / 'results.json').read_text()) == figures
+    assert len(figures) == 1 + (row == 'features_two')
+
+
+@pytest.mark.slow
+def test_every_head_trains_and_what_is_finished_is_not_run_again(tmp_path):
+    random = np.random.default_rng(0)
+    for split in ('training', 'validation'):
+        for kind, shape, most, ending in (('images', (60, 80, 3), 256, 'jpg'), ('annotations', (60, 80), 12, 'png')):
+            (tmp_path / f'data/{kind}/{split}').mkdir(parents=True)
+            for number in range(8):
+                pixels = random.integers(0, most, shape, np.uint8)
+                cv2.imwrite(str(tmp_path / f'data/{kind}/{split}/{number}.{ending}'), pixels)
+    (tmp_path / 'data/classes.txt').write_text('Idx\tName\n' + ''.join(f'{i}\tclass {i}\n' for i in range(1, 12)))
+    words = [tmp_path / 'data', '--out', tmp_path / 'out', '--steps', 2, '--seeds', 0, '--rates', 1e-3]
+    run_tool('dev/compare_heads.py', *words)
+    figures = json.loads((tmp_path / 'out/results.json').read_text())
+    assert len(figures) == 8
+    # A frozen backbone trains the head alone, low-rank matrices are far fewer than the backbone's million parameters
+    assert all(name.endswith('-0-2') for name in figures)  # seed and steps
+    trained = {name.partition('-')[0]: figure['trained'] for name, figure in figures.items()}
+    assert trained['masks_decoder'] - trained['masks_frozen'] == trained['upernet'] - trained['upernet_frozen'] > 1e6
+    assert 0 < trained['upernet_lora'] - trained['upernet_frozen'] < 1e5
+    for folder in (tmp_path / 'data/images', tmp_path / 'data/annotations'):
+        shutil.rmtree(folder)  # a second training would fail
+    run_tool('dev/compare_heads.py', *words)
+    assert json.loads((tmp_path / 'out/results.json').read_text()) == figures
+
+
+def test_photos_are_spread_over_classes_whose_held_out_photos_are_all_there(tmp_path, monkeypatch):
+    for label in range(12):
+        for part, number in (('train', 10 + label), ('val', 3)):
+            folder = tmp_path / f'data/{part}/{label}'
+            folder.mkdir(parents=True)
+            for index in range(number):
+                (folder / f'{index}.jpg').touch()
+    monkeypatch.syspath_prepend(ROOT / 'tools/dev')
+    sample = runpy.run_path(str(ROOT / 'tools/dev/compare_own_photos.py'))['sample']
+    sample(tmp_path / 'data', 40, 0, tmp_path / 'few')
+    few = Counter(path.parent.name for path in tmp_path.glob('few/train/*/*'))
+    assert len(few) == 4 and {*few.values()} == {10}
+    assert Counter(path.parent.name for path in tmp_path.glob('few/val/*/*')) == dict.fromkeys(few, 3)
+    sample(tmp_path / 'data', 1000, 0, tmp_path / 'all')
+    assert Counter(path.parent.name for path in tmp_path.glob('all/train/*/*')) == {str(i): 10 + i for i in range(12)}
