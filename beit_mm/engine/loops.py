@@ -198,7 +198,6 @@ def nothing_left(runner: Runner) -> bool:
     """Whether a resumed run is past its end, or at its end and validated; warns where no step is left."""
     iteration, end, hook = runner.iter, runner.max_iters, checkpoint_hook_of(runner)
     if iteration >= end:
-        warn(
-            f"The checkpoint has all {end} iterations of the config ({iteration}); to go on, raise the config's length."
-        )
+        longer = 'to train longer, raise max_epochs or max_iters'
+        warn(f'The checkpoint has {iteration} iterations, and the config asks for {end}; {longer}.')
     return iteration > end or (iteration == end and hook is not None and hook.finished)

@@ -22,13 +22,13 @@ def added_parameters(backbone: nn.Module, rank: int) -> int:
 
 
 def merge_lora(model: nn.Module) -> nn.Module:
-    """Adds low-rank matrices to the weights beside them and removes all that LoRA put around layers, in place."""
+    """Adds low-rank matrices to the weights beside them and removes what LoRA put around layers, in place."""
     for name, module in list(model.named_modules()):
         if isinstance(module, LoRALinear):
             layer = module.original_layer
             layer.weight.data += module.scaling * module.lora_up.weight.data @ module.lora_down.weight.data
             model.set_submodule(name, layer)
     for name, module in list(model.named_modules()):
-        if isinstance(module, LoRAModel) and name:
+        if isinstance(module, LoRAModel):
             model.set_submodule(name, module.module)
-    return model.module if isinstance(model, LoRAModel) else model
+    return model

@@ -126,6 +126,17 @@ def test_minutes_are_kept_and_the_schedule_ends_with_them(start, tmp_path, load,
     assert last['optimizer']['param_groups'][-1]['lr'] < 0.01 * highest
 
 
+def test_a_run_resumes_beyond_the_steps_that_were_planned(start, tmp_path):
+    clock = Clock(LOADS['stays'], stop_at=15)
+    with pytest.raises(SystemExit, match='130'):
+        start(clock, minutes=1)
+    record = json.loads((tmp_path / 'run/plan.json').read_text())
+    record['stages']['finetune']['steps'] = len(clock.rates) // 2
+    (tmp_path / 'run/plan.json').write_text(json.dumps(record))
+    assert start(clock).seconds() == pytest.approx(TRAINED, abs=0.05 * 60)
+    assert len(clock.rates) == pytest.approx(steps_in(TRAINED, LOADS['stays']), abs=2)
+
+
 @pytest.mark.slow
 def test_a_killed_run_goes_on_from_its_checkpoint_with_the_time_that_this_leaves(start, tmp_path):
     """Killed, a run has not written how long it took; the tokenizer's own schedules follow the time too."""
@@ -151,3 +162,14 @@ def test_a_run_of_steps_follows_its_steps(start):
     run = start(clock, epochs=3)
     assert run.record.length == training.Length(3, 'epochs')
     assert len(clock.rates) == 27 == run.record.stages['finetune']['steps']
+
+
+def test_too_few_passes_are_named_where_a_frozen_backbone_was_better(start):
+    run = start(Clock(LOADS['stays']), epochs=1)
+    images, random = run.find_images(), run.plan
+    tuned = dataclasses.replace(random, init='demo')
+    others = random, dataclasses.replace(tuned, lora=2), dataclasses.replace(tuned, frozen=1)
+    for plan, passes, named in ((tuned, 4, True), (tuned, 6, False), *((other, 4, False) for other in others)):
+        run.plan = plan
+        steps = passes * len(images.train.names) / plan.batch
+        assert ('--freeze all' in run.advice_on_passes(images, steps)) == named

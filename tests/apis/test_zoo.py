@@ -55,6 +55,10 @@ def test_models_are_the_published_ones_and_weights_come_from_the_folder_of_weigh
     for pretrained in (True, tmp_path / 'narrow.pth'):
         model = get_model('narrow', pretrained=pretrained)
         assert_equal(model.state_dict(), {name: trained[name] for name in trained if 'target_generator' not in name})
+    del trained['head.lm_head.bias']
+    torch.save(trained, tmp_path / 'narrow.pth')
+    with pytest.raises(RuntimeError, match='head.lm_head.bias'):  # a file that holds the whole model, by its entry
+        get_model('narrow', pretrained=True)
 
 
 @pytest.fixture
