@@ -28,4 +28,5 @@ bash tools/dev/check_style.sh
 wait "$generated"
 say "pytest, stack $stack"
 export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1}  # the processes share the cores
-python -m pytest -n auto --dist loadfile "${options[@]}" "$@"
+# In the order of the files, the slow ones of tests/apis first; xdist would begin with the files of most tests.
+python -m pytest -n auto --dist loadfile --no-loadscope-reorder "${options[@]}" "$@"
