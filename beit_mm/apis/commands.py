@@ -229,9 +229,9 @@ def test_config(args: argparse.Namespace) -> Config:
         raise UserError('no CHECKPOINT given; name it behind the config')
     cfg.default_hooks = cfg.get('default_hooks', {})
     cfg.load_from = args.checkpoint
-    cfg.custom_hooks = cfg.get('custom_hooks', [])
-    if not any(hook.type == 'beit_mm.FitCheckHook' for hook in cfg.custom_hooks):
-        cfg.custom_hooks.append(dict(type='beit_mm.FitCheckHook'))  # refuses a model that is loaded in part
+    hooks = cfg.get('custom_hooks') or []
+    if 'FitCheckHook' not in str(hooks):
+        cfg.custom_hooks = [*hooks, dict(type='beit_mm.FitCheckHook')]  # refuses a model that is loaded in part
     if args.amp and not cfg.model.type.endswith('SlidingSegmentor'):
         cfg.test_cfg.fp16 = True
     elif args.amp and cfg.model.test_cfg.get('precision') == 'float32':  # others are mixed already

@@ -217,7 +217,7 @@ def detect_format(names: Iterable[str]) -> str | None:
     return 'timm' if of_vit & names else 'unilm'
 
 
-def task_of(weights: Mapping[str, Any]) -> str:
+def task_of(weights: Mapping[str, Tensor]) -> str:
     """The task of weights under our names: 'pretraining', 'classification', 'segmentation' or 'features'."""
     if 'head.lm_head.weight' in weights:
         return 'pretraining'

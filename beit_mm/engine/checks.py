@@ -14,9 +14,9 @@ from mmengine.structures import BaseDataElement
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
-from beit_mm.checkpoint.checkpoint import check_finite, drop_task_parts
+from beit_mm.checkpoint.checkpoint import check_finite
 from beit_mm.checkpoint.description import class_names, meta_of
-from beit_mm.checkpoint.names import preview, task_of
+from beit_mm.checkpoint.names import preview
 from beit_mm.checkpoint.read import as_checkpoint_error
 from beit_mm.datasets import UnlabeledImages
 from beit_mm.datasets.masking import BlockwiseMask, RandomMask
@@ -46,12 +46,12 @@ class FitCheckHook(Hook):
 
     def __init__(self):
         self.loaded: dict = {}  # meta of the checkpoint that the weights come from
-        self.loaded_shapes: dict[str, Sequence[int]] = {}  # of its tensors
+        self.weights: Mapping[str, Any] | None = None  # its tensors, until a training or a test begins
         self.first_batch = True
         self.init_report: Any = None  # LoadReport of the backbone's init_cfg
 
     def before_train(self, runner: Runner) -> None:
-        self.loaded, self.loaded_shapes = {}, {}  # a test afterwards uses this run's weights
+        self.loaded, self.weights = {}, None  # a test afterwards uses this run's weights
         check_sampler(runner.train_dataloader)
         check_effective_batch(runner)
         check_schedules(runner)
@@ -93,8 +93,7 @@ class FitCheckHook(Hook):
     def after_load_checkpoint(self, runner: Runner, checkpoint: dict) -> None:
         self.loaded = meta_of(checkpoint)
         self.init_report = getattr(backbone_of(unwrap(runner)), 'load_report', None)
-        weights = checkpoint.get('state_dict') or {}
-        self.loaded_shapes = {name: tensor.shape for name, tensor in weights.items()}
+        weights = self.weights = checkpoint.get('state_dict', checkpoint)
         # the backbone checks its own tensors when it loads them
         others = [name for name in unwrap(runner).state_dict() if not name.startswith('backbone.') and name in weights]
         check_finite({name: weights[name] for name in others}, 'The checkpoint')
@@ -103,8 +102,9 @@ class FitCheckHook(Hook):
             check_state(checkpoint['optimizer'], wrapper.optimizer)  # AutocastOptimWrapper does so when it loads
 
     def before_test(self, runner: Runner) -> None:
-        if self.loaded_shapes:
-            check_complete(unwrap(runner), self.loaded_shapes)
+        if self.weights is not None:
+            load_whole(unwrap(runner), self.weights)
+            self.weights = None
         dataset = runner.test_dataloader.dataset
         with as_checkpoint_error('the checkpoint'):
             classes = class_names(self.loaded)
@@ -231,28 +231,24 @@ def check_labels(samples: Sequence[BaseDataElement], num_classes: int, ignore_in
         warn(f'{share:.0%} of the pixels of the first batch are ignored ({cause}). Is this intended?')
 
 
-def check_complete(model: nn.Module, shapes: Mapping[str, Sequence[int]]) -> None:
-    """Raises UserError if loaded tensors of these shapes are another model's, since mmengine loads what fits.
+def load_whole(model: nn.Module, weights: Mapping[str, Any]) -> None:
+    """Loads a checkpoint's weights once more; raises UserError for another model's, of which mmengine loads what fits.
 
     An auxiliary head may be missing: a test does not use it.
     """
-    own = {name: tensor.shape for name, tensor in model.state_dict().items()}
-    needed = [name for name in own if not name.startswith(('backbone.', 'auxiliary_head.'))]
-    missing = [name for name in needed if name not in shapes]
-    unexpected = []
-    if (backbone := backbone_of(model)) is not None and (report := backbone.load_report) is not None:
-        missing += [f'backbone.{name}' for name in report.missing_keys]
-        unexpected = [f'backbone.{name}' for name in drop_task_parts(report.unexpected_keys)]
-    lacks = [f'the {owner} lacks {preview(them)}' for owner, them in (('file', missing), ('model', unexpected)) if them]
+    if any(name.startswith('module.') for name in weights):  # of DistributedDataParallel
+        weights = {name.removeprefix('module.'): tensor for name, tensor in weights.items()}
+    advice = 'test it with the config that it was trained with, or set num_classes and sizes as in its training'
+    try:
+        missing, unexpected = model.load_state_dict(weights, strict=False)
+    except RuntimeError as error:  # other shapes
+        reason = ' '.join(str(error).split())
+        raise UserError(f'the checkpoint is of another model: {reason:.300}; {advice}') from error
+    needed = [name for name in missing if not name.startswith('auxiliary_head.')]
+    unused = [name for name in unexpected if not name.startswith('auxiliary_head.')]
+    lacks = [f'the {owner} lacks {preview(them)}' for owner, them in (('file', needed), ('model', unused)) if them]
     if lacks:
-        advice = 'test the checkpoint with the config that it was trained with'
-        raise UserError(f'the checkpoint has weights for {task_of(shapes)}, and {" and ".join(lacks)}; {advice}')
-    for name in needed:
-        if shapes[name] != own[name]:
-            raise UserError(
-                f'{name} of the checkpoint is {tuple(shapes[name])}, the model has {tuple(own[name])}; set num_classes '
-                'of the heads, and their sizes, as the checkpoint was trained'
-            )
+        raise UserError(f'the checkpoint is of another model: {" and ".join(lacks)}; {advice}')
 
 
 def check_model(model: nn.Module, dataset: Dataset) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from helpers import run_tool
 from label_maps import make_label_maps
 from labelled import make_images
 from mmengine.config import Config
@@ -128,6 +129,14 @@ def test_the_verbs_take_the_result(runs, folders, base, tmp_path, no_report):
     assert features[0].shape == features[1].shape and not np.allclose(*features)
     again = finetune(folders['maps'], tmp_path / 'again', str(results['classes']), epochs=0.3)
     assert again.is_file()
+
+
+def test_a_checkpoint_of_the_run_is_tested_whole_or_not_at_all(runs, tmp_path):
+    run = runs['classes']
+    words = 'test.py', run / 'config.py', last(run), '--work-dir', tmp_path
+    run_tool(*words)
+    with pytest.raises(SystemExit, match='lora_down'):
+        run_tool(*words, '--cfg-options', 'model.backbone.rank=3')
 
 
 @pytest.mark.parametrize('kind', ['classes', 'maps'])
