@@ -388,10 +388,8 @@ def find_pairs(
         numbers[path] = {*found.tolist()}
     for why, paths in left_out.items():
         notes.append(f'{len(paths):,} of {len(listed):,} images left out, {why}: {images / paths[0]}')
-    unused = {name for name in existing if name.endswith(suffix)} - {
-        os.path.splitext(path)[0] + suffix for path in listed
-    }
-    if unused:
+    expected = {os.path.splitext(path)[0] + suffix for path in listed}
+    if unused := [name for name in existing - expected if name.endswith(suffix)]:
         notes.append(f'{len(unused):,} label maps left out, without an image: {maps / min(unused)}')
     return numbers
 
