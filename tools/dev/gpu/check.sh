@@ -7,13 +7,15 @@
 # order of their worth. Each has a limit of its own, and is left out if too little of BUDGET is left. What a part has
 # measured when it runs out of time is kept. A node without network needs the wheels of collect.sh.
 # More settings: PYTHON; BATCH, images of a step of BEiT-Base (256); WORKERS, processes that read images (all cores but
-# two); PHOTOS, a folder or a zip with train/<class>/ and val/<class>/, for `learn` and `thousand`; STEPS of
-# `thousand` (1000); STATE, the folder of packages, images and compiled kernels, which the next call uses again.
+# two); PHOTOS, a folder or a zip with train/<class>/ and val/<class>/, for `photos`, `learn` and `thousand`;
+# LABEL_MAPS, one with images and label maps, for `maps` and `dinov2`; STEPS of `thousand` (1000); STATE, the folder of
+# packages, images and compiled kernels, which the next call uses again.
 set -uo pipefail
 
-[[ $# -ge 1 && $1 != -* && ${2:---rehearse} == --rehearse && $# -le 2 ]] || { sed -n '2,11s/^# \{0,1\}//p' "${BASH_SOURCE[0]}"; exit 2; }
+[[ $# -ge 1 && $1 != -* && ${2:---rehearse} == --rehearse && $# -le 2 ]] || { sed -n '2,13s/^# \{0,1\}//p' "${BASH_SOURCE[0]}"; exit 2; }
 out=$(realpath -m "$1")
 PHOTOS=${PHOTOS:+$(realpath "$PHOTOS")}
+LABEL_MAPS=${LABEL_MAPS:+$(realpath "$LABEL_MAPS")}
 rehearse=$([[ ${2:-} == --rehearse ]] && echo _rehearsal)
 cd "$(dirname "${BASH_SOURCE[0]}")/../../.." || exit 1
 
@@ -28,14 +30,16 @@ status=$logs/status.txt
 cores=$("$python" -c 'import os; print(len(os.sched_getaffinity(0)))') || { echo "error: no Python at $python" >&2; exit 1; }
 [[ ${BUDGET:-0} =~ ^[0-9]+$ ]] || { echo "error: BUDGET=$BUDGET; expected seconds" >&2; exit 1; }
 [[ ! -e $out/results.jsonl ]] || { echo "error: $out has results; choose another folder" >&2; exit 1; }
+declare -A heads # of segmentors
 if [[ $rehearse ]]; then
   budget=${BUDGET:-3600} patience=8 # limits are those of a GPU
   pretraining=configs/demo/pretrain.py paper=$pretraining
   finetuning=configs/demo/finetune_folder.py
   segmentor=configs/demo/segment_upernet.py masks=configs/demo/segment_masks.py
+  heads=([upernet]=$segmentor [masks_decoder]=$masks)
   features=configs/demo/pretrain_features.py
   tokens=() # the demo has its own tokenizer
-  number_of_images=160 steps=20 batch=4 workers=1 resume_batch=4 small_batch=4
+  number_of_images=160 steps=20 batch=4 workers=1 resume_batch=4 small_batch=4 head_batch=4
   model=(--narrow --batch 2 --rounds 1 --threads 1 --precision float32)
   large=("${model[@]}") dino=("${model[@]}")
   kernels=(--narrow --batch 2 --rounds 1 --threads 1 --backend aot_eager)
@@ -47,6 +51,7 @@ if [[ $rehearse ]]; then
   echo "_base_ = '$PWD/$pretraining'
 custom_hooks = [*_base_.custom_hooks, dict(type='beit_mm.CompileHook', backend='aot_eager')]" > "$compiled"
   PHOTOS=${PHOTOS:-$images} learning=(--steps 20 --batch 8 --workers 1)
+  LABEL_MAPS=${LABEL_MAPS:-$images} minutes=0.1
   thousand=(40 4 1 optim_wrapper.optimizer.lr=6e-4)
   processes=2
 else
@@ -55,10 +60,12 @@ else
   finetuning=configs/beit/finetune_in1k_100e.py
   segmentor=configs/beit/upernet_512_ade20k_160k.py
   masks=configs/beit_plus/masks_512_ade20k_39k_after_in22k.py
+  for name in linear masks masks_decoder; do heads[$name]=configs/beit_plus/${name}_512_ade20k_39k_after_in22k.py; done
+  heads[upernet]=configs/beit_plus/upernet_512_ade20k_160k_after_in22k.py
   features=configs/beit/pretrain_features_ema_300e.py
   tokens=(model.target_generator.random_weights=True)
-  number_of_images=16384 steps=60 batch=${BATCH:-256} workers=${WORKERS:-$((cores > 3 ? cores - 2 : 1))}
-  resume_batch=32 small_batch=64
+  number_of_images=1000 steps=60 batch=${BATCH:-256} workers=${WORKERS:-$((cores > 3 ? cores - 2 : 1))}
+  resume_batch=32 small_batch=64 head_batch=16
   model=(--batch "$batch" --rounds 8 --threads 8)
   large=(--arch large --batch $((batch / 2)) --rounds 5 --threads 8)
   dino=(--batch $((batch / 4)) --rounds 5 --threads 8)
@@ -66,7 +73,7 @@ else
   segment=(--precision bfloat16 --rounds 3)
   compile=(--compile) graphs=(--compile mode=reduce-overhead) profile=10
   compiled=$pretraining compiled_words=(--compile)
-  learning=(--minutes 2 --workers "$workers")
+  minutes=1.3 learning=(--minutes 1.3 --workers "$workers")
   thousand=(${STEPS:-1000} "$batch" "$workers" optim_wrapper.optimizer.lr=6e-4)
   processes=4
 fi
@@ -146,25 +153,25 @@ alone kernels 90 30 "$python" $benchmarks/kernels.py "${kernels[@]}" --json "$RE
 
 # --- does it work? nothing is timed, so all at once; fine-tuning is compiled here for its timing below ---
 reading=no
-for name in resume distributed finetune lora upernet masks features float16 train_paper train_compiled; do
+for name in resume distributed finetune lora upernet masks features float16 all_scales train_ head_; do
   wanted $name && reading=yes
 done
 if [[ $PHOTOS == "$images" ]]; then
   wanted learn && reading=yes
   wanted thousand && reading=yes
 fi
-[[ $reading == no || -d $images ]] || PARTS='' alone images 60 5 "${own[@]}" images "$images" $number_of_images
+[[ $reading == no || -d $images ]] || PARTS='' alone images 120 5 "${own[@]}" images "$images" $number_of_images
 part pytest 140 30 "$python" -m pytest -m gpu tests/gpu -n $processes --timeout $((130 * patience)) \
   -p no:cacheprovider &
 part resume 140 40 "${own[@]}" resume $pretraining $steps $resume_batch 2 "${data[@]}" randomness.deterministic=True &
 part distributed 140 30 "${own[@]}" distributed $pretraining $((steps / 3)) 8 2 "${data[@]}" &
 part finetune 140 30 "${own[@]}" train $finetuning $((steps / 3)) $small_batch 2 data_root="$images" \
   model.backbone.init_cfg=None model.head.num_classes=10 model.data_preprocessor.num_classes=10 &
-for name in upernet masks; do
-  [[ $name == upernet ]] && config=$segmentor || config=$masks
-  part $name 140 30 "${own[@]}" train $config $((steps / 3)) 2 2 data_root="$images" model.backbone.init_cfg=None \
-    train_dataloader.dataset.data_prefix.{img_path=train,seg_map_path=annotations/train} &
-done
+segments=(data_root="$images" model.backbone.init_cfg=None
+  {train,test}_dataloader.dataset.data_prefix.{img_path=train,seg_map_path=annotations/train})
+part upernet 140 30 "${own[@]}" train $segmentor $((steps / 3)) 2 2 "${segments[@]}" &
+part masks 140 30 "${own[@]}" train $masks $((steps / 3)) 2 2 "${segments[@]}" &
+part all_scales 140 40 "${own[@]}" all_scales $segmentor 2 2 2 "${segments[@]}" test_dataloader.dataset.indices=20 &
 part features 140 30 "${own[@]}" train $features $((steps / 3)) "$small_batch" 2 data_root="$images" &
 [[ $rehearse ]] || part lora 140 30 "${own[@]}" train configs/beit_v2/finetune_lora_in1k_30e.py $((steps / 3)) \
   "$small_batch" 2 data_root="$images" model.backbone.module.init_cfg=None model.head.num_classes=10 \
@@ -181,13 +188,24 @@ summarize
 alone train_paper 75 25 "${own[@]}" train $paper $steps "$batch" "$workers" "${data[@]}"
 alone train_compiled 110 40 "${own[@]}" train "$compiled" $steps "$batch" "$workers" "${data[@]}" \
   "${compiled_words[@]}"
+alone train_features 75 30 "${own[@]}" train $features $steps "$batch" "$workers" data_root="$images"
+for name in "${!heads[@]}"; do
+  alone head_$name 75 20 "${own[@]}" train "${heads[$name]}" $steps $head_batch "$workers" "${segments[@]}" \
+    default_hooks.logger.interval=10
+done
 alone step_finetune 100 40 "$python" $benchmarks/step.py finetune "${model[@]}" "${compile[@]}" --waits \
   --profile $profile --traces "$out/traces" --json "$RESULTS"
 alone segment 150 40 "$python" $benchmarks/segmentation.py "${segment[@]}" --only beit_mm mmseg \
-  --parts train scales time memory --json "$RESULTS"
+  --parts scales train time memory --json "$RESULTS"
 alone large_pretrain 180 60 "$python" $benchmarks/step.py pretrain "${large[@]}" "${compile[@]}" --json "$RESULTS"
 alone large_finetune 75 40 "$python" $benchmarks/step.py finetune "${large[@]}" --json "$RESULTS"
-[[ ${PHOTOS:-} ]] && alone learn 240 150 "${own[@]}" learn "$PHOTOS" "${learning[@]}"
+[[ ${PHOTOS:-} ]] && alone photos 180 100 "${own[@]}" finetune "$PHOTOS" demo --minutes $minutes
+# what these learn is of interest, their speed is not
+[[ ${PHOTOS:-} ]] && part learn 240 110 "${own[@]}" learn "$PHOTOS" "${learning[@]}" &
+[[ ${LABEL_MAPS:-} ]] && part maps 180 100 "${own[@]}" finetune "$LABEL_MAPS" demo --minutes $minutes &
+[[ ${LABEL_MAPS:-} && ! $rehearse ]] && part dinov2 180 100 "${own[@]}" finetune "$LABEL_MAPS" dinov2 --minutes $minutes &
+wait
+summarize
 [[ ${PHOTOS:-} ]] && alone thousand 420 150 "${own[@]}" thousand "$PHOTOS" "$compiled" "${thousand[@]}" \
   "${compiled_words[@]}"
 alone dino 75 40 "$python" $benchmarks/step.py dino "${dino[@]}" --json "$RESULTS"

@@ -16,7 +16,7 @@ work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 "${PYTHON:-python3}" -m venv "$work/venv"
 pip=("$work/venv/bin/pip" --quiet --disable-pip-version-check)
-"${pip[@]}" install wheel 'setuptools<82' # some are source distributions, whose setup.py imports pkg_resources
+"${pip[@]}" install wheel 'setuptools>=77,<82' # some are source distributions, whose setup.py imports pkg_resources
 rm -f .whl/*.whl
 "${pip[@]}" wheel --no-deps --no-build-isolation --wheel-dir .whl "${pinned[@]}" "${imported[@]}" "$@"
 wheels=(.whl/*.whl)

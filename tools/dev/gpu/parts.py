@@ -5,12 +5,15 @@
     train TRAINING                      a run of tools/train.py: its speed, its wait for data, its warnings
     distributed TRAINING                the same with DistributedDataParallel, in one process
     resume TRAINING                     the same run with and without a SIGTERM in it: are they equal to the last bit?
+    all_scales TRAINING                 tests what a short training left, at all scales with flips
     learn FOLDER OPTION...              pretrains on FOLDER/train; k-NN and a linear layer beside random weights
+    finetune IMAGES INIT OPTION...      beit-mm finetune to its report; INIT demo or dinov2 (random weights)
     thousand FOLDER TRAINING            the same by a config with the packaged tokenizer, stopped at half and resumed
 
-TRAINING is CONFIG STEPS BATCH WORKERS and words for --cfg-options; FOLDER has train/<class>/ and val/<class>/. Figures
-are printed and added to the file $RESULTS as lines of JSON. Work folders are made below $WORK. When check.sh ends a
-part by SIGTERM, what was measured until then is reported.
+TRAINING is CONFIG STEPS BATCH WORKERS and words for --cfg-options. FOLDER has train/<class>/ and val/<class>/; IMAGES
+is what `beit-mm finetune` takes; both may be a zip. Figures are printed and added to the file $RESULTS as lines of
+JSON. Work folders are made below $WORK. When check.sh ends a part by SIGTERM, what was measured until then is
+reported.
 """
 
 import importlib.metadata
@@ -147,6 +150,20 @@ def run(*command: str) -> None:
         sys.exit(code or f'error: {NOT_COMPILED}')
 
 
+def all_scales(*training: str) -> None:
+    folder = WORK / NAME
+    shutil.rmtree(folder, ignore_errors=True)
+    subprocess.run([PYTHON, 'tools/train.py', *command_of(*training), '--work-dir', str(folder)], check=True)
+    options = ['--cfg-options', *training[4:], 'test_dataloader.num_workers=4']
+    begin = time.monotonic()
+    checkpoint = max(folder.glob('iter_*.pth'))
+    test = [PYTHON, 'tools/test.py', training[0], checkpoint, '--tta', '--work-dir', folder / 'test']
+    subprocess.run([*test, *options], check=True)
+    figures = json.loads(max(folder.glob('test/*/*.json'), key=os.path.getmtime).read_text())
+    report('all scales with flips', seconds_with_start=time.monotonic() - begin, **figures)
+    remove_checkpoints(folder)
+
+
 def report_training(folder: Path) -> str:
     """Reports the first and the last line that a training logged, and its warnings; returns its log."""
     rows = logged(folder)
@@ -218,6 +235,24 @@ def learn(folder: str, *options: str) -> None:
     evaluate(folder, out / 'pretrained.pth')
 
 
+def finetune(images: str, init: str, *options: str) -> None:
+    images, out = unpacked(images), WORK / NAME
+    shutil.rmtree(out, ignore_errors=True)
+    if init == 'dinov2':
+        sys.path.append(str(ROOT / 'tests'))
+        from peers import dinov2_layout
+
+        WORK.mkdir(parents=True, exist_ok=True)
+        init = dinov2_layout(WORK / 'dinov2_vits14_reg4_random.pth', 384, 12)
+    command = [PYTHON, '-m', 'beit_mm', 'finetune', images, '--out', out, '--init', init, *options]
+    begin = time.monotonic()
+    subprocess.run(command, check=True)
+    record = json.loads((out / 'plan.json').read_text())
+    figures = {name: record[name] for name in ('batch', 'workers', 'seconds', 'stages', 'metrics', 'verdict')}
+    report(f'finetune of {init}', whole_seconds=time.monotonic() - begin, **figures)
+    shutil.copy(out / 'report.md', f'{os.environ.get("RESULTS", WORK / NAME)}.{NAME}.md')
+
+
 def thousand(folder: str, config: str, steps: str, *training: str) -> None:
     """Reports the whole curve of the loss, and the loss on held-out images."""
     folder, out = unpacked(folder), WORK / NAME
@@ -251,7 +286,7 @@ def thousand(folder: str, config: str, steps: str, *training: str) -> None:
 def unpacked(folder: str) -> str:
     if not folder.endswith('.zip'):
         return folder
-    target = str(WORK / 'photos')
+    target = str(WORK / 'unpacked' / Path(folder).stem)
     subprocess.run([PYTHON, '-m', 'zipfile', '-e', folder, target], check=True)
     return target
 
@@ -266,7 +301,8 @@ def evaluate(folder: str, checkpoint: Path) -> None:
         report(method, top1=pretrained['top1'], top1_of_random_weights=random['top1'], images=pretrained['images'])
 
 
-PARTS = {part.__name__: part for part in (facts, images, train, distributed, resume, learn, thousand)}
+FUNCTIONS = (facts, images, train, distributed, resume, all_scales, learn, finetune, thousand)
+PARTS = {part.__name__: part for part in FUNCTIONS}
 
 if __name__ == '__main__':
     os.chdir(ROOT)
