@@ -20,13 +20,13 @@ while (($#)); do
   esac
 done
 prepare_environment "$stack" test
-say "ruff, codespell, mypy, import-linter, and beside them generated headers and tables"
+say "ruff, codespell, mypy, import-linter, and beside all of it generated headers and tables"
 python tools/dev/update_configs.py --check &
 generated=$!
 trap 'kill $generated 2>/dev/null || true' EXIT
 bash tools/dev/check_style.sh
-wait "$generated"
 say "pytest, stack $stack"
 export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1}  # the processes share the cores
 # In the order of the files, the slow ones of tests/apis first; xdist would begin with the files of most tests.
 python -m pytest -n auto --dist loadfile --no-loadscope-reorder "${options[@]}" "$@"
+wait "$generated"

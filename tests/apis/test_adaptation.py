@@ -139,7 +139,7 @@ def test_a_checkpoint_of_the_run_is_tested_whole_or_not_at_all(runs, tmp_path):
         run_tool(*words, '--cfg-options', 'model.backbone.rank=3')
 
 
-@pytest.mark.parametrize('kind', ['classes', 'maps'])
+@pytest.mark.parametrize('kind', ['classes', pytest.param('maps', marks=pytest.mark.slow)])
 @torch.no_grad()
 def test_a_checkpoint_of_the_run_is_exported_as_plain_layers(kind, runs, tmp_path):
     """With matrices that weigh something. Truth: the model that was trained, in torch."""
