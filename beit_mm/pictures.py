@@ -13,10 +13,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 import torch.nn.functional as F
-from matplotlib import get_data_path
-from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib import colormaps, get_data_path
 from matplotlib.figure import Figure
-from matplotlib.patches import Rectangle
 from mmengine.dist import master_only
 from mmengine.hooks import Hook
 from mmengine.runner import Runner
@@ -39,14 +37,17 @@ from beit_mm.registry import HOOKS
 SIDE = 160  # pixels of a tile's longer side
 MARGIN = 4  # pixels between tiles
 TITLE_HEIGHT = 16  # pixels above a row with titles
-DPI = 100
-FONT_SIZE = 8  # points, of a font whose characters are all as wide
-CHARACTER = 0.63 * FONT_SIZE * DPI / 72  # pixels
+FONT = get_data_path() + '/fonts/ttf/DejaVuSans{}.ttf'  # the one of matplotlib's figures
+FONT_SIZE = 11  # pixels, of titles in characters that are all as wide
+CHARACTER = 0.61 * FONT_SIZE  # pixels
 NUM_NEIGHBOURS = 5  # that are drawn
 MASS = 0.6  # of the attention, inside the contour
+ATTENTION_SIDE = 240  # pixels of a tile's longer side
+HEAT = 0.65  # how much the colours of attention hide of the image
+POINT, CONTOUR = (255, 0, 0), (0, 255, 255)
 ATTENTION_LEGEND = [  # colours of `draw_attention`
-    ('the point, whose patch attends', (255, 0, 0)),
-    (f'encloses {MASS:.0%} of the attention', (0, 255, 255)),
+    ('the point, whose patch attends', POINT),
+    (f'encloses {MASS:.0%} of the attention', CONTOUR),
     ('the most attention', (255, 255, 200)),
     ('no attention', (40, 20, 20)),
 ]
@@ -54,16 +55,13 @@ ATTENTION_LEGEND = [  # colours of `draw_attention`
 Scalars = dict[int, dict[str, float]]  # step -> name -> number
 
 
-def sheet(rows: Sequence[Sequence[tuple[str, Tensor]]], side: int = SIDE) -> Figure:
-    """Rows of titled pictures on white, to be saved by `savefig`.
+def sheet(rows: Sequence[Sequence[tuple[str, Tensor]]], side: int = SIDE) -> Image.Image:
+    """Rows of titled pictures on white.
 
     Args:
         rows: of each tile its title and its picture, float (3, H, W) in [0, 1] of any size, drawn in its own shape. A
             title that is too long loses its beginning, the folders of a path.
         side: pixels of a tile's longer side.
-
-    Returns:
-        A figure with one `axes` for each picture, row after row.
     """
     shapes = [image.shape[1:] for row in rows for _, image in row]
     height = max(1, round(side * max(min(1, h / w) for h, w in shapes)))
@@ -72,18 +70,20 @@ def sheet(rows: Sequence[Sequence[tuple[str, Tensor]]], side: int = SIDE) -> Fig
     for row in rows:
         tops[-1] += TITLE_HEIGHT * any(title for title, _ in row)
         tops.append(tops[-1] + height + MARGIN)
-    size = MARGIN + max(map(len, rows)) * (width + MARGIN), tops[-1]
-    figure = Figure(figsize=(size[0] / DPI, size[1] / DPI), dpi=DPI)
+    drawn = Image.new('RGB', (MARGIN + max(map(len, rows)) * (width + MARGIN), tops[-1]), 'white')
+    pen, font = ImageDraw.Draw(drawn), ImageFont.truetype(FONT.format('Mono'), FONT_SIZE)
     for row, top in zip(rows, tops, strict=False):
         for column, (title, image) in enumerate(row):
             left = MARGIN + column * (width + MARGIN)
-            bottom = 1 - (top + height) / size[1]
-            axes = figure.add_axes((left / size[0], bottom, width / size[0], height / size[1]), anchor='NW')
-            axes.axis('off')
-            axes.imshow(image.detach().float().cpu().clamp(0, 1).permute(1, 2, 0).numpy())
-            font: dict[str, Any] = dict(size=FONT_SIZE, family='monospace', parse_math=False)  # a name may hold dollars
-            axes.set_title(shortened(title, int(width / CHARACTER)), loc='left', pad=2, **font)
-    return figure
+            levels = image.detach().float().cpu().clamp(0, 1).permute(1, 2, 0) * 255
+            tile = Image.fromarray(levels.round().to(torch.uint8).numpy())
+            scale = min(width / tile.width, height / tile.height)
+            size = max(1, round(scale * tile.width)), max(1, round(scale * tile.height))
+            exact = scale >= 3 or scale == round(scale)  # pixels of small pictures, which are patches, keep their edges
+            tile = tile.resize(size, Image.Resampling.NEAREST if exact else Image.Resampling.BICUBIC)
+            drawn.paste(tile, (left, top))
+            pen.text((left, top - 4), shortened(title, int(width / CHARACTER)), fill='black', font=font, anchor='ls')
+    return drawn
 
 
 def shortened(title: str, length: int) -> str:
@@ -93,7 +93,7 @@ def shortened(title: str, length: int) -> str:
     return title if len(title) <= length else f'..{title[len(title) - length + 2 :]}'
 
 
-def sheet_of_columns(columns: Mapping[str, Tensor], channels: Sequence[int] = (0, 1, 2)) -> Figure:
+def sheet_of_columns(columns: Mapping[str, Tensor], channels: Sequence[int] = (0, 1, 2)) -> Image.Image:
     """A sheet of `columns`, title -> float (B, C, H, W) in [0, 1], with a row for each image of the batch.
 
     `channels` are drawn as red, green and blue; of fewer than three the first is drawn in gray.
@@ -104,14 +104,7 @@ def sheet_of_columns(columns: Mapping[str, Tensor], channels: Sequence[int] = (0
     return sheet([titled, *others])
 
 
-def pixels_of(figure: Figure) -> np.ndarray:
-    """What `savefig` writes, uint8 (H, W, 3)."""
-    canvas = FigureCanvasAgg(figure)
-    canvas.draw()
-    return np.asarray(canvas.buffer_rgba())[..., :3]
-
-
-def draw_neighbours(queries: Mapping[str, Any], bank: Mapping[str, Any], named: bool = True) -> Figure:
+def draw_neighbours(queries: Mapping[str, Any], bank: Mapping[str, Any], named: bool = True) -> Image.Image:
     """Draws each query beside the images of a bank with the closest features, titled with their cosine.
 
     `queries` and `bank` are dict(paths=files, features=(N, C)), as `embed` returns them; if `named`, an image's folder
@@ -137,7 +130,7 @@ def center_tile(file: str, side: int = SIDE) -> Tensor:
 def with_legend(image: Image.Image, entries: Sequence[tuple[str, Sequence[int]]]) -> Image.Image:
     """An image above a white strip with a square of each colour (red, green, blue) and its name, in columns."""
     size = max(14, image.width // 40)  # pixels
-    font = ImageFont.truetype(get_data_path() + '/fonts/ttf/DejaVuSans.ttf', size)
+    font = ImageFont.truetype(FONT.format(''), size)
     names = [shortened(name, 40) for name, _ in entries]
     cell = round(max(map(font.getlength, names), default=0) + 3 * size)
     columns = max(1, image.width // cell)
@@ -181,12 +174,12 @@ class ReconstructionHook(Hook):
         samples = [loader.dataset[i * len(loader.dataset) // number] for i in range(number)]
         with torch.no_grad():
             columns = model.pictures(model.data_preprocessor(loader.collate_fn(samples))['inputs'])
-        figure = sheet_of_columns(columns, self.channels)
+        drawn = sheet_of_columns(columns, self.channels)
         path = Path(runner.work_dir, 'pictures', 'test.png' if mode == 'test' else f'iter_{runner.iter}.png')
         with written_if_possible(runner):
-            runner.visualizer.add_image(f'{mode}_reconstruction', pixels_of(figure), step=runner.iter)
+            runner.visualizer.add_image(f'{mode}_reconstruction', np.asarray(drawn), step=runner.iter)
             path.parent.mkdir(parents=True, exist_ok=True)
-            figure.savefig(path)
+            drawn.save(path)
             log(f'Pictures: {path}')
 
 
@@ -273,7 +266,7 @@ def largest_mass_mask(attention: Tensor, mass: float = MASS) -> Tensor:
     return torch.zeros_like(needed).scatter(-1, order, needed).view(attention.shape)
 
 
-def draw_attention(image: Tensor, patches: Sequence[tuple[int, int]], maps: Tensor, control: Tensor) -> Figure:
+def draw_attention(image: Tensor, patches: Sequence[tuple[int, int]], maps: Tensor, control: Tensor) -> Image.Image:
     """A sheet; for each point the image with its patch marked, the mean over the heads, and each head.
 
     Args:
@@ -283,28 +276,32 @@ def draw_attention(image: Tensor, patches: Sequence[tuple[int, int]], maps: Tens
     means = {'mean of heads': maps, 'random weights, same scale': control}
     drawn = torch.cat([*(found.mean(dim=1, keepdim=True) for found in means.values()), maps], dim=1)  # P, tiles, h, w
     titles = [*means, *(f'head {head}' for head in range(maps.shape[1]))]
-    gray = image.mean(dim=0, keepdim=True).expand(3, -1, -1)
-    tiles = [('image', image), *((title, gray) for title in titles)]
-    columns = math.ceil(math.sqrt(len(tiles) * image.shape[1] / image.shape[2]))
-    rows = [tiles[first : first + columns] for first in range(0, len(tiles), columns)]
-    figure = sheet(rows * len(patches), side=240)
-    panels = iter(figure.axes)
-    height, width = image.shape[1] / maps.shape[2], image.shape[2] / maps.shape[3]  # of a patch, in pixels
+    scale = ATTENTION_SIDE / max(image.shape[1:])
+    size = tuple(max(1, round(scale * pixels)) for pixels in image.shape[1:])
+    image = F.interpolate(image[None], size, mode='bilinear', antialias=True)[0]
+    gray = image.mean(dim=0, keepdim=True)
+    columns = math.ceil(math.sqrt((1 + len(titles)) * image.shape[1] / image.shape[2]))
+    rows = []
     for (row, column), attention in zip(patches, drawn, strict=True):
-        corner = column * width - 0.5, row * height - 0.5
-        next(panels).add_patch(Rectangle(corner, width, height, fill=False, edgecolor='red', linewidth=2))
-        for number, values in enumerate(attention):
-            axes = next(panels)
+        point = torch.zeros(maps.shape[2:], dtype=torch.bool)
+        point[row, column] = True
+        tiles = [('image', outlined(image, point, POINT))]
+        for number, (title, values) in enumerate(zip(titles, attention, strict=True)):
             # random weights, after the mean of the heads, have its scale
-            highest = attention[0 if number < len(means) else number].max().item()
-            extent = axes.images[0].get_extent()
-            drawn_map = dict(cmap='hot', vmin=0, vmax=highest, alpha=0.65, interpolation='nearest', extent=extent)
-            axes.imshow(values.numpy(), **drawn_map)
-            chosen = largest_mass_mask(values).float()[None, None]
-            inside = np.pad(F.interpolate(chosen, image.shape[1:], mode='nearest-exact')[0, 0].numpy(), 1)
-            axes.autoscale(False)
-            axes.contour(inside, [0.5], extent=(-1, image.shape[2], -1, image.shape[1]), colors='cyan', linewidths=1)
-    return figure
+            highest = attention[0 if number < len(means) else number].max().clamp(min=torch.finfo().tiny)
+            colours = torch.from_numpy(colormaps['hot']((values / highest).numpy())[..., :3]).float().permute(2, 0, 1)
+            heat = F.interpolate(colours[None], size, mode='nearest-exact')[0]
+            shown = outlined((1 - HEAT) * gray + HEAT * heat, largest_mass_mask(values), CONTOUR)
+            tiles.append((title, shown))
+        rows += [tiles[first : first + columns] for first in range(0, len(tiles), columns)]
+    return sheet(rows, ATTENTION_SIDE)
+
+
+def outlined(image: Tensor, mask: Tensor, colour: Sequence[int]) -> Tensor:
+    """An image (3, H, W) with a line of two pixels inside the patches of a mask, bool (h, w), around them."""
+    inside = F.interpolate(mask.float()[None, None], image.shape[1:], mode='nearest-exact')[0]  # 1, H, W
+    outside = F.max_pool2d(F.pad(1 - inside, (2, 2, 2, 2), value=1.0), 5, stride=1)  # 1, H, W; two pixels wider
+    return torch.where(inside * outside > 0, torch.tensor(colour)[:, None, None] / 255, image)
 
 
 def read_scalars(work_dir: str | Path) -> tuple[Scalars, Scalars]:

@@ -33,14 +33,7 @@ from beit_mm.features.evaluation import knn_votes, patch_classifier, patch_datas
 from beit_mm.features.extractor import FeatureExtractor, ImageInput, iterate_images
 from beit_mm.files import atomic_file
 from beit_mm.models.beit import BEiTPretrainer
-from beit_mm.pictures import (
-    ATTENTION_LEGEND,
-    attention_of_image,
-    draw_attention,
-    pixels_of,
-    sheet_of_columns,
-    with_legend,
-)
+from beit_mm.pictures import ATTENTION_LEGEND, attention_of_image, draw_attention, sheet_of_columns, with_legend
 from beit_mm.registry import TRANSFORMS
 from beit_mm.terminal import quiet, say, with_bar
 
@@ -365,7 +358,7 @@ def draw_predictions(checkpoint: Checkpoint, images: Sources, out: Path) -> BEiT
     samples = masked_samples(model, islice(iterate_images(images), MAX_ROWS))
     with torch.no_grad():
         columns = model.pictures(model.data_preprocessor(default_collate([*samples.values()]))['inputs'])
-    sheet_of_columns(columns).savefig(out)
+    sheet_of_columns(columns).save(out)
     return model
 
 
@@ -429,6 +422,6 @@ def attention(
         places = points.split(';') if isinstance(points, str) else points
         found = attention_of_image(extractor, image, places, layer)
         control = attention_of_image(extractor.with_random_weights(), image, places, layer)
-        figure = draw_attention(found.image, found.patches, found.maps, control=control.maps)
-        with_legend(Image.fromarray(pixels_of(figure)), ATTENTION_LEGEND).save(path)
+        drawn = draw_attention(found.image, found.patches, found.maps, control=control.maps)
+        with_legend(drawn, ATTENTION_LEGEND).save(path)
     return path

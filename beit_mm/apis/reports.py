@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import torch
-from matplotlib.figure import Figure
+from PIL import Image
 from torch import Tensor
 
 from beit_mm.apis.inference import classify, draw_predictions
@@ -225,7 +225,7 @@ def describe_pretraining(
     chosen = [images.held_out.root / path for path in evenly(images.held_out.names, 8)]
     draw_predictions(trained, chosen, folder / 'reconstruction.png')
     answers, neighbours_drawn = compare_features(trained, images, compared, start, deadline)
-    neighbours_drawn.savefig(folder / 'neighbours.png')
+    neighbours_drawn.save(folder / 'neighbours.png')
     predicted = f'Predicted on masked patches: features of {teacher}.' if teacher else ''
     paragraphs: list[Paragraph] = [predicted, 'This is one training with one seed.']
     judge = 'linear' if 'linear' in answers else 'knn'
@@ -405,7 +405,7 @@ def draw_mistakes(answers: Sequence[Mapping[str, Any]], classes: Sequence[str], 
         title = f'{truth} as {predicted} {answer["scores"][0][1]:.2f}'
         tiles.append((title, center_tile(answer['path'], MISTAKES_SIDE)))
     rows = [tiles[first : first + MISTAKES_COLUMNS] for first in range(0, len(tiles), MISTAKES_COLUMNS)]
-    sheet(rows, MISTAKES_SIDE).savefig(out)
+    sheet(rows, MISTAKES_SIDE).save(out)
     which = f'The {len(tiles)} most confident of {len(wrong):,} mistakes on {len(answers):,} held-out images'
     return [Picture(out.name, f'{which}: correct class as predicted class')]
 
@@ -431,7 +431,7 @@ def read_thumbnails(labelled: Iterable[tuple[str, int]]) -> tuple[Tensor, Tensor
 
 def compare_features(
     trained: Checkpoint, images: Images, size: int, start: str | None = None, deadline: float = math.inf
-) -> tuple[dict[str, dict[str, Tensor]], Figure]:
+) -> tuple[dict[str, dict[str, Tensor]], Image.Image]:
     """Which held-out images are classified correctly by features at the `end`, at the `start` and by others.
 
     They learn from `size` images. Returns method of METHODS -> features -> `right_answers`, without methods that would

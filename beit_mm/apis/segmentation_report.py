@@ -26,7 +26,7 @@ from beit_mm.datasets.segmentation_folder import SegmentationFolder
 from beit_mm.datasets.transforms import resize_bicubic
 from beit_mm.features.evaluation import confusion, patch_dataset
 from beit_mm.features.extractor import FeatureExtractor
-from beit_mm.pictures import SIDE, pixels_of, sheet, with_legend
+from beit_mm.pictures import SIDE, sheet, with_legend
 
 GRID = (120, 160)  # pixels of the images that the baseline sees
 LEVELS = 8  # of each colour channel
@@ -247,4 +247,4 @@ def draw_overlays(segmentor: SegmentationInferencer, tested: Tested, out: Path) 
         pictures = [torch.from_numpy(np.array(tile)).permute(2, 0, 1) / 255 for tile in tiles]
         rows.append([*zip((title, 'label map', 'predicted'), pictures, strict=True)])
     legend = [(segmentor.classes[label], segmentor.palette[label]) for label in sorted(present)]
-    with_legend(Image.fromarray(pixels_of(sheet(rows))), legend).save(out)
+    with_legend(sheet(rows), legend).save(out)

@@ -18,7 +18,7 @@ from beit_mm.apis.reports import Metric, Metrics
 from beit_mm.apis.split import find_images
 from beit_mm.checkpoint.checkpoint import Checkpoint
 from beit_mm.features.evaluation import mean_and_error
-from beit_mm.pictures import CHARACTER, sheet
+from beit_mm.pictures import CHARACTER, MARGIN, SIDE, TITLE_HEIGHT, sheet
 
 
 def metrics_of(
@@ -49,7 +49,7 @@ def test_colours_are_told_apart_without_training(tmp_path):
     assert found['most_frequent'].value == pytest.approx(100 * 40 / 119)
     assert found['most_frequent_class_mean'] == Metric(pytest.approx(100 / 3), 0)
     trained = Checkpoint.open(save_backbone(tmp_path / 'x.pth'))
-    answers, figure = reports.compare_features(trained, images, 60, trained.path)
+    answers, neighbours = reports.compare_features(trained, images, 60, trained.path)
     assert [*answers] == ['knn', 'linear', 'attentive']
     for method, right in answers.items():
         of_thumbnails = right.pop('thumbnails', None)
@@ -57,7 +57,7 @@ def test_colours_are_told_apart_without_training(tmp_path):
         assert [*right] == ['end', 'start', 'random'] and {len(each) for each in right.values()} == {30}
         assert torch.equal(right['end'], right['start'])
     assert answers['linear']['end'].all()
-    assert len(figure.axes) == 6 * (1 + 5) and figure.axes[0].get_title('left') == 'blue'
+    assert neighbours.size == tuple(MARGIN + n * (SIDE + MARGIN) + top for n, top in ((6, 0), (6, 6 * TITLE_HEIGHT)))
     assert mean_and_error(torch.tensor([1, 0, 1, 1])) == (75, pytest.approx(100 * (0.75 * 0.25 / 4) ** 0.5))
 
 

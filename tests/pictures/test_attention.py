@@ -8,6 +8,7 @@ from numpy.testing import assert_allclose
 from PIL import Image
 
 from beit_mm import __main__ as command
+from beit_mm import pictures
 from beit_mm.apis import inference
 from beit_mm.errors import UserError
 from beit_mm.features.extractor import FeatureExtractor
@@ -16,7 +17,6 @@ from beit_mm.pictures import (
     ATTENTION_LEGEND,
     attention_of_image,
     attention_of_patches,
-    draw_attention,
     largest_mass_mask,
     patch_at,
     shortened,
@@ -83,24 +83,30 @@ def test_the_mask_is_the_smallest_set_of_the_share_by_trying_all_sets():
     assert largest_mass_mask(heads, 0.5).tolist() == [[[True, False]], [[False, True]]]
 
 
-def test_a_sheet_shows_points_heads_and_contours():
+def test_a_sheet_shows_points_heads_and_contours(monkeypatch):
     """Also where the image is no multiple of the grid."""
     image, maps = torch.full((3, 35, 70), 0.5), torch.rand(2, 3, 2, 4) * 0.01
     maps[0, :, 1, 2] = 0.9
     assert all(shortened(name, 40) == name for name, _ in ATTENTION_LEGEND)  # longer ones are cut
-    figure = draw_attention(image, [(1, 2), (0, 1)], maps, control=maps.flip(-1))
+    maps[0, 1, 0, 0] = 0
+    rows = []
+    monkeypatch.setattr(pictures, 'sheet', lambda found, side: rows.extend(found))
+    pictures.draw_attention(image, [(1, 2), (0, 1)], maps, control=maps.flip(-1))
+    tiles = [tile for row in rows for tile in row]
     titles = ['image', 'mean of heads', 'random weights, same scale', 'head 0', 'head 1', 'head 2']
-    assert [axes.get_title('left') for axes in figure.axes] == 2 * titles
-    for first, corner in ((0, (34.5, 17)), (6, (17, -0.5))):
-        (mark,) = figure.axes[first].patches
-        assert (*mark.get_xy(), mark.get_width(), mark.get_height()) == (*corner, 17.5, 17.5)
-    drawn = torch.cat([maps[0].mean(dim=0)[None], maps[0].flip(-1).mean(dim=0)[None], maps[0]])
-    for axes, expected in zip(figure.axes[1:6], drawn, strict=True):
-        pixels, colours = axes.images
-        assert list(colours.get_extent()) == list(pixels.get_extent()) == [-0.5, 69.5, 34.5, -0.5]
-        assert_allclose(colours.get_array(), expected)
-    ends = np.concatenate([path.vertices for path in figure.axes[1].collections[0].get_paths()])
-    assert_allclose([ends.min(axis=0), ends.max(axis=0)], [[34.5, 17], [52, 34.5]], atol=1)
+    assert [title for title, _ in tiles] == 2 * titles
+    levels = [picture.permute(1, 2, 0).numpy() for _, picture in tiles]  # 120 x 240 pixels, of a patch 60 x 60
+    for picture, (top, left) in ((levels[0], (60, 120)), (levels[6], (0, 60))):
+        marked = np.zeros((120, 240), bool)
+        marked[top : top + 60, left : left + 60] = True
+        marked[top + 2 : top + 58, left + 2 : left + 58] = False
+        assert_allclose(picture, np.where(marked[..., None], [1, 0, 0], 0.5), atol=1e-6)
+    contour = [np.argwhere((picture == [0, 1, 1]).all(axis=-1)) for picture in levels]
+    corners = [found.tolist() for found in (contour[4].min(axis=0), contour[4].max(axis=0))]
+    assert corners == [[60, 120], [119, 179]]  # of the patch with nearly all the attention of head 1
+    assert_allclose(levels[4][90, 150], 0.35 * 0.5 + 0.65)  # the most attention is white, none is nearly black
+    assert_allclose(levels[4][30, 30], 0.35 * 0.5 + 0.65 * np.array([0.0416, 0, 0]), atol=1e-4)
+    assert_allclose(levels[2][90, 90], levels[1][90, 150])  # random weights: mirrored, in the scale of the mean
 
 
 def test_a_checkpoint_alone_is_enough(tmp_path, monkeypatch):

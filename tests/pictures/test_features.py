@@ -6,7 +6,7 @@ import numpy as np
 from helpers import ROOT
 from PIL import Image
 
-from beit_mm.pictures import draw_neighbours
+from beit_mm import pictures
 
 tool = runpy.run_path(str(ROOT / 'tools/visualization/features.py'))
 
@@ -25,16 +25,20 @@ def test_colours_are_the_components_of_a_singular_value_decomposition_jointly_fo
     np.testing.assert_allclose(np.concatenate([c.flatten(1).T for c in found]), expected, atol=1e-4)
 
 
-def test_neighbours_are_the_nearest_and_never_the_image_itself(tmp_path):
+def test_neighbours_are_the_nearest_and_never_the_image_itself(tmp_path, monkeypatch):
     angles, paths = [0, 10, 100, 30, 200, 150, 310], []
     for number, level in enumerate((10, 60, 110, 160, 210, 220, 230)):
         paths.append(str(tmp_path / f'{number}.png'))
         Image.new('RGB', (8, 8), (level, level, level)).save(paths[-1])
     features = np.stack([np.cos(np.deg2rad(angles)), np.sin(np.deg2rad(angles))], axis=1).astype(np.float32)
     bank = dict(features=features, paths=paths)
-    figure = draw_neighbours(dict(features=features[:2], paths=paths[:2]), bank)
-    levels = [round(255 * float(axes.images[0].get_array()[0, 0, 0])) for axes in figure.axes]
-    assert levels == [10, 60, 160, 230, 110, 220] + [60, 10, 160, 230, 110, 220]
-    assert figure.axes[1].get_title('left').endswith(f'{tmp_path.name[-9:]} 0.985')
+    drawn = []
+    monkeypatch.setattr(pictures, 'sheet', drawn.extend)
+    pictures.draw_neighbours(dict(features=features[:2], paths=paths[:2]), bank)
+    levels = [[round(255 * float(image[0, 0, 0])) for _, image in row] for row in drawn]
+    assert levels == [[10, 60, 160, 230, 110, 220], [60, 10, 160, 230, 110, 220]]
+    assert drawn[0][1][0].endswith(f'{tmp_path.name[-9:]} 0.985')
     one = dict(features=features[:1], paths=paths[:1])
-    assert len(draw_neighbours(one, one).axes) == 1
+    drawn.clear()
+    pictures.draw_neighbours(one, one)
+    assert [len(row) for row in drawn] == [1]

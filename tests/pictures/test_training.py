@@ -12,7 +12,7 @@ from PIL import Image
 
 from beit_mm.datasets.samplers import SampleKey
 from beit_mm.datasets.segmentation_folder import distinct_colours
-from beit_mm.pictures import MARGIN, SIDE, TITLE_HEIGHT, pixels_of
+from beit_mm.pictures import MARGIN, SIDE, TITLE_HEIGHT
 from beit_mm.registry import DATASETS
 
 browse = SimpleNamespace(**runpy.run_path(str(ROOT / 'tools/visualization/browse_dataset.py')))
@@ -30,13 +30,13 @@ def tile(picture: np.ndarray, row: int, column: int) -> np.ndarray:
 
 
 def centers(drawn: np.ndarray) -> np.ndarray:
-    """The pixels of an image of side 32 in a tile; where one ends depends on how matplotlib rounds."""
+    """The pixels of an image of side 32 in a tile."""
     scale = SIDE // 32
     return drawn[scale // 2 :: scale, scale // 2 :: scale].astype(int)
 
 
 def test_samples_are_those_of_the_run_with_their_masks_gray(cfg):
-    picture = pixels_of(browse.draw_samples(cfg, 3, 5))
+    picture = np.asarray(browse.draw_samples(cfg, 3, 5))
     dataset = DATASETS.build(cfg.train_dataloader.dataset)
     for row, index in enumerate((0, 4, 8)):
         inputs = dataset[SampleKey(5, 0, index)]['inputs']
@@ -46,7 +46,7 @@ def test_samples_are_those_of_the_run_with_their_masks_gray(cfg):
         assert np.abs(drawn - image).max() <= 1
         assert (np.abs(masked[mask] - 127) <= 1).all() and mask.any()
         assert np.abs(masked[~mask] - image[~mask]).max() <= 1
-    without = pixels_of(browse.draw_samples(cfg, 3, 5, tokens=False))
+    without = np.asarray(browse.draw_samples(cfg, 3, 5, tokens=False))
     assert without.shape == picture[:, : -SIDE - MARGIN].shape  # the tokens' column
 
 

@@ -12,7 +12,6 @@ import torch
 from matplotlib.figure import Figure
 from mmengine.config import Config
 from mmengine.dataset import default_collate
-from PIL import Image
 
 from beit_mm.apis import reports, split
 from beit_mm.apis.inference import PatchSegmentor, classify, masked_samples
@@ -23,7 +22,7 @@ from beit_mm.apis.segmentation_report import compare_segmentors
 from beit_mm.checkpoint.checkpoint import Checkpoint
 from beit_mm.features.evaluation import patch_dataset
 from beit_mm.features.extractor import FeatureExtractor
-from beit_mm.pictures import center_tile, pixels_of, read_scalars, sheet, sheet_of_columns, with_legend
+from beit_mm.pictures import center_tile, read_scalars, sheet, sheet_of_columns, with_legend
 from beit_mm.registry import MODELS
 
 PACKAGED, RANDOM, POSITION = 'packaged weights', 'random weights', 'position and colour'
@@ -79,7 +78,7 @@ def segment_frozen(folder: Path, out: Path) -> None:
         tiles = {'scene': sample['img']} | {name: colours[labels] for name, labels in shown.items()}
         rows.append([(name, torch.from_numpy(tile).permute(2, 0, 1) / 255) for name, tile in tiles.items()])
     legend = [*zip(maps.classes, palette, strict=True)]
-    with_legend(Image.fromarray(pixels_of(sheet(rows))), legend).save(out.with_suffix('.png'))
+    with_legend(sheet(rows), legend).save(out.with_suffix('.png'))
     out.write_text(json.dumps(found, default=astuple))
 
 
@@ -132,7 +131,7 @@ def draw_answers(classifier: Path, images: split.Images, out: Path) -> None:
     read = [(answer, truth) for answer, truth in answers if 'error' not in answer]
     read.sort(key=lambda pair: pair[0]['name'] != pair[1])
     tiles = [(f'{answer["name"]} ({truth})', center_tile(answer['path'])) for answer, truth in read]
-    sheet([tiles[first : first + NUM_COLUMNS] for first in range(0, len(tiles), NUM_COLUMNS)]).savefig(out)
+    sheet([tiles[first : first + NUM_COLUMNS] for first in range(0, len(tiles), NUM_COLUMNS)]).save(out)
 
 
 def draw_bars(groups: Mapping[str, Metrics], out: Path, unit: str) -> None:
@@ -160,7 +159,7 @@ def draw_predictions(run: Path, images: split.Images) -> None:
     for title, model in {'before': begun.eval(), 'after': after, PACKAGED: packaged}.items():
         drawn = model.pictures(model.data_preprocessor(default_collate(samples))['inputs'])
         columns |= {'image': drawn['image'], 'masked': drawn['masked'], title: drawn['prediction']}
-    sheet_of_columns(columns).savefig(run / 'before_and_after.png')
+    sheet_of_columns(columns).save(run / 'before_and_after.png')
 
 
 def write(out: Path, images: split.Images, drawn: bool) -> list[object]:

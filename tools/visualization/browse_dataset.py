@@ -18,8 +18,8 @@ from beit_mm.errors import UserError
 from beit_mm.terminal import quiet, run, without_output
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
     from mmengine.config import Config
+    from PIL import Image
     from torch import Tensor
 
     from beit_mm.models.tokenizers.base import Tokenizer
@@ -46,15 +46,15 @@ def main() -> None:
         init_default_scope(cfg.default_scope)
         seed = cfg.get('randomness', {}).get('seed') or 0 if args.seed is None else args.seed
         with without_output():
-            figure = draw_samples(cfg, args.number, seed, not args.no_tokens, args.channels)
+            drawn = draw_samples(cfg, args.number, seed, not args.no_tokens, args.channels)
         args.out.parent.mkdir(parents=True, exist_ok=True)
-        figure.savefig(args.out)
+        drawn.save(args.out)
         print(args.out)
 
 
 def draw_samples(
     cfg: Config, number: int, seed: int, tokens: bool = True, channels: Sequence[int] = (0, 1, 2)
-) -> Figure:
+) -> Image.Image:
     """Draws a sheet of training samples, spread evenly over the dataset; the config's `default_scope` must be set."""
     import torch
     from mmengine.dataset import default_collate

@@ -54,7 +54,7 @@ def main() -> None:
             for path, part in zip(files, colours, strict=True)
         ]
         args.out.mkdir(parents=True, exist_ok=True)
-        sheet(rows).savefig(args.out / 'pca.png')
+        sheet(rows).save(args.out / 'pca.png')
         print(args.out / 'pca.png')
         if args.among:
             options = dict(
@@ -62,7 +62,7 @@ def main() -> None:
             )
             bank = embed(args.checkpoint, args.among, on_error='skip', **options)
             queries = embed(args.checkpoint, files, progress=False, **options)
-            draw_neighbours(queries, bank).savefig(args.out / 'neighbours.png')
+            draw_neighbours(queries, bank).save(args.out / 'neighbours.png')
             print(args.out / 'neighbours.png')
 
 
