@@ -34,6 +34,7 @@ pytestmark = [
 
 MEAN, STD = [123.675, 116.28, 103.53], [58.395, 57.12, 57.375]
 SHAPES = [(5, 7), (33, 47), (40, 170), (64, 64), (65, 64), (128, 128), (150, 90), (300, 61), (1, 1), (97, 131)]
+POSITIONS = dict(rel_pos_bias='shared', abs_pos_embed=True)  # of classifiers; segmentors have a bias in each block
 VIEWS = dict(type='beit_mm.MultiScaleViews', short_side=CROP, crop_size=(CROP, CROP), ratios=(0.5, 1.0, 1.3))
 COLOURS = [[40 * place, 255 - 40 * place, 0] for place in range(5)]
 
@@ -54,10 +55,10 @@ def trace_once():
         yield
 
 
-def classifier(out_type: str = 'avg_featmap', **changes: object) -> nn.Module:
+def classifier(out_type: str = 'avg_featmap') -> nn.Module:
     """Whose every parameter matters, the same at every call."""
     torch.manual_seed(0)
-    backbone = dict(BACKBONE, out_type=out_type, rel_pos_bias='shared', layer_scale_init=0.1, **changes)
+    backbone = dict(BACKBONE, out_type=out_type, layer_scale_init=0.1, **POSITIONS)
     head = dict(type='mmpretrain.LinearClsHead', num_classes=3, in_channels=32)
     data = dict(type='mmpretrain.ClsDataPreprocessor', mean=MEAN, std=STD)
     model = MODELS.build(dict(type='mmpretrain.ImageClassifier', backbone=backbone, head=head, data_preprocessor=data))
@@ -193,8 +194,9 @@ def test_metadata_are_believed_within_limits(segmentor, images, tmp_path, change
     assert message in predict(path, images[0], '--multi-scale', '--out', tmp_path / 'maps', status=status)
 
 
+@pytest.mark.slow
 def test_a_graph_gives_the_models_logits_at_any_size(tmp_path):
-    """SETR-PUP on a position embedding; the other tests have a bias in each block, and one for all."""
+    """SETR-PUP on a position embedding alone."""
     model = narrow_segmentor('absolute', 'beit_mm.EfficientSETRUPHead')
     state = copy.deepcopy(model.state_dict())
     export_onnx(model, tmp_path / 'model.onnx')
@@ -209,13 +211,13 @@ def test_a_graph_gives_the_models_logits_at_any_size(tmp_path):
 
 
 def test_classes_are_those_of_the_classifier_in_half_precision_too(tmp_path):
-    """The shared bias; both resizings of Pillow and the crop."""
+    """Both resizings of Pillow and the crop."""
     make_images(tmp_path / 'data')
     config = dict(
         model=dict(
             type='ImageClassifier',
             data_preprocessor=dict(type='ClsDataPreprocessor', mean=MEAN, std=STD),
-            backbone=dict(BACKBONE, out_type='avg_featmap', rel_pos_bias='shared', layer_scale_init=0.1),
+            backbone=dict(BACKBONE, out_type='avg_featmap', layer_scale_init=0.1, **POSITIONS),
             head=dict(type='LinearClsHead', num_classes=3, in_channels=32),
         ),
         test_dataloader=dict(dataset=dict(type='beit_mm.ImageFolder', pipeline=TEST_PIPELINE)),

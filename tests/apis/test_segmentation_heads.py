@@ -30,11 +30,12 @@ def folder(tmp_path_factory) -> Path:
     ('head', 'options'), [('setr_pup', {}), ('masks', {}), ('masks_decoder', {}), ('linear', {}), *ADAPTED]
 )
 def test_a_run_ends_and_its_result_is_used(head, options, folder, base, tmp_path, monkeypatch, capsys):
-    if options:
+    has_report = head == 'masks' and not options
+    if not has_report:
         monkeypatch.setattr(training.Run, 'report', lambda *_: None)
     run = tmp_path / 'run'
     weights = beit_mm.finetune(folder, run, base, epochs=1, batch=4, workers=0, head=head, **options)
-    assert options or ' mIoU ' in (run / 'report.md').read_text()
+    assert not has_report or ' mIoU ' in (run / 'report.md').read_text()
     (said,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith('head')]
     assert said.split() == ['head', head]
     built = Config.fromfile(run / 'config.py').model.decode_head
