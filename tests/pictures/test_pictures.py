@@ -11,7 +11,7 @@ from mmengine.dataset import default_collate
 from PIL import Image
 
 from beit_mm.models.tokenizers.discrete_vae import DiscreteVAE
-from beit_mm.pictures import MARGIN, SIDE, TITLE_HEIGHT, ReconstructionHook, sheet, sheet_of_columns
+from beit_mm.pictures import MARGIN, SIDE, TITLE_HEIGHT, ReconstructionHook, sheet, sheet_of_columns, with_legend
 from beit_mm.registry import MODELS
 
 CELL, TOP = SIDE + MARGIN, TITLE_HEIGHT + MARGIN
@@ -44,12 +44,41 @@ def test_three_of_many_channels_are_drawn_and_one_in_gray():
         assert picture[TOP + SIDE // 2, MARGIN + SIDE // 2].tolist() == expected
 
 
+def test_patches_keep_their_edges_and_photos_are_smooth():
+    for pixels, smooth in ((SIDE // 10, False), (SIDE // 2, False), (96, True), (2 * SIDE, True)):
+        halves = torch.zeros(3, pixels, pixels)
+        halves[:, :, pixels // 2 - 1 :] = 1  # no edge of a pixel of the tile, if it is drawn at half the size
+        tile = np.asarray(sheet([[('', halves)]]))[MARGIN : MARGIN + SIDE, MARGIN : MARGIN + SIDE]
+        assert (len(np.unique(tile)) > 2) == smooth, pixels
+
+
+def test_a_legend_has_a_square_of_each_colour_and_its_name_below_the_image():
+    colours = [(200, 0, 0), (0, 200, 0), (0, 0, 200)]
+    image = Image.new('RGB', (300, 100), (90, 90, 90))
+    picture = np.asarray(with_legend(image, [*zip(('red', 'the green one', 'blue'), colours, strict=True)]))
+    assert np.array_equal(picture[:100, :300], np.asarray(image))
+    right, lines = [], []
+    for colour in colours:
+        rows, columns = np.nonzero((picture == colour).all(axis=-1))
+        (top, bottom), (left, end) = ((places.min(), places.max()) for places in (rows, columns))
+        assert len(rows) == (bottom - top + 1) * (end - left + 1) and bottom - top == end - left >= 10 and top > 100
+        beside = picture[top - 1 : bottom + 2, end + 2 : end + bottom - top + 20].min(axis=-1)
+        assert beside[:, :2].min() == 255 and beside.min() < 90  # a gap, then the name
+        right.append((left, end))
+        lines.append((top, bottom))
+    assert right[0][1] + 20 < right[1][0] and right[2] == right[0]  # two columns
+    assert lines[0] == lines[1] and lines[2][0] > lines[0][1] and len(picture) > lines[2][1] + 2
+
+
 def run(model, inputs: dict, folder: Path) -> list[tuple]:
     """What the visualizer is given by a validation after seven steps and by a test."""
     shown = []
     dataset = [dict(inputs={name: values[i] for name, values in inputs.items()}) for i in range(24)]
     loader = SimpleNamespace(dataset=dataset, collate_fn=default_collate)
-    runner = SimpleNamespace(val_dataloader=loader, test_dataloader=loader, model=model.eval(), iter=7, work_dir=folder)
+    of_test = SimpleNamespace(dataset=dataset[::-1], collate_fn=default_collate)
+    runner = SimpleNamespace(
+        val_dataloader=loader, test_dataloader=of_test, model=model.eval(), iter=7, work_dir=folder
+    )
     runner.visualizer = SimpleNamespace(add_image=lambda name, image, step: shown.append((name, image, step)))
     for batch in range(2):
         ReconstructionHook().after_val_iter(runner, batch, dict(inputs=inputs), [])
@@ -80,6 +109,8 @@ def test_eight_images_spread_over_the_data_set_are_shown_and_saved(kind, columns
     for row in range(8):  # each pixel is drawn as a block
         tile = validation[1][TOP + row * CELL :, MARGIN:][:SIDE, :SIDE][:: SIDE // 32, :: SIDE // 32]
         assert np.abs(tile - images[3 * row].float().numpy()).max() <= 1
+        tile = test[1][TOP + row * CELL :, MARGIN:][:SIDE, :SIDE][:: SIDE // 32, :: SIDE // 32]
+        assert np.abs(tile - images[23 - 3 * row].float().numpy()).max() <= 1
     if kind == 'pretraining':
         masked = validation[1][TOP:, MARGIN + CELL :][SIDE // 2, SIDE // 2]
         assert np.abs(masked.astype(int) - 128).max() <= 1
