@@ -20,7 +20,7 @@ CELL, TOP = SIDE + MARGIN, TITLE_HEIGHT + MARGIN
 def test_tiles_stand_in_their_rows_in_their_own_shape():
     red, wide = torch.zeros(3, 4, 4), torch.ones(3, 10, 20) * torch.tensor([0, 0, 1.0])[:, None, None]
     red[0] = 1
-    rows = [[('a', red), ('b', wide)], [('c', torch.ones(3, 4, 4)), ('d', red)], [('', red)]]
+    rows = [[('a', red), ('b', wide)], [('c', torch.ones(3, 4, 4)), ('d', red)], [('', red), ('', wide.mT)]]
     picture = np.asarray(sheet(rows))
     assert picture.shape == (MARGIN + 3 * CELL + 2 * TITLE_HEIGHT, MARGIN + 2 * CELL, 3)
     second = TOP + CELL + TITLE_HEIGHT
@@ -28,6 +28,8 @@ def test_tiles_stand_in_their_rows_in_their_own_shape():
     assert all(picture[y, MARGIN + x].tolist() == [255, 0, 0] for x, y in places)
     (blue, below), left = picture[[TOP + 75, TOP + 85], MARGIN + CELL + 155], picture[second + 80, MARGIN + 80]
     assert blue.tolist() == [0, 0, 255] and below.min() == left.min() == 255  # half as high as wide, and white
+    tall = picture[second + CELL : second + CELL + SIDE, MARGIN + CELL :][:, [75, 85]]
+    assert (tall[:, 0] == [0, 0, 255]).all() and tall[:, 1].min() == 255  # half as wide as high
     titles = picture[:TOP].min(axis=2)
     assert max(titles[:, :CELL].min(), titles[:, CELL:].min()) < 64
 
