@@ -285,7 +285,7 @@ def draw_attention(image: Tensor, patches: Sequence[tuple[int, int]], maps: Tens
     for (row, column), attention in zip(patches, drawn, strict=True):
         point = torch.zeros(maps.shape[2:], dtype=torch.bool)
         point[row, column] = True
-        tiles = [('image', outlined(image, point, POINT))]
+        tiles = [('image', outlined(image, point, POINT, 2))]
         for number, (title, values) in enumerate(zip(titles, attention, strict=True)):
             # random weights, after the mean of the heads, have its scale
             highest = attention[0 if number < len(means) else number].max().clamp(min=torch.finfo().tiny)
@@ -297,10 +297,11 @@ def draw_attention(image: Tensor, patches: Sequence[tuple[int, int]], maps: Tens
     return sheet(rows, ATTENTION_SIDE)
 
 
-def outlined(image: Tensor, mask: Tensor, colour: Sequence[int]) -> Tensor:
-    """An image (3, H, W) with a line of two pixels inside the patches of a mask, bool (h, w), around them."""
+def outlined(image: Tensor, mask: Tensor, colour: Sequence[int], width: int = 1) -> Tensor:
+    """An image (3, H, W) with a line of `width` pixels inside the patches of a mask, bool (h, w), around them."""
     inside = F.interpolate(mask.float()[None, None], image.shape[1:], mode='nearest-exact')[0]  # 1, H, W
-    outside = F.max_pool2d(F.pad(1 - inside, (2, 2, 2, 2), value=1.0), 5, stride=1)  # 1, H, W; two pixels wider
+    outside = F.pad(1 - inside, [width] * 4, value=1.0)
+    outside = F.max_pool2d(outside, 2 * width + 1, stride=1)  # 1, H, W; `width` pixels wider
     return torch.where(inside * outside > 0, torch.tensor(colour)[:, None, None] / 255, image)
 
 
