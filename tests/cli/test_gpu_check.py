@@ -86,6 +86,9 @@ def test_what_was_measured_before_a_part_failed_or_ran_out_of_time_is_kept(tmp_p
     assert done.returncode == 1 and 'why it failed' in done.stdout
     done, lines = check(tmp_path, PYTHON=str(python), PARTS='train', BUDGET='30')
     assert done.returncode == 1 and not lines and 'left out' in done.stdout
+    python.write_text(PYTHON.replace('mkdir -p', 'false'))
+    done, lines = check(tmp_path, PYTHON=str(python), STATE=str(tmp_path / 'other'), PARTS='resume facts')
+    assert [line['part'] for line in lines if 'part' in line] == ['facts', 'images'] and done.returncode == 1
 
 
 @pytest.mark.parametrize('wrong', [dict(PARTS='zzz'), dict(BUDGET='soon'), dict(PYTHON='no_python')])

@@ -96,6 +96,7 @@ part() { # NAME LIMIT NEED COMMAND...: runs it for at most LIMIT s; leaves it ou
   local code=0 note='' child
   shift 3
   wanted "$name" || return 0
+  [[ $name == images || $* != *"$images"* || -d $images ]] || { say "$name: left out, there are no images"; return 0; }
   ((left >= need)) || { say "$name: left out, needs $need s and has $left"; return 0; }
   PART=$name timeout -k 5 $((limit < left ? limit : left)) "$@" > "$logs/$name.txt" 2> "$logs/$name.err" &
   child=$!
