@@ -29,4 +29,4 @@ say "pytest, stack $stack"
 export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1}  # the processes share the cores
 # In the order of the files, the slow ones of tests/apis first; xdist would begin with the files of most tests.
 python -m pytest -n auto --dist loadfile --no-loadscope-reorder "${options[@]}" "$@"
-wait "$generated"
+wait "$generated" || { say "generated headers or tables are not up to date, see above"; exit 1; }

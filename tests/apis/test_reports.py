@@ -57,7 +57,8 @@ def test_colours_are_told_apart_without_training(tmp_path):
         assert [*right] == ['end', 'start', 'random'] and {len(each) for each in right.values()} == {30}
         assert torch.equal(right['end'], right['start'])
     assert answers['linear']['end'].all()
-    assert neighbours.size == tuple(MARGIN + n * (SIDE + MARGIN) + top for n, top in ((6, 0), (6, 6 * TITLE_HEIGHT)))
+    width = MARGIN + 6 * (SIDE + MARGIN)  # six images, each beside five others
+    assert neighbours.size == (width, width + 6 * TITLE_HEIGHT)
     assert mean_and_error(torch.tensor([1, 0, 1, 1])) == (75, pytest.approx(100 * (0.75 * 0.25 / 4) ** 0.5))
 
 

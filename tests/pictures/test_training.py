@@ -69,3 +69,8 @@ def test_label_maps_are_drawn_beside_their_images(tmp_path):
     parts = [image[(labels == colour).all(axis=2)] for colour in distinct_colours(3)]  # red, green and blue ones
     seen = {channel: part.mean(axis=0).argmax() for channel, part in enumerate(parts) if len(part) > 50}
     assert len(seen) > 1 and all(channel == brightest for channel, brightest in seen.items())  # if augmented too
+
+
+def test_a_picture_that_cannot_be_written_is_refused_before_any_work(tmp_path):
+    with pytest.raises(SystemExit, match='samples.svg'):
+        run_tool('visualization/browse_dataset.py', tmp_path / 'gone.py', '--out', tmp_path / 'samples.svg')

@@ -133,7 +133,7 @@ def parts_of(model: nn.Module) -> dict[str, list[nn.Module]]:
 
 def flop_counter() -> Any:
     """A context that counts by torch's formulas, as FlopCounterMode does; that one also takes each operation apart."""
-    from torch.utils._python_dispatch import TorchDispatchMode
+    from torch.utils._python_dispatch import TorchDispatchMode  # where torch's documentation has it
     from torch.utils.flop_counter import flop_registry
 
     class FlopCounter(TorchDispatchMode):

@@ -40,6 +40,9 @@ def main() -> None:
     with quiet():
         from mmengine.registry import init_default_scope
 
+        from beit_mm.apis.inference import check_picture
+
+        check_picture(args.out)
         cfg = load_config(args)
         if not cfg.get('train_dataloader'):
             raise UserError('the config has no train_dataloader; expected a config for training')
@@ -47,7 +50,6 @@ def main() -> None:
         seed = cfg.get('randomness', {}).get('seed') or 0 if args.seed is None else args.seed
         with without_output():
             drawn = draw_samples(cfg, args.number, seed, not args.no_tokens, args.channels)
-        args.out.parent.mkdir(parents=True, exist_ok=True)
         drawn.save(args.out)
         print(args.out)
 

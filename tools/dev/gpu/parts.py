@@ -236,6 +236,7 @@ def learn(folder: str, *options: str) -> None:
 
 
 def finetune(images: str, init: str, *options: str) -> None:
+    """Reports what the record of the run says, and the seconds of the whole command."""
     images, out = unpacked(images), WORK / NAME
     shutil.rmtree(out, ignore_errors=True)
     if init == 'dinov2':
@@ -250,7 +251,6 @@ def finetune(images: str, init: str, *options: str) -> None:
     record = json.loads((out / 'plan.json').read_text())
     figures = {name: record[name] for name in ('batch', 'workers', 'seconds', 'stages', 'metrics', 'verdict')}
     report(f'finetune of {init}', whole_seconds=time.monotonic() - begin, **figures)
-    shutil.copy(out / 'report.md', f'{os.environ.get("RESULTS", WORK / NAME)}.{NAME}.md')
 
 
 def thousand(folder: str, config: str, steps: str, *training: str) -> None:
