@@ -14,10 +14,9 @@ from typing import Any
 
 import torch
 from mmengine.config import Config
-from mmengine.registry import DefaultScope
 
 from beit_mm.apis import rebuild
-from beit_mm.apis.configs import own_config, resized, run_config, scaled, schedule, views
+from beit_mm.apis.configs import own_config, resized, scaled, schedule, views
 from beit_mm.apis.memory import NARROW, choose_batch, largest_batch
 from beit_mm.apis.split import Images, LabelMaps
 from beit_mm.checkpoint.checkpoint import Checkpoint, given_levels, normalisation_of
@@ -29,9 +28,8 @@ from beit_mm.datasets.transforms import as_size
 from beit_mm.errors import UserError, check_choice
 from beit_mm.files import atomic_file
 from beit_mm.models.feature_targets import EMA
-from beit_mm.models.lora import added_parameters, with_lora
+from beit_mm.models.lora import with_lora
 from beit_mm.models.vit import sizes_of
-from beit_mm.registry import MODELS
 
 NONE, NEW, ALL = 'none', 'new', 'all'  # options: random weights; a tokenizer trained on these images; all blocks
 TOKENS, FEATURES = 'tokens', 'features'  # what a pretraining predicts
@@ -355,8 +353,8 @@ def describe_plan(plan: Plan, images: Images) -> list[str]:
         lines.append(f'bands      {which}: scaled so that percentiles 1 and 99 of each become 0 and 255')
     if plan.verb == 'pretrain' and plan.init and len(images.train.names) < FEW_IMAGES:
         lines.append('pays       with so few images `finetune` alone was no worse: "What pays" in docs/own_images.md')
-    if plan.verb == 'finetune':
-        lines.append(f'trained    {trained_parameters(plan, images)}')
+    if plan.fits_head:
+        lines.append('trained    the head, on features that are computed once: images are not augmented')
     if plan.teacher:
         lines.append(f'targets    features of {plan.teacher}')
     elif plan.keeps_head:
@@ -366,23 +364,6 @@ def describe_plan(plan: Plan, images: Images) -> list[str]:
     elif plan.base in (NARROW_PRETRAINING, WIDE_PRETRAINING):
         lines.append(f'tokenizer  one is trained first, {tokenizer_batch(plan.batch)} images a step')
     return [*filter(None, lines)]
-
-
-def trained_parameters(plan: Plan, images: Images) -> str:
-    """How many parameters of a classifier or segmentor are trained, and where, as text."""
-    settings = SETTINGS['segment' if isinstance(images, LabelMaps) else plan.verb]
-    plain = replace(plan, init=None, lora=None)
-    config = run_config(plan.base, settings(own_config(plan.base), images, plain, Path(), MIN_STEPS))
-    with DefaultScope.overwrite_default_scope(config.default_scope), torch.device('meta'):
-        model = MODELS.build(config.model)
-    parts = model.backbone.parameters(), (each for name, each in model.named_parameters() if name[:9] != 'backbone.')
-    in_backbone, in_heads = (sum(each.numel() for each in part if each.requires_grad) for part in parts)
-    if plan.lora:
-        in_backbone = added_parameters(model.backbone, plan.lora)
-    if plan.fits_head:
-        once = 'fitted to features that are computed once: images are not augmented'
-        return f'0 parameters of the backbone, {in_heads:,} of the head, {once}'
-    return f'{in_backbone:,} parameters of the backbone, {in_heads:,} of neck and heads'
 
 
 def loaders(

@@ -15,12 +15,6 @@ def with_lora(backbone: dict, rank: int) -> dict:
     return dict(type='mmpretrain.LoRAModel', module=backbone, rank=rank, alpha=2 * rank, targets=targets)
 
 
-def added_parameters(backbone: nn.Module, rank: int) -> int:
-    """Numbers in the matrices of a rank beside a plain backbone's layers."""
-    layers = [layer for name, layer in backbone.named_modules() if name.endswith(TARGETS)]
-    return sum(rank * (layer.in_features + layer.out_features) for layer in layers)
-
-
 def merge_lora(model: nn.Module) -> nn.Module:
     """Adds low-rank matrices to the weights beside them and removes what LoRA put around layers, in place."""
     for name, module in list(model.named_modules()):
