@@ -16,7 +16,6 @@ import time
 import traceback
 import warnings
 from collections.abc import Callable, Iterable, Iterator
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -54,14 +53,7 @@ def say(text: object) -> None:
 
 
 class Parser(argparse.ArgumentParser):
-    """Suggests the verb's nearest option for an unknown one."""
-
-    def parse_known_args(self, args: Any = None, namespace: Any = None) -> tuple[argparse.Namespace, list[str]]:
-        known, unknown = super().parse_known_args(args, namespace)
-        if unknown:
-            near = get_close_matches(unknown[0], self._option_string_actions, n=1)
-            self.error(f'unrecognized argument: {unknown[0]}' + (f'; did you mean {near[0]}?' if near else ''))
-        return known, unknown
+    """Escapes what its messages repeat of the command line: names of files, by a pattern of the shell."""
 
     def error(self, message: str) -> NoReturn:
         super().error(printable(message))
