@@ -398,8 +398,6 @@ def parse_value(key: str, value: str) -> Any:
 
 def check_key(cfg: Config, key: str) -> None:
     """Refuses a key that nothing reads, because it would be a new entry of the config, and names the nearest one."""
-    if key in ('launcher', 'compile'):  # a run's config may be started otherwise; mmengine's way to compile fails
-        raise UserError(f'--cfg-options {key}: the config does not say it; give --{key}')
     entry: Any = cfg.to_dict()
     path: list[str] = []
     for name in key.split('.'):
