@@ -250,8 +250,6 @@ def test_config(args: argparse.Namespace) -> Config:
 def enable_tta(cfg: Config) -> None:
     """Switches test-time augmentation on, as mmpretrain's test.py does."""
     dataset = cfg.test_dataloader.dataset
-    if 'module' in cfg.model:
-        raise UserError(f'--tta: the model is already a {cfg.model.type}, which augments; leave --tta out')
     if 'tta_model' not in cfg:
         *transforms, pack = dataset.pipeline
         of_many_layers = cfg.model.type.endswith('LinearProbe') and not isinstance(cfg.model.get('layers'), int)
@@ -377,14 +375,13 @@ def check_kept(cfg: Config, pairs: Iterable[str]) -> None:
 def parse_value(key: str, value: str) -> Any:
     """The value of an option as mmengine's DictAction reads it, which drops spaces and splits at commas.
 
-    So a `data_root`, an existing path and plain text with spaces stay as they are, and a list of dicts is read as JSON.
+    So an existing path and plain text with spaces stay as they are, and a list of dicts is read as JSON.
     """
     from mmengine.config import ConfigDict, DictAction
 
-    is_root = key.endswith('data_root') and ',' in value
     is_path = set(', /') & set(value) and os.path.exists(value)  # a number may be the name of a folder, too
     is_text = ' ' in value and not set('[({\',"') & set(value)
-    if is_root or is_path or is_text:
+    if is_path or is_text:
         return value
     if value.startswith('[{'):
         try:
