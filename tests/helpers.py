@@ -12,6 +12,7 @@ import resource
 import runpy
 import secrets
 import shutil
+import signal
 import sys
 import traceback
 from collections.abc import Callable, Iterable, Iterator
@@ -29,6 +30,7 @@ from mmengine.runner import Runner
 
 from beit_mm.apis.commands import merge_options
 from beit_mm.datasets.masking import masked_positions
+from beit_mm.engine.logs import ProgressHook
 from beit_mm.engine.loops import EpochLoop, IterLoop
 from beit_mm.models import BEiTBackbone, FeatureTargets
 from beit_mm.registry import MODELS
@@ -177,6 +179,20 @@ def train(config: Config, **changes: object) -> Runner:
     runner = make_runner(config)
     runner.train()
     return runner
+
+
+def interrupt_after(patch: pytest.MonkeyPatch, title: str, step: int) -> list[tuple[str, int]]:
+    """Ctrl-C after a step, from 0 on, of the training with a title; returns the list that will hold all steps made."""
+    after, made = ProgressHook.after_train_iter, []
+
+    def after_train_iter(hook: ProgressHook, runner: Runner, *args: object, **kwargs: object) -> None:
+        after(hook, runner, *args, **kwargs)
+        made.append((hook.title, runner.iter))
+        if made[-1] == (title, step):
+            signal.raise_signal(signal.SIGINT)
+
+    patch.setattr(ProgressHook, 'after_train_iter', after_train_iter)
+    return made
 
 
 @contextmanager

@@ -3,13 +3,12 @@
 import json
 import re
 import shutil
-import signal
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from helpers import run_tool
+from helpers import interrupt_after, run_tool
 from label_maps import make_label_maps
 from labelled import make_images
 from mmengine.config import Config
@@ -165,15 +164,8 @@ def test_a_checkpoint_of_the_run_or_its_result_in_place_of_the_other_is_refused_
 
 
 def test_a_resumed_run_equals_one_that_was_not_interrupted(runs, folders, base, tmp_path, monkeypatch):
-    after = training.ProgressHook.after_train_iter
-
-    def interrupt(hook, runner, *args, **kwargs):
-        after(hook, runner, *args, **kwargs)
-        if runner.iter == 3:
-            signal.raise_signal(signal.SIGINT)
-
-    with monkeypatch.context() as patch, pytest.raises(SystemExit):
-        patch.setattr(training.ProgressHook, 'after_train_iter', interrupt)
+    interrupt_after(monkeypatch, 'finetune', 3)
+    with pytest.raises(SystemExit):
         finetune(folders['classes'], tmp_path / 'run', base, lora=2)
     with pytest.raises(UserError, match='lora=2, this call says lora=3'):
         finetune(folders['classes'], tmp_path / 'run', base, lora=3)

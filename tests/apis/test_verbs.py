@@ -6,12 +6,12 @@ import dataclasses
 import json
 import os
 import shutil
-import signal
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from helpers import interrupt_after
 from labelled import CLASSES, make_images, save_backbone
 from mmengine.config import Config
 from PIL import Image
@@ -104,15 +104,7 @@ def test_a_run_leaves_weights_pictures_and_a_report_and_says_when_it_is_finished
 
 def test_an_interrupted_run_goes_on_where_it_is_now(images, tmp_path, monkeypatch, capsys):
     """Ctrl-C in the second stage; the rest is trained, nothing twice, in spite of broken images."""
-    after, trained = training.ProgressHook.after_train_iter, []
-
-    def interrupt(hook, runner, *args, **kwargs):
-        after(hook, runner, *args, **kwargs)
-        trained.append((hook.title, runner.iter))
-        if trained[-1] == ('pretrain', 1):
-            signal.raise_signal(signal.SIGINT)
-
-    monkeypatch.setattr(training.ProgressHook, 'after_train_iter', interrupt)
+    trained = interrupt_after(monkeypatch, 'pretrain', 1)
     images = shutil.copytree(images.parent, tmp_path / 'images') / 'train'
     for folder in (images, images.parent / 'val'):
         (folder / 'red/0.png').write_bytes(b'nothing')
@@ -157,15 +149,7 @@ def test_a_pretraining_goes_on_with_the_tokens_it_knows(run, images, tmp_path, c
 @pytest.mark.parametrize('teacher', ['ema', 'file'])
 def test_a_pretraining_on_features_needs_no_tokenizer(teacher, images, tmp_path, monkeypatch, capsys):
     """Interrupted after its second step; the same call makes the rest."""
-    after, trained, out = training.ProgressHook.after_train_iter, [], tmp_path / 'run'
-
-    def interrupt(hook, runner, *args, **kwargs):
-        after(hook, runner, *args, **kwargs)
-        trained.append((hook.title, runner.iter))
-        if len(trained) == 2:
-            signal.raise_signal(signal.SIGINT)
-
-    monkeypatch.setattr(training.ProgressHook, 'after_train_iter', interrupt)
+    trained, out = interrupt_after(monkeypatch, 'pretrain', 1), tmp_path / 'run'
     if teacher == 'file':
         teacher = save_backbone(tmp_path / 'teacher.pth')
     options = dict(targets='features', teacher=teacher, steps=4)
