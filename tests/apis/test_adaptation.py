@@ -102,20 +102,6 @@ def test_the_frozen_weights_are_those_of_the_start(runs, base):
     assert not any(equal[f'blocks.{block}.{layer}.weight'] for block in range(3) for layer in ('attn.qkv', 'mlp.fc2'))
 
 
-def test_the_verbs_take_the_result(runs, folders, base, tmp_path, no_report):
-    results = {kind: run / 'finetuned.pth' for kind, run in runs.items()}
-    answers = beit_mm.classify(results['classes'], folders['classes'])
-    assert len(answers) == 36 and {answer['name'] for answer in answers} <= {'blue', 'green', 'red'}
-    assert len(beit_mm.segment(results['maps'], folders['maps'] / 'images/validation', tmp_path / 'maps')) == 12
-    features = [
-        beit_mm.embed(weights, folders['classes'], tmp_path / 'x.npz')['features']
-        for weights in (results['classes'], base)
-    ]
-    assert features[0].shape == features[1].shape and not np.allclose(*features)
-    again = finetune(folders['maps'], tmp_path / 'again', str(results['classes']), epochs=0.3)
-    assert again.is_file()
-
-
 def test_a_checkpoint_of_the_run_is_tested_whole_or_not_at_all(runs, tmp_path):
     run = runs['classes']
     words = 'test.py', run / 'config.py', last(run), '--work-dir', tmp_path

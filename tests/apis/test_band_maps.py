@@ -17,7 +17,6 @@ from beit_mm.apis import training
 from beit_mm.apis.inferencers import SegmentationInferencer
 from beit_mm.apis.split import find_label_maps
 from beit_mm.datasets import reading
-from beit_mm.datasets.segmentation_folder import LoadAnnotation
 from beit_mm.errors import UserError
 from beit_mm.registry import MODELS
 
@@ -129,11 +128,3 @@ def test_bands_where_there_are_none_are_refused(tmp_path):
         find_label_maps(folder, bands='all')
     with pytest.raises(UserError, match='no label maps; leave .*--bands'):
         beit_mm.finetune(make_label_maps(tmp_path / 'other', 12) / 'images/training', tmp_path / 'run', bands='all')
-
-
-def test_a_map_of_another_size_than_an_array_is_named(tmp_path):
-    np.save(tmp_path / 'a.npy', np.zeros((40, 30, 5), np.uint8))
-    Image.new('L', (30, 20)).save(tmp_path / 'a.png')
-    sample = dict(img_path=str(tmp_path / 'a.npy'), seg_map_path=str(tmp_path / 'a.png'))
-    with pytest.raises(UserError, match='a.png is 30 x 20 pixels, its image .*a.npy is 30 x 40'):
-        LoadAnnotation()(reading.LoadBands()(sample))
