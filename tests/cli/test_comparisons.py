@@ -5,10 +5,9 @@ import runpy
 import shutil
 from collections import Counter
 
-import cv2
-import numpy as np
 import pytest
 from helpers import ROOT, run_tool
+from label_maps import make_label_maps
 
 
 @pytest.mark.parametrize(
@@ -44,14 +43,8 @@ def test_a_method_trains_without_a_tokenizer(row, images, tmp_path):
 
 @pytest.mark.slow
 def test_every_head_trains_and_what_is_finished_is_not_run_again(tmp_path):
-    random = np.random.default_rng(0)
-    for split in ('training', 'validation'):
-        for kind, shape, most, ending in (('images', (60, 80, 3), 256, 'jpg'), ('annotations', (60, 80), 12, 'png')):
-            (tmp_path / f'data/{kind}/{split}').mkdir(parents=True)
-            for number in range(8):
-                pixels = random.integers(0, most, shape, np.uint8)
-                cv2.imwrite(str(tmp_path / f'data/{kind}/{split}/{number}.{ending}'), pixels)
-    (tmp_path / 'data/classes.txt').write_text('Idx\tName\n' + ''.join(f'{i}\tclass {i}\n' for i in range(1, 12)))
+    make_label_maps(tmp_path / 'data', 8, (60, 80))
+    (tmp_path / 'data/classes.txt').write_text('\n'.join(map(str, range(11))))
     words = [tmp_path / 'data', '--out', tmp_path / 'out', '--steps', 2, '--seeds', 0, '--rates', 1e-3]
     run_tool('dev/compare_heads.py', *words)
     figures = json.loads((tmp_path / 'out/results.json').read_text())
