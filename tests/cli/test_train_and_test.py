@@ -4,7 +4,6 @@ import copy
 import json
 import os
 import re
-import signal
 import subprocess
 import sys
 import time
@@ -12,13 +11,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from helpers import NO_WORKERS, ROOT, load_config, run_tool
+from helpers import NO_WORKERS, ROOT, interrupt_after, load_config, run_tool
 from mmengine.config import Config
-from mmengine.runner import Runner
 
 from beit_mm.apis import commands
 from beit_mm.checkpoint.read import read_checkpoint
-from beit_mm.engine.logs import ProgressHook
 from beit_mm.errors import UserError
 
 CONFIG = ROOT / 'configs/demo/pretrain.py'
@@ -62,11 +59,6 @@ def test_help_needs_the_standard_library_alone():
         assert done.returncode == 0 and 'usage: ' in done.stdout, f'{tool}: {done.stderr}'
 
 
-def interrupt(hook: ProgressHook, runner: Runner, **_: object) -> None:
-    if runner.iter == 1:
-        signal.raise_signal(signal.SIGINT)
-
-
 def test_train_stop_resume_and_test_give_the_same_numbers(options, tmp_path, capfd, monkeypatch):
     options += NO_WORKERS
     monkeypatch.setenv('COLUMNS', '120')
@@ -81,8 +73,8 @@ def test_train_stop_resume_and_test_give_the_same_numbers(options, tmp_path, cap
     log = next(work.glob('*/*.log')).read_text()
     assert 'eta: ' in log and 'images_per_second: ' in log
 
-    with monkeypatch.context() as patch, pytest.raises(SystemExit, match='130'):
-        patch.setattr(ProgressHook, 'before_train_iter', interrupt)
+    interrupt_after(monkeypatch, 'pretrain', 1)
+    with pytest.raises(SystemExit, match='130'):
         run_tool('train.py', 'demo/pretrain', '--work-dir', 'again', *options)
     assert re.search(r'^Stopped after step 2\. Resume with: .* --resume$', capfd.readouterr().out, flags=re.M)
     run_tool('train.py', CONFIG, '--work-dir', 'again', '--resume', '--no-validate', '--verbose', *options)
