@@ -70,7 +70,6 @@ def number_of_steps(text: str) -> int:
 
 
 def train_config(args: argparse.Namespace) -> Config:
-    """The config that the arguments of `train` ask for."""
     cfg = load_config(args, args.steps)
     if args.resume == 'auto':
         cfg.resume = 'auto'  # see CheckpointHook
@@ -221,7 +220,6 @@ def add_levels(parser: argparse.ArgumentParser) -> None:
 
 
 def test_config(args: argparse.Namespace) -> Config:
-    """The config that the arguments of `test` ask for."""
     cfg = load_config(args)
     if cfg.get('test_dataloader') is None:
         raise UserError(f'{args.config} has no test_dataloader: there is nothing to test this model on')

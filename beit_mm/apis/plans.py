@@ -210,10 +210,7 @@ class Plan:
 
 
 def plan_training(images: Images, call: Record) -> Plan:
-    """Plans a training by the number of images, the device and its memory, where the call leaves it open.
-
-    Without `init`: on a CPU 'demo'; on a GPU random weights to pretrain, a released model to fine-tune.
-    """
+    """Plans a training by the number of images, the device and its memory, where the call leaves it open."""
     device = call.device or ('cuda' if torch.cuda.is_available() else 'cpu')
     advice, init = '', call.init or (DEMO if device == 'cpu' or call.verb == 'finetune' else NONE)
     segments = isinstance(images, LabelMaps)
@@ -333,7 +330,6 @@ def choose_tokenizer(
 
 
 def describe_plan(plan: Plan, images: Images) -> list[str]:
-    """What was chosen, in lines for the user."""
     sizes, (height, width) = sizes_of(plan.backbone['arch']), plan.size
     shape = f'{sizes["num_layers"]} blocks of width {sizes["embed_dims"]}, {height} x {width} pixels'
     start = f'as in {plan.init}' if plan.init else 'random weights'
@@ -476,7 +472,6 @@ def finetuning_settings(base: Config, images: Images, plan: Plan, lists: Path, s
 
 
 def segmentation_heads(base: Config, plan: Plan, num_classes: int) -> dict[str, Any]:
-    """Settings of a segmentor's neck and heads."""
     head: dict[str, Any] = dict(in_channels=plan.width, num_classes=num_classes)
     if plan.head == 'linear':
         linear = own_config(HEADS['linear'][1]).model.decode_head.to_dict()
