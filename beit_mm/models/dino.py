@@ -11,7 +11,7 @@ from mmengine.model import BaseModule
 from torch import Tensor
 from torch.nn.utils.parametrizations import weight_norm
 
-from beit_mm.errors import UserError, check_choice
+from beit_mm.errors import UserError
 from beit_mm.models.beit import BEiTPretrainer, TwoViewDataPreprocessor
 from beit_mm.models.tokenizers.base import without_autocast
 from beit_mm.models.vit import INIT_STD, BEiTBackbone
@@ -68,7 +68,6 @@ class DINOPretrainer(BEiTPretrainer):
         self.dino_weight, self.dino_on_masked = dino_weight, dino_on_masked
         self.teacher_temperature: float | Tensor | None = None
         self.dino_head = MODELS.build(dino_head)
-        check_choice('dino_head.embed_dims', self.dino_head.mlp[0].in_features, [self.backbone.embed_dims])
         teacher = dict(backbone, drop_path_rate=0.0, masked_input=False, init_cfg=None)
         self.teacher = nn.ModuleDict(dict(backbone=MODELS.build(teacher), dino_head=MODELS.build(dino_head)))
         self.teacher.requires_grad_(False)
@@ -97,11 +96,6 @@ class DINOPretrainer(BEiTPretrainer):
         targets = self._teach(torch.cat([first, second])).unflatten(0, (2, len(first)))  # 2, B, P
         loss = dino_loss(student, targets)
         return {**losses, 'loss_dino': self.dino_weight * loss, **entropies(targets)}
-
-    def predict(self, inputs: dict) -> list[dict]:
-        if self.head is None:
-            raise UserError('DINO alone has nothing to evaluate; set val_dataloader, val_cfg and val_evaluator to None')
-        return super().predict(inputs)
 
     @torch.no_grad()
     def _teach(self, images: Tensor) -> Tensor:

@@ -55,8 +55,6 @@ class BandsDataPreprocessor(SegDataPreProcessor):
 
     def __init__(self, mean: Sequence[float], std: Sequence[float], **kwargs) -> None:
         super().__init__(**kwargs)
-        if len(mean) != len(std):
-            raise UserError(f'data_preprocessor: mean has {len(mean)} numbers, std {len(std)}; expected one a band')
         for name, values in dict(mean=mean, std=std).items():
             self.register_buffer(name, torch.tensor(values, dtype=torch.float32).view(-1, 1, 1), persistent=False)
 
@@ -223,8 +221,6 @@ def check_test_cfg(cfg: dict) -> None:
     if (mode := cfg.get('mode', 'slide')) != 'slide':
         raise UserError(f"test_cfg.mode is {mode!r}; expected 'slide': for whole images set a large crop_size")
     check_choice('test_cfg.precision', cfg.get('precision', 'bfloat16'), DTYPES)
-    if (windows := cfg.get('windows_per_batch', 1)) < 1:
-        raise UserError(f'test_cfg.windows_per_batch is {windows}; expected at least 1')
     crop, stride = (tuple(cfg.get(name, ())) for name in ('crop_size', 'stride'))
     if not len(crop) == len(stride) == 2 or not 1 <= stride[0] <= crop[0] or not 1 <= stride[1] <= crop[1]:
         expected = 'expected (height, width) of both in pixels, each stride from 1 to crop_size'
@@ -365,9 +361,6 @@ class MultiScaleViews:
     """
 
     def __init__(self, short_side: int, crop_size: tuple[int, int], ratios: Sequence[float] = RATIOS):
-        if min(short_side, *crop_size, *ratios, len(ratios)) <= 0:
-            settings = f'short_side {short_side}, crop_size {tuple(crop_size)} and ratios {tuple(ratios)}'
-            raise UserError(f'{settings}; expected positive numbers and at least one ratio')
         # The longer side of the window is safe for wide and for high images.
         self.short_sides = Counter(max(int(short_side * ratio), *crop_size) for ratio in ratios)
         self.pack = PackSegInputs()

@@ -6,8 +6,6 @@ import torch.nn.functional as F
 from labelled import BACKBONE
 from mmpretrain.structures import DataSample
 
-from beit_mm.errors import UserError
-from beit_mm.models.probe import AttentivePooling
 from beit_mm.registry import MODELS
 
 LABELS = (0, 2, 1)
@@ -66,8 +64,3 @@ def test_the_last_block_is_normalised_and_inner_ones_are_not():
         inner, last = model.features(torch.randn(2, 3, 32, 32))
     assert last.std(dim=2).mean() == pytest.approx(3, rel=0.05)
     assert inner.std(dim=2).mean() < 1
-
-
-def test_queries_divide_the_width():
-    with pytest.raises(UserError, match='num_queries.*32'):
-        AttentivePooling(32, 5)
