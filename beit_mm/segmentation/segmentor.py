@@ -12,7 +12,7 @@ if the image was flipped. Logits as large as the window or the scaled image are 
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from itertools import groupby, islice
 from typing import Any, NamedTuple
@@ -123,11 +123,31 @@ class SlidingSegmentor(EncoderDecoder):
         return logits[0].unsqueeze(0) if len(logits) == 1 else torch.stack(logits)  # a single image is not copied
 
     def slide(self, views: Sequence[View]) -> Iterator[Tensor]:
-        """`slide` with the windows of `test_cfg`."""
-        cfg = self.test_cfg
+        """Yields the logits of each view, float32 (C, H, W): at each pixel the mean of its windows, resized.
+
+        A view that is smaller than a window is a window of its own size.
+        Source: mmseg `EncoderDecoder.slide_inference` and `postprocess_result`.
+        """
+        cfg, device = self.test_cfg, views[0].image.device
         # On a CPU larger batches gain nothing and cost memory.
-        batch = cfg.get('windows_per_batch', 1 if views[0].image.device.type == 'cpu' else 8)
-        return slide(self.logits, views, cfg['crop_size'], cfg['stride'], batch, self.align_corners, self.divisor)
+        windows_per_batch = cfg.get('windows_per_batch', 1 if device.type == 'cpu' else 8)
+        windows = (window for view in views for window in _windows(view, cfg['crop_size'], cfg['stride']))
+        options = self.align_corners, device
+        logits_image: Tensor | None = None
+        for batch in _batches(windows, windows_per_batch):
+            images = torch.stack([window.image for window in batch])  # B, 3, h, w
+            bottom, right = (-side % self.divisor for side in images.shape[2:])
+            logits = self.logits(F.pad(images, (0, right, 0, bottom))).float()  # B, C, h', w'
+            for (_, view, rows, row, columns, column), logits_window in zip(batch, logits, strict=True):
+                classes, height, width = logits_window.shape
+                if logits_image is None:
+                    logits_image = logits.new_zeros(classes, *view.size)  # C, H, W
+                y, row_matrix = window_matrix(rows, row, view.size[0], False, height, bottom, *options)
+                x, column_matrix = window_matrix(columns, column, view.size[1], view.flip, width, right, *options)
+                logits_image[:, y, x] += row_matrix @ logits_window @ column_matrix.T
+                if (row + 1, column + 1) == (len(rows), len(columns)):  # the view's last window
+                    yield logits_image
+                    logits_image = None
 
     def logits(self, images: Tensor) -> Tensor:
         """Logits (B, C, h', w') of images (B, 3, h, w), in the precision of `test_cfg`, not resized."""
@@ -254,44 +274,6 @@ def _batches(windows: Iterator[_Window], size: int) -> Iterator[list[_Window]]:
     for _, same_shape in groupby(windows, key=lambda window: window.image.shape):
         while batch := list(islice(same_shape, size)):
             yield batch
-
-
-def slide(
-    network: Callable[[Tensor], Tensor],
-    views: Sequence[View],
-    crop_size: tuple[int, int],
-    stride: tuple[int, int],
-    windows_per_batch: int,
-    align_corners: bool = False,
-    divisor: int = 1,
-) -> Iterator[Tensor]:
-    """Yields the logits of each view, float32 (C, H, W): at each pixel the mean of the windows that cover it, resized.
-
-    Args:
-        network: images (B, 3, h, w) -> logits (B, C, h', w') of any resolution.
-        views: of any sizes; a view smaller than a window is a window of its own size.
-        crop_size, stride, windows_per_batch: as `test_cfg` of SlidingSegmentor.
-        divisor: windows are padded with zeros at the bottom and on the right to multiples of it.
-
-    Source: mmseg `EncoderDecoder.slide_inference` and `postprocess_result`.
-    """
-    options = align_corners, views[0].image.device
-    windows = (window for view in views for window in _windows(view, crop_size, stride))
-    logits_image: Tensor | None = None
-    for batch in _batches(windows, windows_per_batch):
-        images = torch.stack([window.image for window in batch])  # B, 3, h, w
-        bottom, right = (-side % divisor for side in images.shape[2:])
-        logits = network(F.pad(images, (0, right, 0, bottom))).float()  # B, C, h', w'
-        for (_, view, rows, row, columns, column), logits_window in zip(batch, logits, strict=True):
-            classes, height, width = logits_window.shape
-            if logits_image is None:
-                logits_image = logits.new_zeros(classes, *view.size)  # C, H, W
-            y, row_matrix = window_matrix(rows, row, view.size[0], False, height, bottom, *options)
-            x, column_matrix = window_matrix(columns, column, view.size[1], view.flip, width, right, *options)
-            logits_image[:, y, x] += row_matrix @ logits_window @ column_matrix.T
-            if (row + 1, column + 1) == (len(rows), len(columns)):  # the view's last window
-                yield logits_image
-                logits_image = None
 
 
 def window_intervals(length: int, crop: int, stride: int) -> tuple[tuple[int, int], ...]:

@@ -12,7 +12,7 @@ from mmseg.structures import SegDataSample
 from narrow_segmentors import CLASSES, narrow_segmentor
 from PIL import Image
 
-from beit_mm.segmentation.segmentor import View, bilinear_matrix, confidence_of, slide
+from beit_mm.segmentation.segmentor import View, bilinear_matrix, confidence_of
 
 # wide, smaller than a window, one side smaller, a line, odd, exactly a window, exactly on the strides
 SIZES = [(32, 200), (33, 47), (40, 150), (1, 90), (97, 131), (64, 64), (64 + 43, 64 + 86)]
@@ -67,10 +67,9 @@ def test_logits_are_mmsegs_at_any_size(variant, head, window):
 def test_a_pixel_gets_the_logits_of_its_place(length):
     """The network says in which column a cell's centre lies; no image is stretched over what fills it up."""
 
-    def network(images):
-        return (torch.arange(images.shape[3] // 16) * 16 + 7.5).expand(len(images), 1, 2, -1)
-
-    (found,) = slide(network, [View(torch.rand(3, 32, length), (32, length))], (64, 64), (64, 64), 1, divisor=16)
+    model = narrow_segmentor(head='SETRUPHead')
+    model.logits = lambda images: (torch.arange(images.shape[3] // 16) * 16 + 7.5).expand(len(images), 1, 2, -1)
+    (found,) = model.slide([View(torch.rand(3, 32, length), (32, length))])
     last = -(-length // 16) * 16 - 8.5  # the last centre; no cell lies beyond it to read
     torch.testing.assert_close(found, torch.arange(length).clamp(7.5, last).expand(1, 32, -1))
 
@@ -119,7 +118,9 @@ def test_a_head_that_aligns_corners(align_corners):
             total[(..., *window)] += resize(network(image[(None, ..., *window)]), (32, 32))
             count[window] += 1
     expected = resize(total / count, (37, 59))[0]
-    (found,) = slide(network, [View(image, (37, 59))], (32, 32), (16, 24), 4, align_corners)
+    model = narrow_segmentor(head='SETRUPHead', crop_size=(32, 32), stride=(16, 24), windows_per_batch=4)
+    model.logits, model.align_corners = network, align_corners
+    (found,) = model.slide([View(image, (37, 59))])
     torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
 
 
