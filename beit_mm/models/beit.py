@@ -71,8 +71,9 @@ class BEiTPretrainer(BaseModel):
             )
             self.target_generator.attach(self.backbone, self.data_preprocessor)
             self.target_generator.requires_grad_(False).eval()
+            _check_head(self.head, self.target_generator)
         if self.head is not None:
-            _check_head(self.head, self.target_generator, self.backbone.embed_dims)
+            check_choice('model.head.embed_dims', self.head.embed_dims, [self.backbone.embed_dims])
         self.register_state_dict_post_hook(_drop_tokenizer)
         self.register_load_state_dict_pre_hook(_rename_mmpretrain)
         self.register_load_state_dict_pre_hook(_start_average)
@@ -197,17 +198,12 @@ class BEiTPretrainer(BaseModel):
         return self
 
 
-def _check_head(head: nn.Module, generator: TargetGenerator | None, width: int) -> None:
-    """Raises UserError unless the head predicts these targets, or pixels, from `width` channels."""
-    if generator is None:
-        needed, fits = 'pixels need a beit_mm.PixelRegressionHead', isinstance(head, PatchHead)  # get_model's is BEiT's
-    else:
-        sizes = [getattr(part, 'vocab_size', None) for part in (head, generator)]
-        needed = f'{type(generator).__name__} needs one that predicts {generator.gives}, vocab_size={sizes[1]}'
-        fits = isinstance(head, PatchHead) and head.predicts == generator.gives and sizes[0] == sizes[1]
-    if not fits:
+def _check_head(head: nn.Module, generator: TargetGenerator) -> None:
+    """Raises UserError unless the head predicts these targets."""
+    given, size = (getattr(part, 'vocab_size', None) for part in (head, generator))
+    if getattr(head, 'predicts', None) != generator.gives or given != size:
+        needed = f'{type(generator).__name__} needs one that predicts {generator.gives}, vocab_size={size}'
         raise UserError(f'the head is a {type(head).__name__}; {needed}')
-    check_choice('model.head.embed_dims', head.embed_dims, [width])
 
 
 def _build(name: str, config: dict, kind: type, expected: str) -> Any:
