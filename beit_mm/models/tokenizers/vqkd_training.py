@@ -149,9 +149,6 @@ class VQKD(base.TrainableTokenizer, VQKDTokenizer, BaseModel):
     def _start_codes(self, vectors: Tensor) -> None:
         """Sets the codes by k-means, with cosines, on the vectors (N, D) of all processes."""
         vectors = torch.cat(all_gather(vectors))
-        vectors = vectors[vectors.isfinite().all(dim=1)]
-        if not len(vectors):
-            return
         codes = self._sample(vectors)
         with base.without_autocast(vectors):
             for _ in range(KMEANS_STEPS):
