@@ -406,10 +406,12 @@ class BEiTBackbone(BaseModule):
             mask = mask.flatten(1).unsqueeze(-1).bool()  # mmpretrain makes masks of integers
             x = torch.where(mask, self.mask_token.to(x.dtype), x)  # B, h*w, C
         # x.shape[0] and not len(x), which would make the batch size a constant of an exported graph.
-        x = torch.cat([self.cls_token.expand(x.shape[0], -1, -1).to(x.dtype), x], dim=1)  # B, N, C
+        x = torch.cat([self.cls_token.expand(x.shape[0], -1, -1).to(x.dtype), x], dim=1)  # B, 1+h*w, C
         if self.pos_embed is not None:
             x = x + self.resized_positions(self.pos_embed, grid)
-        x = self.insert_registers(x)
+        if self.register_tokens is not None:
+            registers = self.register_tokens.expand(x.shape[0], -1, -1).to(x.dtype)
+            x = torch.cat([x[:, :1], registers, x[:, 1:]], dim=1)
         if self.rel_pos_bias is None:
             return x, grid, None
         return x, grid, self.rel_pos_bias(grid, compute_dtype, self.num_prefix_tokens)
@@ -417,13 +419,6 @@ class BEiTBackbone(BaseModule):
     def resized_positions(self, pos_embed: Tensor, grid: Grid) -> Tensor:
         """The position embedding at a patch grid, (1, 1+h*w, C)."""
         return resize_position_embedding(pos_embed, self.grid, grid, self.interpolate_mode)
-
-    def insert_registers(self, x: Tensor) -> Tensor:
-        """Tokens (B, 1+h*w, C) to (B, N, C)."""
-        if self.register_tokens is None:
-            return x
-        registers = self.register_tokens.expand(x.shape[0], -1, -1).to(x.dtype)
-        return torch.cat([x[:, :1], registers, x[:, 1:]], dim=1)
 
     def run_blocks(
         self, blocks: nn.ModuleList, x: Tensor, grid: Grid, shared_bias: Tensor | None, queries: Tensor | None = None
