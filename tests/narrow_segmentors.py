@@ -2,10 +2,13 @@
 
 import copy
 
+import torch
+import torch.nn.functional as F
 from mmengine.config import ConfigDict
 from mmengine.registry import DefaultScope
+from mmseg.models.segmentors import EncoderDecoder
 from peers import randomise
-from torch import nn
+from torch import Tensor, nn
 
 from beit_mm.registry import MODELS
 
@@ -57,5 +60,25 @@ def narrow_segmentor(
     """A SlidingSegmentor of four blocks, windows of 64 pixels 43 apart, in evaluation mode."""
     config = narrow_config(variant, head, **test_cfg)
     config.data_preprocessor.bgr_to_rgb = bgr_to_rgb
+    return build_segmentor(config)
+
+
+def build_segmentor(config: ConfigDict) -> nn.Module:
+    """With random weights, in evaluation mode."""
     with DefaultScope.overwrite_default_scope('mmseg'):
         return randomise(MODELS.build(config))
+
+
+@torch.no_grad()
+def mmsegs_logits(model: EncoderDecoder, images: Tensor) -> Tensor:
+    """mmseg's logits of images (B, 3, h, w) at their size; sides that are no multiple of the coarsest cell and not
+    those of a window are padded before, and the logits of the padding are cut off."""
+    height, width = images.shape[2:]
+    cell = model.backbone.patch_size * (2 if model.with_neck else 1)
+    sides = [
+        side if side >= crop else -(-side // cell) * cell
+        for side, crop in zip((height, width), model.test_cfg.crop_size, strict=True)
+    ]
+    images = F.pad(images, (0, sides[1] - width, 0, sides[0] - height))
+    logits = EncoderDecoder.inference(model, images, [dict(ori_shape=sides, img_shape=sides)] * len(images))
+    return logits[:, :, :height, :width]

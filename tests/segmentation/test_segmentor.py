@@ -7,29 +7,15 @@ import torch.nn.functional as F
 from mmengine.config import ConfigDict
 from mmengine.registry import DefaultScope
 from mmseg.apis import inference_model
-from mmseg.models.segmentors import EncoderDecoder
 from mmseg.structures import SegDataSample
-from narrow_segmentors import CLASSES, narrow_segmentor
+from narrow_segmentors import CLASSES, build_segmentor, mmsegs_logits, narrow_config, narrow_segmentor
 from PIL import Image
 
+from beit_mm.engine.optim import parameter_groups
 from beit_mm.segmentation.segmentor import View, bilinear_matrix, confidence_of
 
 # wide, smaller than a window, one side smaller, a line, odd, exactly a window, exactly on the strides
 SIZES = [(32, 200), (33, 47), (40, 150), (1, 90), (97, 131), (64, 64), (64 + 43, 64 + 86)]
-
-
-def reference(model: EncoderDecoder, images: torch.Tensor) -> torch.Tensor:
-    """mmseg's logits of images (B, 3, h, w) at their size; sides that are no multiple of the coarsest cell and not
-    those of a window are padded before, and the logits of the padding are cut off."""
-    height, width = images.shape[2:]
-    cell = 32 if model.with_neck else 16
-    sides = [
-        side if side >= crop else -(-side // cell) * cell
-        for side, crop in zip((height, width), model.test_cfg.crop_size, strict=True)
-    ]
-    images = F.pad(images, (0, sides[1] - width, 0, sides[0] - height))
-    logits = EncoderDecoder.inference(model, images, [dict(ori_shape=sides, img_shape=sides)] * len(images))
-    return logits[:, :, :height, :width]
 
 
 @pytest.mark.parametrize('align_corners', [False, True])
@@ -60,7 +46,24 @@ def test_logits_are_mmsegs_at_any_size(variant, head, window):
     model = narrow_segmentor(variant, head, windows_per_batch=3, **window)
     for size in SIZES:
         images = torch.randn(2, 3, *size)
-        torch.testing.assert_close(model.inference(images), reference(model, images), atol=1e-5, rtol=1e-5)
+        torch.testing.assert_close(model.inference(images), mmsegs_logits(model, images), atol=1e-5, rtol=1e-5)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize('head', ['beit_mm.EfficientUPerHead', 'SETRUPHead'])
+def test_a_plain_vit_with_registers_and_patches_of_14_pixels(head):
+    """Its features, and those of files that begin a segmentor: tests/parity/test_plain_vits.py, tests/configs."""
+    config = narrow_config('absolute', head, crop_size=(56, 56), stride=(37, 37))
+    config.backbone.update(num_registers=4, img_size=56, patch_size=14)
+    model = build_segmentor(config)
+    for size in [(56, 56), (61, 97), (20, 130)]:
+        images = torch.randn(1, 3, *size)
+        torch.testing.assert_close(model.inference(images), mmsegs_logits(model, images), atol=1e-5, rtol=1e-5)
+    rates = {}
+    for group in parameter_groups(model, rate=0.5, lr=1.0):
+        rates |= dict.fromkeys(group['names'], (group['lr'], group.get('weight_decay')))
+    assert rates['backbone.register_tokens'] == rates['backbone.cls_token'] == (0.5**5, 0)
+    assert rates['backbone.blocks.3.mlp.fc1.weight'][0] == 0.5
 
 
 @pytest.mark.parametrize('length', [5, 16, 33, 47])
@@ -95,7 +98,7 @@ def test_views_of_all_sizes_share_batches_and_come_out_in_turn(per_batch):
     assert max(batches) == min(per_batch, count) and len(batches) == -(-count // per_batch)
     for view, logits in zip(views, found, strict=True):
         image = view.image.unsqueeze(0)
-        expected = reference(model, image.flip(3) if view.flip else image)
+        expected = mmsegs_logits(model, image.flip(3) if view.flip else image)
         expected = F.interpolate(expected, view.size, mode='bilinear')[0]
         torch.testing.assert_close(logits, expected.flip(2) if view.flip else expected, atol=1e-5, rtol=1e-5)
 
