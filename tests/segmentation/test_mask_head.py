@@ -6,11 +6,9 @@ import itertools
 import pytest
 import torch
 from helpers import run_ranks
-from mmengine.registry import DefaultScope
 from mmengine.structures import PixelData
 from mmseg.structures import SegDataSample
-from narrow_segmentors import SEGMENTOR, UPERNET, WIDTH, narrow_config, narrow_segmentor
-from peers import randomise
+from narrow_segmentors import SEGMENTOR, UPERNET, WIDTH, build_segmentor, narrow_config
 from torch import Tensor, nn
 
 from beit_mm.errors import UserError
@@ -27,7 +25,6 @@ from beit_mm.segmentation.mask_head import (
     objects_of,
     targets_at,
 )
-from beit_mm.segmentation.segmentor import confidence_of
 
 CLASSES, QUERIES, DIMS = 5, 6, 32
 
@@ -41,10 +38,17 @@ def samples(labels: Tensor) -> list[SegDataSample]:
     return [SegDataSample(gt_sem_seg=PixelData(data=image[None])) for image in labels]
 
 
-def losses(model: MaskClassificationHead, labels: Tensor, seed: int = 0) -> dict[str, Tensor]:
-    torch.manual_seed(seed)
+def losses(model: MaskClassificationHead, labels: Tensor) -> dict[str, Tensor]:
+    torch.manual_seed(0)
     features = [torch.randn(len(labels), DIMS, 3, 4) for _ in model.in_index]
     return model.loss(features, samples(labels), None)
+
+
+def learn(model: nn.Module) -> nn.Module:
+    """Takes the gradients of a batch."""
+    images, labels = torch.randn(2, 3, 64, 64), torch.randint(0, CLASSES, (2, 64, 64))
+    sum(model.train().loss(images, samples(labels)).values()).backward()
+    return model
 
 
 def test_assignment_is_the_best_of_all():
@@ -229,14 +233,10 @@ def test_two_processes_learn_what_one_learns(tmp_path, monkeypatch):
 @pytest.mark.parametrize('bias', ['per_layer', 'shared'])
 def test_a_query_in_the_backbone_stands_where_the_class_token_does(bias):
     """One that is the class token when it joins is it in the end, also on another grid than the tables'."""
-    model = narrow_segmentor('bias', 'backbone')
+    config = narrow_config('bias', 'backbone')
+    config.backbone.rel_pos_bias = bias
+    model = build_segmentor(config)
     backbone, head = model.backbone, model.decode_head
-    if bias == 'shared':
-        config = narrow_config('bias', 'backbone')
-        config.backbone.rel_pos_bias = 'shared'
-        with DefaultScope.overwrite_default_scope('mmseg'):
-            model = randomise(MODELS.build(config))
-        backbone, head = model.backbone, model.decode_head
     inputs = model.extract_feat(torch.randn(1, 3, 48, 80))
     head.queries.copy_(inputs[0][:, :1].expand(-1, head.num_queries, -1))
     x, grid, shared = head.sequence(inputs)
@@ -256,17 +256,18 @@ def test_queries_join_a_backbone_that_has_the_blocks_and_nothing_behind_it():
         config = narrow_config('bias', 'backbone')
         for part, settings in changes.items():
             config[part] = dict(config.get(part, {}), **settings)
-        with DefaultScope.overwrite_default_scope('mmseg'), pytest.raises(UserError, match=key):
-            MODELS.build(config)
+        with pytest.raises(UserError, match=key):
+            build_segmentor(config)
 
 
-@pytest.mark.parametrize('where', ['decoder', 'backbone'])
-def test_every_parameter_learns_and_a_copy_has_blocks_of_its_own(where):
-    model = narrow_segmentor('bias', where).train()
-    copied = copy.deepcopy(model)
-    images, labels = torch.randn(2, 3, 64, 64), torch.randint(0, CLASSES, (2, 64, 64))
-    sum(copied.loss(images, samples(labels)).values()).backward()
-    assert all(parameter.grad is not None for parameter in copied.parameters())
+@pytest.mark.parametrize(('where', 'frozen'), [('decoder', -1), ('decoder', 4), ('backbone', -1)])
+def test_every_parameter_learns_unless_it_is_frozen_and_a_copy_has_blocks_of_its_own(where, frozen):
+    config = narrow_config('bias', where)
+    config.backbone.frozen_stages = frozen
+    model = build_segmentor(config)
+    copied = learn(copy.deepcopy(model))
+    for name, parameter in copied.named_parameters():
+        assert (parameter.grad is None) == (frozen == 4 and name.startswith('backbone.')), name
     assert all(parameter.grad is None for parameter in model.parameters())
 
 
@@ -276,36 +277,20 @@ def test_joined_blocks_are_computed_twice_if_the_backbone_saves_memory_and_learn
         config = narrow_config('bias', 'backbone')
         config.backbone.with_cp = frugal
         torch.manual_seed(0)
-        with DefaultScope.overwrite_default_scope('mmseg'):
-            model = randomise(MODELS.build(config)).train()
+        model = build_segmentor(config)
         block = model.backbone.blocks[-1]
         block.norm1.register_forward_hook(lambda *_, frugal=frugal: runs.append(frugal))
-        images, labels = torch.randn(2, 3, 64, 64), torch.randint(0, CLASSES, (2, 64, 64))
-        sum(model.loss(images, samples(labels)).values()).backward()
+        learn(model)
         gradients.append({name: parameter.grad for name, parameter in model.named_parameters()})
     assert runs == [False, True, True]
     for name, gradient in gradients[0].items():
         torch.testing.assert_close(gradients[1][name], gradient, atol=1e-6, rtol=1e-4)
 
 
-def test_a_frozen_backbone_stays_under_a_decoder():
-    config = narrow_config('bias', 'decoder')
-    config.backbone.frozen_stages = 4
-    with DefaultScope.overwrite_default_scope('mmseg'):
-        model = randomise(MODELS.build(config)).train()
-    labels = torch.randint(0, CLASSES, (2, 64, 64))
-    sum(model.loss(torch.randn(2, 3, 64, 64), samples(labels)).values()).backward()
-    assert all(parameter.grad is None for parameter in model.backbone.parameters())
-    assert all(parameter.grad is not None for parameter in model.decode_head.parameters())
-
-
 def test_queries_join_a_backbone_with_low_rank_matrices():
     config = narrow_config('bias', 'backbone')
     config.backbone = with_lora(config.backbone, 2)
-    with DefaultScope.overwrite_default_scope('mmseg'):
-        model = randomise(MODELS.build(config))
-    images, labels = torch.randn(2, 3, 64, 64), torch.randint(0, CLASSES, (2, 64, 64))
-    sum(model.train().loss(images, samples(labels)).values()).backward()
+    model, images = learn(build_segmentor(config)), torch.randn(2, 3, 64, 64)
     trained = {name for name, parameter in model.named_parameters() if parameter.grad is not None}
     matrices = {name for name, _ in model.backbone.named_parameters() if 'lora_' in name}
     assert len(matrices) == 4 * 4 * 2
@@ -315,18 +300,3 @@ def test_queries_join_a_backbone_with_low_rank_matrices():
     with torch.no_grad():
         expected = model.eval().logits(images)
         torch.testing.assert_close(merge_lora(copy.deepcopy(model)).logits(images), expected, atol=1e-5, rtol=1e-4)
-
-
-@torch.no_grad()
-def test_one_class_has_the_same_confidence_at_one_scale_and_at_all():
-    """mmseg takes the sigmoid of a single channel, which is a probability here."""
-    config = narrow_config('absolute', 'decoder')
-    config.decode_head.num_classes = 1
-    with DefaultScope.overwrite_default_scope('mmseg'):
-        model = randomise(MODELS.build(config))
-    image = torch.randn(1, 3, 40, 50)
-    expected = model.inference(image)[0, 0].clamp(max=1)
-    sample = SegDataSample(metainfo=dict(ori_shape=(40, 50), img_shape=(40, 50)))
-    (found,) = model.postprocess_result(model.inference(image), [sample])
-    torch.testing.assert_close(confidence_of(found), expected, atol=1e-5, rtol=0)
-    assert not found.pred_sem_seg.data.any() and 0 <= confidence_of(found).min()

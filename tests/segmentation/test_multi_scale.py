@@ -125,11 +125,15 @@ def test_two_classes_by_one_logit(tmp_path):
     assert torch.equal(label, (mean > 0.5).long()) and mean.shape == (1, 64, 64) and 0 < mean.min() < mean.max() < 1
 
 
-def test_a_mask_head_of_one_class_finds_it_everywhere(tmp_path):
+@torch.no_grad()
+def test_a_mask_head_of_one_class_finds_it_everywhere_with_its_probability(tmp_path):
+    """mmseg takes the sigmoid of a single channel, which is a probability here."""
     config = narrow_config('bias', 'decoder')
     config.decode_head.num_classes = 1
     model = build_segmentor(config)
     ((_, label),) = predict(MultiScaleTTA(model), [path := save_image(tmp_path, 'image.png', 64, 70)], (1.0,))
-    (sample,) = model.predict(torch.from_numpy(np.array(Image.open(path))).permute(2, 0, 1)[None].float())
+    image = torch.from_numpy(np.array(Image.open(path))).permute(2, 0, 1)[None] / 127.5 - 1
+    (sample,) = model.predict(image)
     assert label.shape == sample.pred_sem_seg.data.shape == (1, 64, 70)
     assert not label.any() and not sample.pred_sem_seg.data.any()
+    torch.testing.assert_close(confidence_of(sample), model.inference(image)[0, 0].clamp(max=1), atol=1e-5, rtol=0)
