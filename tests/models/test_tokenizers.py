@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from helpers import RELEASED_BLOCK, WEIGHT_AND_BIAS
 from peers import assert_equal
 from scipy import stats
 
@@ -259,46 +258,35 @@ def test_the_loss_of_pixels_is_scipys_logit_laplace_density():
 SMALL_VQKD = dict(arch=dict(embed_dims=32, num_layers=2, num_heads=4), img_size=64, code_dims=8, vocab_size=64)
 
 
-def network(name: str, task: str, depth: int) -> list[str]:
-    """Names of the released code's VisionTransformer without a classifier, and of the layers behind it."""
-    stem = [f'{layer}.{part}' for layer in ('patch_embed.proj', 'fc_norm') for part in WEIGHT_AND_BIAS]
-    blocks = [f'blocks.{i}.{part}' for i in range(depth) for part in RELEASED_BLOCK]
-    behind = [f'{task}_task_layer.{layer}.{part}' for layer in (0, 2) for part in WEIGHT_AND_BIAS]
-    return [f'{name}.{part}' for part in ('cls_token', 'pos_embed', *stem, *blocks)] + behind
-
-
-NEEDED = [*network('encoder', 'encode', depth=2), 'quantize.embedding.weight']
-# statistics of the training, which encoding does not need
+# in the released names: what trains a tokenizer, and statistics of the training
 LEFT_OVER = [f'quantize.{name}' for name in ('cluster_size', 'embedding.cluster_size', 'embedding.embed_avg')]
-LEFT_OVER += [*network('decoder', 'decode', depth=1), 'quantize.embedding.initted']
+LEFT_OVER += ['quantize.embedding.initted', 'decoder.cls_token', 'decode_task_layer.0.weight']
 LEFT_OVER += ['teacher_model.visual.proj', 'scaling_layer.shift', 'scaling_layer.scale']
 
 
-def our_name(name: str) -> str:
-    return name.replace('quantize.embedding.weight', 'codebook').replace('fc_norm', 'norm')
-
-
 def released_file(path, *more: str, without: str = '') -> tuple[str, dict[str, torch.Tensor]]:
-    """A file with the released names, and what is in it that is needed."""
-    shapes = VQKDTokenizer(random_weights=True, **SMALL_VQKD).state_dict()
-    weights = {name: torch.randn_like(shapes[our_name(name)]) * 0.3 for name in NEEDED if name != without}
-    torch.save(dict(model=weights | {name: torch.ones(3) for name in [*LEFT_OVER, *more]}), path)
+    """A file with the released names, and the weights of a tokenizer in it."""
+    own = VQKDTokenizer(random_weights=True, **SMALL_VQKD).state_dict()
+    weights = {name: torch.randn_like(tensor) * 0.3 for name, tensor in own.items() if name != without}
+    names = {name: name.replace('codebook', 'quantize.embedding.weight').replace('.norm.', '.fc_norm.') for name in own}
+    released = {names[name]: tensor for name, tensor in weights.items()}
+    torch.save(dict(model=released | {name: torch.ones(3) for name in [*LEFT_OVER, *more]}), path)
     return str(path), weights
 
 
 def test_vqkds_released_file_is_read_with_what_encoding_does_not_need(tmp_path):
     path, weights = released_file(tmp_path / 'vqkd.pth')
     tokenizer = VQKDTokenizer(path, **SMALL_VQKD)
-    assert_equal(tokenizer.state_dict(), {our_name(name): tensor for name, tensor in weights.items()})
+    assert_equal(tokenizer.state_dict(), weights)
     assert tokenizer.provenance['path'] == path and len(tokenizer.provenance['sha256']) == 64
     assert not any(p.requires_grad for p in tokenizer.parameters())
 
 
 def test_unknown_and_missing_tensors_are_refused(tmp_path):
-    other, codebook = 'encoder.blocks.0.attn.qkv.other', 'quantize.embedding.weight'
+    other = 'encoder.blocks.0.attn.qkv.other'
     for more, without, message in (
         ([other], '', r'f.pth does not hold .* this VQKDTokenizer.*attn\.qkv\.other'),
-        ([], codebook, r'Missing key\(s\).*codebook'),
+        ([], 'codebook', r'Missing key\(s\).*codebook'),
     ):
         path, _ = released_file(tmp_path / 'f.pth', *more, without=without)
         with pytest.raises(ValueError, match=message):
