@@ -141,6 +141,15 @@ def narrow_model(**changes: object) -> dict:
     return model | changes
 
 
+def narrow_batch(mask: torch.Tensor | None = None) -> dict:
+    """Views for the narrow model; by default of images with 5, 2 and 0 masked patches."""
+    if mask is None:
+        mask = (torch.rand(3, 16).argsort(dim=1) < torch.tensor([[5], [2], [0]])).view(3, 4, 4)
+    images = torch.rand(len(mask), 3, 32, 32)
+    positions = positions_of(mask)
+    return dict(images=2 * images - 1, tokenizer_images=torch.rand_like(images), mask=mask, positions=positions)
+
+
 def narrow_dino_model(**changes: object) -> dict:
     """The same of a BEiT + DINO pretrainer; with `head=None, target_generator=None` of DINO alone."""
     head = dict(type='beit_mm.DINOHead', embed_dims=32, num_prototypes=24, hidden_dims=32, bottleneck_dims=16)

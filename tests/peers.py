@@ -64,6 +64,16 @@ def dinov2_layout(path: Path, width: int = 64, depth: int = 2) -> str:
     return str(path)
 
 
+def save_clip(folder: Path) -> transformers.CLIPVisionModelWithProjection:
+    """Saves a narrow CLIP of 12 features with random weights, for images of 4 x 4 patches of 7 pixels."""
+    sizes = dict(hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4, projection_dim=12)
+    network = transformers.CLIPVisionModelWithProjection(
+        transformers.CLIPVisionConfig(image_size=28, patch_size=7, **sizes)
+    )
+    network.save_pretrained(folder)
+    return network.eval()
+
+
 def images_and_mask(size: int = SIZE) -> tuple[Tensor, Tensor]:
     """Two images and a mask of some of their patches."""
     return torch.randn(2, 3, size, size), torch.rand(2, size // PATCH, size // PATCH) < 0.4

@@ -9,7 +9,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from helpers import narrow_dino_model, narrow_model, positions_of
+from helpers import narrow_batch, narrow_dino_model, narrow_model
 from peers import randomise
 from scipy.special import log_softmax
 
@@ -24,13 +24,10 @@ ALONE = dict(head=None, target_generator=None)
 BACKBONE = narrow_dino_model()['backbone']
 
 
-def make_inputs(batch: int = 3, num_local: int = 2) -> dict:
-    """Random crops for the narrow model; images with different numbers of masked patches."""
-    counts = torch.arange(3, 3 + batch).unsqueeze(1)
-    mask = (torch.rand(batch, 16).argsort(dim=1) < counts).view(batch, 4, 4)
-    crops = {name: torch.randn(batch, 3, 32, 32) for name in ('images', 'tokenizer_images', 'second_images')}
-    local = torch.randn(num_local * batch, 3, 16, 16) if num_local else None
-    return dict(crops, local_images=local, mask=mask, positions=positions_of(mask))
+def make_inputs(num_local: int = 2) -> dict:
+    """Random crops of three images."""
+    local = torch.randn(num_local * 3, 3, 16, 16) if num_local else None
+    return dict(narrow_batch(), second_images=torch.randn(3, 3, 32, 32), local_images=local)
 
 
 def make_model(**changes: object) -> torch.nn.Module:
@@ -99,7 +96,7 @@ def test_masked_image_modeling_is_that_of_beit():
     mine, theirs = model(inputs, mode='loss'), alone(inputs, mode='loss')
     torch.testing.assert_close(mine['loss_mim'], theirs['loss'])
     assert mine['mim_acc'] == theirs['mim_acc'] and mine['loss_dino'] == 0
-    assert model.eval()(inputs, mode='predict')[0]['count'] == 3
+    assert model.eval()(inputs, mode='predict')[0]['count'] == 5
 
 
 def test_center_is_a_moving_average_of_the_teachers_outputs():

@@ -1,7 +1,5 @@
 """Features as targets: a step against the published formulas, teachers, what checkpoints hold, and the metric."""
 
-import copy
-import math
 from pathlib import Path
 
 import numpy as np
@@ -9,7 +7,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 from conftest import narrow_feature_pretraining
-from helpers import make_runner, narrow_feature_model, positions_of
+from helpers import make_runner, narrow_batch, narrow_feature_model
+from peers import save_clip
 from PIL import Image
 from torch import Tensor, nn
 
@@ -18,7 +17,6 @@ from beit_mm.checkpoint.checkpoint import Checkpoint
 from beit_mm.datasets.transforms import TwoViewCenterCrop
 from beit_mm.engine.checks import check_views
 from beit_mm.engine.metrics import FeatureMetric
-from beit_mm.engine.steps import unwrap
 from beit_mm.errors import CheckpointError
 from beit_mm.models import BEiTBackbone, FeatureTargets
 from beit_mm.registry import MODELS
@@ -43,13 +41,6 @@ def model_of(teacher: str, head: dict | None = None, **options: object) -> nn.Mo
     config = dict(type='beit_mm.BEiTTeacher', checkpoint=teacher, **LEVELS)
     model = narrow_feature_model(head=dict(target_dims=24) | (head or {}), teacher=config, **options)
     return MODELS.build(model).train()
-
-
-def make_inputs() -> dict:
-    """Images with 5, 2 and 0 masked patches of 16."""
-    mask = (torch.rand(3, 16).argsort(dim=1) < torch.tensor([[5], [2], [0]])).view(3, 4, 4)
-    images = torch.rand(3, 3, 32, 32)
-    return dict(images=2 * images - 1, tokenizer_images=None, mask=mask, positions=positions_of(mask))
 
 
 def plain_features(path: str, images: Tensor) -> list[Tensor]:
@@ -95,7 +86,7 @@ OPTIONS = [
 
 @pytest.mark.parametrize(('options', 'head'), OPTIONS)
 def test_a_step_is_that_of_the_published_formulas(options, head, teacher):
-    model, inputs = model_of(teacher, head, **options), make_inputs()
+    model, inputs = model_of(teacher, head, **options), narrow_batch()
     with torch.no_grad():
         outputs = plain_features(teacher, (inputs['images'] + 1) / 2)
         layers = options.get('layers', -1)
@@ -116,7 +107,7 @@ def test_a_step_is_that_of_the_published_formulas(options, head, teacher):
 
 
 def test_the_average_sees_the_image_without_its_mask():
-    model, inputs = MODELS.build(narrow_feature_model(backbone=dict(drop_path_rate=0.5))).train(), make_inputs()
+    model, inputs = MODELS.build(narrow_feature_model(backbone=dict(drop_path_rate=0.5))).train(), narrow_batch()
     with torch.no_grad():
         for parameter in model.target_generator.parameters():
             nn.init.normal_(parameter, std=0.3)
@@ -130,7 +121,7 @@ def test_the_average_sees_the_image_without_its_mask():
 
 def test_the_last_layer_runs_only_where_it_is_predicted(teacher):
     """And gives the same there as over the whole image, padding aside."""
-    inputs = make_inputs()
+    inputs = narrow_batch()
     for model in (model_of(teacher, layers=[0, -1]), MODELS.build(narrow_feature_model())):
         rows = []
         generator = model.target_generator
@@ -144,21 +135,15 @@ def test_the_last_layer_runs_only_where_it_is_predicted(teacher):
 
 
 def test_clip_is_a_teacher_in_the_compiled_step(tmp_path):
-    transformers = pytest.importorskip('transformers')
-    sizes = dict(hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4, projection_dim=12)
-    config = transformers.CLIPVisionConfig(image_size=28, patch_size=7, **sizes)
-    network = transformers.CLIPVisionModelWithProjection(config).eval()
-    network.save_pretrained(tmp_path / 'clip')
+    """Its features are the library's: tests/models/test_vqkd_training.py."""
+    save_clip(tmp_path / 'clip')
     clip = dict(type='beit_mm.CLIPTeacher', name=str(tmp_path / 'clip'))
     model = MODELS.build(narrow_feature_model(teacher=clip, head=dict(target_dims=12))).train()
-    inputs = make_inputs()
+    inputs = narrow_batch()
     (teacher,) = model.target_generator.frozen
-    with torch.no_grad():
-        small = F.interpolate((inputs['images'] + 1) / 2, (28, 28), mode='bicubic', antialias=True).clamp(0, 1)
-        tokens = network.vision_model((255 * small - teacher.mean) / teacher.std).last_hidden_state[:, 1:]
-        target = standardized(network.visual_projection(network.vision_model.post_layernorm(tokens)))
+    (features,) = teacher((inputs['images'] + 1) / 2, (4, 4))
     loss = model.loss(inputs)['loss']
-    torch.testing.assert_close(loss, plain_loss(model, inputs, target), atol=1e-6, rtol=1e-5)
+    torch.testing.assert_close(loss, plain_loss(model, inputs, standardized(features)), atol=1e-6, rtol=1e-5)
     assert model.target_generator.provenance['path'] == str(tmp_path / 'clip')
     if torch.__version__.startswith('2.6.'):
         pytest.skip('torch 2.6 cannot compile a decorator of transformers')
@@ -172,7 +157,7 @@ def test_a_teacher_of_colours_sees_the_bands_that_it_is_given(teacher):
     backbone = dict(in_channels=5)
     levels = dict(data_preprocessor=dict(mean=[127.5] * 5, std=[127.5] * 5))
     model = model_of(teacher, channels=[3, 0, 4], backbone=backbone, **levels)
-    bands, colours, inputs = torch.rand(3, 5, 32, 32), model_of(teacher), make_inputs()
+    bands, colours, inputs = torch.rand(3, 5, 32, 32), model_of(teacher), narrow_batch()
     inputs.update(images=bands)
     found = model.target_generator.targets(inputs, inputs['positions'])
     rgb = dict(inputs, images=bands[:, [3, 0, 4]])
@@ -181,7 +166,7 @@ def test_a_teacher_of_colours_sees_the_bands_that_it_is_given(teacher):
 
 def test_what_does_not_fit_is_said(teacher, tmp_path):
     with pytest.raises(ValueError, match='target_dims is 32; .* 24'):
-        model_of(teacher, dict(target_dims=32)).loss(make_inputs())
+        model_of(teacher, dict(target_dims=32)).loss(narrow_batch())
     with pytest.raises(ValueError, match='FeatureTargets .*predicts features'):
         MODELS.build(narrow_feature_model() | dict(head=dict(type='beit_mm.PixelRegressionHead', embed_dims=32)))
     with pytest.raises(ValueError, match="loss.*'l2'"):
@@ -233,30 +218,18 @@ def test_an_average_starts_at_the_weights_of_a_file_without_one(teacher):
         assert torch.equal(value, frozen.state_dict()[name.replace('target_generator.ema.', '')])
 
 
-def test_the_average_follows_by_the_schedule_of_main_dino(images, tmp_path):
+def test_the_average_follows_the_model_and_needs_its_hook(images, tmp_path):
+    """The hook's schedule: tests/engine/test_dino_hook.py."""
+    model = MODELS.build(narrow_feature_model())
+    averages = dict(model.target_generator.ema.named_parameters())
+    assert all(torch.equal(average, model.get_parameter(name)) for name, average in averages.items())
+    with torch.no_grad():
+        for parameter in model.backbone.parameters():
+            parameter.add_(1)
+    model.update_teacher(0.9)
+    for name, average in averages.items():
+        torch.testing.assert_close(average, model.get_parameter(name) - 0.9)
     config = narrow_feature_pretraining(images, tmp_path)
-    config.val_cfg = config.val_dataloader = config.val_evaluator = None
-    config.train_cfg = dict(type='beit_mm.EpochLoop', max_epochs=2)
-    runner = make_runner(config)
-    weights = [copy.deepcopy(unwrap(runner).state_dict())]
-    hook = next(hook for hook in runner.hooks if type(hook).__name__ == 'TeacherMomentumHook')
-    after = hook.after_train_iter
-    hook.after_train_iter = lambda *args, **kwargs: (
-        after(*args, **kwargs),
-        weights.append(copy.deepcopy(unwrap(runner).state_dict())),
-    )
-    runner.train()
-    assert len(weights) == 7
-    for step, (before, now) in enumerate(zip(weights[:-1], weights[1:], strict=True)):
-        momentum = 1 + 0.5 * (0.9 - 1) * (1 + math.cos(math.pi * step / 6))  # utils.cosine_scheduler
-        for name in (name for name in now if name.startswith(EMA)):
-            if step:
-                follower = before[name]
-            else:  # it starts at the model's weights
-                follower = before[name.replace('target_generator.ema.', '')]
-                assert torch.equal(before[name], follower)
-            expected = momentum * follower + (1 - momentum) * now[name.replace('target_generator.ema.', '')]
-            torch.testing.assert_close(now[name], expected, atol=1e-7, rtol=1e-5)
     config.custom_hooks = [hook for hook in config.custom_hooks if hook['type'] != 'beit_mm.TeacherMomentumHook']
     with pytest.raises(ValueError, match='TeacherMomentumHook'):
         make_runner(config).train()
@@ -299,7 +272,7 @@ def test_the_share_of_variance_that_is_explained():
 
 @pytest.mark.parametrize('loss', ['smooth_l1', 'cosine'])
 def test_predictions_sum_up_to_the_loss_and_to_what_is_explained(loss, teacher):
-    model, inputs = model_of(teacher, dict(loss=loss)).eval(), make_inputs()
+    model, inputs = model_of(teacher, dict(loss=loss)).eval(), narrow_batch()
     results, metric = model(inputs, mode='predict'), FeatureMetric()
     metric.process({}, results)
     found = metric.evaluate(3)
@@ -355,7 +328,7 @@ def test_what_a_file_says_of_its_teacher_is_one_line_if_it_does_not_fit(change, 
 @pytest.mark.parametrize('size', [32, 29])  # the backbone pads
 def test_masked_patches_are_drawn_as_the_masked_ones_with_the_nearest_features(size, monkeypatch):
     """Features are a number, one-hot, and what all share; the model predicts a little of the next masked patch's."""
-    model, inputs = MODELS.build(narrow_feature_model()).eval(), make_inputs()
+    model, inputs = MODELS.build(narrow_feature_model()).eval(), narrow_batch()
     inputs['images'] = inputs['images'][:, :, :size, :size]
     mask = inputs['mask'].flatten(1)
     number = torch.arange(mask.numel()).view(mask.shape)

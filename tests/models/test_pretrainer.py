@@ -3,7 +3,7 @@
 import pytest
 import torch
 import torch.nn.functional as F
-from helpers import narrow_model, positions_of
+from helpers import narrow_batch, narrow_model
 
 from beit_mm.datasets.masking import RandomMask
 from beit_mm.datasets.transforms import TwoViewCenterCrop
@@ -11,14 +11,6 @@ from beit_mm.engine.checks import check_views
 from beit_mm.engine.optim import parameter_groups
 from beit_mm.models.tokenizers import Tokenizer
 from beit_mm.registry import MODELS
-
-
-def make_inputs(mask: torch.Tensor | None = None) -> dict:
-    """Views for the narrow model; by default images with 5, 2 and 0 masked patches."""
-    if mask is None:
-        mask = (torch.rand(3, 16).argsort(dim=1) < torch.tensor([[5], [2], [0]])).view(3, 4, 4)
-    images = torch.randn(len(mask), 3, 32, 32)
-    return dict(images=images, tokenizer_images=torch.rand_like(images), mask=mask, positions=positions_of(mask))
 
 
 def plain_loss(model, inputs: dict) -> tuple[torch.Tensor, torch.Tensor]:
@@ -30,7 +22,7 @@ def plain_loss(model, inputs: dict) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def test_loss_accuracy_and_gradients_equal_the_plain_formula():
-    model, inputs = MODELS.build(narrow_model()), make_inputs()
+    model, inputs = MODELS.build(narrow_model()), narrow_batch()
     tokens = model.target_generator.encode(inputs['tokenizer_images'])
     with torch.no_grad():
         model.head.lm_head.bias[tokens[inputs['mask']].mode().values] += 1  # so that the model is right now and then
@@ -44,7 +36,7 @@ def test_loss_accuracy_and_gradients_equal_the_plain_formula():
 
 def test_no_masked_patch_gives_zero_and_finite_gradients():
     model = MODELS.build(narrow_model())
-    inputs = make_inputs(torch.zeros(3, 4, 4, dtype=torch.bool))
+    inputs = narrow_batch(torch.zeros(3, 4, 4, dtype=torch.bool))
     loss = model(inputs, mode='loss')['loss']
     loss.backward()
     assert loss == 0
@@ -57,7 +49,7 @@ def test_recover_all_counts_every_patch(kind):
     layers = dict(early_layers=1, aggregation_layers=1) if 'V2' in kind else {}
     some, every = (MODELS.build(narrow_model(type=f'beit_mm.{kind}', recover=x, **layers)) for x in ('masked', 'all'))
     every.load_state_dict(some.state_dict())
-    inputs, patches = make_inputs(), torch.arange(16).expand(3, 16)
+    inputs, patches = narrow_batch(), torch.arange(16).expand(3, 16)
     torch.testing.assert_close(every.loss(inputs), some.loss(dict(inputs, positions=patches)))
     whole = dict(inputs, mask=None, positions=None)
     torch.testing.assert_close(every.loss(whole), some.loss(dict(whole, positions=patches)))
@@ -72,7 +64,7 @@ def test_heads_begin_small():
 
 def test_pixel_regression():
     model = MODELS.build(narrow_model(target_generator=None, head=PIXELS))
-    inputs = make_inputs()
+    inputs = narrow_batch()
     hidden = model.backbone(inputs['images'], inputs['mask'])[0][:, 1:]
     errors = []
     for image, row, column in inputs['mask'].nonzero().tolist():
@@ -96,7 +88,7 @@ def test_a_tokenizer_without_encode_at_gives_the_same_loss():
             return (F.avg_pool2d(images, 8).sum(1) * 10).long().clamp(0, 31)
 
     model = MODELS.build(narrow_model(target_generator=dict(type='beit_mm.PlainTokenizer')))
-    inputs = make_inputs()
+    inputs = narrow_batch()
     torch.testing.assert_close(model(inputs, mode='loss')['loss'], plain_loss(model, inputs)[0])
 
 
@@ -114,7 +106,7 @@ def test_tokenizer_stays_out_of_training_and_checkpoints():
 
 
 def test_prediction_sums_up_to_the_loss():
-    model, inputs = MODELS.build(narrow_model()).eval(), make_inputs()
+    model, inputs = MODELS.build(narrow_model()).eval(), narrow_batch()
     results = model(inputs, mode='predict')
     losses = model(inputs, mode='loss')
     count = sum(r['count'] for r in results)
@@ -126,8 +118,7 @@ def test_prediction_sums_up_to_the_loss():
 
 
 def test_pictures_show_what_was_hidden():
-    model, inputs = MODELS.build(narrow_model()).eval(), make_inputs()
-    inputs['images'] = inputs['images'].clamp(-1, 1)
+    model, inputs = MODELS.build(narrow_model()).eval(), narrow_batch()
     columns = model.pictures(inputs)
     assert list(columns) == ['image', 'masked', 'prediction', 'tokens, decoded']
     hidden = inputs['mask'].repeat_interleave(8, 1).repeat_interleave(8, 2).unsqueeze(1).expand(-1, 3, -1, -1)
@@ -164,7 +155,7 @@ def test_wrong_combinations_are_refused():
 def test_views_that_do_not_fit_are_refused():
     model = MODELS.build(narrow_model())
     with pytest.raises(ValueError, match='add BlockwiseMask to the pipeline'):
-        model(dict(make_inputs(), mask=None, positions=None), mode='loss')
+        model(dict(narrow_batch(), mask=None, positions=None), mode='loss')
     for wrong in ((2, 8), (3, 3)):
         with pytest.raises(ValueError, match=r'set its grid to \(4, 4\)'):
             check_views(model, [TwoViewCenterCrop(32, 32), RandomMask(wrong, 2)])

@@ -5,10 +5,12 @@ import math
 from pathlib import Path
 
 import pytest
+import timm
 import torch
 import torch.nn.functional as F
 from helpers import NO_WORKERS, run_ranks, run_tool
 from mmpretrain.models.utils import NormEMAVectorQuantizer
+from peers import save_clip
 from torch import Tensor, nn
 
 from beit_mm.checkpoint.read import write_checkpoint
@@ -191,7 +193,6 @@ def test_teachers_give_the_features_of_their_libraries(teacher, tmp_path):
     (found,) = BEiTTeacher(teacher['checkpoint'], layer=0)(images, (4, 4))
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
 
-    timm = pytest.importorskip('timm')
     options = dict(img_size=32, patch_size=8, embed_dim=64, depth=2, num_heads=1)
     network = timm.create_model('vit_small_patch16_224.dino', **options).eval()
     for parameter in network.parameters():
@@ -202,11 +203,7 @@ def test_teachers_give_the_features_of_their_libraries(teacher, tmp_path):
         expected = network.forward_features((255 * images - mean) / std)[:, 1:]
     torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-3)
 
-    transformers = pytest.importorskip('transformers')
-    sizes = dict(hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4, projection_dim=12)
-    config = transformers.CLIPVisionConfig(image_size=28, patch_size=7, **sizes)
-    network = transformers.CLIPVisionModelWithProjection(config).eval()
-    network.save_pretrained(tmp_path / 'clip')
+    network = save_clip(tmp_path / 'clip')
     clip = CLIPTeacher(str(tmp_path / 'clip'))
     with torch.no_grad():  # the projection of all patches; the class token's is the library's own
         small = F.interpolate(images, (28, 28), mode='bicubic', antialias=True).clamp(0, 1)
