@@ -4,17 +4,13 @@ import copy
 
 import pytest
 import torch
-from mmengine.config import Config
-from mmengine.registry import DefaultScope
 from mmpretrain.models.peft.lora import LoRALinear
 from torch import nn
 from torch.nn.utils import parametrize, prune
 from torch.utils.flop_counter import FlopCounterMode
 
-from beit_mm import ClassificationInferencer
 from beit_mm.models import BEiTBackbone
 from beit_mm.positions import take_tokens
-from beit_mm.registry import MODELS
 
 BACKBONE = dict(arch=dict(embed_dims=32, num_layers=2, num_heads=4), img_size=32, patch_size=8, rel_pos_bias='shared')
 LAYERS = ('attn.qkv', 'attn.proj', 'mlp.fc1', 'mlp.fc2')
@@ -147,22 +143,6 @@ def test_a_wrapped_patch_embedding_is_called_on_a_gpu_too():
     expected = embed(IMAGES)[0]
     assert (expected - plain).abs().max() > 1e-2
     torch.testing.assert_close(embed(IMAGES.as_subclass(OnGPU))[0].as_subclass(torch.Tensor), expected)
-
-
-def test_a_classifier_by_lora_is_rebuilt_from_its_config_and_checkpoint(tmp_path):
-    backbone = dict(BACKBONE, type='beit_mm.BEiTBackbone', out_type='avg_featmap')
-    torch.save(dict(state_dict=make_backbone().float().state_dict()), tmp_path / 'pretrained.pth')
-    backbone['init_cfg'] = dict(type='Pretrained', checkpoint=str(tmp_path / 'pretrained.pth'))
-    lora = dict(type='mmpretrain.LoRAModel', module=backbone, rank=4, targets=[dict(type='qkv')])
-    head = dict(type='LinearClsHead', num_classes=3, in_channels=32)
-    preprocessor = dict(type='ClsDataPreprocessor', mean=[127.5] * 3, std=[127.5] * 3)
-    config = dict(type='ImageClassifier', backbone=lora, head=head, data_preprocessor=preprocessor)
-    with DefaultScope.overwrite_default_scope('mmpretrain'):
-        model = MODELS.build(config).eval()
-    torch.save(dict(state_dict=model.state_dict()), tmp_path / 'epoch_1.pth')
-    loader = dict(dataset=dict(pipeline=[dict(type='beit_mm.LoadImage')]))
-    again = ClassificationInferencer(tmp_path / 'epoch_1.pth', 'cpu', Config(dict(model=config, val_dataloader=loader)))
-    assert torch.equal(again.model(IMAGES.float()), model(IMAGES.float()))
 
 
 @pytest.mark.parametrize('name', LAYERS)
