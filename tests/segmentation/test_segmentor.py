@@ -66,27 +66,17 @@ def test_a_plain_vit_with_registers_and_patches_of_14_pixels(head):
     assert rates['backbone.blocks.3.mlp.fc1.weight'][0] == 0.5
 
 
-@pytest.mark.parametrize('length', [5, 16, 33, 47])
-def test_a_pixel_gets_the_logits_of_its_place(length):
-    """The network says in which column a cell's centre lies; no image is stretched over what fills it up."""
-
-    model = narrow_segmentor(head='SETRUPHead')
-    model.logits = lambda images: (torch.arange(images.shape[3] // 16) * 16 + 7.5).expand(len(images), 1, 2, -1)
-    (found,) = model.slide([View(torch.rand(3, 32, length), (32, length))])
-    last = -(-length // 16) * 16 - 8.5  # the last centre; no cell lies beyond it to read
-    torch.testing.assert_close(found, torch.arange(length).clamp(7.5, last).expand(1, 32, -1))
-
-
 def test_windows_leave_no_gaps():
     with pytest.raises(ValueError, match='stride.*crop_size'):
         narrow_segmentor(stride=(65, 64))
 
 
 @torch.no_grad()
-@pytest.mark.parametrize('per_batch', [1, 4, 100])
-def test_views_of_all_sizes_share_batches_and_come_out_in_turn(per_batch):
+@pytest.mark.parametrize(('per_batch', 'align_corners'), [(1, False), (4, True), (100, False)])
+def test_views_of_all_sizes_share_batches_and_come_out_in_turn(per_batch, align_corners):
     """Each view's logits are mmseg's, resized to the size wanted; of a mirror image, mirrored back."""
     model, batches = narrow_segmentor(windows_per_batch=per_batch), []
+    model.align_corners = model.decode_head.align_corners = align_corners
     model.backbone.register_forward_pre_hook(lambda _, args: batches.append(len(args[0])))
     wanted = [(30, 45), (64, 96), (90, 135)]
     views = [
@@ -99,32 +89,8 @@ def test_views_of_all_sizes_share_batches_and_come_out_in_turn(per_batch):
     for view, logits in zip(views, found, strict=True):
         image = view.image.unsqueeze(0)
         expected = mmsegs_logits(model, image.flip(3) if view.flip else image)
-        expected = F.interpolate(expected, view.size, mode='bilinear')[0]
+        expected = F.interpolate(expected, view.size, mode='bilinear', align_corners=align_corners)[0]
         torch.testing.assert_close(logits, expected.flip(2) if view.flip else expected, atol=1e-5, rtol=1e-5)
-
-
-@pytest.mark.parametrize('align_corners', [False, True])
-def test_a_head_that_aligns_corners(align_corners):
-    """Against interpolation in plain steps: window, mean, wanted size."""
-
-    def network(images):
-        return F.avg_pool2d(images, 4).square()
-
-    def resize(x, size):
-        return F.interpolate(x, size, mode='bilinear', align_corners=align_corners)
-
-    image = torch.randn(3, 48, 80)
-    total, count = torch.zeros(1, 3, 48, 80), torch.zeros(48, 80)
-    for top in (0, 16):
-        for left in (0, 24, 48):
-            window = slice(top, top + 32), slice(left, left + 32)
-            total[(..., *window)] += resize(network(image[(None, ..., *window)]), (32, 32))
-            count[window] += 1
-    expected = resize(total / count, (37, 59))[0]
-    model = narrow_segmentor(head='SETRUPHead', crop_size=(32, 32), stride=(16, 24), windows_per_batch=4)
-    model.logits, model.align_corners = network, align_corners
-    (found,) = model.slide([View(image, (37, 59))])
-    torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
 
 
 @pytest.mark.parametrize('bgr_to_rgb', [False, True])
