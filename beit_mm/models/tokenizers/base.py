@@ -99,22 +99,25 @@ class Tokenizer(TargetGenerator):
 
 
 class CodebookTokenizer(Tokenizer):
-    """A tokenizer with an `encoder` (`features`, `output`) and a `decoder` (`from_tokens`) or None."""
+    """A tokenizer with an `encoder` (`features`, `output`) and a `decoder` of tokens or their weights, or None."""
 
     encoder: nn.Module
     decoder: nn.Module | None
+    loss = 'laplace'  # or 'mse': of the training, for which the networks take and give pixels
 
     @property
     def can_decode(self) -> bool:
         return self.decoder is not None
 
-    @abstractmethod
     def to_input(self, images: Tensor) -> Tensor:
         """Scales pixels in [0, 1] for the encoder."""
+        return map_pixels(images) if self.loss == 'laplace' else 2 * images - 1
 
-    @abstractmethod
     def to_images(self, output: Tensor) -> Tensor:
         """Turns the decoder's output into pixels in [0, 1]."""
+        if self.loss == 'laplace':
+            return unmap_pixels(output.chunk(2, dim=1)[0].sigmoid())  # the location; the scale is not needed
+        return (0.5 * output + 0.5).clamp(0, 1)
 
     @torch.no_grad()
     def encode(self, images: Tensor) -> Tensor:
@@ -132,8 +135,7 @@ class CodebookTokenizer(Tokenizer):
             return logits.argmax(dim=1).squeeze(-1).masked_fill(positions < 0, PADDING)
 
     def _decode(self, tokens: Tensor) -> Tensor:
-        decoder = self.decoder if tokens.is_floating_point() else self.decoder.from_tokens
-        return self.to_images(decoder(tokens).float())
+        return self.to_images(self.decoder(tokens).float())
 
     def _features(self, images: Tensor) -> Tensor:
         """Input of the encoder's output layer, (B, C, h, w)."""

@@ -71,10 +71,7 @@ class DALLETokenizer(base.CodebookTokenizer):
         self.to(memory_format=torch.channels_last)
 
     def to_input(self, images: Tensor) -> Tensor:
-        return base.map_pixels(images).contiguous(memory_format=torch.channels_last)
-
-    def to_images(self, output: Tensor) -> Tensor:
-        return base.unmap_pixels(output.chunk(2, dim=1)[0].sigmoid())  # the location; the scale is not needed
+        return super().to_input(images).contiguous(memory_format=torch.channels_last)
 
     def prepare(self, device: torch.device) -> None:
         dtype = base.dtype_on(self.precision, device)
@@ -197,10 +194,9 @@ class DALLEDecoder(nn.Module):
         self.blocks = _blocks(first, widths, (1, 3, 3, 3), upsample, out_channels)
 
     def forward(self, z: Tensor) -> Tensor:
-        """Weights of the tokens (B, V, h, w), which sum to 1 over V, to (B, out_channels, 8h, 8w)."""
-        return self.blocks(z)
-
-    def from_tokens(self, tokens: Tensor) -> Tensor:
+        """Tokens (B, h, w), or their weights (B, V, h, w), which sum to 1 over V, to (B, out_channels, 8h, 8w)."""
+        if z.is_floating_point():
+            return self.blocks(z)
         codebook = self.blocks.input
-        x = F.embedding(tokens, codebook.w[:, :, 0, 0].t()) + codebook.b  # B, h, w, embed_dims
+        x = F.embedding(z, codebook.w[:, :, 0, 0].t()) + codebook.b  # B, h, w, embed_dims
         return self.blocks[1:](x.permute(0, 3, 1, 2))

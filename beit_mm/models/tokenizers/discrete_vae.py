@@ -91,14 +91,6 @@ class DiscreteVAE(base.TrainableTokenizer, base.CodebookTokenizer, BaseModel):
         elif decoder_checkpoint is not None:
             raise UserError('decoder_checkpoint is set without checkpoint; set checkpoint to the file of the encoder')
 
-    def to_input(self, images: Tensor) -> Tensor:
-        return base.map_pixels(images) if self.loss == 'laplace' else 2 * images - 1
-
-    def to_images(self, output: Tensor) -> Tensor:
-        if self.loss == 'laplace':
-            return base.unmap_pixels(output.chunk(2, dim=1)[0].sigmoid())
-        return (0.5 * output + 0.5).clamp(0, 1)
-
     def _load(self, checkpoint: str, decoder_checkpoint: str | None, sha256: str | None) -> None:
         of_encoder = self.read(checkpoint, sha256, ADVICE)
         if decoder_checkpoint is not None:
@@ -223,9 +215,9 @@ class ConvDecoder(nn.Module):
         self.output = nn.Conv2d(hidden, channels, 1)
 
     def forward(self, z: Tensor) -> Tensor:
-        """Weights of the tokens (B, V, h, w), which sum to 1 over V, to (B, channels, H, W)."""
-        x = torch.einsum('bvhw,vd->bdhw', z, self.codebook.weight)
+        """Tokens (B, h, w), or their weights (B, V, h, w), which sum to 1 over V, to (B, channels, H, W)."""
+        if z.is_floating_point():
+            x = torch.einsum('bvhw,vd->bdhw', z, self.codebook.weight)
+        else:
+            x = self.codebook(z).permute(0, 3, 1, 2)
         return self.output(self.levels(x))
-
-    def from_tokens(self, tokens: Tensor) -> Tensor:
-        return self.output(self.levels(self.codebook(tokens).permute(0, 3, 1, 2)))

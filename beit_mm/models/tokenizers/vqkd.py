@@ -110,8 +110,7 @@ class VQKDTokenizer(base.Tokenizer):
         return scores.argmax(dim=-1)
 
     def _decode(self, tokens: Tensor) -> Tensor:
-        to_pixels = self.pixel_decoder if tokens.is_floating_point() else self.pixel_decoder.from_tokens
-        return (0.5 * to_pixels(tokens) + 0.5).clamp(0, 1)
+        return (0.5 * self.pixel_decoder(tokens) + 0.5).clamp(0, 1)
 
     def forward(self, images: Tensor) -> Tensor:
         """Entry point for mmpretrain's BEiT v2: RGB images (B, 3, H, W) in [-1, 1] to tokens, int64 (B, h*w)."""

@@ -112,7 +112,7 @@ class VQKD(base.TrainableTokenizer, VQKDTokenizer, BaseModel):
             loss_commit=F.mse_loss(vectors, codes),
         )
         if self.pixel_decoder is not None:
-            pixels = self.pixel_decoder.from_tokens(tokens.unflatten(1, grid)).float()
+            pixels = self.pixel_decoder(tokens.unflatten(1, grid)).float()
             results['loss_pixels'] = F.mse_loss(pixels, 2 * images - 1)
         if self.training:
             results |= self._update_codes(flat, tokens.flatten())
