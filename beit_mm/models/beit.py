@@ -345,7 +345,7 @@ class PixelRegressionHead(PatchHead):
 
     def __init__(self, embed_dims: int, patch_size: int = 16, in_channels: int = 3, init_cfg: dict | None = None):
         super().__init__(embed_dims, in_channels * patch_size**2, init_cfg)
-        self.patch_size, self.in_channels = patch_size, in_channels
+        self.patch_size = patch_size
 
     def compare(self, hidden: Tensor, targets: Tensor) -> dict[str, Tensor]:
         return dict(loss=(self(hidden).float() - targets).square().mean(dim=-1))  # B, K

@@ -68,8 +68,6 @@ class Tokenizer(TargetGenerator):
 
         Tokens are int64 (B, h, w), or weights of all tokens, float (B, vocab_size, h, w), which sum to 1.
         """
-        if not self.can_decode:
-            raise UserError(f'this {type(self).__name__} has no decoder to draw its tokens; choose one with a decoder')
         self.prepare(tokens.device)
         with without_autocast(tokens):
             return self._decode(tokens)
