@@ -341,14 +341,12 @@ class BEiTBackbone(BaseModule):
             self.fc_norm = nn.LayerNorm(dims, eps=NORM_EPS) if out_type == 'avg_featmap' else None
 
         self.init_transformer()
-        if frozen_stages >= 0:
-            frozen = [self.cls_token, self.mask_token, self.pos_embed, self.register_tokens]
-            frozen += self.patch_embed.parameters()
-            if frozen_stages and self.rel_pos_bias is not None:  # torch 2.11 fails on GPUs if only this is trained
-                frozen += self.rel_pos_bias.parameters()
-            for parameter in [*frozen, *self.blocks[:frozen_stages].parameters()]:
-                if parameter is not None:
-                    parameter.requires_grad_(False)
+        for name, parameter in self.named_parameters():
+            layer, _ = self.get_layer_depth(name)  # 0: embeddings, 1: first block
+            # torch 2.11 fails on GPUs if only the shared table is trained
+            is_shared_table = frozen_stages > 0 and name.startswith('rel_pos_bias.')
+            if layer <= min(frozen_stages, depth) or is_shared_table:
+                parameter.requires_grad_(False)
         self.register_load_state_dict_pre_hook(_fit_on_load)
 
     def init_transformer(self, bound: float = INIT_STD) -> None:
