@@ -1,26 +1,22 @@
 """Weights from every format into every other; with them the peers' own classes and our models give the same outputs,
 and the same gradients."""
 
-import argparse
 import itertools
 import json
 
 import numpy as np
 import peers
 import pytest
-import timm
 import torch
 import transformers
-from mmengine.runner import load_checkpoint
 from narrow_segmentors import CROP, narrow_segmentor
-from peers import DIMS, HEADS, PATCH, SIZE, VARIANTS, assert_equal, assert_same_outputs, images_and_mask, ours, outputs
+from peers import HEADS, SIZE, VARIANTS, assert_equal, assert_same_outputs, images_and_mask, ours, outputs
 
 from beit_mm.apis.inferencers import ClassificationInferencer, SegmentationInferencer
 from beit_mm.checkpoint.convert import convert_checkpoint
 from beit_mm.checkpoint.names import FORMATS, convert_state_dict, task_of
 from beit_mm.checkpoint.read import CheckpointError
 from beit_mm.features.extractor import CROP_RATIO
-from beit_mm.registry import MODELS
 
 TASKS = tuple(peers.DEPTH)
 LOSSES = {  # format and task: what has no place there, as beginnings of names; all else is held without loss
@@ -205,52 +201,8 @@ def test_layer_scale_is_folded_into_a_backbone_without(library, tmp_path):
     assert_same_outputs(outputs(model, task, images), peers.peer_outputs(peer, task, images))
 
 
-def plain_vit(depth: int = 2, **options):
-    sizes = dict(img_size=SIZE, patch_size=PATCH, embed_dim=DIMS, depth=depth, num_heads=HEADS)
-    return peers.randomise(timm.models.VisionTransformer(**sizes, **options))
-
-
-@pytest.mark.parametrize('variant', ['vit', 'vit_layer_scale'])
-def test_a_plain_vit_of_timm(variant, tmp_path):
-    """One bias for q, k and v; that of k cancels in the softmax. LayerScale has another name there, as in DeiT-3."""
-    peer = plain_vit(num_classes=peers.CLASSES, init_values=VARIANTS[variant].get('layer_scale_init'))
-    assert peer.state_dict()['blocks.0.attn.qkv.bias'][DIMS : 2 * DIMS].std() > 0.1
-    model = ours('classification', variant, out_type='cls_token')
-    torch.save(peer.state_dict(), tmp_path / 'vit.pth')
-    load_checkpoint(model, str(tmp_path / 'vit.pth'), strict=True)
-    images, _ = images_and_mask()
-    with torch.no_grad():
-        assert_same_outputs([model.backbone(images)[0]], [peer.forward_features(images)[:, 0]])
-        assert_same_outputs(outputs(model, 'classification', images), [peer(images)])
-
-
-@pytest.mark.parametrize('wrapper', ['bare', 'DeiT', 'DINO'])
-def test_public_vits_under_a_segmentation_head(wrapper, tmp_path):
-    """As DeiT and DINO publish them: every block's output is that of timm's Transformer, which both share."""
-    peer = plain_vit(depth=peers.SEGMENTATION_DEPTH)
-    weights = {name: tensor for name, tensor in peer.state_dict().items() if not name.startswith('head.')}
-    teacher = {f'backbone.{name}': tensor for name, tensor in weights.items()}
-    teacher |= {'head.mlp.0.weight': torch.randn(8, DIMS), 'head.last_layer.weight_g': torch.ones(9, 1)}
-    student = {f'module.{name}': torch.zeros_like(tensor) for name, tensor in teacher.items()}
-    args = argparse.Namespace(arch='vit_base', lr=5e-4)  # says nothing of mean and std
-    contents = dict(
-        bare=weights,
-        DeiT=dict(model=peer.state_dict()),
-        DINO=dict(student=student, teacher=teacher, epoch=400, args=args, dino_loss=dict(center=torch.zeros(1, 9))),
-    )
-    torch.save(contents[wrapper], tmp_path / 'vit.pth')
-    init_cfg = dict(type='Pretrained', checkpoint=str(tmp_path / 'vit.pth'))
-    backbone = MODELS.build(peers.backbone_config('segmentation', 'vit', init_cfg=init_cfg))
-    backbone.init_weights()
-    assert not backbone.load_report.missing_keys and not backbone.load_report.preprocessing
-    images, _ = images_and_mask()
-    with torch.no_grad():
-        expected = peer.forward_intermediates(images, peers.OUT_INDICES, intermediates_only=True)
-        assert_same_outputs(list(backbone.eval()(images)), list(expected))
-
-
-def test_pooled_features_of_transformers_and_its_backbone_with_a_pyramid(tmp_path):
-    """BeitModel by default has the mean of the patches, then the norm; BeitBackbone, of detectors, no head."""
+def test_pooled_features_of_transformers(tmp_path):
+    """BeitModel by default has the mean of the patches, then the norm."""
     config = peers.hf_peer('features', 'per_layer').config
     config.use_mean_pooling = True
     peer = peers.randomise(transformers.BeitModel(config))
@@ -258,11 +210,6 @@ def test_pooled_features_of_transformers_and_its_backbone_with_a_pyramid(tmp_pat
     load_all(model, saved(peer, tmp_path))
     with torch.no_grad():
         assert_same_outputs(outputs(model, 'features', images), [peer(images).pooler_output])
-    config = peers.hf_peer('segmentation', 'per_layer').config
-    config.add_fpn = True
-    translation = convert_state_dict(saved(transformers.BeitBackbone(config), tmp_path))
-    assert translation.dropped_keys == []
-    assert {name.split('.')[0] for name in translation.state_dict} == {'backbone', 'neck'}
 
 
 def test_a_folder_of_transformers_is_a_classifier_with_the_names_of_its_classes(tmp_path):
