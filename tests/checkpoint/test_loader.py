@@ -61,15 +61,6 @@ def test_an_opened_checkpoint_stands_for_its_file(tmp_path, monkeypatch):
     assert [*opened.weights] == [*weights]  # none of these took anything out
 
 
-def test_weights_load_where_torch_hands_no_description_on(tmp_path):
-    """It travels in `_metadata` of the state dict, which no documentation of torch promises."""
-    weights = timm_classifier().state_dict()
-    torch.save(weights, tmp_path / 'w.pth')
-    state_dict, model = Checkpoint.open(tmp_path / 'w.pth').state_dict, ours('classification', 'per_layer')
-    model.load_state_dict(dict(state_dict))
-    assert_loaded(model.backbone, weights)
-
-
 @pytest.mark.parametrize('prefix', ['', 'backbone.', 'module.', '_orig_mod.', 'module._orig_mod.', 'module.backbone.'])
 @pytest.mark.parametrize('task', ['classification', 'segmentation'])
 def test_whole_models_load_files_of_any_prefix(task, prefix, tmp_path):

@@ -1,13 +1,11 @@
 """How a file's images are normalised: by its user, the file, its layout, or ImageNet. Truth: timm's own configs."""
 
 import argparse
-import json
 import re
 import shlex
 from pathlib import Path
 
 import mmpretrain
-import numpy as np
 import pytest
 import timm
 import torch
@@ -18,7 +16,7 @@ from peers import HEADS, ours, timm_peer
 from PIL import Image
 from timm.models import beit, save_for_hf
 
-from beit_mm import ClassificationInferencer, FeatureExtractor, SegmentationInferencer
+from beit_mm import ClassificationInferencer, FeatureExtractor
 from beit_mm import __main__ as command
 from beit_mm.apis.commands import add_levels
 from beit_mm.apis.plans import Record, plan_training
@@ -182,26 +180,6 @@ def test_the_users_hold_in_place_of_a_stored_config(tmp_path):
         assert preprocessor.mean.flatten().tolist() == expected and preprocessor.std.flatten().tolist() == [127.5] * 3
 
 
-def test_verbs_take_three_numbers_or_one(tmp_path, capsys):
-    peer = timm_peer('classification', 'per_layer')
-    torch.save(peer.state_dict(), file := tmp_path / 'weights.pth')
-    pixels = np.random.default_rng(0).integers(0, 256, (55, 55, 3), dtype=np.uint8)
-    Image.fromarray(pixels).save(image := tmp_path / 'image.png')
-    inside = torch.from_numpy(pixels[4:52, 4:52]).permute(2, 0, 1)[None].double()  # what a crop of 48 of 55 is
-    for mean, std in (([90.0, 100.0, 110.0], [40.0, 50.0, 60.0]), ([100.0], [50.0])):
-        words = ['--mean', ','.join(map(str, mean)), '--std', ','.join(map(str, std))]
-        command.main(['classify', str(file), str(image), '--out', str(tmp_path / 'x.json'), *words])
-        (found,) = json.loads((tmp_path / 'x.json').read_text())
-        images = (inside - torch.tensor(mean).view(-1, 1, 1)) / torch.tensor(std).view(-1, 1, 1)
-        with torch.no_grad():
-            (expected,) = peer(images.float()).softmax(dim=-1).tolist()
-        assert dict(found['scores']) == pytest.approx(dict(enumerate(expected)), abs=1e-3)
-        command.main(['embed', str(file), str(image), '--out', str(tmp_path / 'x.npz'), *words])
-        extract = FeatureExtractor(file, mean=mean, std=std)
-        assert np.array_equal(np.load(tmp_path / 'x.npz')['features'][0], next(extract(image))['mean'])
-    assert 'does not say' not in ''.join(capsys.readouterr())
-
-
 READERS = dict(
     embed='x.jpg', classify='x.jpg', segment='x.jpg', reconstruct='x.jpg', attention='x.jpg', export='x.onnx'
 )
@@ -215,14 +193,6 @@ def test_the_options_of_every_verb_reach_its_checkpoint(verb, monkeypatch):
     monkeypatch.setattr(Checkpoint, 'open', opened)
     with pytest.raises(UserError, match=re.escape("{'mean': [1.0, 2.5, 3.0], 'std': [50.0]}")):
         command.main([verb, 'weights.pth', READERS[verb], '--mean', '1,2.5,3', '--std', '50'])
-
-
-def test_a_segmentor_of_the_released_shape_under_another_name(tmp_path, warnings):
-    torch.save(ours('segmentation', 'per_layer').state_dict(), tmp_path / 'weights.pth')
-    for levels, expected in (({}, 123.675), (dict(mean=100, std=50), 100)):
-        segment = SegmentationInferencer(tmp_path / 'weights.pth', 'cpu', **levels)
-        assert segment.model.data_preprocessor.mean[0].item() == pytest.approx(expected)
-    assert len(warnings()) == 1
 
 
 @pytest.mark.parametrize(
