@@ -88,7 +88,6 @@ class FitCheckHook(Hook):
             head = unwrap(runner).decode_head
             check_labels(samples, head.num_classes, head.ignore_index)
         check_size(unwrap(runner), data_batch.get('inputs'))
-        check_channels(unwrap(runner), data_batch.get('inputs'))
 
     def after_load_checkpoint(self, runner: Runner, checkpoint: dict) -> None:
         self.loaded = meta_of(checkpoint)
@@ -297,17 +296,6 @@ def check_size(model: nn.Module, inputs: Any) -> None:
             f'The images have {tuple(size)} pixels, the backbone is built for {built_for}: its positions are resampled '
             'at each step. Set model.backbone.img_size to the size in the pipelines, unless this is intended.'
         )
-
-
-def check_channels(model: nn.Module, inputs: Any) -> None:
-    """Raises UserError for one-channel images with several means: they would become images of several channels."""
-    if isinstance(inputs, dict):
-        channels = inputs['images'].shape[-1] if isinstance(inputs.get('images'), Tensor) else None  # B, H, W, C
-    else:
-        channels = None if inputs is None else inputs[0].shape[-3]  # of B, C, H, W, or a list of C, H, W
-    mean = preprocessing_of_model(model).get('mean', ())
-    if channels == 1 and len(mean) > 1:
-        raise UserError(f'data_preprocessor.mean has {len(mean)} numbers, the images have one channel; give it one')
 
 
 def check_normalisation(model: nn.Module) -> None:

@@ -10,7 +10,7 @@ from labelled import classifier_config, make_images, save_backbone
 from mmengine.structures import PixelData
 from mmseg.structures import SegDataSample
 
-from beit_mm.engine.checks import FitCheckHook, check_channels, check_labels
+from beit_mm.engine.checks import FitCheckHook, check_labels
 from beit_mm.errors import UserError
 from beit_mm.registry import MODELS
 
@@ -42,15 +42,6 @@ def test_number_of_classes(cfg):
 def test_an_accuracy_among_more_classes_than_there_are_is_refused_before_a_step(cfg, loop):
     cfg.val_evaluator = cfg.test_evaluator = dict(type='Accuracy', topk=(1, 5))
     refused(cfg, 'best 5 of 3 classes.*val_evaluator.topk=1', loop)
-
-
-def test_gray_images_do_not_become_as_many_channels_as_there_are_means(cfg):
-    model = MODELS.build(cfg.model)
-    check_channels(model, torch.zeros(2, 3, 32, 32))
-    with pytest.raises(UserError, match='data_preprocessor.mean has 3 .* one channel'):
-        check_channels(model, torch.zeros(2, 1, 32, 32))
-    with pytest.raises(UserError, match='mean'):
-        check_channels(model, [torch.zeros(1, 32, 32)])
 
 
 def test_early_stopping_without_validation_is_warned_of(cfg, monkeypatch):
