@@ -45,13 +45,12 @@ class FitCheckHook(Hook):
     """
 
     def __init__(self):
-        self.loaded: dict = {}  # meta of the checkpoint that the weights come from
-        self.weights: Mapping[str, Any] | None = None  # its tensors, until a training or a test begins
+        self.checkpoint: dict | None = None  # that the weights come from, until a training or a test begins
         self.first_batch = True
         self.init_report: Any = None  # LoadReport of the backbone's init_cfg
 
     def before_train(self, runner: Runner) -> None:
-        self.loaded, self.weights = {}, None  # a test afterwards uses this run's weights
+        self.checkpoint = None  # a test afterwards uses this run's weights
         check_sampler(runner.train_dataloader)
         check_effective_batch(runner)
         check_schedules(runner)
@@ -90,9 +89,9 @@ class FitCheckHook(Hook):
         check_size(unwrap(runner), data_batch.get('inputs'))
 
     def after_load_checkpoint(self, runner: Runner, checkpoint: dict) -> None:
-        self.loaded = meta_of(checkpoint)
+        self.checkpoint = checkpoint
         self.init_report = getattr(backbone_of(unwrap(runner)), 'load_report', None)
-        weights = self.weights = checkpoint.get('state_dict', checkpoint)
+        weights = checkpoint.get('state_dict', checkpoint)
         # the backbone checks its own tensors when it loads them
         others = [name for name in unwrap(runner).state_dict() if not name.startswith('backbone.') and name in weights]
         check_finite({name: weights[name] for name in others}, 'The checkpoint')
@@ -101,13 +100,13 @@ class FitCheckHook(Hook):
             check_state(checkpoint['optimizer'], wrapper.optimizer)  # AutocastOptimWrapper does so when it loads
 
     def before_test(self, runner: Runner) -> None:
-        if self.weights is not None:
-            load_whole(unwrap(runner), self.weights)
-            self.weights = None
         dataset = runner.test_dataloader.dataset
-        with as_checkpoint_error('the checkpoint'):
-            classes = class_names(self.loaded)
-        check_same_classes(classes_of(dataset), path_of(dataset), classes, 'the checkpoint')
+        if self.checkpoint is not None:
+            load_whole(unwrap(runner), self.checkpoint.get('state_dict', self.checkpoint))
+            with as_checkpoint_error('the checkpoint'):
+                classes = class_names(meta_of(self.checkpoint))
+            check_same_classes(classes_of(dataset), path_of(dataset), classes, 'the checkpoint')
+            self.checkpoint = None
         check_model(unwrap(runner), dataset)
         check_topk(runner.test_loop.evaluator, dataset)
 
