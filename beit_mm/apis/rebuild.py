@@ -96,7 +96,7 @@ def rebuild(
             model = built_as_stored(settings, checkpoint) if config is None else MODELS.build(settings)
             reader = built_reader(recipe.pipeline, model)
             short_sides = [*TRANSFORMS.build(recipe.views).short_sides.elements()] if recipe.views else []
-            num_classes = number_of_classes(model, task)
+            num_classes = number_of_classes(model)
             model.load_state_dict(weights_of_test(checkpoint), strict=True)
             model = merge_lora(model)
         except Exception as error:
@@ -236,15 +236,11 @@ def built_reader(pipeline: Sequence[dict], model: nn.Module) -> ImageReader:
     return ImageReader([load, *(TRANSFORMS.build(step) for step in prepare)])
 
 
-def number_of_classes(model: Any, task: str) -> int:
+def number_of_classes(model: Any) -> int:
     """Number of classes of a classifier or segmentor; UserError for a probe that gives several predictions."""
-    if task == 'segmentor':
-        return model.decode_head.num_classes
-    if not isinstance(model, LinearProbe):
-        return model.head.num_classes
-    if len(model.layers) > 1:
+    if isinstance(model, LinearProbe) and len(model.layers) > 1:
         raise UserError(f'the probe has {len(model.layers)} layers, each with its prediction; expected one')
-    return model.num_classes
+    return model.num_classes if hasattr(model, 'num_classes') else model.head.num_classes
 
 
 def weights_of_test(checkpoint: Checkpoint) -> dict[str, Any]:
@@ -258,20 +254,15 @@ def weights_of_test(checkpoint: Checkpoint) -> dict[str, Any]:
 def classes_of(checkpoint: Checkpoint, number: int) -> tuple[tuple[str, ...], list[list[int]]]:
     """Names and colours of the classes: from the file, else from its name, else numbers and distinct colours."""
     with as_checkpoint_error(checkpoint.path):
+        names = checkpoint.classes
         palette = (checkpoint.meta.get('dataset_meta') or {}).get('palette') or checkpoint.meta.get('PALETTE')
-    names = checkpoint.classes
-    if not names:
-        known = metainfo_of_name(checkpoint.path, number)
-        names, palette = known.get('classes', map(str, range(number))), known.get('palette', palette)
-    classes = tuple(map(quoted, names))  # a terminal could obey what a name holds
-    if len(classes) != number:
-        raise CheckpointError(f'{checkpoint} names {len(classes)} classes, but its model has {number}')
-    try:
-        colours = np.array(palette or distinct_colours(number), np.uint8)
-    except (OverflowError, TypeError, ValueError):
-        colours = np.empty(0)
-    if colours.shape != (number, 3):
-        raise CheckpointError(f'{checkpoint} has a palette that is not a list of {number} colours')
+        if not names:
+            known = metainfo_of_name(checkpoint.path, number)
+            names, palette = known.get('classes', map(str, range(number))), known.get('palette', palette)
+        classes = tuple(map(quoted, names))  # a terminal could obey what a name holds
+        if len(classes) != number:
+            raise CheckpointError(f'names {len(classes)} classes, but its model has {number}')
+        colours = np.array(palette or distinct_colours(number), np.uint8).reshape(number, 3)
     return classes, colours.tolist()
 
 

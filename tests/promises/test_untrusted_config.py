@@ -95,7 +95,7 @@ UNFIT = [
     # what else the meta says
     (C, 'dataset_meta/classes', [1, 2, 3], 'a list of names'),
     (C, 'dataset_meta/classes', ['a'], '1 classes'),
-    (S, 'dataset_meta/palette', [[0, 0, 'red']] * 5, '5 colours'),
+    (S, 'dataset_meta/palette', [[0, 0, 'red']] * 5, 'red'),
 ]
 
 
