@@ -187,19 +187,18 @@ def path_of_checkpoint(source: str | Path, part: str = 'pretrained') -> Path:
 
 def first_at_hand(names: Iterable[str]) -> tuple[Path | None, str]:
     """The file of the first of some `plain_vits` at hand or fetched, or None and why; the network is tried once."""
-    path, reason, timeout = None, '', socket.getdefaulttimeout()
+    reason, timeout = '', socket.getdefaulttimeout()
     socket.setdefaulttimeout(REACHED)
     try:
         for name in names:
-            is_here = any(place.is_file() for place in places_of_url(plain_vits()[name]['url']))
-            if path is None and (is_here or not reason):
+            if not reason or any(place.is_file() for place in places_of_url(plain_vits()[name]['url'])):
                 try:
-                    path = path_of_checkpoint(name)
+                    return path_of_checkpoint(name), ''
                 except FileNotFoundError as error:
                     reason = str(error).partition('\n')[0]
     finally:
         socket.setdefaulttimeout(timeout)
-    return path, reason
+    return None, reason
 
 
 def nearest(name: str) -> str:
