@@ -14,12 +14,11 @@ from mmpretrain.registry import MODELS as MMPRETRAIN
 from mmpretrain.structures import DataSample
 from peers import assert_equal, randomise
 
-from beit_mm.checkpoint.convert import convert_checkpoint
 from beit_mm.checkpoint.names import convert_state_dict
 from beit_mm.datasets.masking import RandomMask
 from beit_mm.datasets.transforms import TwoViewCenterCrop
 from beit_mm.engine.checks import check_views
-from beit_mm.models import BEiTBackbone, VQKDTokenizer
+from beit_mm.models import VQKDTokenizer
 from beit_mm.registry import MODELS
 
 DIMS, HEADS, SIZE, VOCAB, CODE_DIMS = 32, 4, 64, 64, 8
@@ -168,13 +167,3 @@ def test_every_tensor_of_a_released_file_has_its_place(tmp_path):
     assert model.backbone.load_report.preprocessing['mean'] == [123.675, 116.28, 103.53]
     back = convert_state_dict(state, target='unilm')
     assert set(back.state_dict) == {*weights, INDEX} and not back.dropped_keys
-    # what other libraries have no place for is said
-    conversion = convert_checkpoint(path, tmp_path / 'timm.pth', 'timm')
-    assert {name.split('.')[0] for name in conversion.dropped_keys} == {'backbone', 'head', 'patch_aggregation'}
-    # and a fine-tuning starts from it
-    options = dict(SHARED, img_size=SIZE, out_type='avg_featmap', init_cfg=dict(type='Pretrained', checkpoint=path))
-    backbone = BEiTBackbone(BACKBONE, **dict(options, rel_pos_bias='per_layer'))
-    backbone.init_weights()
-    report = backbone.load_report
-    assert (len(report.expanded), report.missing_keys) == (4, ['fc_norm.weight', 'fc_norm.bias'])
-    assert sorted(report.unexpected_keys) == ['mask_token', 'norm.bias', 'norm.weight']
