@@ -300,15 +300,6 @@ def test_every_option_of_every_tool_has_a_row():
     assert found == {option for option in looked_at_elsewhere() if '.py --' in option}
 
 
-def test_every_variable_of_the_launchers_is_tested():
-    text = (ROOT / 'tools/_launch.sh').read_text()
-    variables = {*re.findall(r'\$\{([A-Z_]+):[-+]', text)} - {'PYTHONPATH'}
-    tested = (ROOT / 'tests/cli/test_launch_scripts.py').read_text()
-    assert len(variables) > 10 and not [
-        name for name in variables if f'{name}=' not in tested and f"'{name}'" not in tested
-    ]
-
-
 def test_every_key_that_the_docs_name_has_a_row():
     pages = [ROOT / 'README.md', *(ROOT / 'docs').glob('*.md'), *(ROOT / 'configs').glob('*/README.md')]
     texts = [*(path.read_text() for path in pages), *map(header_of, list_configs(demo=True))]
