@@ -49,8 +49,8 @@ def describe_source(content: Mapping[str, Any], path: Path) -> dict[str, Any]:
     """
     meta = dict(meta_of(content))
     version = meta.get('beit_mm_format', 0)
-    if not isinstance(version, int) or version > FORMAT_VERSION:
-        raise CheckpointError(f'has format {ascii(version):.40}, this version reads {FORMAT_VERSION}: upgrade beit_mm.')
+    if version > FORMAT_VERSION:
+        raise CheckpointError(f'has format {version}, this version reads {FORMAT_VERSION}: upgrade beit_mm.')
     config = _neighbour(path, 'config.json')
     found = meta.get('preprocessing') or _find_preprocessing(content, config, path)
     found = found if isinstance(found, dict) else {}

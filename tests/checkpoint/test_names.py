@@ -6,12 +6,10 @@ Every format into every other, and the peers' own classes: tests/parity/test_che
 from pathlib import Path
 
 import pytest
-import timm
 import torch
-import transformers
 from helpers import RELEASED_BLOCK, WEIGHT_AND_BIAS
 from mmengine.runner import CheckpointLoader
-from peers import DEPTH, DIMS, HEADS, RESNET, assert_equal, ours
+from peers import DEPTH, RESNET, assert_equal, hf_peer, ours
 
 from beit_mm.checkpoint.description import describe_source
 from beit_mm.checkpoint.names import convert_state_dict, released_out_indices
@@ -84,22 +82,10 @@ def test_a_file_of_the_released_code(task, variant, tmp_path):
     assert not dropped
 
 
-def vit_of_transformers() -> dict:
-    sizes = dict(hidden_size=DIMS, num_hidden_layers=1, num_attention_heads=HEADS, intermediate_size=64)
-    return transformers.ViTModel(transformers.ViTConfig(image_size=48, patch_size=8, **sizes)).state_dict()
-
-
-def vit_with_norms_of_queries_and_keys() -> dict:
-    """It would compute something else without them."""
-    sizes = dict(img_size=48, patch_size=8, embed_dim=DIMS, depth=1, num_heads=HEADS)
-    return timm.models.VisionTransformer(qk_norm=True, **sizes).state_dict()
-
-
 NO_BEIT = {
     'empty': (dict, 'tensors are none'),
     'ResNet': (lambda: RESNET, r'conv1.weight, .*, \.\.\.$'),
-    'ViT of transformers': (vit_of_transformers, 'save_pretrained'),
-    'q_norm': (vit_with_norms_of_queries_and_keys, 'not a BEiT.* backbone.blocks.0.attn.q_norm.weight'),
+    'in the memory of transformers': (lambda: hf_peer('features', 'vit').state_dict(), 'save_pretrained'),
 }
 
 
