@@ -30,7 +30,6 @@ from beit_mm.features.evaluation import neighbours
 from beit_mm.features.extractor import FeatureExtractor
 from beit_mm.models.beit import BEiTPretrainer
 from beit_mm.models.tokenizers import Tokenizer
-from beit_mm.models.vit import BEiTBackbone
 from beit_mm.positions import Grid
 from beit_mm.registry import HOOKS
 
@@ -188,28 +187,34 @@ class ImageAttention(NamedTuple):
 
     image: Tensor  # float (3, H, W) in [0, 1], as the model saw it before normalising
     patches: list[tuple[int, int]]  # (row, column) that each point lies in
-    maps: Tensor  # (P, heads, h, w), of `attention_of_patches`
+    maps: Tensor  # float32 (P, heads, h, w), on the CPU; only the patches' columns, so a map adds up to less than 1
 
 
+@torch.no_grad()
 def attention_of_image(
     extractor: FeatureExtractor, image: str | Path, points: Sequence[str] = ('0.5,0.5',), layer: int = -1
 ) -> ImageAttention:
-    """What points of an image file attend to.
+    """What points of an image file attend to, in every head of a layer.
 
     Args:
         extractor: of any BEiT or plain ViT, with `whole=True`.
         points: see `patch_at`.
-        layer: see `attention_of_patches`.
+        layer: block, 0-based, negative from the end.
+
+    Source: paper section 4.4; microsoft/unilm `beit2/visualize_attention.py`.
     """
     extractor.check_whole()
     sample = extractor.reader.load(image)
     size = sample['img'].shape[:2]
-    pixels = extractor.reader.prepare(sample)['inputs']  # 3, H, W
-    side = extractor.backbone.patch_size
-    grid = pixels.shape[1] // side, pixels.shape[2] // side
+    pixels = extractor.reader.prepare(sample)['inputs']  # 3, H, W, of whole patches
+    backbone = extractor.backbone
+    grid = pixels.shape[1] // backbone.patch_size, pixels.shape[2] // backbone.patch_size
     patches = [patch_at(point, size, grid) for point in points]
     normalised = (pixels.to(extractor.device).float() - extractor.mean) / extractor.std
-    maps = attention_of_patches(extractor.backbone, normalised, patches, layer)
+    first = backbone.num_prefix_tokens
+    queries = torch.tensor([[first + row * grid[1] + column for row, column in patches]], device=extractor.device)
+    attention, _ = backbone.attention_maps(normalised[None], layer, queries)  # 1, heads, P, N
+    maps = attention[0, :, :, first:].transpose(0, 1).unflatten(-1, grid).float().cpu()
     return ImageAttention(pixels.float() / 255, patches, maps)
 
 
@@ -229,30 +234,6 @@ def patch_at(point: str, size: tuple[int, int], grid: Grid) -> tuple[int, int]:
     if not (0 <= x < width and 0 <= y < height):
         raise UserError(f'--points: {point!r} is not a point of the image; {expected}')
     return int(y * grid[0] / height), int(x * grid[1] / width)
-
-
-@torch.no_grad()
-def attention_of_patches(
-    backbone: BEiTBackbone, image: Tensor, patches: Sequence[tuple[int, int]], layer: int = -1
-) -> Tensor:
-    """What patches of one image attend to, in every head of a layer.
-
-    Args:
-        backbone: in evaluation mode.
-        image: (3, H, W) normalised.
-        patches: (row, column) of each.
-        layer: block, 0-based, negative from the end.
-
-    Returns:
-        float32 (P, heads, h, w) on the CPU. Only the patches' columns are kept, so a map adds up to less than 1.
-
-    Source: paper section 4.4; microsoft/unilm `beit2/visualize_attention.py`.
-    """
-    width = -(-image.shape[2] // backbone.patch_size)  # rounded up, as the input is padded
-    first = backbone.num_prefix_tokens
-    queries = torch.tensor([[first + row * width + column for row, column in patches]], device=image.device)  # 1, P
-    attention, grid = backbone.attention_maps(image.unsqueeze(0), layer, queries)  # 1, heads, P, N
-    return attention[0, :, :, first:].transpose(0, 1).unflatten(-1, grid).float().cpu()  # P, heads, h, w
 
 
 def largest_mass_mask(attention: Tensor, mass: float = MASS) -> Tensor:

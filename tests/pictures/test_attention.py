@@ -13,14 +13,7 @@ from beit_mm.apis import inference
 from beit_mm.errors import UserError
 from beit_mm.features.extractor import FeatureExtractor
 from beit_mm.models.vit import BEiTBackbone
-from beit_mm.pictures import (
-    ATTENTION_LEGEND,
-    attention_of_image,
-    attention_of_patches,
-    largest_mass_mask,
-    patch_at,
-    shortened,
-)
+from beit_mm.pictures import ATTENTION_LEGEND, attention_of_image, largest_mass_mask, patch_at, shortened
 
 HEADS = 3
 
@@ -44,8 +37,8 @@ def test_every_layer_is_that_of_transformers(variant, tmp_path):
         maps, grid = model.attention_maps(image, layer)
         assert grid == (6, 6)
         assert_allclose(maps.detach(), attention, atol=1e-5)
-        patches = attention_of_patches(model, image[0], [(0, 0), (1, 4)], layer - len(expected))
-        assert_allclose(patches, attention[0][:, [1, 11], 1:].unflatten(2, (6, 6)).transpose(0, 1), atol=1e-5)
+        some, _ = model.attention_maps(image, layer - len(expected), torch.tensor([[1, 11]]))
+        assert_allclose(some.detach(), attention[:, :, [1, 11]], atol=1e-5)
     assert_allclose(model.attention_maps(image)[0].detach(), expected[-1], atol=1e-5)  # by default the last one
 
 
@@ -59,7 +52,7 @@ def test_maps_belong_to_the_forward_pass_at_any_size():
         maps, grid = model.attention_maps(images, 1)
         v = attn._qkv(seen['x'], None)[2]
         output = attn.proj((maps @ v).transpose(1, 2).flatten(2))
-    assert grid == (6, 7) and attention_of_patches(model, images[0], [(5, 6)], 1).shape == (1, HEADS, 6, 7)
+    assert grid == (6, 7)
     torch.testing.assert_close(output, seen['output'], atol=1e-5, rtol=1e-4)
 
 
@@ -122,9 +115,9 @@ def test_a_checkpoint_alone_is_enough(tmp_path, monkeypatch):
     found = attention_of_image(extractor, image, ['80,10', '0.1,0.9'], 0)
     assert found.patches == [(1, 8), (5, 0)]
     pixels = torch.from_numpy(np.asarray(Image.open(image).resize((72, 48), Image.BICUBIC)).copy()).permute(2, 0, 1)
-    expected = attention_of_patches(model, (pixels - 127.5) / 64, [(1, 8), (5, 0)], 0)
-    assert expected.shape == (2, HEADS, 6, 9)
-    assert_allclose(found.maps, expected, atol=2e-3)
+    maps, _ = model.attention_maps((pixels[None] - 127.5) / 64, 0)
+    expected = maps[0, :, [1 + 1 * 9 + 8, 1 + 5 * 9 + 0], 1:].transpose(0, 1).unflatten(2, (6, 9))
+    assert_allclose(found.maps, expected.detach(), atol=2e-3)
     grids = []
     monkeypatch.setattr(
         inference, 'attention_of_image', lambda *args: grids.append(attention_of_image(*args)) or grids[-1]
