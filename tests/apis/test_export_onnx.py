@@ -5,7 +5,7 @@ import json
 import os
 import subprocess
 import sys
-import venv
+from functools import partialmethod
 from pathlib import Path
 
 import cv2
@@ -55,10 +55,10 @@ def trace_once():
         yield
 
 
-def classifier(out_type: str = 'avg_featmap') -> nn.Module:
+def classifier() -> nn.Module:
     """Whose every parameter matters, the same at every call."""
     torch.manual_seed(0)
-    backbone = dict(BACKBONE, out_type=out_type, layer_scale_init=0.1, **POSITIONS)
+    backbone = dict(BACKBONE, out_type='avg_featmap', layer_scale_init=0.1, **POSITIONS)
     head = dict(type='mmpretrain.LinearClsHead', num_classes=3, in_channels=32)
     data = dict(type='mmpretrain.ClsDataPreprocessor', mean=MEAN, std=STD)
     model = MODELS.build(dict(type='mmpretrain.ImageClassifier', backbone=backbone, head=head, data_preprocessor=data))
@@ -120,7 +120,7 @@ def run(path: Path, images: torch.Tensor) -> torch.Tensor:
 def predict(*words: object, status: int = 0, **environment: str) -> str:
     """What tools/onnx_predict.py says, or why it stops, in a process that has no torch and none of us."""
     code = f"""import runpy, sys
-sys.modules.update(dict.fromkeys(('torch', 'beit_mm', 'mmcv', 'cv2')))
+sys.modules.update(dict.fromkeys(('torch', 'beit_mm', 'mmengine', 'mmcv', 'cv2', 'scipy', 'onnx')))
 sys.argv = {[str(ROOT / 'tools/onnx_predict.py'), *map(str, words)]}
 runpy.run_path(sys.argv[0], run_name='__main__')"""
     program = [sys.executable, '-I', '-c', code]
@@ -261,7 +261,8 @@ def test_a_large_graph_has_its_weights_beside_it_and_one_that_differs_is_not_wri
     model = classifier()
     program, kept = torch.onnx.export, []
     monkeypatch.setattr(torch.onnx, 'export', lambda *x, **y: kept.append(program(*x, **y)) or kept[0])
-    monkeypatch.setattr(export, 'MAX_FILE_BYTES', 0)
+    with_data = partialmethod(torch.onnx.ONNXProgram.save, external_data=True)  # as torch saves one above 2 GB
+    monkeypatch.setattr(torch.onnx.ONNXProgram, 'save', with_data)
     export_onnx(model, tmp_path / 'new/model.onnx')
     export_onnx(model, tmp_path / 'new/half.onnx', float16=True)
     assert sorted(file.name for file in (tmp_path / 'new').iterdir()) == ['half.onnx', 'model.onnx', 'model.onnx.data']
@@ -276,26 +277,13 @@ def test_a_large_graph_has_its_weights_beside_it_and_one_that_differs_is_not_wri
 
 
 def test_what_no_file_can_hold_and_missing_packages_are_named(tmp_path, monkeypatch):
-    with pytest.raises(ValueError, match='BEiTBackbone, not a Linear on NoneType'):
-        export_onnx(nn.Linear(2, 2), tmp_path / 'model.onnx')
-    with pytest.raises(ValueError, match=r"logits \(batch, classes\): .*'avg_featmap'"):
-        export_onnx(classifier('raw'), tmp_path / 'model.onnx')
+    segmentor = narrow_segmentor('bias')
+    segmentor.decode_head.out_channels = 1
+    with pytest.raises(ValueError, match='a logit for each class'):
+        export_onnx(segmentor, tmp_path / 'model.onnx')
     step = TRANSFORMS.build(dict(type='mmcv.Resize', scale=(8, 8), interpolation='bicubic'))
     with pytest.raises(ValueError, match='expected Resize with keep_ratio'):
         export.describe_step(step)
     monkeypatch.setattr(export, 'find_spec', lambda name: None if name == 'onnxruntime' else object())
     with pytest.raises(ValueError, match='^ONNX export needs onnxruntime: pip install onnx onnxruntime onnxscript$'):
         export_onnx(classifier(), tmp_path / 'model.onnx')
-
-
-@pytest.mark.slow
-def test_the_program_runs_in_an_environment_without_torch(segmentor, images, tmp_path):
-    venv.create(tmp_path / 'venv', with_pip=True)
-    python = tmp_path / 'venv/bin/python'
-    subprocess.run([python, '-m', 'pip', 'install', '-q', 'numpy', 'Pillow', 'onnxruntime'], check=True)
-    assert subprocess.run([python, '-c', 'import torch'], capture_output=True).returncode
-    program = [python, '-I', ROOT / 'tools/onnx_predict.py', segmentor[1], *images]
-    subprocess.run([*program, '--out', tmp_path / 'new'], check=True)
-    predict(segmentor[1], *images, '--out', tmp_path / 'old')
-    old, new = (labels_of(tmp_path / folder) for folder in ('old', 'new'))
-    assert old.keys() == new.keys() and all(np.mean(old[name] == new[name]) > 0.9999 for name in old)
