@@ -265,18 +265,14 @@ def resample(table: Tensor, resamplings: nn.ModuleList, grid: Grid, offsets: boo
 def resampled_bias(module: Any, grid: Grid, num_prefix: int) -> Tensor:
     """What bias_from_table gives, (1, heads, N, N), of a module's table."""
     height, width = grid
-    patches, cls_rows = module.relative_position_bias_table.t().split(  # heads, rows of the table
-        [len(module.relative_position_bias_table) - NUM_CLS_ROWS, NUM_CLS_ROWS], dim=1
-    )
+    table = module.relative_position_bias_table.t()  # heads, rows of the table
     sides = [2 * side - 1 for side in module.table_grid]
-    table = resample(patches.unflatten(1, sides), module.splines, grid, offsets=True)  # heads, 2h-1, 2w-1
+    patches = resample(table[:, :-NUM_CLS_ROWS].unflatten(1, sides), module.splines, grid, offsets=True)
+    table = torch.cat([table[:, -NUM_CLS_ROWS:], patches.flatten(1)], dim=1)  # the class token's rows first
     row = torch.arange(height)[:, None].expand(height, width).reshape(-1)
     column = torch.arange(width)[None].expand(height, width).reshape(-1)
     index = (row[:, None] - row + height - 1) * (2 * width - 1) + column[:, None] - column + width - 1  # h*w, h*w
-    heads, number = len(table), height * width
-    inner = table.flatten(1)[:, index.reshape(-1)].view(heads, number, number)
-    to_patch, to_cls, to_itself = cls_rows.unsqueeze(2).unbind(1)  # heads, 1
-    top = torch.cat([to_itself.expand(heads, num_prefix), to_patch.expand(heads, number)], dim=1)[:, None]
-    top = top.expand(-1, num_prefix, -1)  # heads, prefix, N
-    left = to_cls[:, None].expand(heads, number, num_prefix)
-    return torch.cat([top, torch.cat([left, inner], dim=2)], dim=1)[None]
+    index = F.pad(index + NUM_CLS_ROWS, (num_prefix, 0), value=1)  # a patch looks at cls
+    index = F.pad(index, (0, 0, num_prefix, 0), value=0)  # cls looks at a patch
+    index[:num_prefix, :num_prefix] = 2  # cls looks at itself
+    return table[:, index][None]
