@@ -14,6 +14,7 @@ import pytest
 import torch
 from helpers import ROOT
 from labelled import BACKBONE, CLASSES, TEST_PIPELINE, make_images
+from mmengine.registry import DefaultScope
 from narrow_segmentors import CROP, SEGMENTOR, narrow_config, narrow_segmentor
 from PIL import Image
 from torch import nn
@@ -34,34 +35,35 @@ pytestmark = [
 
 MEAN, STD = [123.675, 116.28, 103.53], [58.395, 57.12, 57.375]
 SHAPES = [(5, 7), (33, 47), (40, 170), (64, 64), (65, 64), (128, 128), (150, 90), (300, 61), (1, 1), (97, 131)]
-POSITIONS = dict(rel_pos_bias='shared', abs_pos_embed=True)  # of classifiers; segmentors have a bias in each block
+POSITIONS = dict(rel_pos_bias='shared', abs_pos_embed=True)  # segmentors have a bias in each block
+CLASSIFIER = dict(
+    type='ImageClassifier',
+    data_preprocessor=dict(type='ClsDataPreprocessor', mean=MEAN, std=STD),
+    backbone=dict(BACKBONE, out_type='avg_featmap', layer_scale_init=0.1, **POSITIONS),
+    head=dict(type='LinearClsHead', num_classes=3, in_channels=32),
+)
 VIEWS = dict(type='beit_mm.MultiScaleViews', short_side=CROP, crop_size=(CROP, CROP), ratios=(0.5, 1.0, 1.3))
 COLOURS = [[40 * place, 255 - 40 * place, 0] for place in range(5)]
 
 
-@pytest.fixture(scope='module', autouse=True)
-def trace_once():
-    """A model that was traced before is not traced again."""
-    trace, programs = torch.onnx.export, {}
+@pytest.fixture
+def trace_once(monkeypatch) -> None:
+    """Later exports of a test get the graph of its first."""
+    trace, graphs = torch.onnx.export, []
 
-    def cached(model: nn.Module, *args: object, **kwargs: object) -> object:
-        key = str({name: tensor.sum().item() for name, tensor in model.state_dict().items()})
-        if key not in programs:
-            programs[key] = trace(model, *args, **kwargs)
-        return programs[key]
+    def first(*args: object, **kwargs: object) -> object:
+        if not graphs:
+            graphs.append(trace(*args, **kwargs))
+        return graphs[0]
 
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(torch.onnx, 'export', cached)
-        yield
+    monkeypatch.setattr(torch.onnx, 'export', first)
 
 
 def classifier() -> nn.Module:
     """Whose every parameter matters, the same at every call."""
     torch.manual_seed(0)
-    backbone = dict(BACKBONE, out_type='avg_featmap', layer_scale_init=0.1, **POSITIONS)
-    head = dict(type='mmpretrain.LinearClsHead', num_classes=3, in_channels=32)
-    data = dict(type='mmpretrain.ClsDataPreprocessor', mean=MEAN, std=STD)
-    model = MODELS.build(dict(type='mmpretrain.ImageClassifier', backbone=backbone, head=head, data_preprocessor=data))
+    with DefaultScope.overwrite_default_scope('mmpretrain'):
+        model = MODELS.build(CLASSIFIER)
     for parameter in model.parameters():
         nn.init.normal_(parameter, std=0.3)
     return model.eval()
@@ -210,16 +212,11 @@ def test_a_graph_gives_the_models_logits_at_any_size(tmp_path):
         torch.testing.assert_close(found, expected, rtol=0, atol=1e-4 * expected.abs().max().item())
 
 
-def test_classes_are_those_of_the_classifier_in_half_precision_too(tmp_path):
+def test_classes_are_those_of_the_classifier_in_half_precision_too(tmp_path, trace_once):
     """Both resizings of Pillow and the crop."""
     make_images(tmp_path / 'data')
     config = dict(
-        model=dict(
-            type='ImageClassifier',
-            data_preprocessor=dict(type='ClsDataPreprocessor', mean=MEAN, std=STD),
-            backbone=dict(BACKBONE, out_type='avg_featmap', layer_scale_init=0.1, **POSITIONS),
-            head=dict(type='LinearClsHead', num_classes=3, in_channels=32),
-        ),
+        model=CLASSIFIER,
         test_dataloader=dict(dataset=dict(type='beit_mm.ImageFolder', pipeline=TEST_PIPELINE)),
         default_scope='mmpretrain',
     )
@@ -257,10 +254,8 @@ def test_resizing_is_that_of_cv2_and_pooling_that_of_torch():
             torch.testing.assert_close(AveragePool(case % 6 + 1)(x), expected, rtol=0, atol=1e-5)
 
 
-def test_a_large_graph_has_its_weights_beside_it_and_one_that_differs_is_not_written(tmp_path, monkeypatch):
+def test_a_large_graph_has_its_weights_beside_it_and_one_that_differs_is_not_written(tmp_path, monkeypatch, trace_once):
     model = classifier()
-    program, kept = torch.onnx.export, []
-    monkeypatch.setattr(torch.onnx, 'export', lambda *x, **y: kept.append(program(*x, **y)) or kept[0])
     with_data = partialmethod(torch.onnx.ONNXProgram.save, external_data=True)  # as torch saves one above 2 GB
     monkeypatch.setattr(torch.onnx.ONNXProgram, 'save', with_data)
     export_onnx(model, tmp_path / 'new/model.onnx')
@@ -269,7 +264,6 @@ def test_a_large_graph_has_its_weights_beside_it_and_one_that_differs_is_not_wri
     inputs = torch.randn(2, 3, 24, 40)
     with torch.no_grad():
         torch.testing.assert_close(run(tmp_path / 'new/model.onnx', inputs), model(inputs), rtol=0, atol=1e-3)
-    monkeypatch.setattr(torch.onnx, 'export', lambda *_, **__: kept[0])
     model.head.fc.bias.data += 1
     with pytest.raises(ValueError, match='differs from the model by'):
         export_onnx(model, tmp_path / 'other/model.onnx')
