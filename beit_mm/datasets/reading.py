@@ -221,10 +221,7 @@ def open_file(path: str, max_pixels: int) -> Iterator[BinaryIO]:
     if isinstance(path, MemberPath):
         check_size(max_pixels, path.length)
         # pread moves no file position, so forked processes and threads can share the descriptor
-        content = os.pread(open_archive(path.archive).fileno(), path.length, path.offset)
-        if len(content) < path.length:
-            raise OSError('the archive ends before it; copy the archive again')
-        yield io.BytesIO(content)
+        yield io.BytesIO(os.pread(open_archive(path.archive).fileno(), path.length, path.offset))
         return
     if not stat.S_ISREG(os.stat(path).st_mode):  # reading a pipe could block for ever
         raise OSError('a folder, pipe, socket or device; expected a regular file')
@@ -290,8 +287,6 @@ def deep_gray_to_rgb(image: Image.Image) -> Image.Image:
     if image.mode.startswith('I;16') or (image.mode == 'I' and image.format in ('PNG', 'PPM')):
         low, high = 0, 65535
     gray = np.rint((values - low) * (255 / max(high - low, 1e-12))).astype(np.uint8)
-    if 'transparency' in image.info:
-        gray[values == image.info['transparency']] = 255
     return Image.fromarray(gray).convert('RGB')
 
 
@@ -427,8 +422,6 @@ def read_tif(file: BinaryIO, max_pixels: int) -> np.ndarray:
     with TiffFile(file) as content:
         # 256 pages are enough for one page a band, with overviews
         pages = [page for page in islice(content.pages, 256) if not page.subfiletype]
-        if not pages:
-            raise OSError('no page with an image')
         first = pages[0]
         pages = [page for page in pages if (page.shaped, page.dtype) == (first.shaped, first.dtype)]
         planes, depth, height, width, bands = first.shaped

@@ -310,8 +310,6 @@ class PackViews(BaseTransform):
     KEYS = ('images', 'tokenizer_images', 'mask', 'positions', 'jitter', 'second_images', 'local_images')
 
     def transform(self, results: dict) -> dict:
-        if 'images' not in results:
-            raise UserError('PackViews found no view; put TwoViewRandomResizedCrop or TwoViewCenterCrop before it')
         if 'mask' in results:
             results['mask'] = results['mask'].astype(bool)  # mmpretrain makes masks of integers
             if (num_slots := results.get('num_slots')) is not None:
