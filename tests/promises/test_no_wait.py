@@ -152,19 +152,12 @@ def take_step(model: nn.Module, cfg: Config, views: Callable) -> None:
 
 @pytest.mark.skipif(torch.__version__.startswith('2.6.'), reason='torch 2.6 aborts: its fake convolutions want a GPU')
 @pytest.mark.parametrize(
-    ('training', 'every', 'known'),
-    [
-        (True, False, IN_TRAINING),
-        pytest.param(True, True, IN_TRAINING, marks=pytest.mark.slow),
-        pytest.param(False, True, IN_TESTS, marks=pytest.mark.slow),
-    ],
+    ('training', 'known'), [(True, IN_TRAINING), pytest.param(False, IN_TESTS, marks=pytest.mark.slow)]
 )
-def test_a_configs_forward_pass_is_right_for_a_gpu_and_waits_for_what_is_known_alone(
-    training, every, known, monkeypatch
-):
-    """torch dispatches it as on a GPU, and raises where the host asks for a value; one of each kind, or every one.
+def test_a_configs_forward_pass_is_right_for_a_gpu_and_waits_for_what_is_known_alone(training, known, monkeypatch):
+    """torch dispatches it as on a GPU, and raises where the host asks for a value; the first of each kind of model.
 
-    Where configs share a model, the first stands for all. A backward pass wants a GPU.
+    A backward pass wants a GPU.
     """
     monkeypatch.setattr('torch.cuda.amp.common.amp_definitely_not_available', lambda: False)
     monkeypatch.setattr('torch.cuda.is_bf16_supported', lambda *_, **__: True)
@@ -173,18 +166,17 @@ def test_a_configs_forward_pass_is_right_for_a_gpu_and_waits_for_what_is_known_a
     mode, asking, shown = FakeTensorMode(allow_non_fake_inputs=True), set(), set()
 
     def check(name: str) -> None:
-        if not every and 'large' in name:  # of a kind that there is smaller
+        if 'large' in name:  # of a kind that there is smaller
             return
         cfg, model = load_config(name), build_on_meta(name)
         augments = bool(cfg.model.get('train_cfg')) and 'decode_head' not in cfg.model
-        kind = id(model) if every else (augments, frozenset(map(type, model.modules())))
+        kind = augments, frozenset(map(type, model.modules()))
         if kind in shown:
             return
         shown.add(kind)
         init_default_scope(cfg.default_scope)
         model = on_fake_device(model, mode).train(training)
-        if not every:
-            shorten(model)
+        shorten(model)
         step = functools.partial(take_step, model, cfg, views)
         with mode, torch.autocast('cuda', torch.bfloat16), torch.set_grad_enabled(training):
             try:
@@ -200,5 +192,5 @@ def test_a_configs_forward_pass_is_right_for_a_gpu_and_waits_for_what_is_known_a
                         patch.setattr(*known[asked])
                         step()
 
-    check_all(list_configs(demo=every), check)
+    check_all(list_configs(), check)
     assert len(shown) > 10 and asking == known.keys()
