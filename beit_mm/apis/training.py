@@ -26,7 +26,7 @@ from beit_mm.apis.segmentation_report import describe_segmentation
 from beit_mm.apis.split import Images, LabelMaps, find_images, find_label_maps, write_lists
 from beit_mm.checkpoint.checkpoint import Checkpoint, Levels
 from beit_mm.checkpoint.read import write_checkpoint
-from beit_mm.engine.checkpoints import RUN_FILE, CheckpointHook
+from beit_mm.engine.checkpoints import CheckpointHook
 from beit_mm.engine.logs import ProgressHook, TerminalRunner
 from beit_mm.errors import UserError
 from beit_mm.models.tokenizers.discrete_vae import DiscreteVAE
@@ -298,7 +298,6 @@ class Run:
         write_config(path, title, base, settings)
         if self.last_checkpoint(stage).is_file() and 'images_per_second' in planned:
             return
-        (self.folder / stage / RUN_FILE).unlink(missing_ok=True)  # so that a stage without results validates again
         begun = any((self.folder / stage).glob('*.pth'))
         runner = make_runner(run_config(base, dict(settings, resume=begun), path), ProgressHook(stage))
         clock = None

@@ -31,7 +31,7 @@ from beit_mm.models.provenance import backbone_of, preprocessing_of_model, targe
 from beit_mm.registry import HOOKS
 
 PLAIN_TYPES = (str, int, float, bool, type(None))
-RUN_FILE = 'run_id'  # in the work directory: names the last run that wrote there, and its last iteration once it ended
+RUN_FILE = 'run_id'  # in the work directory: names the last run that wrote there
 INTERRUPTED = 'interrupted.pth'  # written when a signal ends the run
 VALIDATED = 'last_validation'  # in the message hub: the iteration of the last validation that came to its end
 RESTARTS = ('TORCHELASTIC_RESTART_COUNT', 'SLURM_RESTART_COUNT')  # above 0 after a restart by the launcher
@@ -78,7 +78,6 @@ class CheckpointHook(Hook):
         self.run_id = ''  # id that the run's checkpoints share
         self.due_number: int | None = None  # number of the checkpoint to be saved
         self.kept_numbers: list[int] = []  # numbers of this run's checkpoints on the disk
-        self.finished = False  # the run that is resumed had ended, with its last validation
 
     def before_run(self, runner: Runner) -> None:
         """Chooses the checkpoint to resume from."""
@@ -122,9 +121,6 @@ class CheckpointHook(Hook):
             sampler.seed = meta['seed']
         with as_checkpoint_error(runner._load_from):
             self.take_over_files(runner, checkpoint['message_hub']['runtime_info'], changes.keys())
-        file = Path(runner.work_dir, RUN_FILE)
-        last_run = in_main_process(lambda: file.read_text(errors='replace') if file.is_file() else '')
-        self.finished = last_run == f'{self.run_id} {meta["iter"]}'
 
     def take_over_files(self, runner: Runner, info: dict, changed: Set[str]) -> None:
         """Takes over the numbers of the run's own files, to delete them in time, and the score of its best one."""
@@ -142,20 +138,18 @@ class CheckpointHook(Hook):
         if self.save_best and runner.val_loop is None:
             warn('save_best has no effect in a run without validation.')
         self.run_id = self.run_id or f'{runner.timestamp}_{secrets.token_hex(4)}'
-        self.sign(runner, self.run_id)
+        self.sign(runner)
 
     def after_train(self, runner: Runner) -> None:
         number = getattr(runner, self.unit)
         if self.save_last and runner.iter < runner.max_iters and number not in self.kept_numbers:
             self.due_number = number  # another hook has ended the run
             self.save_due(runner, ended=True)
-        if runner.iter == runner.max_iters:
-            self.sign(runner, f'{self.run_id} {runner.iter}')
 
     @master_only
-    def sign(self, runner: Runner, text: str) -> None:
+    def sign(self, runner: Runner) -> None:
         with suppress(OSError), atomic_file(Path(runner.work_dir, RUN_FILE)) as file:
-            file.write(text.encode())
+            file.write(self.run_id.encode())
 
     def after_train_iter(self, runner: Runner, batch_idx: int, data_batch: Any = None, outputs: Any = None) -> None:
         last = self.save_last and self.is_last_train_iter(runner)

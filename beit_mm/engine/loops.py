@@ -14,7 +14,7 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from beit_mm.datasets.samplers import SeededSampler
-from beit_mm.engine.checkpoints import VALIDATED, checkpoint_hook_of
+from beit_mm.engine.checkpoints import VALIDATED
 from beit_mm.engine.checks import check_number_of_images
 from beit_mm.engine.logs import ProgressHook
 from beit_mm.engine.signals import end_workers, signals_handled
@@ -195,9 +195,8 @@ def validate_on(runner: Runner, indices: Sequence[int]) -> None:
 
 
 def nothing_left(runner: Runner) -> bool:
-    """Whether a resumed run is past its end, or at its end and validated; warns where no step is left."""
-    iteration, end, hook = runner.iter, runner.max_iters, checkpoint_hook_of(runner)
-    if iteration >= end:
+    """Whether a resumed run is past its end; at its end it validates again. Warns where no step is left."""
+    if runner.iter >= runner.max_iters:
         longer = 'to train longer, raise max_epochs or max_iters'
-        warn(f'The checkpoint has {iteration} iterations, and the config asks for {end}; {longer}.')
-    return iteration > end or (iteration == end and hook is not None and hook.finished)
+        warn(f'The checkpoint has {runner.iter} iterations, and the config asks for {runner.max_iters}; {longer}.')
+    return runner.iter > runner.max_iters
