@@ -23,7 +23,7 @@ from torch import Tensor
 from beit_mm.checkpoint.description import FORMAT_VERSION, meta_of
 from beit_mm.checkpoint.read import CheckpointError, as_checkpoint_error, read_checkpoint, save_torch
 from beit_mm.datasets.samplers import SeededSampler
-from beit_mm.engine.resuming import batch_units, check_position, follow_config
+from beit_mm.engine.resuming import batch_units, follow_config
 from beit_mm.engine.steps import unwrap
 from beit_mm.errors import UserError, check_choice, log, warn
 from beit_mm.files import atomic_file, inert, remove_leftovers
@@ -105,7 +105,6 @@ class CheckpointHook(Hook):
         meta = meta_of(checkpoint)
         if not runner._resume:
             return
-        check_position(meta, runner._load_from)
         if 'optimizer' not in checkpoint:
             raise CheckpointError(f'{runner._load_from} has only weights to load_from, not a run to resume')
         if 'batch' not in meta:  # mmengine wrote the file
@@ -283,7 +282,6 @@ def newest_checkpoint(folder: Path, restarted: bool = False, unit: str = 'iter')
     for path in [*folder.glob(INTERRUPTED), *numbered]:
         try:
             meta = meta_of(read_checkpoint(path))
-            check_position(meta, str(path))
         except (CheckpointError, OSError) as error:
             unusable.append(str(error).replace(f'{folder}/', '').rstrip('.'))
             continue

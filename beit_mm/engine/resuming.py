@@ -8,7 +8,7 @@ from typing import Any
 from mmengine.dist import get_world_size
 from mmengine.runner import EpochBasedTrainLoop, Runner
 
-from beit_mm.checkpoint.read import CheckpointError, as_checkpoint_error
+from beit_mm.checkpoint.read import as_checkpoint_error
 from beit_mm.engine.optim import match_groups
 from beit_mm.errors import UserError, warn
 from beit_mm.files import quoted
@@ -25,22 +25,12 @@ def batch_units(runner: Runner) -> dict[str, int]:
     return dict(images=get_world_size() * loader.batch_size, accumulated=accumulated, per_epoch=len(loader))
 
 
-def check_position(meta: dict, path: str) -> None:
-    """Raises CheckpointError unless a position consists of whole numbers; a file that mmengine wrote has no `batch`."""
-    position = {key: meta.get(key) for key in ('iter', 'epoch')}
-    if 'batch' in meta:
-        batch = meta['batch'] if isinstance(meta['batch'], dict) else {}
-        position |= {key: batch.get(key) or -1 for key in ('images', 'accumulated', 'per_epoch')}  # 0 is wrong too
-    if not all(type(number) is int and number >= 0 for number in position.values()):
-        raise CheckpointError(f'{path} has no position to resume from ({position}); load_from takes its weights')
-
-
 def fit_position(runner: Runner, meta: dict) -> bool:
     """Converts a checkpoint's position to this run's batches; returns whether iterations count other batches."""
     before, batch = meta['batch'], batch_units(runner)
     old, new = (entry['images'] * entry['accumulated'] for entry in (before, batch))
     if old != new:
-        raise UserError(f'the checkpoint was trained with {old} images a step, this run has {new}; change batch_size')
+        raise UserError(f'was trained with {old} images a step, this run has {new}; change batch_size')
     moved = before['images'] != batch['images'] or before['per_epoch'] != batch['per_epoch']
     if moved:
         epoch, seen = divmod(meta['iter'], before['per_epoch'])
@@ -57,8 +47,8 @@ def fit_position(runner: Runner, meta: dict) -> bool:
 def follow_config(runner: Runner, checkpoint: dict, config: dict) -> dict[str, tuple[str, str]]:
     """Gives a checkpoint this run's settings and batches, at the same position; returns the settings that changed."""
     meta = checkpoint['meta']
-    moved = fit_position(runner, meta)
     with as_checkpoint_error(runner._load_from):
+        moved = fit_position(runner, meta)
         changes = changed_settings(config, meta.get('config_dict', {}))
     if changes:
         lines = [f'\n  {quoted(name)} {now:.100}, was {before:.100}' for name, (now, before) in changes.items()]

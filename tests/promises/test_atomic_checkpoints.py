@@ -112,8 +112,7 @@ def cut_short(path: Path) -> None:
 @pytest.mark.parametrize(('harm', 'pointer'), [(damaged, 'iter_6.pth'), (cut_short, 'iter_99.pth'), (damaged, None)])
 def test_resume_takes_the_newest_that_is_whole_and_names_the_others(harm, pointer, config, folder, capfd):
     harm(folder / 'iter_6.pth')
-    torch.save(dict(meta=dict(iter=float('inf'), epoch=0), state_dict={}, optimizer={}), folder / 'iter_7.pth')
-    torch.save({1: 2}, folder / 'iter_10.pth')
+    (folder / 'iter_10.pth').write_bytes(b'')
     (folder / 'numbers.pth').write_bytes(b'')  # it has no name of a run's checkpoints
     os.utime(folder / 'iter_4.pth')  # as after a copy: the times say nothing
     (folder / 'last_checkpoint').unlink()
@@ -122,7 +121,7 @@ def test_resume_takes_the_newest_that_is_whole_and_names_the_others(harm, pointe
     capfd.readouterr()
     assert chosen(config, resume=True) == str(folder / 'iter_5.pth')
     passed_over = ' '.join(capfd.readouterr()).partition('Passed over: ')[2]
-    assert [name in passed_over for name in ('iter_6', 'iter_7', 'iter_10', 'numbers')] == [True] * 3 + [False]
+    assert [name in passed_over for name in ('iter_6', 'iter_10', 'numbers')] == [True, True, False]
 
 
 @pytest.mark.parametrize('unit', ['iter', 'epoch'])

@@ -361,13 +361,6 @@ def test_the_best_of_another_metric_begins_anew(tmp_path):
     assert [path.name for path in (tmp_path / 'work').glob('best_loss_*')] == ['best_loss_iter_9.pth']
 
 
-def test_weights_without_a_state_are_no_run_to_resume(tmp_path):
-    run(tmp_path / 'first', settings({'default_hooks.checkpoint.save_best': 'loss'}), validated=True)
-    path, *_ = (tmp_path / 'first').glob('best_*')
-    with pytest.raises(CheckpointError, match=f'{path.name}.*load_from'):
-        resumed(tmp_path / 'rest', path, settings())
-
-
 def test_another_seed_has_no_effect_and_a_line_says_so(tmp_path, capfd):
     run(tmp_path / 'first', settings(), randomness=dict(seed=5))
     runner, _ = resumed(tmp_path / 'rest', tmp_path / 'first/iter_3.pth', settings(randomness=dict(seed=7)))

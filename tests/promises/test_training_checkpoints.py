@@ -137,7 +137,7 @@ def test_a_run_does_not_go_on_with_nan(part, run, content, resumed):
 
 
 def test_weights_without_a_run_cannot_be_resumed(run, resumed):
-    with pytest.raises(ValueError, match='no position to resume from .* load_from'):
+    with pytest.raises(ValueError, match='only weights to load_from, not a run'):
         resumed(run[0].model.backbone.state_dict()).load_or_resume()
 
 
