@@ -47,7 +47,6 @@ class SkippedSteps(NamedTuple):
     in_a_row: int = 0  # up to now
     not_finite: int = 0  # in the whole run, overflows excluded
     overflows: int = 0  # in the whole run, of float16 only
-    first: int = -1  # iteration at which the last row of skipped steps began
 
 
 @OPTIM_WRAPPERS.register_module()
@@ -111,11 +110,8 @@ class AutocastOptimWrapper(OptimWrapper):
         for buffer, before in zip(self.buffers, self.buffers_before, strict=True):
             torch.where(bad, before, buffer, out=buffer)
         overflow = self._update_scale(bad) if self.loss_scaler.is_enabled() else torch.zeros_like(bad)
-        in_a_row, not_finite, overflows, first = self.counters.to(norm.device, torch.float32).unbind()
-        begins = bad & (in_a_row == 0)
-        iteration = (self.inner_count - 1) // self.accumulative_counts * self.accumulative_counts
-        first = first * ~begins + iteration * begins
-        self.counters = torch.stack([(in_a_row + 1) * bad, not_finite + (bad & ~overflow), overflows + overflow, first])
+        in_a_row, not_finite, overflows = self.counters.to(norm.device, torch.float32).unbind()
+        self.counters = torch.stack([(in_a_row + 1) * bad, not_finite + (bad & ~overflow), overflows + overflow])
         if len(self.norms) >= 2 * STEPS_BETWEEN_FETCHES:  # in a run without our RuntimeInfoHook
             self.read_counters()
 
@@ -134,21 +130,19 @@ class AutocastOptimWrapper(OptimWrapper):
         self.seen = now
         self.message_hub.update_scalar('train/skipped_steps', now.not_finite)
         if skipped := now.not_finite - before.not_finite:
-            warn(
-                f'{skipped} of the last {len(norms)} steps had no finite gradient and were skipped, {now.not_finite} '
-                f'in this run; the last row of them began at iteration {now.first}.'
-            )
+            found = f'{skipped} of the last {len(norms)} steps had no finite gradient and were skipped'
+            warn(f'{found}, {now.not_finite} in this run.')
         if self.loss_scaler.is_enabled():
             self.message_hub.update_scalar('train/overflows', now.overflows)
         if now.in_a_row >= MAX_SKIPPED_IN_A_ROW:
-            found = f'the gradient was not finite in {now.in_a_row} steps in a row, from iteration {now.first} on'
+            first = (self.inner_count // self.accumulative_counts - now.in_a_row) * self.accumulative_counts
+            found = f'the gradient was not finite in {now.in_a_row} steps in a row, from iteration {first} on'
             advice = 'a lower optim_wrapper.optimizer.lr or with optim_wrapper.dtype=float32'
             raise UserError(f'{found}; resume the last checkpoint with {advice}')
         return now
 
     def state_dict(self) -> dict:
-        norms = torch.stack([norm.to(self.counters) for norm in self.norms]) if self.norms else torch.empty(0)
-        skipped = dict(counters=self.counters, seen=list(self.seen), norms=norms)
+        skipped = dict(counters=self.counters)
         return dict(super().state_dict(), loss_scaler=self.loss_scaler.state_dict(), skipped_steps=skipped)
 
     def load_state_dict(self, state_dict: dict) -> None:
@@ -157,10 +151,8 @@ class AutocastOptimWrapper(OptimWrapper):
         if scaler and self.loss_scaler.is_enabled():
             self.loss_scaler.load_state_dict(scaler)
         if skipped := state_dict.pop('skipped_steps', None):
-            number = len(self.seen)  # older files have a loss scale after the counters
-            self.counters = skipped['counters'][:number].clone()
-            self.seen = SkippedSteps._make(skipped['seen'][:number])
-            self.norms = list(skipped['norms'])
+            self.counters = skipped['counters'][: len(self.seen)].clone()  # older files have more
+            self.seen = SkippedSteps._make(map(int, self.counters))
         check_state(state_dict, self.optimizer)
         super().load_state_dict(state_dict)
 
