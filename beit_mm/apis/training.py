@@ -27,7 +27,7 @@ from beit_mm.apis.split import Images, LabelMaps, find_images, find_label_maps, 
 from beit_mm.checkpoint.checkpoint import Checkpoint, Levels
 from beit_mm.checkpoint.read import write_checkpoint
 from beit_mm.engine.checkpoints import CheckpointHook
-from beit_mm.engine.logs import ProgressHook, TerminalRunner
+from beit_mm.engine.logs import ProgressHook, QuietRunner
 from beit_mm.errors import UserError
 from beit_mm.models.tokenizers.discrete_vae import DiscreteVAE
 from beit_mm.pictures import read_scalars
@@ -395,7 +395,7 @@ def digest_of(images: Images) -> str:
 def make_runner(cfg: RunConfig, hook: Hook) -> Runner:
     """A quiet runner. mmengine wants a different name for each runner in a process."""
     cfg.experiment_name = f'{Path(cfg.work_dir).name}_{secrets.token_hex(4)}'
-    runner = TerminalRunner.from_cfg(cfg)
+    runner = QuietRunner.from_cfg(cfg)
     runner.register_hook(hook)
     return runner
 

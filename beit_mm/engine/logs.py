@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 from numbers import Real
-from pathlib import Path
 from shutil import get_terminal_size
 from typing import Any
 
@@ -161,19 +160,12 @@ class ThroughputHook(Hook):
 class QuietRunner(Runner):
     """A Runner that leaves the terminal to its ProgressHook, except for warnings; its log files have everything."""
 
-    def build_logger(self, log_level: int | str = 'INFO', log_file: str | None = None, **kwargs: Any) -> MMLogger:
-        logger = super().build_logger(log_level, log_file, **kwargs)
+    def build_logger(self, *args: Any, **kwargs: Any) -> MMLogger:
+        logger = super().build_logger(*args, **kwargs)
         for handler in hush(logger):
             if isinstance(handler, logging.StreamHandler):
                 handler.setStream(sys.stderr)  # the standard output may be shut, see terminal.without_output
         return logger
-
-
-class TerminalRunner(QuietRunner):
-    """The same for a run in a folder of its own, with its log in `<work_dir>.log`."""
-
-    def build_logger(self, log_level: int | str = 'INFO', log_file: str | None = None, **kwargs: Any) -> MMLogger:
-        return super().build_logger(log_level, log_file or f'{Path(self.work_dir)}.log', **kwargs)
 
 
 class ProgressHook(Hook):
