@@ -260,7 +260,7 @@ def make_runner(row: str, data: Path, out: Path, steps: int, folder: Path, seed:
         ),
     ]
     cfg.train_cfg = dict(type='beit_mm.IterLoop', max_iters=steps)
-    cfg.default_hooks.checkpoint.update(interval=math.ceil(steps / 4), max_keep_ckpts=5)
+    cfg.default_hooks.checkpoint.update(interval=math.ceil(steps / 4), max_keep_ckpts=1)
     cfg.randomness = dict(seed=seed)
     cfg.resume, cfg.work_dir = True, str(folder)
     if row == 'features_two':

@@ -69,7 +69,7 @@ CLAIMS += [('features_two', 'features_ema')]
 
 
 def pretrain(row: str, args: argparse.Namespace, steps: int, folder: Path) -> None:
-    """A row's pretraining, resumed; writes the encoder of each quarter in our format."""
+    """A row's pretraining, resumed; writes its encoder in our format."""
     import torch
 
     from beit_mm.checkpoint.names import convert_state_dict
@@ -80,29 +80,25 @@ def pretrain(row: str, args: argparse.Namespace, steps: int, folder: Path) -> No
         torch.manual_seed(args.seeds[0])
         arch = dict(embed_dims=DIMS, num_layers=DEPTH, num_heads=HEADS)
         encoder = BEiTBackbone(arch=arch, img_size=SIDE, patch_size=PATCH)
-        weights = {0: {f'backbone.{name}': tensor for name, tensor in encoder.state_dict().items()}}
+        state = {f'backbone.{name}': tensor for name, tensor in encoder.state_dict().items()}
     else:
         make_runner(row, args.data, args.out, steps, folder, args.seeds[0], args.rate).train()
         part = 'teacher.backbone.' if row == 'dino' else 'backbone.'
-        weights = {}
-        for path in folder.glob('iter_*.pth'):
-            found = torch.load(path, weights_only=False, map_location='cpu')['state_dict']  # written by this command
-            ours = {f'backbone.{name.removeprefix(part)}': it for name, it in found.items() if name.startswith(part)}
-            weights[int(path.stem.partition('_')[2])] = convert_state_dict(ours).state_dict
+        path = folder / f'iter_{steps}.pth'
+        found = torch.load(path, weights_only=False, map_location='cpu')['state_dict']  # written by this command
+        ours = {f'backbone.{name.removeprefix(part)}': it for name, it in found.items() if name.startswith(part)}
+        state = convert_state_dict(ours).state_dict
     meta = dict(beit_mm_format=1, architecture=dict(num_heads=HEADS), preprocessing=dict(IMAGENET, size=[SIDE, SIDE]))
-    for step, state in weights.items():
-        write_checkpoint(folder / f'encoder_{step}.pth', dict(state_dict=state, meta=meta))
+    write_checkpoint(folder / f'encoder_{steps}.pth', dict(state_dict=state, meta=meta))
 
 
-def last_encoder(folder: Path) -> Path:
-    return max(folder.glob('encoder_*.pth'), key=lambda path: int(path.stem.partition('_')[2]))
+def encoder_of(folder: Path) -> Path:
+    (path,) = folder.glob('encoder_*.pth')
+    return path
 
 
 def measure(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
-    """Figures of frozen features, % of the held-out photos; and of each quarter's encoder (curve).
-
-    The curve is of least squares on a quarter of the training photos, % of half of the held-out ones.
-    """
+    """Figures of frozen features, % of the held-out photos."""
     import numpy as np
     import torch
 
@@ -117,12 +113,12 @@ def measure(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
         pixels = torch.from_numpy(np.stack([sample['img'] for sample in samples])).permute(0, 3, 1, 2)
         return pixels, torch.tensor([sample['gt_label'] for sample in samples])
 
-    def features(encoder: Path, pixels: torch.Tensor) -> list[torch.Tensor]:
+    def features(pixels: torch.Tensor) -> list[torch.Tensor]:
         """Of each block the mean of the patches, then of each block the class token: (N, C)."""
         if folder.name.startswith('thumbnails'):
             thumbnails = [evaluation.thumbnail(image.permute(1, 2, 0).numpy()) for image in pixels]
             return [torch.from_numpy(np.stack(thumbnails)).float()]
-        extractor = FeatureExtractor(encoder)
+        extractor = FeatureExtractor(encoder_of(folder))
         with torch.autocast('cpu', torch.bfloat16):
             parts = [extractor.features(part, range(DEPTH)) for part in pixels.split(BATCH)]
         return [
@@ -141,9 +137,9 @@ def measure(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
         return right(evaluation.ridge(bank.double(), y, queries.double()), answers)
 
     (pixels, labels), (held_out, truth), found = photos('train'), photos('val'), {}
-    tenth, last = torch.arange(len(labels)) % 10 == 0, last_encoder(folder)
+    tenth = torch.arange(len(labels)) % 10 == 0
     rest = (~tenth).nonzero().squeeze(1)
-    banks, queries = features(last, pixels), features(last, held_out)
+    banks, queries = features(pixels), features(held_out)
     scales = [evaluation.standardiser(bank) for bank in banks]
     banks += [scale(bank) for scale, bank in zip(scales, banks, strict=True)]
     queries += [scale(query) for scale, query in zip(scales, queries, strict=True)]
@@ -166,13 +162,7 @@ def measure(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
     tops = {name: right(answer[int(tenth.sum()) :], truth) for name, answer in answers.items()}
     chosen = max(by, key=by.__getitem__)
     found['linear'] |= dict(layer=chosen, layers=by, tops=tops, top1=tops[chosen])
-    curve, i = {}, i - len(scales)
-    for encoder in folder.glob('encoder_*.pth'):
-        some = (pixels[::4], held_out[::2])
-        bank, seen = (banks[i][::4], queries[i][::2]) if encoder == last else (features(encoder, x)[i] for x in some)
-        scale, step = evaluation.standardiser(bank), int(encoder.stem.partition('_')[2])
-        curve[step] = least_squares(scale(bank), labels[::4], scale(seen), truth[::2])
-    return dict(found, curve=dict(sorted(curve.items())))
+    return found
 
 
 def finetuning(row: str, seed: int, labels: str, args: argparse.Namespace, folder: Path) -> list[list[str]]:
@@ -186,7 +176,7 @@ def finetuning(row: str, seed: int, labels: str, args: argparse.Namespace, folde
         'model.head.num_classes': CLASSES,
         'model.data_preprocessor.num_classes': CLASSES,
         'model.backbone.img_size': SIDE,
-        'model.backbone.init_cfg.checkpoint': last_encoder(folder),
+        'model.backbone.init_cfg.checkpoint': encoder_of(folder),
         'train_dataloader.num_workers': 0,
         'train_dataloader.persistent_workers': False,
         'train_dataloader.dataset.pipeline.1.size': SIDE,
@@ -226,7 +216,7 @@ def train_tokenizer(kind: str, args: argparse.Namespace, locks: Locks) -> None:
         teacher = argparse.Namespace(**{**vars(args), 'rate': None, 'steps': None})
         run_stage('pretrain', 'tokens', 0, teacher, locks)
         options += [f'model.img_size={SIDE}', f'model.vocab_size={CODES}']
-        options += [f'model.teacher.checkpoint={last_encoder(folder_of("tokens", 0, teacher))}']
+        options += [f'model.teacher.checkpoint={encoder_of(folder_of("tokens", 0, teacher))}']
         options += [f'train_dataloader.dataset.pipeline.1.size={SIDE}']
     config, steps = dict(tokenizer=('dvae', 3000), vqkd=('vqkd', 1000))[kind]
     words = [f'configs/demo/{config}.py', '--work-dir', str(args.out / kind), '--resume', '--no-validate']
