@@ -16,7 +16,6 @@ the table leaves out.
 import argparse
 import json
 import math
-import os
 import statistics
 import subprocess
 import sys
@@ -25,13 +24,11 @@ from pathlib import Path
 from threading import Lock
 from typing import Any
 
-from _results import read_results, run_all, write_results
+from _results import ROOT, add_result, pooled_variance, print_steps, read_results, run_all, run_command, step_of
 
-from beit_mm.errors import UserError
 from beit_mm.models.lora import with_lora
 from beit_mm.terminal import Parser, run
 
-ROOT = Path(__file__).resolve().parents[2]
 MINUTES, WARMUP, DEPTH, DIMS, RANK = 10, 0.1, 5, 128, 8
 ROWS = dict(
     upernet='UperNet',
@@ -118,15 +115,8 @@ def run_row(row: str, rate: float, seed: int, args: argparse.Namespace, lock: Lo
     folder.mkdir(parents=True, exist_ok=True)
     words = [__file__, str(args.data), '--out', str(args.out), '--child', row, f'{rate:g}', str(seed)]
     words += ['--steps', str(args.steps)] * bool(args.steps)
-    environment = dict(os.environ, OMP_NUM_THREADS='1', PYTHONPATH=f'{ROOT}:{os.environ.get("PYTHONPATH", "")}')
-    with (folder / 'log.txt').open('w') as log:
-        finished = subprocess.run([sys.executable, *words], env=environment, stdout=log, stderr=subprocess.STDOUT)
-    if finished.returncode:
-        raise UserError(f'{name} failed: {folder / "log.txt"} says why')
-    with lock:
-        results = read_results(args.out) | {name: json.loads((folder / 'result.json').read_text())}
-        write_results(args.out, results)
-    print(f'{time.strftime("%H:%M:%S")} {name} {results[name]}', flush=True)
+    run_command([sys.executable, *words], folder / 'log.txt')
+    add_result(args.out, name, json.loads((folder / 'result.json').read_text()), lock)
 
 
 def name_of(row: str, rate: float, seed: int, args: argparse.Namespace) -> str:
@@ -134,29 +124,17 @@ def name_of(row: str, rate: float, seed: int, args: argparse.Namespace) -> str:
 
 
 def calibrate(args: argparse.Namespace) -> None:
-    """Medians of CPU seconds of a step, data path included, of rounds of all rows."""
+    """Steps that rows make in MINUTES."""
     import torch
     from mmengine.runner import Runner
 
     torch.set_num_threads(1)
-    rows = {}
+    steps = {}
     for row in args.rows:
         cfg = config_of(row, args.data, 1000, 2e-3, 0, args.out / 'calibrate' / row)
         cfg.train_dataloader.update(num_workers=0, persistent_workers=False)
-        runner = Runner.from_cfg(cfg)
-        loader = runner.build_dataloader(runner.cfg.train_dataloader)
-        wrapper = runner.build_optim_wrapper(runner.cfg.optim_wrapper)
-        wrapper.initialize_count_status(runner.model, 0, 1000)
-        rows[row] = (runner.model.train(), wrapper, iter(loader), [])
-    for number in range(4):
-        for model, wrapper, batches, seconds in rows.values():
-            for _ in range(6):
-                start = time.process_time()
-                model.train_step(next(batches), wrapper)
-                seconds += [time.process_time() - start] * bool(number)
-    for row, (*_, seconds) in rows.items():
-        median = statistics.median(seconds)
-        print(f'    {row}={60 * MINUTES / median:.0f},  # {median:.3f} s a step')
+        steps[row] = step_of(Runner.from_cfg(cfg))
+    print_steps(steps, 6, MINUTES)
 
 
 def cost(args: argparse.Namespace) -> None:
@@ -212,9 +190,7 @@ def table(args: argparse.Namespace) -> None:
         if seed.isdigit():
             runs[row].setdefault(rate, []).append(result)
     groups = [[run['mIoU'] for run in found] for rates in runs.values() for found in rates.values()]
-    free = sum(len(group) - 1 for group in groups)
-    squares = sum((value - statistics.mean(group)) ** 2 for group in groups for value in group)
-    spread = math.sqrt(squares / free) if free else math.nan
+    spread = math.sqrt(pooled_variance(groups))
     print('| head | steps | trained parameters | rate | mIoU, % | of seeds | at other rates |\n|' + ' --- |' * 7)
     for row, rates in runs.items():
         if not rates:
@@ -225,7 +201,7 @@ def table(args: argparse.Namespace) -> None:
         best = max((rate for rate in rates if len(rates[rate]) == most), key=lambda rate: means[rate])
         found = [run['mIoU'] for run in rates[best]]
         others = ', '.join(f'{rate}: {mean:.1f}' for rate, mean in means.items() if rate != best)
-        mean = f'{means[best]:.1f}' + (f' ± {spread / math.sqrt(most):.1f}' if free else '')
+        mean = f'{means[best]:.1f}' + (f' ± {spread / math.sqrt(most):.1f}' if spread else '')
         seeds = ', '.join(f'{value:.1f}' for value in found)
         cells = [ROWS[row], STEPS[row], f'{rates[best][0]["trained"]:,}', best, mean, seeds, others]
         print(f'| {" | ".join(map(str, cells))} |')

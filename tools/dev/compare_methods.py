@@ -21,11 +21,8 @@ Everything lies in --out; results.json there has the figures, and put there agai
 import argparse
 import json
 import math
-import os
 import statistics
-import subprocess
 import sys
-import time
 from collections import defaultdict
 from collections.abc import Callable
 from pathlib import Path
@@ -40,7 +37,6 @@ from _methods import (
     HEADS,
     IMAGENET,
     PATCH,
-    ROOT,
     ROWS,
     SHARED,
     SIDE,
@@ -50,7 +46,7 @@ from _methods import (
     make_runner,
     rate_of,
 )
-from _results import read_results, run_all, write_results
+from _results import add_result, pooled_variance, print_steps, read_results, run_all, run_command, step_of
 from matplotlib.figure import Figure
 
 from beit_mm.errors import UserError
@@ -222,21 +218,8 @@ def train_tokenizer(kind: str, args: argparse.Namespace, locks: Locks) -> None:
     words = [f'configs/demo/{config}.py', '--work-dir', str(args.out / kind), '--resume', '--no-validate']
     with locks[kind]:
         if not (args.out / kind / f'iter_{steps}.pth').exists():
-            call(['tools/train.py', *words, '--cfg-options', *options], args.out / f'{kind}.log')
-
-
-def call(words: list[str], log: Path) -> float:
-    """Runs a script of this repository on one thread; returns the minutes of CPU time that it took."""
-    environment = dict(os.environ, OMP_NUM_THREADS='1', PYTHONPATH=str(ROOT))
-    log.parent.mkdir(parents=True, exist_ok=True)
-    with log.open('a') as file:
-        process = subprocess.Popen(
-            [sys.executable, *words], cwd=ROOT, env=environment, stdout=file, stderr=subprocess.STDOUT
-        )
-        _, status, usage = os.wait4(process.pid, 0)
-    if status:
-        raise UserError(f'{words[0]} failed: {log} says why')
-    return (usage.ru_utime + usage.ru_stime) / 60
+            command = [sys.executable, 'tools/train.py', *words, '--cfg-options', *options]
+            run_command(command, args.out / f'{kind}.log')
 
 
 def run_row(row: str, seed: int, args: argparse.Namespace, locks: Locks) -> None:
@@ -272,17 +255,13 @@ def run_stage(stage: str, row: str, seed: int, args: argparse.Namespace, locks: 
         folder.mkdir(parents=True, exist_ok=True)
         if stage.startswith('finetune'):
             commands = finetuning(row, seed, stage.removeprefix('finetune_'), args, folder)
-        minutes = sum(call(command, folder / f'{stage}.log') for command in commands)
+        minutes = sum(run_command([sys.executable, *words], folder / f'{stage}.log') for words in commands)
         figures: dict[str, Any] = dict(minutes=round(minutes, 2))
         if stage == 'measure':
             figures |= json.loads((folder / 'measure.json').read_text())
         elif stage != 'pretrain':
             figures['top1'] = round(json.loads((folder / stage / 'metrics.json').read_text())['accuracy/top1'], 2)
-        with locks['results']:
-            results = read_results(args.out)
-            results.setdefault(folder.name, {})[stage] = figures
-            write_results(args.out, results)
-        print(f'{time.strftime("%H:%M")} {folder.name} {stage} {figures}', flush=True)
+        add_result(args.out, folder.name, {stage: figures}, locks['results'])
 
 
 def folder_of(row: str, seed: int, args: argparse.Namespace) -> Path:
@@ -296,33 +275,28 @@ def steps_of(row: str) -> int:
 
 
 def calibrate(args: argparse.Namespace) -> None:
-    """Steps that rows make in MINUTES: medians of CPU seconds a step, data path included, of rounds of all rows."""
+    """Steps that rows make in MINUTES."""
     import torch
-    from mmengine.optim import build_optim_wrapper
 
     torch.set_num_threads(1)
     train_tokenizer('tokenizer', args, defaultdict(Lock))
-    steps = {}
+    steps: dict[str, Callable[[], object]] = {}
     for row in [row for row in args.rows if row not in (*SHARED, *UNTRAINED, 'short')]:
         runner = make_runner(row, args.data, args.out, 1000, args.out / 'calibrate' / row, 0, None)
-        model, loader = runner.model.train(), runner.build_dataloader(runner.cfg.train_dataloader)
-        wrapper = build_optim_wrapper(model, runner.cfg.optim_wrapper)
-        wrapper.initialize_count_status(model, 0, 1000)
+        steps[row] = step_of(runner)
         if row == 'dino':
-            model.teacher_temperature = torch.tensor(0.04)
-        steps[row] = (model, wrapper, iter(loader), [])
-    for number in range(4):
-        for row, (model, wrapper, batches, seconds) in steps.items():
-            for _ in range(20):
-                start = time.process_time()
-                model.train_step(next(batches), wrapper)
-                if row in ('dino', 'features_ema'):
-                    model.update_teacher(0.99)
-                seconds += [time.process_time() - start] * bool(number)
-    for row, (*_, seconds) in steps.items():
-        print(
-            f'    {row}={60 * MINUTES / statistics.median(seconds):.0f},  # {statistics.median(seconds):.3f} s a step'
-        )
+            runner.model.teacher_temperature = torch.tensor(0.04)
+        if row in ('dino', 'features_ema'):
+            steps[row] = taught_step(steps[row], runner.model)
+    print_steps(steps, 20, MINUTES)
+
+
+def taught_step(step: Callable[[], object], model: Any) -> Callable[[], None]:
+    def step_and_follow() -> None:
+        step()
+        model.update_teacher(0.99)
+
+    return step_and_follow
 
 
 def table(args: argparse.Namespace) -> None:
@@ -340,12 +314,7 @@ def table(args: argparse.Namespace) -> None:
         runs = {seed: found[row, seed][stage] for seed in range(9) if stage in found[row, seed]}
         return {seed: (run[key[0]] if key else run)['top1'] for seed, run in runs.items()}
 
-    spread = {}
-    for column in COLUMNS:
-        rows = [[*values(row, column).values()] for row in ROWS]
-        free = sum(len(row) - 1 for row in rows if row)
-        squares = sum((value - statistics.mean(row)) ** 2 for row in rows for value in row)
-        spread[column] = squares / free if free else 0.0
+    spread = {column: pooled_variance([*values(row, column).values()] for row in ROWS) for column in COLUMNS}
 
     def error(column: str, *rows: list[float]) -> float:
         photos = sum(mean * (100 - mean) for mean in map(statistics.mean, rows)) / HELD_OUT

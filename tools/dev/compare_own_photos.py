@@ -10,23 +10,18 @@ of them. Everything lies in --out; results.json has the figures of WAY-NUMBER-MI
 
 import argparse
 import json
-import os
 import random
 import statistics
-import subprocess
 import sys
-import time
 from itertools import zip_longest
 from pathlib import Path
 from queue import Queue
 from threading import Lock
 
-from _results import read_results, run_all, write_results
+from _results import add_result, read_results, run_all, run_command
 
-from beit_mm.errors import UserError
 from beit_mm.terminal import Parser, run
 
-ROOT = Path(__file__).resolve().parents[2]
 PER_CLASS = 10
 WAYS = dict(  # what it begins with, whether it is pretrained on these photos first, and options of `finetune`
     packaged=('packaged weights, `finetune`', 'demo', False, ()),
@@ -66,14 +61,10 @@ def run_way(way: str, number: int, seed: int, args: argparse.Namespace, cores: Q
     photos, folder = args.out / f'photos-{number}-{seed}', args.out / name
     minutes = args.minutes / 2 if pretrains else args.minutes
     core = cores.get()
-    environment = dict(os.environ, OMP_NUM_THREADS='1', PYTHONPATH=f'{ROOT}:{os.environ.get("PYTHONPATH", "")}')
 
-    def verb(*words: str | Path) -> None:
+    def verb(*words: object) -> None:
         command = ['taskset', '-c', core, sys.executable, '-m', 'beit_mm', *words, '--seed', seed]
-        with folder.with_suffix('.log').open('a') as log:
-            finished = subprocess.run([*map(str, command)], env=environment, stdout=log, stderr=subprocess.STDOUT)
-        if finished.returncode:
-            raise UserError(f'{name} failed: {folder.with_suffix(".log")} says why')
+        run_command(command, folder.with_suffix('.log'))
 
     try:
         if pretrains:
@@ -87,10 +78,7 @@ def run_way(way: str, number: int, seed: int, args: argparse.Namespace, cores: Q
     seconds = sum(each['seconds'] for each in [record, *others])
     steps = record['stages']['finetune']['steps']
     found = dict(record['metrics'], seconds=round(seconds), passes=round(steps * record['batch'] / number, 2))
-    with lock:
-        results = read_results(args.out) | {name: found}
-        write_results(args.out, results)
-    print(f'{time.strftime("%H:%M:%S")} {name} {record["metrics"]}', flush=True)
+    add_result(args.out, name, found, lock)
 
 
 def table(args: argparse.Namespace) -> None:
