@@ -265,20 +265,9 @@ VQKD = 'beit_v2/vqkd_base_in1k.py'
 
 
 def test_every_config_has_one_row():
-    named = [
-        *PROBES,
-        *MASKS,
-        *PLAIN,
-        LINEAR,
-        *ATTENTIVE,
-        *ADAPTED,
-        BOTH,
-        DINO,
-        DALLE,
-        DVAE,
-        VQKD,
-        *(name for rows in KINDS.values() for name in rows),
-    ]
+    named = [*PROBES, *MASKS, *PLAIN, LINEAR, *ATTENTIVE, *ADAPTED, BOTH, DINO, DALLE, DVAE, VQKD]
+    for rows in KINDS.values():
+        named += rows
     assert sorted(named) == list_configs()
 
 
@@ -404,7 +393,6 @@ def test_lora_and_frozen_backbones_are_those_of_full_fine_tuning(name):
             batch=full.auto_scale_lr.base_batch_size, ep=epochs, warm=5 if epochs else 1500, batches=160e3, acc=1
         ),
     )
-    assert 'not run here' in header_of(name).replace('\n', ' ').replace('  ', ' ')
 
 
 def test_dino_is_that_of_its_released_vit_and_beit_stays_beit():

@@ -60,12 +60,6 @@ def test_a_resumed_run_goes_on_with_the_list(config, broken, tmp_path):
     assert listed(tmp_path) == broken and set(before) < set(broken)
 
 
-def test_error_stops_at_the_first_with_its_path(config, broken):
-    with pytest.raises(UnreadableImageError) as error:
-        train(config, **{'train_dataloader.dataset.on_error': 'raise'})
-    assert str(error.value).startswith(tuple(f'{path}: cannot be read' for path in broken))
-
-
 def test_more_than_a_share_of_the_images_ends_the_run(config, tmp_path):
     hook = UnreadableImagesHook()
     for count, total in ((50, 1000), (10, 40)):
