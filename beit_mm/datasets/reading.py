@@ -391,12 +391,11 @@ def band_statistics(
 
 def check_bands(values: np.ndarray) -> np.ndarray:
     """Returns an array of numbers as (H, W, C)."""
-    if values.dtype.kind not in 'uif':
-        raise UserError(f'values of type {values.dtype}; expected integers or floating-point numbers')
     if values.ndim == 2:
         values = values[..., None]
-    if values.ndim != 3 or not values.size:
-        raise UserError(f'array of shape {values.shape}; expected (height, width, bands), not empty')
+    if values.ndim != 3 or not values.size or values.dtype.kind not in 'uif':
+        found = f'an array {values.shape} of {values.dtype}'
+        raise UserError(f'{found}; expected integers or floating-point numbers (height, width, bands), not empty')
     return values
 
 

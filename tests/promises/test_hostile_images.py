@@ -98,10 +98,10 @@ JPEG = dict(photometric='rgb', compression='jpeg')  # which has a size of its ow
     ('content', 'message'),
     [
         (written(np.save, np.array([Program()], dtype=object)), 'Object arrays cannot be loaded'),
-        (written(np.save, np.zeros((4, 4), [('a', 'u1')])), 'type .*; expected integers'),
+        (written(np.save, np.zeros((4, 4), [('a', 'u1')])), '; expected integers'),
         (pickle.dumps(Program()), 'neither .tif nor .npy'),
         (npy((10, 10, 10**12)), 'cannot be read'),
-        (npy((2, 2, 3, 1)), r'expected \(height, width, bands\)'),
+        (npy((2, 2, 3, 1)), r'array \(2, 2, 3, 1\) of .*\(height, width, bands\)'),
         (tif_without_pixels(), 'stores no pixels'),
         (written(tifffile.imwrite, np.zeros((64, 64, 3), np.uint8), **JPEG), 'compression 7, .*expected none, LZW'),
     ],
