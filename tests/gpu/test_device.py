@@ -1,4 +1,4 @@
-"""What only a CUDA device can show: half precision, fused attention, compilation, several devices.
+"""What only a CUDA device can show: half precision, fused attention, compilation, no waiting.
 
 Without one the tests run on the CPU as far as they go, so that a test that cannot pass anywhere fails the day it is
 written.
@@ -7,16 +7,13 @@ written.
 import copy
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
-import torch.multiprocessing as mp
 from helpers import narrow_model
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.nn.parallel import DistributedDataParallel
 
 from beit_mm.datasets.masking import masked_positions
 from beit_mm.engine.logs import RuntimeInfoHook
@@ -196,32 +193,3 @@ def test_a_step_is_skipped_without_a_wait_for_the_device(dtype):
             loss = model(bad).square().mean()
         wrapper.update_params(loss)
     assert all(map(torch.equal, before, model.state_dict().values())) and wrapper.read_counters().not_finite == 1
-
-
-def train_on_two(rank: int, store: Path, results: mp.Queue) -> None:
-    torch.cuda.set_device(rank)
-    torch.distributed.init_process_group('nccl', f'file://{store}', rank=rank, world_size=2)
-    torch.manual_seed(0)
-    device = torch.device('cuda', rank)
-    model = MODELS.build(narrow_model()).to(device).train()
-    parallel = DistributedDataParallel(model, device_ids=[rank])
-    optimizer = torch.optim.SGD(model.parameters(), 0.1)
-    for step in range(3):
-        optimizer.zero_grad()
-        parallel(make_inputs(2 * step + rank, device), mode='loss')['loss'].backward()
-        optimizer.step()
-    results.put((rank, model.head.lm_head.weight.detach().cpu()))
-    torch.distributed.barrier()
-    torch.distributed.destroy_process_group()
-
-
-@pytest.mark.skipif(torch.cuda.device_count() < 2, reason='needs two CUDA devices')
-def test_two_devices_keep_the_same_weights(tmp_path):
-    results = mp.get_context('spawn').Queue()
-    processes = mp.spawn(train_on_two, args=(tmp_path / 'store', results), nprocs=2, join=False)
-    weights = dict(results.get(timeout=120) for _ in range(2))
-    while not processes.join(60):
-        pass
-    assert torch.equal(weights[0], weights[1])
-    torch.manual_seed(0)
-    assert not torch.equal(weights[0], MODELS.build(narrow_model()).head.lm_head.weight)
