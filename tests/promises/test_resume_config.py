@@ -160,24 +160,6 @@ def test_rates_are_those_of_a_run_that_had_the_config_from_its_start(kind, tmp_p
         assert rest.groups == {step: groups for step, groups in whole.groups.items() if step >= position}, number
 
 
-@pytest.mark.parametrize('kind', ['by iteration', 'by epoch', 'converted'])
-def test_a_run_made_longer_ends_as_one_that_was_long_from_its_start(kind, tmp_path):
-    """The warm-up is all that the first run has, and the same in both."""
-    config = settings(**schedules(kind, 3))
-    first = copy.deepcopy(config)
-    first['train_cfg'].update({key: value // 3 for key, value in config['train_cfg'].items() if key != 'type'})
-    first['param_scheduler'] = [config['param_scheduler'][0]]
-    if kind != 'by epoch':  # weight decay falls from the start
-        config['param_scheduler'] = config['param_scheduler'][:2]
-    run(tmp_path / 'work', first)
-    run(tmp_path / 'work', config, resume=True)
-    run(tmp_path / 'whole', config)
-    ends = [torch.load(tmp_path / folder / 'iter_9.pth', weights_only=True) for folder in ('work', 'whole')]
-    compared = 'state_dict', 'optimizer', 'param_schedulers'
-    found = differences(*({key: end[key] for key in compared} for end in ends))
-    assert not found, found
-
-
 def test_one_cycle_is_resumed_and_made_longer(tmp_path):
     """mmengine stores a function of it, which no checkpoint may name."""
     config = settings(param_scheduler=[dict(type='OneCycleLR', eta_max=0.1, total_steps=6, by_epoch=False)])
