@@ -95,9 +95,10 @@ def test_a_signal_in_the_last_step_changes_nothing(config, tmp_path):
     assert (tmp_path / 'epoch_2.pth').exists() and not (tmp_path / 'interrupted.pth').exists()
 
 
-def test_accumulated_gradients_are_used_first(config, tmp_path):
-    config.optim_wrapper.accumulative_counts = 2
-    assert train(config, tmp_path, Act('after_train_iter', send(signal.SIGTERM), iteration=2)) == 75
+@pytest.mark.parametrize(('place', 'iteration'), [('after_train_iter', 2), ('after_val_iter', 3)])
+def test_accumulated_gradients_are_used_first(place, iteration, pretrain_config, tmp_path):
+    pretrain_config.optim_wrapper.accumulative_counts = 2  # of three batches in an epoch
+    assert train(pretrain_config, tmp_path, Act(place, send(signal.SIGTERM), iteration)) == 75
     assert torch.load(tmp_path / 'interrupted.pth', weights_only=True)['meta']['iter'] == 4
 
 
@@ -146,30 +147,39 @@ def test_a_signal_in_a_validation_ends_it_and_the_resumed_run_begins_it_anew(
         assert not differences(*({key: file[key] for key in file if key != 'message_hub'} for file in files)), name
 
 
-def test_a_signal_in_a_validation_between_accumulated_batches_acts_after_the_next_step(pretrain_config, tmp_path):
-    pretrain_config.optim_wrapper.accumulative_counts = 2  # of three batches in an epoch
-    assert train(pretrain_config, tmp_path, Act('after_val_iter', send(signal.SIGTERM), iteration=3)) == 75
-    assert torch.load(tmp_path / 'interrupted.pth', weights_only=True)['meta']['iter'] == 4
+def stopped_ranks(config: Config, folder: Path, act: Act) -> list[object]:
+    """Iteration and exit code of both of two processes, one of which is told to stop."""
+    config.work_dir, config.launcher, config.auto_scale_lr = str(folder / 'work'), 'pytorch', None
+    config.train_dataloader.batch_size = 2
+
+    def stopped(rank: int) -> tuple:
+        runner = make_runner(config)
+        if rank == 1:
+            runner.register_hook(act)
+        with pytest.raises(SystemExit) as stop:
+            runner.train()
+        return runner.iter, stop.value.code
+
+    return run_ranks(stopped, folder)
 
 
 @pytest.mark.parametrize(('place', 'iteration'), [('before_val_iter', 6), ('before_train_iter', 4)])
 def test_two_processes_stop_in_the_second_validation(place, iteration, pretrain_config, tmp_path):
     """Also after a first one of which one of them has a batch more than the other."""
-    config = pretrain_config
-    config.work_dir, config.launcher, config.auto_scale_lr = str(tmp_path / 'work'), 'pytorch', None
-    config.train_dataloader.batch_size = 2
-    config.val_dataloader.update(batch_size=1, sampler=dict(type='DefaultSampler', shuffle=False, round_up=False))
-    config.val_dataloader.dataset.indices = 11
+    loader = pretrain_config.val_dataloader
+    loader.update(batch_size=1, sampler=dict(type='DefaultSampler', shuffle=False, round_up=False))
+    loader.dataset.indices = 11
+    act = Act(place, send(signal.SIGUSR1), iteration)
+    assert stopped_ranks(pretrain_config, tmp_path, act) == [(6, 75)] * 2
 
-    def stopped(rank: int) -> tuple:
-        runner = make_runner(config)
-        if rank == 1:
-            runner.register_hook(Act(place, send(signal.SIGUSR1), iteration))
-        with pytest.raises(SystemExit) as stop:
-            runner.train()
-        return runner.iter, stop.value.code
 
-    assert run_ranks(stopped, tmp_path) == [(6, 75)] * 2
+def test_two_processes_stop_at_the_same_step_and_soon(config, tmp_path):
+    """Only one of them is told, after it has exchanged what it was told before that step."""
+    config.train_cfg.max_epochs = 300
+    config.default_hooks.checkpoint.interval = 300
+    act = Act('before_train_iter', send(signal.SIGUSR1), 9)
+    assert stopped_ranks(config, tmp_path, act) == [(11, 75)] * 2
+    assert torch.load(tmp_path / 'work/interrupted.pth', weights_only=True)['meta']['iter'] == 11
 
 
 LOOPS = [dict(type='EpochLoop', max_epochs=2, val_interval=1), dict(type='IterLoop', max_iters=6, val_interval=3)]
@@ -233,25 +243,6 @@ def test_workers_take_no_part(pretrain_config, tmp_path):
         runner.train()
     assert len(told) == 2
     assert set(multiprocessing.active_children()) <= others and {worker.exitcode for worker in told} == {0}
-
-
-def test_two_processes_stop_at_the_same_step_and_soon(config, tmp_path):
-    """Only one of them is told, after it has exchanged what it was told before that step."""
-    config.work_dir, config.launcher, config.auto_scale_lr = str(tmp_path / 'work'), 'pytorch', None
-    config.train_dataloader.batch_size = 2
-    config.train_cfg.max_epochs = 300
-    config.default_hooks.checkpoint.interval = 300
-
-    def stopped(rank: int) -> tuple:
-        runner = make_runner(config)
-        if rank == 1:
-            runner.register_hook(Act('before_train_iter', send(signal.SIGUSR1), 9))
-        with pytest.raises(SystemExit) as stop:
-            runner.train()
-        return runner.iter, stop.value.code
-
-    assert run_ranks(stopped, tmp_path) == [(11, 75)] * 2
-    assert torch.load(tmp_path / 'work/interrupted.pth', weights_only=True)['meta']['iter'] == 11
 
 
 class CountWorkers(Hook):
