@@ -107,16 +107,6 @@ def of_joined_queries(folder: Path, images: Path) -> Config:
     return mask_training(make_label_maps(folder / 'maps'), folder, where='backbone')
 
 
-def balanced(folder: Path, images: Path) -> Config:
-    config = fine_tuning(folder, images)
-    dataset = config.train_dataloader.dataset
-    dataset.ann_file = str(folder / 'unequal.txt')
-    names = [*(f'blue/{index}.png 0' for index in range(6)), 'green/0.png 1', 'red/0.png 2']
-    Path(dataset.ann_file).write_text('\n'.join(names))
-    config.train_dataloader.dataset = dict(type='ClassBalancedDataset', oversample_thr=0.5, dataset=dataset)
-    return config
-
-
 def with_low_rank_matrices(folder: Path, images: Path) -> Config:
     """Checkpoints hold the matrices and the head; the frozen weights come from their file each time."""
     config = fine_tuning(folder, images)
@@ -156,7 +146,6 @@ TASKS = [
     with_features,
     of_vqkd,
     fine_tuning,
-    balanced,
     with_low_rank_matrices,
     of_another_library,
     of_masks,
