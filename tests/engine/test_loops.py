@@ -1,6 +1,6 @@
 """Loops: the batches of a run of iterations."""
 
-from itertools import islice
+from itertools import chain, islice
 from types import SimpleNamespace
 
 import pytest
@@ -11,14 +11,18 @@ from beit_mm.engine.loops import IterLoop
 
 
 class Keys(Dataset):
-    """Samples that are their keys."""
+    """Samples that are their keys, and which of them were read."""
 
     takes_keys = True
+
+    def __init__(self):
+        self.read: list[tuple] = []
 
     def __len__(self) -> int:
         return 10
 
     def __getitem__(self, key: tuple) -> tuple:
+        self.read.append(tuple(key))
         return tuple(key)
 
 
@@ -55,6 +59,10 @@ def test_workers_go_on_from_one_epoch_to_the_next(kind, workers, done):
 
 
 def test_an_incomplete_batch_ends_an_epoch_where_it_is_kept():
+    """And nothing is read to get to the second batch of the second epoch."""
     loader = loader_of(SeededSampler, 0, drop_last=False)
-    stream = IterLoop.endless_batches(SimpleNamespace(dataloader=loader, _iter=0))
-    assert [len(batch) for batch in islice(stream, 8)] == [3, 3, 3, 1] * 2
+    stream = IterLoop.endless_batches(SimpleNamespace(dataloader=loader, _iter=5))
+    batches = [*islice(stream, 7)]
+    assert [len(batch) for batch in batches] == [3, 3, 1, 3, 3, 3, 1]
+    loader.sampler.set_epoch(1)
+    assert loader.dataset.read == [*chain(*batches)] and batches[:3] == [*loader][1:]
