@@ -287,6 +287,8 @@ def deep_gray_to_rgb(image: Image.Image) -> Image.Image:
     if image.mode.startswith('I;16') or (image.mode == 'I' and image.format in ('PNG', 'PPM')):
         low, high = 0, 65535
     gray = np.rint((values - low) * (255 / max(high - low, 1e-12))).astype(np.uint8)
+    if 'transparency' in image.info:
+        gray[values == image.info['transparency']] = 255
     return Image.fromarray(gray).convert('RGB')
 
 
