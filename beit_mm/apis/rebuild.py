@@ -44,7 +44,7 @@ OWN_KEYS = ('type', 'arch', 'hidden', 'vocab_size', 'embed_dims', 'num_levels', 
 DALLE_VOCABULARY = 8192
 FILES = ('checkpoint', 'decoder_checkpoint')  # arguments of tokenizers that name files
 
-# Endings of file names that show the data of the last training: the authors', OpenMMLab's and timm's
+# Endings of file names by which the authors, OpenMMLab and timm say what a model was last trained on
 TRAINED_ON = re.compile(r'(?:(?:ft|to|[._-]in)1k|(?P<ade>ade20k))(?:_\d{8})?(?:-[0-9a-f]{8})?$')
 
 
@@ -109,7 +109,7 @@ def rebuild(
 
 
 def merged(checkpoint: Checkpoint, task: str, config: Config) -> dict[str, Any]:
-    """Weights and meta of a LoRA run's checkpoint as those of a plain model, with the matrices merged in."""
+    """A LoRA run's checkpoint as the weights and meta of a plain model, with the matrices merged in."""
     model = rebuild(checkpoint, task, config, multi_scale=False, max_pixels=None).model
     meta = copy.deepcopy(checkpoint.content['meta'])
     settings = meta['config_dict']['model']
@@ -126,7 +126,7 @@ def given_recipe(config: str | Path | Config, task: str, multi_scale: bool) -> R
 
 
 def stored_recipe(checkpoint: Checkpoint, task: str, multi_scale: bool) -> Recipe:
-    """From the config in a checkpoint, else from the shapes of its tensors; its types must be on the allow-list."""
+    """The recipe in a checkpoint's config, else by the shapes of its tensors; types must be on the allow-list."""
     values = checkpoint.meta.get('config_dict')
     if isinstance(values, dict) or multi_scale:
         recipe = recipe_of_config(values if isinstance(values, dict) else {}, task, multi_scale, str(checkpoint))
@@ -153,7 +153,7 @@ def recipe_of_config(values: Mapping[str, Any], task: str, multi_scale: bool, na
         loader: Any = values.get('test_dataloader') or values.get('val_dataloader')
         if multi_scale:
             pipeline = values['tta_pipeline']
-        elif loader or task == 'segmentor':
+        elif loader or task == 'segmentor':  # without a loader a segmentor fails here
             pipeline = loader['dataset']['pipeline']
         else:
             pipeline = values['train_dataloader']['dataset']['pipeline'][:1]
@@ -170,7 +170,7 @@ def recipe_of_config(values: Mapping[str, Any], task: str, multi_scale: bool, na
 
 
 def recipe_of_tensors(checkpoint: Checkpoint, task: str) -> Recipe:
-    """From the tensors of a file without a config, as written by timm, transformers, mmseg or the released code."""
+    """The recipe of a file without a config, as written by timm, transformers, mmseg or the released code."""
     backbone = dict(checkpoint.backbone_arguments(), type='beit_mm.BEiTBackbone')
     levels, _ = checkpoint.normalisation
     try:
@@ -192,7 +192,7 @@ def classifier_of(checkpoint: Checkpoint, backbone: dict[str, Any], levels: dict
 
 
 def segmentor_of(checkpoint: Checkpoint, backbone: dict[str, Any], levels: dict[str, Any]) -> Recipe:
-    """An UperNet as in the released code; the tensors of other heads do not show how they resize."""
+    """A UperNet as in the released code; tensors of other heads do not show how the head resizes."""
     weights = checkpoint.converted.state_dict
     num_classes, channels = weights['decode_head.conv_seg.weight'].shape[:2]
     weights['decode_head.fpn_bottleneck.conv.weight'], weights['neck.upsample_4x.0.weight']  # KeyError: another head
@@ -228,7 +228,7 @@ def built_as_stored(config: ConfigDict, checkpoint: Checkpoint) -> nn.Module:
 
 
 def built_reader(pipeline: Sequence[dict], model: nn.Module) -> ImageReader:
-    """Reads and prepares images; if the pipeline only loads them, crops them to the model's size."""
+    """The reader of a pipeline's images; one that only loads them gets the usual crop to the model's size."""
     load, *prepare = pipeline
     load = TRANSFORMS.build(load)
     backend = 'cv2' if isinstance(load, LoadBands) else 'pillow'
@@ -259,7 +259,7 @@ def classes_of(checkpoint: Checkpoint, number: int) -> tuple[tuple[str, ...], li
         if not names:
             known = metainfo_of_name(checkpoint.path, number)
             names, palette = known.get('classes', map(str, range(number))), known.get('palette', palette)
-        classes = tuple(map(quoted, names))  # a terminal could obey what a name holds
+        classes = tuple(map(quoted, names))  # a terminal would obey control characters in a name
         if len(classes) != number:
             raise CheckpointError(f'names {len(classes)} classes, but its model has {number}')
         colours = np.array(palette or distinct_colours(number), np.uint8).reshape(number, 3)
@@ -403,12 +403,12 @@ def stored_tokenizer(checkpoint: Checkpoint, stored: Any) -> dict[str, Any]:
 
 
 def stored_teacher(checkpoint: Checkpoint, stored: Any) -> dict[str, Any]:
-    """The config of FeatureTargets; the weights of a moving average are in the checkpoint."""
+    """The config of FeatureTargets; 'ema' needs no file, because the checkpoint holds its weights."""
     others = {key: value for key, value in stored.items() if key != 'teacher'}
     config = stored_config.check_part(others, ('beit_mm.FeatureTargets',), 'target_generator')
     teacher = stored.get('teacher')
     if not isinstance(teacher, str):
-        raise UserError('was trained with a teacher that is not one file, such as CLIP; it cannot be rebuilt')
+        raise UserError('was trained with a teacher, such as CLIP, that is not a single file; it cannot be rebuilt')
     head = head_config(checkpoint)
     if teacher == EMA and head['target_dims'] != head['embed_dims']:
         raise UserError(f'predicts {head["target_dims"]} features, but its moving average has {head["embed_dims"]}')
@@ -441,7 +441,7 @@ def own_tokenizer(checkpoint: str | Path) -> dict[str, Any]:
 
 
 def find_dalle() -> dict[str, Any] | None:
-    """Arguments of a DALLETokenizer with weights from $BEIT_MM_WEIGHTS or torch hub's cache; None without any."""
+    """Arguments of a DALLETokenizer, its weights in $BEIT_MM_WEIGHTS or torch hub's cache; None if neither has them."""
     folders = filter(None, (os.environ.get(WEIGHTS_VARIABLE), f'{torch.hub.get_dir()}/checkpoints'))
     for encoder in (Path(folder, name) for folder in folders for name in ('dalle_encoder.pth', 'encoder.pkl')):
         if encoder.is_file():

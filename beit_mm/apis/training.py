@@ -35,20 +35,20 @@ from beit_mm.terminal import quiet, say, typed, without_output
 
 RECORD, REPORT = 'plan.json', 'report.md'
 REPORT_SHARE, REPORT_SECONDS = 0.1, 120.0  # for the report: a share of the minutes; seconds for a run without minutes
-NOMINAL_STEPS = 1000  # of a stage with minutes: its schedules are planned for these, and the clock moves them
-KNOWN_SHARE = 0.03  # of a stage: then its length is known well enough to set intervals
+NOMINAL_STEPS = 1000  # the schedules of a stage with minutes have this many steps; the clock advances them
+KNOWN_SHARE = 0.03  # of a stage: after it the length is known well enough to set intervals
 MIN_BANK, MAX_BANK = 200, 2000  # images to compare held-out ones with; MIN_BANK even if time is short
 MIN_KNOWN, MAX_KNOWN = 10, 100  # images with label maps whose patches are compared
 MAX_TOKENIZER_STEPS = 4000  # more steps hardly improve its tokens
-MAX_VALIDATIONS, VALIDATION_SHARE = 5, 0.05  # of a stage; what they cost, relative to its training
+MAX_VALIDATIONS, VALIDATION_SHARE = 5, 0.05  # of a stage; their cost as a share of its training
 WAITS_FOR_IMAGES = (
     'Reading images limits the training: {:.0%} of the time is spent waiting for them. More workers or smaller copies '
     'of the images (tools/datasets/resize_images.py) help.'
 )
-AT_LEAST = f'It makes at least {MIN_STEPS} steps, however few the minutes.'
-FEW_PASSES = 5  # over the images: with fewer a head on frozen features was better
+AT_LEAST = f'The training makes at least {MIN_STEPS} steps, however short the time.'
+FEW_PASSES = 5  # over the images; with fewer, a head on frozen features did better
 FREEZE = (
-    'Each image was seen {:.1f} times. With so few passes `--freeze all` was better: "What pays" in docs/own_images.md.'
+    'Each image was seen {:.1f} times. With so few, `--freeze all` did better: see "What pays" in docs/own_images.md.'
 )
 
 
@@ -112,7 +112,7 @@ def finetune(
     mean: Levels = None,
     std: Levels = None,
 ) -> Path:
-    """Fine-tunes a pretrained BEiT: into a classifier from class folders, or a segmentor from label maps.
+    """Fine-tunes a pretrained BEiT into a classifier (class folders) or a segmentor (label maps).
 
     Args:
         images: folder with one folder per class, or with images and label maps, see `find_label_maps`.
@@ -121,9 +121,9 @@ def finetune(
             on a GPU DINOv2 if it fits the memory and its file is found or downloaded.
         minutes: wall-clock time of the whole run, by default 15.
         epochs: instead of minutes: passes over the images.
-        reduce_zero_label: whether 0 in label maps marks unlabelled pixels; None: as classes.txt shows.
+        reduce_zero_label: whether 0 in label maps marks unlabelled pixels; None: classes.txt decides.
         balance: show images of small classes more often, with mmengine's ClassBalancedDataset.
-        bands: to read from images with label maps, see `find_label_maps`.
+        bands: which bands to read from images with label maps, see `find_label_maps`.
         lora: rank of LoRA's matrices; the backbone's own weights are frozen.
         freeze: number of blocks to freeze, from the first on, together with the embeddings. With 'all' a
             classifier's head is fitted to features computed once, without augmentation, however long that takes.
@@ -237,8 +237,8 @@ class Run:
             raise UserError(f'{record.images} has {changed} ({record.found}; now {images}); {advice}')
         plan = self.plan = plan_training(images, record)
         if resumes and record.tokenizer not in (None, plan.targets_name):
-            began = f'{self.folder} began with {record.tokenizer}, but now finds {plan.targets_name}'
-            raise UserError(f'{began}; put the first one back')
+            found = f'{self.folder} began with {record.tokenizer}, but now finds {plan.targets_name}'
+            raise UserError(f'{found}; put the first one back')
         if resumes:
             say(f'Resuming {self.folder} as planned.')
         else:
@@ -282,11 +282,11 @@ class Run:
         base = TOKENIZER if stage == 'tokenizer' else plan.base
         segments = isinstance(images, LabelMaps)
         settings = SETTINGS['segment' if segments else stage](own_config(base), images, plan, self.lists, steps)
-        validated = len(images.held_out.names)
+        validation_cost = len(images.held_out.names)
         if segments or stage != 'finetune':
-            validated = min(validated, images.num_validated) * images.validation_cost
+            validation_cost = min(validation_cost, images.num_validated) * images.validation_cost
         # 3, because without a backward pass an image costs a third
-        affordable = 3 * VALIDATION_SHARE * steps * plan.batch / validated
+        affordable = 3 * VALIDATION_SHARE * steps * plan.batch / validation_cost
         settings['train_cfg']['val_interval'] = math.ceil(steps / max(1, min(MAX_VALIDATIONS, int(affordable))))
         return base, dict(work_dir=str(self.folder / stage), randomness=dict(seed=self.record.seed), **settings)
 
@@ -298,8 +298,8 @@ class Run:
         write_config(path, title, base, settings)
         if self.last_checkpoint(stage).is_file() and 'images_per_second' in planned:
             return
-        begun = any((self.folder / stage).glob('*.pth'))
-        runner = make_runner(run_config(base, dict(settings, resume=begun), path), ProgressHook(stage))
+        resumes = any((self.folder / stage).glob('*.pth'))
+        runner = make_runner(run_config(base, dict(settings, resume=resumes), path), ProgressHook(stage))
         clock = None
         if 'seconds' in planned:
             settings_for = partial(self.settings, images, stage)
@@ -356,7 +356,7 @@ class Run:
             say(line)
 
     def advice_on_passes(self, images: Images, steps: float) -> str:
-        """For a classifier whose whole backbone was tuned: FREEZE after too few passes over the images, else ''."""
+        """FREEZE if a classifier's whole backbone was tuned in too few passes over the images, else ''."""
         passes = steps * self.plan.batch / len(images.train.names)
         tuned = self.verb == 'finetune' and self.plan.init and self.plan.frozen is None and not self.plan.lora
         return FREEZE.format(passes) if tuned and passes < FEW_PASSES and not isinstance(images, LabelMaps) else ''
@@ -375,7 +375,7 @@ class Run:
         if self.verb == 'finetune':  # half of the time for answers: an image costs a third of what it does in training
             asked = max(reports.MIN_ANSWERS, int(3 / 2 * images_in_time))
             return reports.describe_finetuning(self.weights, images, metrics, seconds / 2, asked, self.plan.balance)
-        # these and half as many held-out images, each at most twice as costly as in training
+        # of these images and half as many held-out ones, each costs at most twice what it costs in training
         compared = min(MAX_BANK, max(MIN_BANK, int(images_in_time / 3)))
         return reports.describe_pretraining(self.weights, images, metrics, compared, start, seconds, self.plan.teacher)
 
@@ -401,16 +401,16 @@ def make_runner(cfg: RunConfig, hook: Hook) -> Runner:
 
 
 class MinutesHook(Hook):
-    """Ends a training when its time is up. Each step moves the schedules by the part of the time left that it took.
+    """Ends a training when its time is up. A step advances the schedules by its share of the remaining time.
 
     It replaces mmengine's ParamSchedulerHook. Checkpoints store time and schedules, for a call that resumes.
 
     Args:
         seconds: time for the training, all calls together.
         began: time.monotonic() when this call's part of `seconds` began.
-        planned: steps over which the schedules are planned.
-        most: steps after which it ends even if time is left. It makes at least `MIN_STEPS` in any case.
-        settings_for: number of steps -> name of a config and its settings, which have the intervals.
+        planned: steps of the schedules.
+        most: steps after which the training ends even if time is left; it makes at least `MIN_STEPS`.
+        settings_for: number of steps -> a config's name and settings, which give the intervals.
     """
 
     priority = 'HIGHEST'  # other hooks ask which step is the last
@@ -420,7 +420,7 @@ class MinutesHook(Hook):
         self.settings_for = settings_for
 
     def after_load_checkpoint(self, runner: Runner, checkpoint: dict) -> None:
-        # beyond the step that was reached, where the loop would end the run
+        # past the step that was reached, or the loop would end the run at once
         runner.train_loop.set_length(max(self.planned, checkpoint['meta']['iter'] + 1))
 
     def before_train(self, runner: Runner) -> None:
@@ -430,7 +430,7 @@ class MinutesHook(Hook):
         self.deadline = self.began + self.seconds - self.earlier
         self.last = math.nan  # end of the last step or validation
         self.rate_known = False
-        self.set_length(runner, runner.iter)
+        self.update_length(runner, runner.iter)
 
     def after_val_epoch(self, runner: Runner, metrics: dict[str, float] | None = None) -> None:
         self.last = time.monotonic()
@@ -452,9 +452,9 @@ class MinutesHook(Hook):
             runner.model.steps.fill_(place)  # its temperature is a schedule too
         passed = self.earlier + now - self.began
         runner.message_hub.update_info_dict(dict(training_seconds=passed, schedule_share=self.share))
-        self.set_length(runner, done)
+        self.update_length(runner, done)
 
-    def set_length(self, runner: Runner, done: int) -> None:
+    def update_length(self, runner: Runner, done: int) -> None:
         """Sets the loop's length from the steps done and, once, the intervals of logging, saving and validating."""
         loop: Any = runner.train_loop
         expected = self.planned if self.share == 0 else round(done / self.share)

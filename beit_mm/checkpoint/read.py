@@ -34,7 +34,7 @@ REFUSED_NAME = re.compile(r'GLOBAL (\S+) (?:was not an allowed global|whose modu
 def as_checkpoint_error(path: str | Path) -> Iterator[None]:
     """Turns errors that a file's content causes into a CheckpointError of one line. It begins with the path.
 
-    So the message of a UserError that is raised inside may go on from there: 'names 3 classes, but ...'.
+    The message of a UserError raised inside has no subject, since the path precedes it: 'names 3 classes, but ...'.
     """
     try:
         yield
@@ -61,7 +61,8 @@ def read_checkpoint(path: str | Path, sha256: str | None = None) -> dict[str, An
         The file's content, with tensors on the CPU. A safetensors file gives its tensors by name, or
         dict(state_dict=..., meta=...) if `write_checkpoint` stored a `meta`; a DALL-E module gives its state dict.
 
-    Raises CheckpointError if the file is not a checkpoint, is damaged, has another hash or holds anything else.
+    Raises CheckpointError if the file is not a checkpoint, is damaged, has another hash, or holds more than tensors and
+    plain values.
     """
     path = Path(path)
     read = _reader_of(path)
@@ -95,7 +96,7 @@ def _reader_of(path: Path) -> Callable[[Path], Any]:
         return _read_zip
     if head.startswith(b'\x80'):
         return _read_legacy
-    text = head.lstrip()  # of a web page, or a git-lfs pointer
+    text = head.lstrip()  # often a web page or a git-lfs pointer
     begins = f'begins with {text.splitlines()[0].decode(errors="replace")!r}' if text else 'is empty'
     raise CheckpointError(f'{path} is not a checkpoint: it {begins}.')
 
@@ -111,7 +112,7 @@ def _read_safetensors(path: Path) -> dict[str, Any]:
 def _read_zip(path: Path) -> Any:
     size = path.stat().st_size
     with zipfile.ZipFile(path) as archive:
-        # Python could import code from it: a zip file may lie on sys.path.
+        # With the file on sys.path Python could import other entries as code.
         if others := [name for name in archive.namelist() if not re.fullmatch(ZIP_ENTRY, name)]:
             raise CheckpointError(f'it holds {others[0][:MAX_NAME]!r}, which torch.save does not write')
         if (held := sum(entry.file_size for entry in archive.infolist())) > size:  # torch.save compresses nothing
@@ -123,14 +124,14 @@ def _read_zip(path: Path) -> Any:
 
 def _read_legacy(path: Path) -> Any:
     """Reads files of torch before 1.6. They declare all storages first, so a short file can declare huge ones."""
-    size, named = path.stat().st_size, 0  # bytes
+    size, declared = path.stat().st_size, 0  # bytes
 
     def filled(storage: Any, _: Any) -> Any:
-        """Returns the storage, zeroed and unable to grow."""
-        nonlocal named
-        named += storage.nbytes()
-        if named > size:
-            raise CheckpointError(f'it is cut short, or its {size:,} bytes name larger storages')
+        """Returns the storage, without what was in that memory before, and unable to grow."""
+        nonlocal declared
+        declared += storage.nbytes()
+        if declared > size:
+            raise CheckpointError(f'it is cut short, or its {size:,} bytes declare larger storages')
         return storage.fill_(0)[:]  # torch lets the original grow, but not a slice
 
     return _read_torch(path, filled)
@@ -143,7 +144,7 @@ def _read_torch(path: Path, map_location: Any) -> Any:
     known: Known = {}
     content = plain(read, known)
     tensors = [new for new, _ in known.values() if isinstance(new, Tensor)]
-    # an expanded tensor takes this memory only once it is copied
+    # an expanded tensor shares its storage, and takes its full size once it is copied
     if sum(max(0, tensor.nbytes - tensor.untyped_storage().nbytes()) for tensor in tensors) > MAX_EXPANDED:
         raise CheckpointError(f'it holds tensors that are expanded by more than {MAX_EXPANDED:,} bytes')
     return content
@@ -168,7 +169,7 @@ class Module(Attributes):  # for a DALL-E network that was saved as a module; it
 
 
 class NumpyType:
-    """For `numpy.dtype` of numbers and text. A real one takes its state from the file, which could make pointers."""
+    """For `numpy.dtype` of numbers and text. A real one takes its state from the file, which could forge pointers."""
 
     __slots__ = ('code',)
 
@@ -212,7 +213,7 @@ DALLE_MODULES = """
 """.split()
 STAND_INS: dict[str, Callable] = {  # allowed in addition to torch's own list: tensors and plain containers
     'argparse.Namespace': Attributes,  # the released code's `args`
-    'builtins.getattr': lambda *_: None,  # log histories name their methods with it
+    'builtins.getattr': lambda *_: None,  # log histories store their methods by it; nothing uses the result
     'mmengine.config.config.ConfigDict': Attributes,
     'mmengine.logging.history_buffer.HistoryBuffer': LogHistory,
     'numpy.dtype': NumpyType,
@@ -242,7 +243,7 @@ def only_stand_ins() -> Iterator[None]:
 
 VALUES: tuple[type, ...] = (str, bytes, bytearray, int, float, complex, type(None), PurePath)
 VALUES += (np.generic, torch.dtype, torch.device, torch.layout)
-Known = dict[int, tuple[Any, Any]]  # id of a value -> its copy, and the value, kept so that its id stays its own
+Known = dict[int, tuple[Any, Any]]  # id of a value -> its copy, and the value, kept alive so that no other gets its id
 
 
 def plain(value: Any, known: Known) -> Any:
@@ -281,7 +282,7 @@ def plain(value: Any, known: Known) -> Any:
 
 def _plain_tensor(tensor: Tensor) -> Tensor:
     new = Tensor.detach(tensor)  # not tensor.detach, which the file may have set
-    # torch does not compare the indices of a sparse tensor with its size: adding it could write anywhere in memory
+    # torch does not compare the indices of a sparse tensor with its size: adding it could write outside its memory
     is_dense = new.layout is torch.strided and not new.is_nested and not new.is_quantized
     if not is_dense or new.device.type != 'cpu':
         raise CheckpointError('it holds a tensor that is sparse, nested, quantized or without values')
@@ -302,7 +303,7 @@ def _plain_dict(value: dict, known: Known) -> dict:
 
 
 def _weights_of(module: Module) -> dict[str, Tensor]:
-    """Like torch.nn.Module.state_dict, but takes modules apart: one that occurs twice, or in itself, is a KeyError."""
+    """Like torch.nn.Module.state_dict, but empties modules: one that occurs twice, or in itself, raises KeyError."""
     weights = {name: tensor for name, tensor in module.pop('_parameters').items() if isinstance(tensor, Tensor)}
     for name, child in module.pop('_modules').items():
         weights |= {f'{name}.{key}': tensor for key, tensor in _weights_of(child).items()}
@@ -313,7 +314,7 @@ def save_torch(content: Any, file: BinaryIO) -> None:
     """torch.save into an open file; raises OSError on a full disk."""
     try:
         torch.save(content, file)
-    except RuntimeError as error:  # torch raises its own while it handles the file's
+    except RuntimeError as error:  # torch raises its own error while it handles the file's OSError
         if isinstance(error.__context__, OSError):
             raise error.__context__ from None
         raise
@@ -343,7 +344,7 @@ def write_checkpoint(path: str | Path, content: Mapping[str, Any]) -> None:
 def _safetensors_bytes(content: Mapping[str, Any]) -> bytes:
     weights, metadata = content, dict(format='pt')  # transformers does not read a file without it
     if content.keys() == {'state_dict', 'meta'}:
-        # one key, without the format: safetensors writes several in any order, so equal content could differ in hash
+        # this key alone: safetensors writes several in random order, and equal content shall give equal bytes
         weights, metadata = content['state_dict'], {META_KEY: json.dumps(content['meta'])}
     # each in its own memory, which the format requires
     copies = {name: tensor.detach().clone(memory_format=torch.contiguous_format) for name, tensor in weights.items()}

@@ -27,14 +27,14 @@ from beit_mm.registry import LOOPS
 
 @LOOPS.register_module()
 class EpochLoop(EpochBasedTrainLoop):
-    """mmengine's EpochBasedTrainLoop, which also resumes in the middle of an epoch."""
+    """An EpochBasedTrainLoop of mmengine that also resumes in the middle of an epoch."""
 
     def __init__(self, *args, **kwargs):
         super().__init__(*args, **kwargs)
         check_number_of_images(self.dataloader)  # before schedules that count in epochs are built
 
     def run(self) -> nn.Module:
-        if nothing_left(self.runner):
+        if is_past_end(self.runner):
             return self.runner.model
         with signals_handled(self.runner):
             self.runner.call_hook('before_train')
@@ -58,11 +58,11 @@ class EpochLoop(EpochBasedTrainLoop):
 
 @LOOPS.register_module()
 class IterLoop(IterBasedTrainLoop):
-    """mmengine's IterBasedTrainLoop, which resumes at any iteration, and validates before the first if val_begin=0.
+    """An IterBasedTrainLoop of mmengine that resumes at any iteration; val_begin=0 validates before the first.
 
     Args:
         shortened_from: the recipe's length, dict(max_epochs=...) or dict(max_iters=...), if `--steps` shortened this
-            run. It then validates on the same share of the held-out images, evenly spread, at least one batch.
+            run. It then validates on that share of the held-out images too, evenly spread, at least one batch.
     """
 
     def __init__(self, *args, shortened_from: dict[str, int] | None = None, **kwargs):
@@ -74,7 +74,7 @@ class IterLoop(IterBasedTrainLoop):
 
     def run(self) -> nn.Module:
         check_number_of_images(self.dataloader)
-        if nothing_left(self.runner):
+        if is_past_end(self.runner):
             return self.runner.model
         if self.shortened_from and self.runner.val_loop is not None:
             self.scale_validation(**self.shortened_from)
@@ -114,7 +114,7 @@ class IterLoop(IterBasedTrainLoop):
             sampler.per_epoch = len(loader) * loader.batch_size
             stream = iter(loader)
             yield next(stream)
-            sampler.per_epoch = None  # `stream` has read it; later iterators of the loader end after an epoch
+            sampler.per_epoch = None  # the iterator behind `stream` has read it; later ones end after an epoch
             yield from stream
         while True:
             yield from batches(loader, epoch, first)
@@ -130,15 +130,15 @@ class HeadFitLoop(IterLoop):
         yield batches(self.dataloader, epoch=0)
 
     @torch.no_grad()
-    def run_iter(self, stream: Iterator[dict]) -> None:
+    def run_iter(self, all_batches: Iterator[dict]) -> None:
         runner, model = self.runner, unwrap(self.runner).eval()
         progress = [hook for hook in runner.hooks if isinstance(hook, ProgressHook)]
-        first = next(stream)
+        first = next(all_batches)
         runner.call_hook('before_train_iter', batch_idx=0, data_batch=first)
         for hook in progress:
             hook.before_val(runner)
         parts, samples = [], []
-        for number, batch in enumerate(chain([first], stream), start=1):
+        for number, batch in enumerate(chain([first], all_batches), start=1):
             inputs = model.data_preprocessor(batch)['inputs']
             with inference_autocast(inputs.device):
                 parts.append(model.head.pre_logits(model.extract_feat(inputs)).float())  # B, C
@@ -163,7 +163,7 @@ class HeadFitLoop(IterLoop):
 
 
 def batches(loader: DataLoader, epoch: int, first: int = 0) -> Iterator:
-    """An epoch's batches from number `first` on; with another library's sampler, reads and drops the ones before."""
+    """An epoch's batches from number `first` on; where the sampler cannot skip, earlier ones are read and dropped."""
     sampler = getattr(loader, 'sampler', None)
     if sampler is not None:  # mmpretrain's vis_scheduler.py uses a list as loader
         sampler.set_epoch(epoch)
@@ -176,13 +176,13 @@ def batches(loader: DataLoader, epoch: int, first: int = 0) -> Iterator:
 
 
 def validate(loop: EpochBasedTrainLoop | IterBasedTrainLoop, position: int, end: int) -> None:
-    """Validates where it is due, and at the end of a run, but never before val_begin.
+    """Validates when it is due, and at the end of a run, but never before val_begin.
 
     A resumed run calls it first: its checkpoint may have been written before or during a validation.
     """
     loop._decide_current_val_interval()
     is_due = position >= loop.val_begin and (position % loop.val_interval == 0 or position == end)
-    is_done = loop.runner.message_hub.get_info(VALIDATED) == loop.iter  # before the run was stopped
+    is_done = loop.runner.message_hub.get_info(VALIDATED) == loop.iter  # already, before the run was stopped
     if loop.runner.val_loop is not None and is_due and not is_done:
         loop.runner.val_loop.run()
 
@@ -194,8 +194,8 @@ def validate_on(runner: Runner, indices: Sequence[int]) -> None:
     runner.val_loop.dataloader = runner.build_dataloader(config, seed=runner.seed)
 
 
-def nothing_left(runner: Runner) -> bool:
-    """Whether a resumed run is past its end; at its end it validates again. Warns where no step is left."""
+def is_past_end(runner: Runner) -> bool:
+    """Whether a resumed run is past its end; at its end it still validates. Warns if no step is left."""
     if runner.iter >= runner.max_iters:
         longer = 'to train longer, raise max_epochs or max_iters'
         warn(f'The checkpoint has {runner.iter} iterations, and the config asks for {runner.max_iters}; {longer}.')

@@ -206,7 +206,7 @@ def test_a_small_file_takes_little_memory(tmp_path):
     content, small = path.read_bytes(), b'cpuq\x06K\x03N'
     assert content.count(small) == 1
     path.write_bytes(content.replace(small, b'cpuq\x06J' + number.to_bytes(4, 'little') + b'N'))
-    refused(path, 'name larger storages')
+    refused(path, 'larger storages')
     saved(path, dict(w=torch.zeros(10**6)))
     with zipfile.ZipFile(path) as archive, zipfile.ZipFile(tmp_path / 'x.pth', 'w', zipfile.ZIP_DEFLATED) as compressed:
         for name in archive.namelist():
