@@ -2,15 +2,14 @@
 
 Every registered type is found as `type='beit_mm.NAME'` in any config. Where what lives:
 
-    __main__.py     `beit-mm VERB ...`, or `python -m beit_mm`: the options of each verb; calls the public function of
-                    its name
-    errors.py       The user's mistakes, and lines in the log of a run
+    __main__.py     `beit-mm VERB ...`, or `python -m beit_mm`: the options of each verb
+    errors.py       The user's mistakes, and lines in the log
     files.py        Writes files completely or not at all, hashes them, and makes text safe to print and to store
     pictures.py     Sheets of titled pictures, reconstructions, attention maps and curves
     positions.py    Relative position bias and position embedding at any patch grid
     precision.py    Which floating-point type a device computes in
     registry.py     Child registries of mmengine, scope `beit_mm`: `type='beit_mm.X'` finds our classes from any config
-    terminal.py     What a terminal shows: only messages that a user can act on, and one line for a mistake
+    terminal.py     What a terminal shows: messages that a user can act on
     apis/           What users call from Python: imports nothing, so that each call loads only what it needs: commands,
                     configs, export, inference, inferencers, memory, plans, rebuild, reports, segmentation_report,
                     split, stored_config, training

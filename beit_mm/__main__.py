@@ -1,4 +1,4 @@
-"""`beit-mm VERB ...`, or `python -m beit_mm`: the options of each verb; calls the public function of its name.
+"""`beit-mm VERB ...`, or `python -m beit_mm`: the options of each verb.
 
 Nothing heavy is imported before the arguments are parsed.
 """

@@ -1,4 +1,4 @@
-"""The user's mistakes, and lines in the log of a run."""
+"""The user's mistakes, and lines in the log."""
 
 import logging
 from collections.abc import Collection

@@ -1,4 +1,4 @@
-"""What a terminal shows: only messages that a user can act on, and one line for a mistake.
+"""What a terminal shows: messages that a user can act on.
 
 Only the standard library is imported at the top, so that `--help` answers at once.
 """

@@ -1,4 +1,4 @@
-"""Finds configs by name, fits them to other images and lengths, and writes them."""
+"""Finds configs by name, fits them to other images, and writes them."""
 
 import functools
 import math

@@ -1,4 +1,4 @@
-"""Metrics of validations: pretraining, tokenizers, linear probes, classifiers, calibration, nearest neighbours."""
+"""Metrics of validations."""
 
 from collections.abc import Sequence
 from typing import Any

@@ -1,4 +1,4 @@
-"""DINO, and BEiT + DINO: a student learns from its own moving average (paper, appendix on multi-task training).
+"""DINO, and BEiT + DINO: a student learns from its own moving average.
 
 Shapes: B images, V crops of each image for the student, L of them local, P prototypes, C channels.
 """

@@ -1,4 +1,4 @@
-"""Masked image modeling with a teacher's features as targets, without a tokenizer (EVA, dBOT).
+"""Masked image modeling with a teacher's features as targets (EVA, dBOT).
 
 Shapes: B images, K patches to predict, T features of a patch.
 """

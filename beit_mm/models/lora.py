@@ -1,4 +1,4 @@
-"""Low-rank adaptation (LoRA) by mmpretrain's LoRAModel; apis/rebuild.py merges its checkpoints into plain models.
+"""Low-rank adaptation (LoRA) by mmpretrain's LoRAModel.
 
 Source: LoRA, arXiv 2106.09685.
 """
