@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 from mmengine.dataset import pseudo_collate
 from mmseg.models.segmentors import EncoderDecoder
+from mmseg.structures import SegDataSample
 from narrow_segmentors import CROP, build_segmentor, mmsegs_logits, narrow_config, narrow_segmentor
 from PIL import Image
 
@@ -38,31 +39,21 @@ def slow_reference(
     return torch.stack(found).mean(dim=0)
 
 
-def predict(tta: MultiScaleTTA, paths: list, ratios: tuple, short_side: int = CROP) -> list[tuple]:
-    """Probabilities and labels of image files, by the test pipeline, the collation and `test_step`."""
+@torch.no_grad()
+def predict(tta: MultiScaleTTA, paths: list, ratios: tuple) -> list[SegDataSample]:
+    """By the test pipeline, the collation and `test_step`."""
     load = TRANSFORMS.build(dict(type='beit_mm.LoadImage'))
-    views = TRANSFORMS.build(
-        dict(type='beit_mm.MultiScaleViews', short_side=short_side, crop_size=(CROP, CROP), ratios=ratios)
-    )
-    batch = pseudo_collate([views(load(dict(img_path=str(path)))) for path in paths])
-    merged, probabilities = [], tta.probabilities
+    views = MultiScaleViews(CROP, (CROP, CROP), ratios)
+    return tta.test_step(pseudo_collate([views(load(dict(img_path=str(path)))) for path in paths]))
 
-    def kept(*args):
-        for mean in probabilities(*args):
-            merged.append(mean.clone())
-            yield mean
 
-    tta.probabilities = kept
-    with torch.no_grad():
-        samples = tta.test_step(batch)
-    for mean, sample in zip(merged, samples, strict=True):
-        is_logit = len(mean) == 1 and not tta.module.gives_probabilities
-        every = torch.cat([1 - mean, mean]) if is_logit else mean
-        probability = every.gather(0, sample.pred_sem_seg.data)
-        if tta.module.gives_probabilities:  # queries of a mask head add up
-            probability /= every.sum(dim=0).clamp(min=1)
-        assert torch.equal(confidence_of(sample)[None], probability)
-    return [(mean, sample.pred_sem_seg.data) for mean, sample in zip(merged, samples, strict=True)]
+def check(sample: SegDataSample, probabilities: torch.Tensor) -> None:
+    """Each pixel has the class of the highest probability (C, H, W), as its confidence; queries of masks add up."""
+    label, highest = sample.pred_sem_seg.data, probabilities.amax(dim=0)
+    assert label.dtype == torch.int64 and label.shape[1:] == highest.shape
+    torch.testing.assert_close(probabilities.gather(0, label)[0], highest, atol=1e-5, rtol=0)
+    confidence = highest / probabilities.sum(dim=0).clamp(min=1)
+    torch.testing.assert_close(confidence_of(sample), confidence, atol=1e-5, rtol=0)
 
 
 def save_image(folder, name: str, height: int, width: int, mode: str = 'RGB'):
@@ -89,10 +80,9 @@ def test_the_mean_is_the_slow_references(tmp_path, variant, head, theirs, size, 
     tta = MultiScaleTTA(narrow_segmentor(variant, head, windows_per_batch=5))
     image, masks = np.array(Image.open(path)), head in ('decoder', 'backbone')
     expected = slow_reference(narrow_segmentor(variant, theirs), image, ratios, masks=masks)
-    ((mean, label),) = predict(tta, [path], ratios)
-    torch.testing.assert_close(mean, expected, atol=1e-5, rtol=0)
-    assert torch.equal(label[0], mean.argmax(dim=0)) and label.dtype == torch.int64
-    assert size == (1, 1) or mean.std(dim=(1, 2)).max() > 1e-3
+    (sample,) = predict(tta, [path], ratios)
+    check(sample, expected)
+    assert size == (1, 1) or expected.std(dim=(1, 2)).max() > 1e-3
 
 
 @pytest.mark.filterwarnings('ignore:.*mode.*:DeprecationWarning')
@@ -100,10 +90,9 @@ def test_images_of_any_kind_and_size_in_one_batch(tmp_path):
     paths = [save_image(tmp_path, 'gray.png', 40, 50, 'L'), save_image(tmp_path, 'cmyk.jpg', 47, 33, 'CMYK')]
     tta = MultiScaleTTA(narrow_segmentor(windows_per_batch=7))
     ratios = (0.5, 1.0, 1.5)
-    for path, (mean, label) in zip(paths, predict(tta, paths, ratios), strict=True):
+    for path, sample in zip(paths, predict(tta, paths, ratios), strict=True):
         image = TRANSFORMS.build(dict(type='beit_mm.LoadImage'))(dict(img_path=str(path)))['img']
-        torch.testing.assert_close(mean, slow_reference(tta.module, image, ratios), atol=1e-5, rtol=0)
-        assert label.shape == (1, *image.shape[:2])
+        check(sample, slow_reference(tta.module, image, ratios))
 
 
 @pytest.mark.parametrize('short_side, sides', [(512, [512, 640, 768, 896]), (640, [640, 800, 960, 1120])])
@@ -116,13 +105,19 @@ def test_equal_sizes_are_one_view_that_counts_thrice(short_side, sides):
     assert packed['data_samples'].view_weights == (3, 1, 1, 1)
 
 
+@torch.no_grad()
 def test_two_classes_by_one_logit(tmp_path):
-    model = narrow_segmentor()
+    model, path = narrow_segmentor(), save_image(tmp_path, 'image.png', 64, 64)
+    images = torch.from_numpy(np.array(Image.open(path))).permute(2, 0, 1)[None] / 127.5 - 1
     model.decode_head.conv_seg = torch.nn.Conv2d(model.decode_head.channels, 1, 1)
     model.decode_head.threshold = 0.5
-    model.decode_head.conv_seg.weight.data.mul_(20)  # logits outside of 0 to 1
-    ((mean, label),) = predict(MultiScaleTTA(model), [save_image(tmp_path, 'image.png', 64, 64)], (1.0,))
-    assert torch.equal(label, (mean > 0.5).long()) and mean.shape == (1, 64, 64) and 0 < mean.min() < mean.max() < 1
+    model.decode_head.conv_seg.weight.mul_(20)
+    model.decode_head.conv_seg.bias.sub_(model.inference(images).mean())  # about half of the pixels
+    (sample,) = predict(MultiScaleTTA(model), [path], (1.0,))
+    one, mirrored = (model.inference(x).sigmoid()[0] for x in (images, images.flip(3)))
+    second = (one + mirrored.flip(2)) / 2
+    assert second.min() < 0.45 and second.max() > 0.55
+    check(sample, torch.cat([1 - second, second]))
 
 
 @torch.no_grad()
@@ -131,9 +126,9 @@ def test_a_mask_head_of_one_class_finds_it_everywhere_with_its_probability(tmp_p
     config = narrow_config('bias', 'decoder')
     config.decode_head.num_classes = 1
     model = build_segmentor(config)
-    ((_, label),) = predict(MultiScaleTTA(model), [path := save_image(tmp_path, 'image.png', 64, 70)], (1.0,))
+    (at_all,) = predict(MultiScaleTTA(model), [path := save_image(tmp_path, 'image.png', 64, 70)], (1.0,))
     image = torch.from_numpy(np.array(Image.open(path))).permute(2, 0, 1)[None] / 127.5 - 1
     (sample,) = model.predict(image)
-    assert label.shape == sample.pred_sem_seg.data.shape == (1, 64, 70)
-    assert not label.any() and not sample.pred_sem_seg.data.any()
+    for label in (at_all.pred_sem_seg.data, sample.pred_sem_seg.data):
+        assert label.shape == (1, 64, 70) and not label.any()
     torch.testing.assert_close(confidence_of(sample), model.inference(image)[0, 0].clamp(max=1), atol=1e-5, rtol=0)
