@@ -1,7 +1,6 @@
 """The backbone: any image, what it computes and what it leaves out. Its sizes: tests/configs."""
 
 import copy
-from functools import partial
 
 import pytest
 import torch
@@ -153,31 +152,17 @@ def make_backbone(rel_pos_bias: str) -> BEiTBackbone:
     return BEiTBackbone(sizes, 40, 8, abs_pos_embed=False, rel_pos_bias=rel_pos_bias)  # 26 tokens
 
 
-@pytest.fixture
-def seen(monkeypatch) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    """Queries and bias of every attention."""
-    calls: list[tuple[torch.Tensor, torch.Tensor]] = []
-    fused, plain = vit.F.scaled_dot_product_attention, vit._attention_scores
-
-    def watch(function, *tensors, **bias):
-        calls.append((tensors[0], bias.get('attn_mask', tensors[-1])))
-        return function(*tensors, **bias)
-
-    monkeypatch.setattr(vit.F, 'scaled_dot_product_attention', partial(watch, fused))
-    monkeypatch.setattr(vit, '_attention_scores', partial(watch, plain))
-    return calls
-
-
 @pytest.mark.parametrize('rel_pos_bias', ['shared', 'per_layer'])
 @pytest.mark.parametrize('training', [True, False])
 @pytest.mark.parametrize('picked', [False, True])
 @pytest.mark.parametrize('dtype', [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize('size', [40, 56])  # the size that the table was made for, and another
 def test_rows_are_aligned_of_the_queries_type_and_shared_ones_made_once(
-    rel_pos_bias, training, picked, dtype, size, seen, monkeypatch
+    rel_pos_bias, training, picked, dtype, size, monkeypatch
 ):
-    made, read = [], vit.bias_from_table
+    made, seen, read, attend = [], [], vit.bias_from_table, vit._attend
     monkeypatch.setattr(vit, 'bias_from_table', lambda *args: made.append(args) or read(*args))
+    monkeypatch.setattr(vit, '_attend', lambda *args: seen.append(args) or attend(*args))
     backbone = make_backbone(rel_pos_bias).train(training)
     images = torch.randn(2, 3, size, size)
     with torch.set_grad_enabled(training), torch.autocast('cpu', torch.bfloat16, enabled=dtype is torch.bfloat16):
@@ -185,8 +170,8 @@ def test_rows_are_aligned_of_the_queries_type_and_shared_ones_made_once(
     assert len(made) == (1 if rel_pos_bias == 'shared' else 2)
     num_tokens = 1 + (size // 8) ** 2
     rows = [num_tokens, 4 if picked else num_tokens]
-    assert [tuple(bias.shape[1:]) for _, bias in seen] == [(4, number, num_tokens) for number in rows]
-    for queries, bias in seen:
+    assert [tuple(bias.shape[1:]) for *_, bias in seen] == [(4, number, num_tokens) for number in rows]
+    for queries, _, _, bias in seen:
         assert queries.dtype == bias.dtype == dtype
         assert bias.stride(-1) == 1 and all(stride % 8 == 0 for stride in bias.stride()[:-1])
         assert bias.storage_offset() % 8 == 0
