@@ -5,5 +5,3 @@ from .dalle import DALLETokenizer
 from .discrete_vae import DiscreteVAE
 from .vqkd import VQKDTokenizer
 from .vqkd_training import VQKD, BEiTTeacher, CLIPTeacher
-
-__all__ = ['VQKD', 'BEiTTeacher', 'CLIPTeacher', 'DALLETokenizer', 'DiscreteVAE', 'Tokenizer', 'VQKDTokenizer']
