@@ -196,10 +196,8 @@ def test_checkpoints_hold_the_average_and_nothing_of_a_frozen_teacher(teacher, t
     other.load_state_dict(state, strict=True)
     assert all(torch.equal(value, state[name]) for name, value in other.state_dict().items())
     meta = dict(beit_mm_format=1, architecture=dict(num_heads=4))
-    torch.save(
-        dict(state_dict=state, meta=meta), tmp_path / 'run.pth'
-    )  # the model and not its average is taken from it
-    loaded = BEiTBackbone.from_checkpoint(str(tmp_path / 'run.pth'))
+    torch.save(dict(state_dict=state, meta=meta), tmp_path / 'run.pth')
+    loaded = BEiTBackbone.from_checkpoint(str(tmp_path / 'run.pth'))  # the model, not its average
     assert torch.equal(loaded.blocks[0].mlp.fc1.weight, state['backbone.blocks.0.mlp.fc1.weight'])
 
 
