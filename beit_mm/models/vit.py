@@ -283,6 +283,8 @@ class BEiTBackbone(BaseModule):
     Source: paper section 2.2 and appendix A; microsoft/unilm `beit/modeling_{pretrain,finetune}.py`.
     """
 
+    fits_on_load = True  # weights of any layout; False: load as other modules do
+
     def __init__(
         self,
         arch: str | dict = 'base',
@@ -492,6 +494,8 @@ def _fit_on_load(
     backbone: BEiTBackbone, state_dict: dict[str, Tensor], prefix: str, local_metadata: dict, *rest: Any
 ) -> None:
     """Load hook: converts and resizes the weights of any BEiT before torch copies them."""
+    if not backbone.fits_on_load:
+        return
     _strict, _missing_keys, unexpected_keys, _error_msgs = rest
     origin, own = local_metadata.get(ORIGIN), backbone.state_dict()
     given = [name.removeprefix(prefix) for name in state_dict if name.startswith(prefix)]

@@ -86,7 +86,7 @@ class VQKDTokenizer(base.Tokenizer):
             weights = self.read(checkpoint, sha256, ADVICE).items()
             own = {name: tensor for name, tensor in weights if not name.startswith(unused)}
             base.load_exactly(self, own, checkpoint)
-        self.encoder._load_state_dict_pre_hooks.clear()  # it raises without weights, and a pretraining's file has none
+        self.encoder.fits_on_load = False  # a pretraining's file has no weights of it
         self.requires_grad_(False)
 
     @torch.no_grad()

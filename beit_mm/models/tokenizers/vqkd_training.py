@@ -75,7 +75,7 @@ class VQKD(base.TrainableTokenizer, VQKDTokenizer, BaseModel):
         self.decoder = BEiTBackbone(
             dict(sizes_of(self.arch), num_layers=decoder_layers), self.encoder.grid, 1, code_dims
         )
-        self.decoder._load_state_dict_pre_hooks.clear()  # as in the encoder
+        self.decoder.fits_on_load = False
         dims = self.encoder.embed_dims
         self.decode_task_layer = nn.Sequential(nn.Linear(dims, dims), nn.Tanh(), nn.Linear(dims, teacher_dims))
         for network in (self.encoder, self.decoder):
