@@ -16,7 +16,6 @@ from helpers import load_config
 from label_maps import make_label_maps
 from labelled import save_backbone
 from mmengine.config import Config
-from mmengine.registry import DefaultScope
 from peers import dinov2_layout
 from torch import nn
 
@@ -27,7 +26,7 @@ from beit_mm.apis.plans import Plan, Record, describe_plan
 from beit_mm.apis.split import find_images, write_lists
 from beit_mm.checkpoint.checkpoint import Checkpoint
 from beit_mm.datasets.image_folder import ImageFolder, UnlabeledImages
-from beit_mm.registry import DATASETS, MODELS
+from beit_mm.registry import MODELS
 
 
 def plan_training(images: split.Images, verb: str, init: str | None = None, **options) -> Plan:
@@ -396,24 +395,3 @@ def test_few_images_of_a_class_are_said(tmp_path, monkeypatch, cat, dog, bird, b
     assert ('--balance' in said) == advised
     lines = describe_plan(plan_training(images, 'pretrain', device='cpu'), images)
     assert not any(line.startswith('classes') for line in lines)
-
-
-def test_balanced_classes_in_a_written_config(tmp_path):
-    """An image is shown as often as the square root of how much rarer its class is, rounded up."""
-    images = find_images(make_folder(tmp_path / 'images', cat=100, dog=40, bird=10))  # of these a tenth is held out
-    write_lists(images, lists := tmp_path / 'lists')
-    for balance, expected in ((False, [90, 36, 9]), (True, [90, 36 * 2, 9 * 4])):
-        plan = plan_training(images, 'finetune', 'none', workers=0, device='cpu', balance=balance)
-        settings = plans.finetuning_settings(own_config(plan.base), images, plan, lists, 100)
-        write_config(tmp_path / 'config.py', 'Text.', plan.base, settings)
-        cfg = Config.fromfile(tmp_path / 'config.py')
-        outer, inner = cfg.train_dataloader.dataset, cfg.train_dataloader.dataset
-        if balance:
-            inner = outer.dataset
-        inner.pipeline = []
-        with DefaultScope.overwrite_default_scope('mmpretrain'):
-            dataset = DATASETS.build(outer)
-        counts = Counter(dataset[index]['gt_label'] for index in range(len(dataset)))
-        assert [counts[images.classes.index(name)] for name in ('cat', 'dog', 'bird')] == expected
-        assert inner.on_error == 'skip' and cfg.train_dataloader.sampler.type == 'beit_mm.SeededSampler'
-        assert cfg.val_dataloader.dataset.type == 'beit_mm.ImageFolder'

@@ -320,6 +320,7 @@ def test_a_balanced_classifier_and_its_report(run, images, tmp_path, capsys):
     assert '2 images of red' in capsys.readouterr().out
     dataset = Config.fromfile(out / 'config.py').train_dataloader.dataset
     assert dataset.type == 'ClassBalancedDataset' and dataset.dataset.ann_file == str(out / 'lists/train.txt')
+    assert dataset.oversample_thr == 12 / 26  # images of the largest classes are shown once
     (out / 'report.md').unlink()
     call('finetune', folder, '--init', run, '--out', out)  # it stays balanced
     assert Config.fromfile(out / 'config.py').train_dataloader.dataset.type == 'ClassBalancedDataset'
