@@ -16,6 +16,7 @@ from mmengine.config import Config
 
 from beit_mm.apis import commands
 from beit_mm.checkpoint.read import read_checkpoint
+from beit_mm.engine.resuming import settings_by_name
 from beit_mm.errors import UserError
 
 CONFIG = ROOT / 'configs/demo/pretrain.py'
@@ -142,13 +143,9 @@ def test_what_options_say_of_a_shortened_run_holds():
     }
     words = [f'{key}={value}' for key, value in options.items()]
     cfg = config_of('train', 'demo/dvae', '--steps', 100, '--cfg-options', *words)
-    found = {}
-    for key in options:
-        entry = cfg.to_dict()
-        for name in key.split('.'):
-            entry = entry[int(name) if name.isdecimal() else name]
-        found[key] = entry
-    assert found == options and cfg.train_cfg.max_iters == 100
+    found = settings_by_name(cfg.to_dict())
+    assert {key: found[key] for key in options} == {key: repr(value) for key, value in options.items()}
+    assert cfg.train_cfg.max_iters == 100
     # also of a schedule that so short a run never reaches
     cfg = config_of('train', 'beit/pretrain_800e', '--steps', 1, '--cfg-options', 'param_scheduler.1.eta_min_ratio=0.5')
     assert cfg.param_scheduler[1].eta_min_ratio == 0.5
