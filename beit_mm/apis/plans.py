@@ -104,12 +104,8 @@ class Record:
 
     @classmethod
     def read(cls, path: Path) -> 'Record':
-        try:
-            record = cls(**json.loads(path.read_text()))
-            record.length = Length(*record.length)
-        except (ValueError, TypeError):
-            advice = 'choose another --out, or delete the folder'
-            raise UserError(f'{path} is damaged or of another version of beit_mm; {advice}') from None
+        record = cls(**json.loads(path.read_text()))
+        record.length = Length(*record.length)
         return record
 
     def write(self, path: Path) -> None:

@@ -208,12 +208,6 @@ def test_the_teacher_of_features_is_found_again_or_said(images, tmp_path, monkey
     mistake('which teacher', 'reconstruct', out / 'changed.pth', images, '--out', tmp_path / 'a.png')
 
 
-@pytest.mark.parametrize('text', ['', '[]', '{"verb": "pretrain"}', '{"verb": "pretrain", "length": "9 m"}'])
-def test_a_record_that_is_damaged_or_of_another_version_is_said(images, tmp_path, text):
-    (tmp_path / 'plan.json').write_text(text)
-    mistake(f'{tmp_path}/plan.json is damaged', 'pretrain', images, '--out', tmp_path)
-
-
 def test_a_record_of_an_earlier_version_is_resumed(images, tmp_path):
     """As commit 04ef415 and later ones wrote it before its first step; without bands, which it did not know."""
     digest = planned(images, tmp_path / 'new', steps=5).record.digest
