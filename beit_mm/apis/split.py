@@ -332,9 +332,6 @@ def find_folders(root: Path, least: int) -> list[tuple[Path, Path]]:
         stems = {os.path.splitext(name)[0] for name in names}
         beside = [name for name in names for end in BESIDE if name.endswith(end) and name[: -len(end)] in stems]
         folders = [(root, root)] if len(beside) >= least else []
-    for _, folder in folders:
-        if not folder.is_dir():
-            raise FileNotFoundError(f'no label maps: no folder {str(folder)!r}; {EXPECTED}')
     return folders
 
 

@@ -69,11 +69,11 @@ def removed(*paths: Path) -> None:
 # what somebody did, and what is said of it
 WITHOUT = 'images left out, without a map: '
 MISTAKES: dict[str, tuple[Callable[[Path], object], str]] = {
-    'no maps': (
-        lambda f: removed(f / 'annotations'),
-        'no label maps: .*/annotations/training.; expected images/a.jpg and',
+    'no maps': (lambda f: removed(f / 'annotations'), 'No such file or directory: .*/annotations/training'),
+    'no maps of a part': (
+        lambda f: removed(f / 'annotations/validation'),
+        'No such file or directory: .*/annotations/validation',
     ),
-    'no maps of a part': (lambda f: removed(f / 'annotations/validation'), "no folder '.*annotations/validation'"),
     'empty folder': (lambda f: only(f, 0), "no label map has the name of an image: 'none' in "),
     'other names': (lambda f: rename(f, 'map{}'.format), "no label map has the name .*: 'map0.png' in .*'0.png' in"),
     'two kinds of maps': (colour_too, 'end in _.*.png and in _.*.png: two kinds for the same .*; keep the one to'),
