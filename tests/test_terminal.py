@@ -56,12 +56,6 @@ def test_quiet_ends(capsys):
     assert settings() == before and capsys.readouterr().out == 'said by us\n'
 
 
-def test_help_imports_nothing_heavy():
-    code = 'import sys; from beit_mm.__main__ import parser; parser().format_help(); '
-    code += 'assert not {"torch", "mmengine", "numpy"} & {*sys.modules}'
-    run('-c', code, cwd=ROOT).check_returncode()
-
-
 def test_a_users_mistake_is_told_from_a_fault():
     """Also behind the error that a library made of it, and from a worker, whose traceback is left out."""
     wrapped = KeyError('broken')
