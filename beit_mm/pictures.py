@@ -247,15 +247,11 @@ def largest_mass_mask(attention: Tensor, mass: float = MASS) -> Tensor:
     return torch.zeros_like(needed).scatter(-1, order, needed).view(attention.shape)
 
 
-def draw_attention(image: Tensor, patches: Sequence[tuple[int, int]], maps: Tensor, control: Tensor) -> Image.Image:
-    """A sheet; for each point the image with its patch marked, the mean over the heads, and each head.
-
-    Args:
-        image, patches, maps: of an ImageAttention.
-        control: the maps of random weights, whose mean over the heads stands beside.
-    """
-    means = {'mean of heads': maps, 'random weights, same scale': control}
-    drawn = torch.cat([*(found.mean(dim=1, keepdim=True) for found in means.values()), maps], dim=1)  # P, tiles, h, w
+def draw_attention(found: ImageAttention, control: ImageAttention) -> Image.Image:
+    """A sheet: for each point the image, the mean over the heads, that of `control`, and each head."""
+    image, patches, maps = found
+    means = {'mean of heads': maps, 'random weights, same scale': control.maps}
+    drawn = torch.cat([*(each.mean(dim=1, keepdim=True) for each in means.values()), maps], dim=1)  # P, tiles, h, w
     titles = [*means, *(f'head {head}' for head in range(maps.shape[1]))]
     scale = ATTENTION_SIDE / max(image.shape[1:])
     size = tuple(max(1, round(scale * pixels)) for pixels in image.shape[1:])

@@ -422,6 +422,5 @@ def attention(
         places = points.split(';') if isinstance(points, str) else points
         found = attention_of_image(extractor, image, places, layer)
         control = attention_of_image(extractor.with_random_weights(), image, places, layer)
-        drawn = draw_attention(found.image, found.patches, found.maps, control=control.maps)
-        with_legend(drawn, ATTENTION_LEGEND).save(path)
+        with_legend(draw_attention(found, control), ATTENTION_LEGEND).save(path)
     return path

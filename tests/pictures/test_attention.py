@@ -84,7 +84,8 @@ def test_a_sheet_shows_points_heads_and_contours(monkeypatch):
     maps[0, 1, 0, 0] = 0
     rows = []
     monkeypatch.setattr(pictures, 'sheet', lambda found, side: rows.extend(found))
-    pictures.draw_attention(image, [(1, 2), (0, 1)], maps, control=maps.flip(-1) / 2)
+    found = pictures.ImageAttention(image, [(1, 2), (0, 1)], maps)
+    pictures.draw_attention(found, found._replace(maps=maps.flip(-1) / 2))
     tiles = [tile for row in rows for tile in row]
     titles = ['image', 'mean of heads', 'random weights, same scale', 'head 0', 'head 1', 'head 2']
     assert [title for title, _ in tiles] == 2 * titles
