@@ -43,7 +43,7 @@ class ImageReader:
     def __init__(self, transforms: Sequence[Callable[[dict], dict]]):
         scale_decoding(transforms)
         self.loader, *steps = transforms
-        self.rgb = isinstance(self.loader, LoadImage)  # OpenMMLab's loaders give BGR
+        self.ours = isinstance(self.loader, (LoadImage, LoadBands))  # OpenMMLab's give BGR, and errors without the name
         self.prepare = Compose(steps)
         self.extensions = extensions_of(transforms)
 
@@ -53,8 +53,7 @@ class ImageReader:
     def load(self, source: ImageInput) -> dict:
         """An image as the pipeline's first transform loads it."""
         if isinstance(source, (str, Path)):
-            ours = isinstance(self.loader, (LoadImage, LoadBands))  # their errors name the file and what is wrong
-            with nullcontext() if ours else unreadable(str(source), Exception):
+            with nullcontext() if self.ours else unreadable(str(source), Exception):
                 sample = self.loader(dict(img_path=str(source)))
         elif isinstance(self.loader, LoadBands):
             sample = self.loader(dict(img=np.asarray(source)))
@@ -65,7 +64,7 @@ class ImageReader:
             if source.shape[2:] != (3,) or source.dtype != np.uint8 or not source.size:
                 found = f'an array of {source.dtype} {source.shape}'
                 raise UserError(f'{found}; expected uint8 (height, width, 3), RGB, not empty')
-            return loaded(np.ascontiguousarray(source if self.rgb else source[..., ::-1]), {})
+            return loaded(np.ascontiguousarray(source if self.ours else source[..., ::-1]), {})
         return loaded(sample['img'], sample)
 
     def results(
@@ -103,8 +102,7 @@ class ImageReader:
                 try:
                     sample = self.load(source)
                     if return_images:
-                        bgr = not self.rgb and not isinstance(self.loader, LoadBands)
-                        result['image'] = LoadBands.as_rgb(sample['img'][..., ::-1] if bgr else sample['img'])
+                        result['image'] = LoadBands.as_rgb(sample['img'] if self.ours else sample['img'][..., ::-1])
                     samples.append(self.prepare(sample))
                 except UnreadableImageError as error:
                     if on_error == 'raise':
