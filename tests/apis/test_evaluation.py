@@ -57,7 +57,6 @@ def test_images_and_pixels_are_told_apart_by_their_colour(method, data, tmp_path
     ('method', 'words'),
     [
         ('linear', '--k 3'),
-        ('dense-linear', '--k 3'),
         ('dense-knn', '--kind class_token'),
         ('knn', '--classes names.txt'),
         ('knn', '--keep-zero-label'),
@@ -65,7 +64,6 @@ def test_images_and_pixels_are_told_apart_by_their_colour(method, data, tmp_path
         ('knn', '--seed 3'),
         ('linear', '--queries 3'),
         ('attentive', '--kind class_token'),
-        ('attentive', '--k 3'),
     ],
 )
 def test_options_of_other_methods_are_refused(method, words, capsys):

@@ -54,21 +54,21 @@ def test_shares_of_classes_are_those_of_counting_pixels(size, grid):
     np.testing.assert_allclose(class_shares(labels, grid, 3), expected, atol=1e-6)
 
 
-def maps(number: int = 5, ignored: float = 0.2) -> list:
+def maps() -> list:
     """Random features (4, 6, 8), each with its place in the last two channels, and labels of 3 classes."""
     found = []
-    for image in range(number):
+    for image in range(5):
         features = torch.randn(4, 6, 8)
         features[..., 6] = image
         features[..., 7] = torch.arange(24.0).view(4, 6)
         labels = torch.randint(0, 3, (16, 24)).to(torch.uint8)
-        labels[torch.rand(16, 24) < ignored] = 255
+        labels[torch.rand(16, 24) < 0.5] = 255
         found.append((features, labels))
     return found
 
 
 def test_patches_of_the_bank_have_the_shares_of_their_own_pixels():
-    images = maps(ignored=0.5)
+    images = maps()
     bank, targets, numbers = sample_patches(iter(images), 3, len(images), 40, seed=1)
     assert len(bank) == 40 and torch.equal(bank[:, 6].long(), numbers)
     assert numbers.bincount().max() <= 8  # 40 of 5 images
