@@ -103,8 +103,7 @@ def _find_preprocessing(content: Mapping[str, Any], config: Mapping[str, Any], p
         normalisation = IMAGENET if match['data'].endswith('1k') or match['ade'] else HALF
         # the names of BEiT v2's ADE20K files keep the size of the pretraining
         return dict(normalisation, size=[512 if match['v2'] and match['ade'] else int(match['size'])] * 2)
-    # timm's trainer writes `arch`
-    return IMAGENET if 'beitv2' in f'{path.name} {content.get("arch")}' else {}
+    return IMAGENET if 'beitv2' in path.name else {}
 
 
 def usual_normalisation(names: Iterable[str]) -> tuple[dict[str, list[float]], str]:
