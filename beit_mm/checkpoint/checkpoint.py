@@ -50,10 +50,8 @@ class Checkpoint:
             self.format = names.detect_format(bare)
             if self.format is not None:
                 self.weights = bare
-            if self.format == 'hf':
-                description.check_activation(path)
             description.meta_of(content).pop('config', None)
-            self.meta = description.describe_source(content, path)
+            self.meta = description.describe_source(content, path, self.format)
         self.preprocessing: dict[str, Any] = self.meta['preprocessing']
         self.architecture: dict[str, Any] = self.meta['architecture']
 

@@ -36,7 +36,7 @@ def class_names(meta: Mapping[str, Any]) -> tuple[str, ...] | None:
     return tuple(names) or None
 
 
-def describe_source(content: Mapping[str, Any], path: Path) -> dict[str, Any]:
+def describe_source(content: Mapping[str, Any], path: Path, format: str | None = None) -> dict[str, Any]:
     """The `meta` of a file, completed by its arguments, its name and JSON files beside it.
 
     Returns:
@@ -45,13 +45,16 @@ def describe_source(content: Mapping[str, Any], path: Path) -> dict[str, Any]:
         dataset_meta: with the names of the `classes`, also where only transformers' config.json has them.
         All else is as it is in the file.
 
-    Raises CheckpointError for the file of a later version.
+    Raises CheckpointError for the file of a later version, or a model of transformers that is not a plain ViT.
     """
     meta = dict(meta_of(content))
     version = meta.get('beit_mm_format', 0)
     if version > FORMAT_VERSION:
         raise CheckpointError(f'has format {version}, this version reads {FORMAT_VERSION}: upgrade beit_mm.')
     config = _neighbour(path, 'config.json')
+    activation = config.get('hidden_act', 'gelu')  # which has no weights
+    if format == 'hf' and activation != 'gelu':
+        raise CheckpointError(f'is not a BEiT or plain ViT: its activation is {ascii(activation):.40}, not gelu')
     found = meta.get('preprocessing') or _find_preprocessing(content, config, path)
     found = found if isinstance(found, dict) else {}
     mean, std = (_numbers(found.get(name)) for name in ('mean', 'std'))
@@ -70,13 +73,6 @@ def describe_source(content: Mapping[str, Any], path: Path) -> dict[str, Any]:
         if all(isinstance(name, str) for name in classes):
             meta['dataset_meta'] = dict(classes=classes)
     return meta
-
-
-def check_activation(path: Path) -> None:
-    """Raises CheckpointError for a model of transformers with another activation than ours, which has no weights."""
-    activation = _neighbour(path, 'config.json').get('hidden_act', 'gelu')
-    if activation != 'gelu':
-        raise CheckpointError(f'is not a BEiT or plain ViT: its activation is {ascii(activation):.40}, not gelu')
 
 
 def _find_preprocessing(content: Mapping[str, Any], config: Mapping[str, Any], path: Path) -> Any:
