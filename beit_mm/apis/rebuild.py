@@ -308,8 +308,7 @@ def get_model(name: str, pretrained: bool | CheckpointInput | None = None) -> nn
     pretrained = name == DEMO if pretrained is None else pretrained
     cfg = Config.fromfile(entry.config)
     cfg.model.backbone.init_cfg = None
-    if 'target_generator' in cfg.model:
-        cfg.model.target_generator = None
+    cfg.model.pop('target_generator', None)
     with DefaultScope.overwrite_default_scope(cfg.default_scope):
         model = MODELS.build(cfg.model)
     if pretrained:
