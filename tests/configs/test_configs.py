@@ -75,19 +75,6 @@ def test_the_lowest_rate_of_each_schedule_is_a_share_of_its_rate():
     check_all(ALL, check)
 
 
-def test_documented_options_build():
-    """The rows of docs/options.md, each with a config that it is meant for."""
-    rows = re.findall(r'^\| .* \| `(\w+\..*)`.*\|$', (ROOT / 'docs/options.md').read_text(), re.M)
-    assert len(rows) > 10
-    of_key = {'model.layers': 'linear_probe_in1k_50e', 'model.test_cfg': 'setr_pup_512_ade20k_160k'}
-    of_key |= {'model.decode_head': of_key['model.test_cfg']}
-    of_key |= {'model.': 'finetune_in1k_100e', '': 'pretrain_300e'}
-    for row in rows:
-        name = next(name for key, name in of_key.items() if row.startswith(key))
-        for options in map(str.split, row.split('`, `')):
-            build(with_options(f'beit/{name}.py', [re.sub(r'[`(].*', '', word) for word in options if '=' in word]))
-
-
 @pytest.mark.slow
 def test_every_trained_parameter_gets_a_gradient(monkeypatch):
     """DistributedDataParallel waits for the gradient of each, and is not asked to look for unused ones."""
