@@ -3,7 +3,6 @@
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -92,20 +91,20 @@ def check_rates(name: str, expected: np.ndarray, scale: float = 1) -> None:
     np.testing.assert_allclose(found, expected * scale, rtol=2e-3, atol=1e-9)
 
 
-def check_header(name: str, row) -> None:
+def check_header(name: str, batch: int, warm: int, epochs: int | None = None, updates: float = 0) -> None:
     """Devices, batch and updates are those that the config says and that its images make."""
     cfg, header = load_config(name), header_of(name).replace(',', '')
-    batch = r'Batch: +(\d+) GPUs x (\d+)(?: an update every (\d) batches)? = (\d+) images lr (\S+)'
-    *numbers, rate = re.search(batch, header).groups()
+    line = r'Batch: +(\d+) GPUs x (\d+)(?: an update every (\d) batches)? = (\d+) images lr (\S+)'
+    *numbers, rate = re.search(line, header).groups()
     gpus, size, every, images = (int(number or 1) for number in numbers)
-    assert gpus * size * every == images == row.batch and gpus in (8, 16, 32)
+    assert gpus * size * every == images == batch and gpus in (8, 16, 32)
     assert float(rate) == cfg.optim_wrapper.optimizer.lr
     assert (size, every) == (cfg.train_dataloader.batch_size, cfg.optim_wrapper.get('accumulative_counts', 1))
-    updates, warmup = re.search(r'Steps: .*?(\d+) updates.* (\d+) of them warm-up', header).groups()
+    steps, warmup = re.search(r'Steps: .*?(\d+) updates.* (\d+) of them warm-up', header).groups()
     folder = cfg.train_dataloader.dataset.data_root.split('/')[1]
-    epoch = dict(imagenet=1_281_167, imagenet22k=14_197_122, cifar100=50_000, ade20k=0)[folder] // row.batch
-    assert int(updates) == (epoch * row.ep if row.ep else row.batches / row.acc)
-    assert int(warmup) == row.warm * (epoch if row.warm < 1000 else 1)
+    epoch = dict(imagenet=1_281_167, imagenet22k=14_197_122, cifar100=50_000, ade20k=0)[folder] // batch
+    assert int(steps) == (epoch * epochs if epochs else updates)
+    assert int(warmup) == warm * (epoch if warm < 1000 else 1)
 
 
 def pretraining(name: str, row) -> dict:
@@ -215,7 +214,7 @@ def test_recipes_and_models_are_the_published_ones(kind):
         check(common(row), name)
         check(globals()[kind](name, row), name)
         assert cfg.test_dataloader == cfg.val_dataloader and cfg.test_evaluator == cfg.val_evaluator
-        check_header(name, row)
+        check_header(name, row.batch, row.warm, row.ep, row.batches and row.batches / row.acc)
         assert count_parameters(name) == row.parameters
 
     check_all(KINDS[kind], check_one)
@@ -326,7 +325,7 @@ def test_mask_heads_are_trained_as_eomt():
             masks = dict(num_queries=100, num_blocks=blocks, where=where, in_channels=1024 if large else 768)
             published['model.decode_head'] = masks
         check(published, name)
-        check_header(name, SimpleNamespace(batch=16, ep=None, warm=1500, batches=39_120, acc=1))
+        check_header(name, 16, warm=1500, updates=39_120)
 
     check_all([*MASKS, *PLAIN, LINEAR], check_one)
 
@@ -357,7 +356,7 @@ def test_an_attentive_probe_is_efficient_probings(name):
     }
     check(published, name)
     check_rates(name, cosine(1.6, 0, 20, 180, start=1.6e-9))
-    check_header(name, SimpleNamespace(batch=4096, ep=90, warm=10))
+    check_header(name, 4096, warm=10, epochs=90)
     shape = ('arch', 'abs_pos_embed', 'rel_pos_bias', 'layer_scale_init')
     ours, theirs = (load_config(config).model.backbone for config in (name, start))
     assert [ours.get(key) for key in shape] == [theirs.get(key) for key in shape]
@@ -387,12 +386,7 @@ def test_lora_and_frozen_backbones_are_those_of_full_fine_tuning(name):
     epochs = cfg.train_cfg.get('max_epochs')
     if epochs:
         check_rates(name, cosine(1e-3, 1e-6, 10, 60))
-    check_header(
-        name,
-        SimpleNamespace(
-            batch=full.auto_scale_lr.base_batch_size, ep=epochs, warm=5 if epochs else 1500, batches=160e3, acc=1
-        ),
-    )
+    check_header(name, full.auto_scale_lr.base_batch_size, 5 if epochs else 1500, epochs, updates=160e3)
 
 
 def test_dino_is_that_of_its_released_vit_and_beit_stays_beit():
@@ -403,8 +397,8 @@ def test_dino_is_that_of_its_released_vit_and_beit_stays_beit():
     load, box, jitter, mask, pack = beit['train_dataloader']['dataset']['pipeline']
     decay = dict(type='CosineAnnealingWeightDecay', eta_min=0.4, begin=0, end=400, convert_to_iter_based=True)
     check_rates(DINO, cosine(3e-3, 2e-6, 20, 800))
-    check_header(DINO, SimpleNamespace(batch=1024, ep=400, warm=10))
-    check_header(BOTH, SimpleNamespace(batch=2048, ep=300, warm=10))
+    check_header(DINO, 1024, warm=10, epochs=400)
+    check_header(BOTH, 2048, warm=10, epochs=300)
     alone = {
         'model': dict(head=None, target_generator=None),
         'optim_wrapper.optimizer': adamw(7.5e-4 * 1024 / 256, 0.04),
@@ -441,7 +435,7 @@ def test_vqkd_is_trained_as_the_released_one():
         'train_dataloader.dataset.pipeline': [LOAD, crop, ours('PackViews')],
     }
     check(published, VQKD)
-    check_header(VQKD, SimpleNamespace(batch=512, ep=100, warm=10))
+    check_header(VQKD, 512, warm=10, epochs=100)
 
 
 def test_tokenizers_are_the_published_ones():
