@@ -81,7 +81,7 @@ class Samples(Sequence[dict]):
     folder: str
     paths: np.ndarray  # bytes (N,), relative to the folder, or in its archives
     labels: np.ndarray | None = None  # int (N,), of shards -1 for none
-    archives: np.ndarray | None = None  # bytes, file names of shards
+    archives: list[str] | None = None  # file names of shards
     places: np.ndarray | None = None  # int (N, 3): archive, first byte, bytes
 
     def __len__(self) -> int:
@@ -97,7 +97,7 @@ class Samples(Sequence[dict]):
             sample = dict(img_path=os.path.join(self.folder, path))
         else:
             shard, *place = map(int, places)
-            archive = os.path.join(self.folder, os.fsdecode(self.archives[shard]))
+            archive = os.path.join(self.folder, self.archives[shard])
             sample = dict(img_path=MemberPath(f'{archive}/{path}', archive, *place))
         return sample if labels is None else dict(sample, gt_label=int(labels))
 
@@ -123,18 +123,19 @@ def read_shards(folder: str) -> tuple[Samples | None, list[str]]:
     rebuild = f'python tools/datasets/make_shards.py --index-only {folder}'
     try:
         with np.load(path, allow_pickle=False) as content:
-            texts = (content[name].tobytes() for name in ('shards', 'classes', 'names'))
-            archives, classes, names = (np.array(text.split(b'\0')[:-1], np.bytes_) for text in texts)
+            archives = os.fsdecode(content['shards'].tobytes()).split('\0')[:-1]
+            classes = os.fsdecode(content['classes'].tobytes()).split('\0')[:-1]
+            names = np.array(content['names'].tobytes().split(b'\0')[:-1], np.bytes_)
             places = np.stack([content[name] for name in ('shard', 'offset', 'length')], axis=1)
             labels, sizes = content['label'], content['sizes'].tolist()
     except Exception as error:  # numpy and zipfile raise nearly everything on damaged bytes
         raise UserError(f'{path} is not an index of shards ({type(error).__name__}); rebuild it: {rebuild}') from error
-    for name, size in zip(map(os.fsdecode, archives), sizes, strict=True):
+    for name, size in zip(archives, sizes, strict=True):
         archive = os.path.join(folder, name)
         if not os.path.isfile(archive) or os.path.getsize(archive) != size:
             problem = f'{quoted(archive)} is missing, truncated or does not match {INDEX}'
             raise UserError(f'{problem}; copy it again, or rebuild the index: {rebuild}')
-    return Samples(folder, names, labels, archives, places), [*map(os.fsdecode, classes)]
+    return Samples(folder, names, labels, archives, places), classes
 
 
 @DATASETS.register_module()
