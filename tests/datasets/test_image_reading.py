@@ -8,7 +8,6 @@ from pathlib import Path
 from types import SimpleNamespace
 from unittest.mock import Mock
 
-import mmcv
 import numpy as np
 import pytest
 import torch
@@ -112,14 +111,6 @@ def test_what_needs_another_reader_or_is_too_large_or_cut_is_said(tmp_path, monk
             LoadImage(max_pixels=1199)(dict(img_path=str(path)))
     monkeypatch.setattr('beit_mm.datasets.reading.HeifImageFile', lambda file, name: scene)  # pillow-heif's
     assert np.array_equal(read_image(str(tmp_path / 'a.heic')), np.asarray(scene))
-
-
-def test_an_array_of_openmmlabs_inferencers_is_bgr(tmp_path):
-    rgb = np.random.default_rng(0).integers(0, 256, (7, 9, 3), dtype=np.uint8)
-    path = save(tmp_path / 'a.png', Image.fromarray(rgb))
-    for source in (dict(img_path=path), dict(img=mmcv.imread(path)), path, mmcv.imread(path)):
-        found = LoadImage().transform(source)
-        assert np.array_equal(found['img'], rgb) and found['ori_shape'] == found['img_shape'] == (7, 9)
 
 
 def test_a_cache_keeps_the_first_images_that_fit_with_the_same_pixels(tmp_path, monkeypatch):
