@@ -2,7 +2,6 @@
 
 import ast
 import copy
-import ctypes
 import functools
 import importlib
 import json
@@ -262,25 +261,6 @@ def run_ranks(function: Callable[[int], object], folder: Path, world_size: int =
     answers = [result() for result in results]
     assert all(good for good, _ in answers), '\n'.join(str(answer) for good, answer in answers if not good)
     return [answer for _, answer in answers]
-
-
-def with_peak_memory(function: Callable[[], object]) -> tuple[object, float]:
-    """Calls a function in a process whose high-water mark begins anew: its result, and the MiB it added."""
-
-    def measured() -> tuple[object, float]:
-        ctypes.CDLL(None).malloc_trim(0)  # else what the tests before have freed is taken first
-        before = memory_of_process('VmRSS')
-        return function(), memory_of_process('VmHWM') - before
-
-    good, answer = forked(measured)()
-    assert good, answer
-    return answer
-
-
-def memory_of_process(key: str) -> float:
-    """MiB of this process."""
-    lines = Path('/proc/self/status').read_text().splitlines()
-    return next(int(line.split()[1]) for line in lines if line.startswith(key)) / 1024
 
 
 @contextmanager
