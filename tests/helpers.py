@@ -24,6 +24,7 @@ import numpy as np
 import pytest
 import torch
 from mmengine.config import Config
+from mmengine.hooks import Hook
 from mmengine.registry import init_default_scope
 from mmengine.runner import Runner
 
@@ -180,11 +181,13 @@ def make_runner(cfg: Config) -> Runner:
 make_runner.count = 0
 
 
-def train(config: Config, **changes: object) -> Runner:
-    """The runner after a training; the config stays as it is."""
+def train(config: Config, *hooks: Hook, **changes: object) -> Runner:
+    """The runner after a training, with more hooks than the config's; the config stays as it is."""
     config = copy.deepcopy(config)
     config.merge_from_dict(changes)
     runner = make_runner(config)
+    for hook in hooks:
+        runner.register_hook(hook)
     runner.train()
     return runner
 

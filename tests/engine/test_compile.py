@@ -7,15 +7,15 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from helpers import load_config, make_runner, narrow_dino_model, narrow_feature_model, narrow_model
+from helpers import load_config, narrow_dino_model, narrow_feature_model, narrow_model, train
 from mmengine.registry import MODELS as RootModels
 from mmengine.registry import DefaultScope
 from torch._dynamo.testing import CompileCounter
 
 from beit_mm.datasets.masking import masked_positions
-from beit_mm.engine.steps import CompiledInTraining
+from beit_mm.engine.steps import CompiledInTraining, CompileHook
 from beit_mm.models.vit import DropPath
-from beit_mm.registry import HOOKS, MODELS
+from beit_mm.registry import MODELS
 
 
 @pytest.fixture(autouse=True)
@@ -96,7 +96,7 @@ TOKENIZERS = dict(
 def test_a_tokenizer_is_part_of_the_graph_in_its_own_precision(tokenizer):
     """None of them casts its weights, or makes anything else, in the first call: that cannot be compiled."""
     model, counter = MODELS.build(narrow_model(target_generator=TOKENIZERS[tokenizer])).train(), CompileCounter()
-    eager, hook = model.loss, HOOKS.build(dict(type='beit_mm.CompileHook', backend=counter))
+    eager, hook = model.loss, CompileHook(backend=counter)
     hook.before_train(SimpleNamespace(model=model))
     for _ in range(2):
         batch = make_batch()
@@ -114,7 +114,7 @@ def test_features_of_classifiers_and_segmentors_are_one_graph(name):
         if isinstance(module, DropPath):
             module.p = 0.0
     counter, plain = CompileCounter(), model.extract_feat
-    HOOKS.build(dict(type='beit_mm.CompileHook', backend=counter)).before_train(SimpleNamespace(model=model))
+    CompileHook(backend=counter).before_train(SimpleNamespace(model=model))
     for _ in range(2):
         images = torch.randn(2, 3, 64, 64)
         torch.testing.assert_close(model.extract_feat(images), plain(images), atol=1e-5, rtol=1e-4)
@@ -123,9 +123,8 @@ def test_features_of_classifiers_and_segmentors_are_one_graph(name):
 
 def test_a_run_uses_the_compiled_method_and_gives_it_back(pretrain_config):
     pretrain_config.train_cfg.max_epochs = 1
-    counter, runner = CompileCounter(), make_runner(pretrain_config)
-    runner.register_hook(HOOKS.build(dict(type='beit_mm.CompileHook', backend=counter)))
-    runner.train()
+    counter = CompileCounter()
+    runner = train(pretrain_config, CompileHook(backend=counter))
     assert counter.frame_count == 1 and 'loss' not in vars(runner.model)
 
 
@@ -134,10 +133,7 @@ def test_a_run_that_cannot_be_compiled_goes_on_and_says_so_once_and_at_its_end(p
         raise RuntimeError('no compiler\nin this test')
 
     pretrain_config.train_cfg.max_epochs = 1
-    runner = make_runner(pretrain_config)
-    runner.register_hook(HOOKS.build(dict(type='beit_mm.CompileHook', backend=broken)))
-    runner.train()
-    assert runner.iter == 3
+    assert train(pretrain_config, CompileHook(backend=broken)).iter == 3
     log = next(Path(pretrain_config.work_dir).glob('*/*.log')).read_text()
     warnings = [line for line in log.splitlines() if 'WARNING' in line and 'no compiler in this test' in line]
     assert len(warnings) == 2 and warnings[-1] in log.splitlines()[-3:]

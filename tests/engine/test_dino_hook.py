@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 from conftest import narrow_dino_pretraining
-from helpers import make_runner
+from helpers import train
 from mmengine.hooks import Hook
 
 from beit_mm.engine.steps import unwrap
@@ -45,12 +45,9 @@ def config(images, tmp_path):
     return config
 
 
-def train(config, *hooks):
-    notes, runner = Notes(), make_runner(config)
-    for hook in (notes, *hooks):
-        runner.register_hook(hook)
-    runner.train()
-    return notes, runner
+def noted(config, *hooks):
+    notes = Notes()
+    return notes, train(config, notes, *hooks)
 
 
 def check_teacher(weights: list[dict], momenta: np.ndarray) -> None:
@@ -69,7 +66,7 @@ def test_schedules_are_dinos(config):
     config.param_scheduler = [
         dict(type='CosineAnnealingWeightDecay', begin=0, end=3, eta_min=0.4, convert_to_iter_based=True)
     ]
-    notes, runner = train(config)
+    notes, runner = noted(config)
     warmup = np.linspace(0.04, 0.07, 2)
     assert notes.temperature == pytest.approx(np.repeat([*warmup, 0.07], EPOCH))
     assert all(map(torch.is_tensor, notes.temperature))  # numbers would be compiled in
@@ -89,7 +86,7 @@ def test_schedules_are_dinos(config):
 def test_loops_that_count_iterations_have_the_same_schedules(config):
     config.train_cfg = dict(type='beit_mm.IterLoop', max_iters=6)
     config.optim_wrapper.accumulative_counts = 2
-    notes, _ = train(config)
+    notes, _ = noted(config)
     assert notes.temperature == pytest.approx(np.repeat([0.04, 0.07], EPOCH))
     momenta = cosine(0.9, 1, 6)
     momenta[::2] = 1  # no step yet
@@ -107,7 +104,7 @@ def test_teacher_stays_where_a_step_is_skipped(config, fused):
 
     config.train_cfg = dict(type='beit_mm.IterLoop', max_iters=4)
     config.optim_wrapper.optimizer.fused = fused
-    notes, _ = train(config, Spoil())
+    notes, _ = noted(config, Spoil())
     momenta = cosine(0.9, 1, 4)
     momenta[bad] = 1
     check_teacher(notes.weights, momenta)

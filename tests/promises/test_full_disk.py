@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from helpers import file_size_limit, make_runner
+from helpers import file_size_limit, train
 from mmengine.config import Config
 from promises.test_interruption import Act
 
@@ -25,9 +25,7 @@ def test_what_cannot_be_written_is_one_warning(act, reason, pretrain_config: Con
     folder = Path(pretrain_config.work_dir)
     pretrain_config.custom_hooks.append(dict(type='beit_mm.ReconstructionHook'))
     with file_size_limit(resource.RLIM_INFINITY):  # as before afterwards
-        runner = make_runner(pretrain_config)
-        runner.register_hook(Act('before_train_iter', partial(act, folder), 2))
-        runner.train()
+        runner = train(pretrain_config, Act('before_train_iter', partial(act, folder), 2))
     said, errors = capsys.readouterr()
     assert runner.iter == 6
     warnings = [line for line in said.splitlines() if 'logs and pictures' in line]

@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 import torch
 from conftest import narrow_dino_pretraining, narrow_feature_pretraining, narrow_pretraining
-from helpers import ROOT, make_runner, run_ranks
+from helpers import ROOT, run_ranks
+from helpers import train as train_run
 from mmengine.config import Config
 from mmengine.dist import all_gather
 from mmengine.hooks import Hook
@@ -59,11 +60,8 @@ class Notes(Hook):
 
 def train(config: Config, **changes: object) -> tuple[list, dict[str, torch.Tensor]]:
     """What was shown in each step with its loss, and the weights at the end."""
-    config = copy.deepcopy(config)
-    config.merge_from_dict(changes)
-    runner = make_runner(config)
-    runner.register_hook(notes := Notes())
-    runner.train()
+    notes = Notes()
+    runner = train_run(config, notes, **changes)
     return notes.steps, unwrap(runner).state_dict()
 
 
