@@ -23,6 +23,7 @@ from beit_mm.checkpoint.read import CheckpointError, as_checkpoint_error
 from beit_mm.datasets.reading import LoadBands
 from beit_mm.datasets.segmentation_folder import distinct_colours
 from beit_mm.datasets.transforms import as_size
+from beit_mm.engine.checks import load_whole
 from beit_mm.errors import UserError
 from beit_mm.features.extractor import ImageReader, usual_preparation
 from beit_mm.files import quoted
@@ -97,7 +98,7 @@ def rebuild(
             reader = built_reader(recipe.pipeline, model)
             short_sides = [*TRANSFORMS.build(recipe.views).short_sides.elements()] if recipe.views else []
             num_classes = number_of_classes(model)
-            model.load_state_dict(weights_of_test(checkpoint), strict=True)
+            load_whole(model, checkpoint.state_dict)
             model = merge_lora(model)
         except Exception as error:
             reason = ' '.join(str(error).split())
@@ -241,14 +242,6 @@ def number_of_classes(model: Any) -> int:
     if isinstance(model, LinearProbe) and len(model.layers) > 1:
         raise UserError(f'the probe has {len(model.layers)} layers, each with its prediction; expected one')
     return model.num_classes if hasattr(model, 'num_classes') else model.head.num_classes
-
-
-def weights_of_test(checkpoint: Checkpoint) -> dict[str, Any]:
-    """The state dict with its metadata, but without the auxiliary head, which only training needs."""
-    weights = copy.copy(checkpoint.state_dict)
-    for name in [name for name in weights if name.startswith('auxiliary_head.')]:
-        del weights[name]
-    return weights
 
 
 def classes_of(checkpoint: Checkpoint, number: int) -> tuple[tuple[str, ...], list[list[int]]]:

@@ -230,7 +230,7 @@ def check_labels(samples: Sequence[BaseDataElement], num_classes: int, ignore_in
 
 
 def load_whole(model: nn.Module, weights: Mapping[str, Any]) -> None:
-    """Loads a checkpoint's weights once more; raises UserError for another model's, of which mmengine loads what fits.
+    """Loads a checkpoint's weights; raises UserError for another model's, of which mmengine would load what fits.
 
     An auxiliary head may be missing: a test does not use it.
     """
