@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import count, islice
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
@@ -203,72 +203,61 @@ def segment(
             check_confidence(min_confidence, [*folder.glob('images')])
         elif any(path.is_symlink() for path in folder.glob('images/*')):
             raise UserError(f'{folder} holds pseudo labels of an earlier call, which would change; give another --out')
-        if labelled is not None:
-            if multi_scale:
-                raise UserError('--multi-scale is for segmentors; leave it or --labelled out')
+        segmentor: Segmentor
+        if labelled is None:
+            if short_side is not None or reduce_zero_label is not None:
+                raise UserError('--short-side and --keep-zero-label only apply to --labelled FOLDER; give that too')
+            segmentor = SegmentationInferencer(opened, multi_scale=multi_scale, max_pixels=max_pixels)
+        elif multi_scale:
+            raise UserError('--multi-scale is for segmentors; leave it or --labelled out')
+        else:
             limit = MAX_PIXELS if max_pixels is None else max_pixels
             if not (found := split.find_label_maps(labelled, reduce_zero_label, True, max_pixels=limit)):
                 raise FileNotFoundError(f'--labelled: no label maps in {str(labelled)!r}; {split.EXPECTED}')
-            results, meta = segment_by_neighbours(opened, images, found, short_side, limit)
-            return write_maps(results, meta['classes'], meta['palette'], folder, min_confidence)
-        if short_side is not None or reduce_zero_label is not None:
-            raise UserError('--short-side and --keep-zero-label only apply to --labelled FOLDER; give that too')
-        segmentor = SegmentationInferencer(opened, multi_scale=multi_scale, max_pixels=max_pixels)
+            extract = FeatureExtractor(opened, size=short_side, whole=True, max_pixels=limit)
+            with TemporaryDirectory() as lists:
+                split.write_lists(found, Path(lists))
+                dataset = patch_dataset(extract, **found.dataset(Path(lists), 'train'))
+            segmentor = PatchSegmentor(extract, dataset)
         sources = list(segmentor.reader.sources(images))
         results = with_bar(segmentor(sources, on_error='skip', return_images=True), len(sources))
-        return write_maps(results, segmentor.classes, segmentor.palette, folder, min_confidence)
-
-
-def segment_by_neighbours(
-    checkpoint: Checkpoint, images: Sources, labelled: split.LabelMaps, short_side: int | None, max_pixels: int
-) -> tuple[Iterator[dict[str, Any]], dict[str, Any]]:
-    """Segments images by the labelled patches whose features are nearest, as `evaluate_patches` does.
-
-    Of each image dict(path, image, labels=uint8 (H, W), confidence=float32 (H, W)) or dict(path, error); and the
-    labelled images' metainfo.
-    """
-    extract = FeatureExtractor(checkpoint, size=short_side, whole=True, max_pixels=max_pixels)
-    with TemporaryDirectory() as lists:
-        split.write_lists(labelled, Path(lists))
-        dataset = patch_dataset(extract, **labelled.dataset(Path(lists), 'train'))
-    sources = list(extract.reader.sources(images))
-    found = PatchSegmentor(extract, dataset)(sources, on_error='skip')
-    return with_bar(found, len(sources)), dataset.metainfo
+        return write_maps(results, segmentor, folder, min_confidence)
 
 
 class PatchSegmentor:
     """Segments images by frozen features: by the `method` of `patch_classifier`, on the patches of a `patch_dataset`.
 
-    An answer has its keys path, image, labels and confidence, or path and error, as `segment_by_neighbours` describes.
+    It is called as a SegmentationInferencer; the confidence is the share of the classes in the nearest patches.
     """
 
     def __init__(self, extract: FeatureExtractor, dataset: SegmentationFolder, method: str = 'knn') -> None:
-        self.extract = extract
+        self.extract, self.reader = extract, extract.reader
+        self.classes, self.palette = dataset.metainfo['classes'], dataset.metainfo['palette']
         self.scores_of, _ = patch_classifier(extract, dataset, method)
 
-    def __call__(self, images: ImageInput | Sequence[ImageInput], on_error: str = 'raise') -> Iterator[dict[str, Any]]:
-        for sample in self.extract(images, ['patches'], batch_size=1, on_error=on_error, return_images=True):
-            if 'error' in sample:
-                yield sample
-                continue
-            scores = self.scores_of(torch.from_numpy(sample['patches']).to(self.extract.device))  # h, w, K
-            scores = pixel_scores(scores, sample['image'].shape[:2])  # K, H, W
-            labels, confidence = scores.argmax(dim=0).byte().cpu().numpy(), scores.amax(dim=0).cpu().numpy()
-            yield dict(path=sample['path'], image=sample['image'], labels=labels, confidence=confidence)
+    def __call__(
+        self, images: ImageInput | Sequence[ImageInput], on_error: str = 'raise', return_images: bool = False
+    ) -> Iterator[dict[str, Any]]:
+        return self.reader.results(images, self.predict, on_error=on_error, return_images=return_images)
+
+    def predict(self, samples: list[dict]) -> list[dict[str, Any]]:
+        (sample,) = samples
+        patches = self.extract.features(sample['inputs'][None], [None])['patches'][0, 0]  # h, w, C
+        scores = pixel_scores(self.scores_of(patches), sample['data_samples'].ori_shape)  # K, H, W
+        return [dict(labels=scores.argmax(dim=0).byte().cpu().numpy(), confidence=scores.amax(dim=0).cpu().numpy())]
+
+
+Segmentor: TypeAlias = SegmentationInferencer | PatchSegmentor
 
 
 def write_maps(
-    results: Iterable[dict[str, Any]],
-    classes: Sequence[str],
-    palette: Sequence[Sequence[int]],
-    folder: Path,
-    least: float | None,
+    results: Iterable[dict[str, Any]], segmentor: Segmentor, folder: Path, least: float | None
 ) -> list[dict[str, Any]]:
     """Writes what `segment` writes, with the `min_confidence` `least`."""
-    lines = [*map(class_line, classes)]
+    lines = [*map(class_line, segmentor.classes)]
     if least is not None:
-        if len(classes) >= IGNORE_INDEX:
-            raise UserError(f'--min-confidence is for at most {IGNORE_INDEX - 1} classes; the model has {len(classes)}')
+        if len(lines) >= IGNORE_INDEX:
+            raise UserError(f'--min-confidence is for at most {IGNORE_INDEX - 1} classes; the model has {len(lines)}')
         # some class may not be sure anywhere, and then the number of names does not say what 0 means
         lines = ['Number\tName', *(f'{number}\t{line}' for number, line in enumerate(lines))]
     for name in ('labels', 'overlays'):
@@ -284,7 +273,7 @@ def write_maps(
             rows.append((path, f'unreadable: {result["error"]}', ''))
             continue
         name = unused(Path(path).stem, '.png', used)
-        written.append(write_map(result, classes, palette, folder, name, least))
+        written.append(write_map(result, segmentor, folder, name, least))
         rows.append((path, f'labels/{name}', f'{written[-1]["confidence"]:.3f}'))
         if written[-1].get('labelled'):
             (folder / 'images').mkdir(exist_ok=True)
@@ -295,18 +284,13 @@ def write_maps(
 
 
 def write_map(
-    result: dict[str, Any],
-    classes: Sequence[str],
-    palette: Sequence[Sequence[int]],
-    folder: Path,
-    name: str,
-    least: float | None,
+    result: dict[str, Any], segmentor: Segmentor, folder: Path, name: str, least: float | None
 ) -> dict[str, Any]:
     """Writes label map and overlay of an image; its part of what `segment` returns."""
     labels, confidence = result['labels'], result['confidence']
     files = dict(path=result['path'], labels=str(folder / 'labels' / name), overlay=str(folder / 'overlays' / name))
     files['confidence'] = float(confidence.mean())
-    colours, shown = np.array(palette, np.uint8), labels
+    colours, shown = np.array(segmentor.palette, np.uint8), labels
     if least is not None:
         known = confidence >= least
         files['labelled'] = float(known.mean())
@@ -318,8 +302,8 @@ def write_map(
         image.putpalette(colours.tobytes())
     image.save(files['labels'])
     found, pixels = np.unique(shown[shown >= 0], return_counts=True)
-    legend = [(classes[label], palette[label]) for label in found[pixels.argsort()[::-1]]]
-    with_legend(overlay(result['image'], shown, palette), legend).save(files['overlay'])
+    legend = [(segmentor.classes[label], segmentor.palette[label]) for label in found[pixels.argsort()[::-1]]]
+    with_legend(overlay(result['image'], shown, segmentor.palette), legend).save(files['overlay'])
     return files
 
 

@@ -16,7 +16,7 @@ from PIL import Image
 from torch import Tensor
 
 from beit_mm.apis import reports
-from beit_mm.apis.inference import PatchSegmentor, overlay
+from beit_mm.apis.inference import PatchSegmentor, Segmentor, overlay
 from beit_mm.apis.inferencers import SegmentationInferencer
 from beit_mm.apis.reports import Metric, Metrics, Picture, Report
 from beit_mm.apis.split import LabelMaps
@@ -134,7 +134,7 @@ def describe_segmentation(
     """
     begin = time.monotonic()
     folder, segmentor = weights.parent, SegmentationInferencer(weights)
-    segmentors: dict[str, SegmentationInferencer | PatchSegmentor] = dict(mIoU=segmentor)
+    segmentors: dict[str, Segmentor] = dict(mIoU=segmentor)
     labelled: SegmentationFolder | None = None
     if start and images.bands is None:
         extract = FeatureExtractor(start, whole=True, **levels)
@@ -174,9 +174,7 @@ def describe_segmentation(
     return Report(metrics | found, sentence, paragraphs, pictures, f'Next: {following}.')
 
 
-def compare_segmentors(
-    segmentors: Mapping[str, SegmentationInferencer | PatchSegmentor], images: LabelMaps, lists: Path, seconds: float
-) -> Tested:
+def compare_segmentors(segmentors: Mapping[str, Segmentor], images: LabelMaps, lists: Path, seconds: float) -> Tested:
     """Tests segmentors, by name, and PositionAndColour on held-out images of a run's lists."""
     number = len(images.classes)
     baseline, begin = PositionAndColour(number), time.monotonic()
