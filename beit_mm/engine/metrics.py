@@ -280,7 +280,7 @@ class KNNHook(Hook):
 class DenseKNNHook(Hook):
     """Logs `dense_knn_miou` (percent) after each validation: pixels classified by the nearest patches of other images.
 
-    The features are those of KNNHook, for each patch.
+    The features are those of KNNHook, for each patch. Every process evaluates all images.
 
     Args:
         train, val: configs of SegmentationFolders without type and pipeline.

@@ -14,10 +14,10 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from mmengine.dataset import BaseDataset, default_collate
-from mmengine.dist import all_gather, all_gather_object, get_rank, get_world_size
+from mmengine.dist import all_gather
 from mmengine.registry import DefaultScope
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, Subset
+from torch.utils.data import DataLoader
 
 from beit_mm.datasets.image_folder import ImageFolder
 from beit_mm.datasets.samplers import SeededSampler
@@ -71,8 +71,6 @@ def evaluate_images(
     number = check_same_classes(loaders[0].dataset, loaders[1].dataset)
     found: dict[str, Any]
     if method == 'attentive':
-        if get_world_size() > 1:
-            raise UserError('an attentive probe is evaluated by one process; start it without a launcher')
         held = hold_patches(image_patches(extractor, loaders[0], layer), len(loaders[0].dataset))
         classify, found = choose_attentive(held, number, queries, seed)
         answers = [(classify(patches), truth) for patches, truth in image_patches(extractor, loaders[1], layer)]
@@ -135,7 +133,6 @@ def evaluate_patches(
     for patches, labels in labelled_patches(extractor, datasets[1], layer, workers):
         predicted = pixel_scores(scores_of(patches), labels.shape).argmax(dim=0)  # H, W
         counts += confusion(predicted, labels.to(predicted.device), number)
-    counts = sum(all_gather_object(counts))
     iou = [None if math.isnan(value) else 100 * value for value in class_ious(counts).tolist()]
     classes, images = list(datasets[0].metainfo['classes']), [len(dataset) for dataset in datasets]
     return dict(miou=100 * mean_iou(counts), iou=iou, classes=classes, images=images, **found)
@@ -157,13 +154,8 @@ def patch_classifier(
     scores (h, w, K), and dict(patches=in the bank, k), of 'linear' dict(patches, penalty, held_out).
     """
     check_choice('method', method, ('knn', 'linear'))
-    number, processes = len(dataset.metainfo['classes']), get_world_size()
-    maps = labelled_patches(extractor, dataset, layer, workers)
-    num_images = -(-len(dataset) // processes)  # rounded up, of this process
-    bank, targets, images = sample_patches(maps, number, num_images, -(-max_patches // processes), seed)
-    own = [tensor.cpu() for tensor in (bank, targets, images * processes + get_rank())]
-    gathered = zip(*all_gather_object(own), strict=True)  # objects, as the processes differ in their number of patches
-    bank, targets, images = (torch.cat(tensors).to(extractor.device) for tensors in gathered)
+    number, maps = len(dataset.metainfo['classes']), labelled_patches(extractor, dataset, layer, workers)
+    bank, targets, images = sample_patches(maps, number, len(dataset), max_patches, seed)
     standardise = standardiser(bank)
     bank = standardise(bank)
     classify: Callable[[Tensor], Tensor]
@@ -191,10 +183,9 @@ def patch_dataset(extractor: FeatureExtractor, max_images: int | None = None, **
 def labelled_patches(
     extractor: FeatureExtractor, dataset: SegmentationFolder, layer: int | None, workers: int
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """Features of patches, float32 (h, w, C), and label map, uint8 (H, W), of each image of this process."""
-    images = Subset(dataset, range(get_rank(), len(dataset), get_world_size()))
+    """Features of patches, float32 (h, w, C), and label map, uint8 (H, W), of each image."""
     generator = torch.Generator()  # a loader draws a seed: not from the generator of a training
-    for sample in DataLoader(images, batch_size=None, num_workers=workers, generator=generator):
+    for sample in DataLoader(dataset, batch_size=None, num_workers=workers, generator=generator):
         features = extractor.features(sample['img'].permute(2, 0, 1)[None], [layer])
         yield features['patches'][0, 0], sample['gt_seg_map']
 
