@@ -72,8 +72,6 @@ MISTAKES, MISTAKES_COLUMNS, MISTAKES_SIDE = 24, 4, 240  # how many are drawn, in
 DECODED = 'predicted, the correct tokens decoded'
 FILLED = 'each masked patch drawn as the masked one of all these images with the nearest features'
 
-Paragraph: TypeAlias = str | Sequence[Sequence[str]]  # a text, or rows of a table
-
 
 @dataclass(frozen=True)
 class Metric:
@@ -112,19 +110,21 @@ class Picture(NamedTuple):
     caption: str
 
 
+Part: TypeAlias = str | Picture | Sequence[Sequence[str]]  # of a report: a text, a picture, or rows of a table
+
+
 @dataclass
 class Report:
     """How good a trained model is."""
 
     metrics: Metrics
     verdict: str
-    paragraphs: list[Paragraph]
-    pictures: list[Picture]
+    parts: list[Part]
     following: str  # what to run next
     comparison: Sequence[Sequence[str]] = ()  # table of features before and after a pretraining
 
 
-def write_report(folder: str | Path, title: str, parts: Iterable[Paragraph | Picture]) -> Path:
+def write_report(folder: str | Path, title: str, parts: Iterable[Part]) -> Path:
     """Writes report.html for a browser, then the same as report.md for GitHub; returns the latter.
 
     `parts` are plain texts, pictures in the folder, and tables with a header row; empty parts are left out.
@@ -227,11 +227,11 @@ def describe_pretraining(
     answers, neighbours_drawn = compare_features(trained, images, compared, start, deadline)
     neighbours_drawn.save(folder / 'neighbours.png')
     predicted = f'Predicted on masked patches: features of {teacher}.' if teacher else ''
-    paragraphs: list[Paragraph] = [predicted, 'This is one training with one seed.']
+    parts: list[Part] = [predicted, 'This is one training with one seed.']
     judge = 'linear' if 'linear' in answers else 'knn'
     if answers:
         left_out = ' and '.join(words for method, words in METHODS.items() if method not in answers)
-        paragraphs += [
+        parts += [
             'Features of one block: the 20 nearest images vote, a linear layer learns, or a query attends to the '
             f'patches. The training used no labels. The verdict on features comes from the {METHODS[judge]}.',
             left_out and f'Left out of the table for lack of time: {left_out}.',
@@ -242,13 +242,13 @@ def describe_pretraining(
         for name, right in of_method.items()
     }
     gains = gains_by_pairs(answers.get(judge, {}))
-    pictures = [
+    parts += [
         Picture('reconstruction.png', f'Held-out images: masked, {FILLED if teacher else DECODED}'),
         Picture('neighbours.png', 'Held-out images (left), each beside the training images with the closest features'),
         draw_curves(folder / 'pretrain'),
     ]
     sentence, following = judge_pretraining(metrics, gains, folder, images, start)
-    return Report(metrics | found, sentence, paragraphs, pictures, following, did_it_help(answers))
+    return Report(metrics | found, sentence, parts, following, did_it_help(answers))
 
 
 def gains_by_pairs(right: Mapping[str, Tensor]) -> Metrics:
@@ -334,18 +334,18 @@ def describe_finetuning(
     counts = confusion(predicted, truth, len(images.classes))
     metrics = metrics | found | {'class_mean': class_mean(counts)}
     metrics['accuracy/top1'] = Metric.share(metrics['accuracy/top1'].value, len(images.held_out.names))
-    paragraphs: list[Paragraph] = [
+    parts: list[Part] = [
         'Trained with --balance: images of small classes were shown more often.' if balance else '',
         f'Thumbnails and the most frequent class need no network: they learned from {learned:,} of the '
         f'{len(images.train.names):,} images and were tested on {found["thumbnails"].number:,} held-out ones. This is '
         'one training with one seed. To see what pretraining gains, run it again with --init none.',
         f'The {MOST_CLASSES} worst classes, on {len(answers):,} held-out images:',
         table_of_classes(counts, images),
+        *draw_mistakes(answers, images.classes, folder / 'mistakes.png'),
+        draw_curves(folder / 'finetune'),
     ]
-    pictures = draw_mistakes(answers, images.classes, folder / 'mistakes.png')
-    pictures.append(draw_curves(folder / 'finetune'))
     sentence, following = judge_finetuning(metrics, weights, images.unequal and not balance)
-    return Report(metrics, sentence, paragraphs, pictures, following)
+    return Report(metrics, sentence, parts, following)
 
 
 def judge_finetuning(metrics: Mapping[str, Metric], weights: Path, unequal: bool) -> tuple[str, str]:

@@ -18,7 +18,7 @@ from torch import Tensor
 from beit_mm.apis import reports
 from beit_mm.apis.inference import PatchSegmentor, Segmentor, overlay
 from beit_mm.apis.inferencers import SegmentationInferencer
-from beit_mm.apis.reports import Metric, Metrics, Picture, Report
+from beit_mm.apis.reports import Metric, Metrics, Part, Picture, Report
 from beit_mm.apis.split import LabelMaps
 from beit_mm.checkpoint.names import preview
 from beit_mm.datasets.reading import LoadBands, UnreadableImageError
@@ -151,7 +151,7 @@ def describe_segmentation(
         table.append([name, *map(reports.percentage, ious), f'{pixels:,.0f}'])
     unseen = [images.classes[label] for label in images.unseen]
     colours = 'colours' if images.bands is None else 'colours (bands 1 to 3)'
-    paragraphs = [
+    parts: list[Part] = [
         f'On {len(tested.indices):,} of {len(images.held_out.names):,} held-out images, in sliding windows at one '
         'scale. Standard errors cover the choice of images only; this is one training with one seed. Naive Bayes '
         f'learned from {tested.baseline.images:,} images how frequent each class is at each position and in 512 '
@@ -160,8 +160,6 @@ def describe_segmentation(
         f'No label map holds {preview(unseen)}: not counted in the mean.' if unseen else '',
         table,
         confused(counts, images.classes),
-    ]
-    pictures = [
         Picture('overlays.png', 'Held-out images with the highest, the median and the lowest mIoU'),
         reports.draw_curves(folder / 'finetune'),
     ]
@@ -171,7 +169,7 @@ def describe_segmentation(
     elif 'patches' in found and not levels and tested.metric('patches', 'position_colour').sign == reports.BETTER:
         following += f', or without training: beit-mm segment {start} new_images/ --labelled FOLDER --out maps'
     sentence = f'Verdict: the segmentor is {reports.verdict(gains)}.'
-    return Report(metrics | found, sentence, paragraphs, pictures, f'Next: {following}.')
+    return Report(metrics | found, sentence, parts, f'Next: {following}.')
 
 
 def compare_segmentors(segmentors: Mapping[str, Segmentor], images: LabelMaps, lists: Path, seconds: float) -> Tested:

@@ -346,8 +346,7 @@ class Run:
             AT_LEAST if 'seconds' in measured and measured['steps'] == MIN_STEPS else '',
             self.advice_on_passes(images, measured['steps']),
             self.plan.assumed,
-            *report.paragraphs,
-            *report.pictures,
+            *report.parts,
             report.following,
         ]
         path = reports.write_report(self.folder, f'{self.verb} of {record.images}', parts)
