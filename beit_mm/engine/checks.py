@@ -236,16 +236,15 @@ def load_whole(model: nn.Module, weights: Mapping[str, Any]) -> None:
     """
     if any(name.startswith('module.') for name in weights):  # of DistributedDataParallel
         weights = {name.removeprefix('module.'): tensor for name, tensor in weights.items()}
-    advice = 'test it with the config that it was trained with, or set num_classes and sizes as in its training'
     try:
         missing, unexpected = model.load_state_dict(weights, strict=False)
+        needed = [name for name in missing if not name.startswith('auxiliary_head.')]
+        unused = [name for name in unexpected if not name.startswith('auxiliary_head.')]
+        lacks = [f'the {owner} lacks {preview(them)}' for owner, them in (('file', needed), ('model', unused)) if them]
     except RuntimeError as error:  # other shapes
-        reason = ' '.join(str(error).split())
-        raise UserError(f'the checkpoint is of another model: {reason:.300}; {advice}') from error
-    needed = [name for name in missing if not name.startswith('auxiliary_head.')]
-    unused = [name for name in unexpected if not name.startswith('auxiliary_head.')]
-    lacks = [f'the {owner} lacks {preview(them)}' for owner, them in (('file', needed), ('model', unused)) if them]
+        lacks = [' '.join(str(error).split())[:300]]
     if lacks:
+        advice = 'test it with the config that it was trained with, or set num_classes and sizes as in its training'
         raise UserError(f'the checkpoint is of another model: {" and ".join(lacks)}; {advice}')
 
 
