@@ -13,7 +13,6 @@ import secrets
 import shutil
 import signal
 import sys
-import traceback
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -217,53 +216,24 @@ def file_size_limit(size: int) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
-def forked(function: Callable[[], object]) -> Callable[[], tuple[bool, object]]:
-    """Calls a function in a forked process: a new one takes seconds to import everything.
-
-    Returns a function that waits, at most two minutes, and gives (True, what it returned) or (False, why it did not).
-    """
-    context = torch.multiprocessing.get_context('fork')
-    receiver, sender = context.Pipe(duplex=False)
-
-    def child() -> None:
-        torch.set_num_threads(1)  # OpenMP's threads do not outlive a fork
-        try:
-            answer = True, function()
-        except BaseException:
-            answer = False, traceback.format_exc()
-        sender.send_bytes(pickle.dumps(answer))  # `send` would lend tensors, which end with this process
-
-    process = context.Process(target=child, daemon=True)
-    process.start()
-    sender.close()
-
-    def result() -> tuple[bool, object]:
-        try:
-            return pickle.loads(receiver.recv_bytes()) if receiver.poll(120) else (False, 'no answer')
-        except EOFError:
-            return False, 'ended without an answer'
-        finally:
-            process.join(10)
-            process.kill()
-
-    return result
-
-
 def run_ranks(function: Callable[[int], object], folder: Path, world_size: int = 2) -> list[object]:
-    """Calls `function(rank)` in processes of one gloo group, and returns what they return, by rank."""
-    store = folder / f'store_{secrets.token_hex(4)}'
+    """Calls `function(rank)` in processes of one gloo group, and returns what they return, by rank.
 
-    def of_rank(rank: int) -> object:
+    They are forked: a new process takes seconds to import everything.
+    """
+    store = folder / f'store_{secrets.token_hex(4)}'
+    answers = [store.with_name(f'{store.name}_{rank}.pkl') for rank in range(world_size)]
+
+    def of_rank(rank: int) -> None:
+        torch.set_num_threads(1)  # OpenMP's threads do not outlive a fork
         os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(world_size))  # as torchrun does
         torch.distributed.init_process_group('gloo', f'file://{store}', rank=rank, world_size=world_size)
-        answer = function(rank)
+        answers[rank].write_bytes(pickle.dumps(function(rank)))
         torch.distributed.barrier()  # nobody hangs up on a process that still waits for the last collective
-        return answer  # the group ends with its process: torch 2.6 may wait for ever in destroy_process_group
+        # the group ends with its process: torch 2.6 may wait for ever in destroy_process_group
 
-    results = [forked(functools.partial(of_rank, rank)) for rank in range(world_size)]
-    answers = [result() for result in results]
-    assert all(good for good, _ in answers), '\n'.join(str(answer) for good, answer in answers if not good)
-    return [answer for _, answer in answers]
+    torch.multiprocessing.start_processes(of_rank, nprocs=world_size, daemon=True, start_method='fork')
+    return [pickle.loads(path.read_bytes()) for path in answers]
 
 
 @contextmanager
