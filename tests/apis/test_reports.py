@@ -5,6 +5,7 @@ import re
 import shlex
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -19,6 +20,8 @@ from beit_mm.apis.split import find_images
 from beit_mm.checkpoint.checkpoint import Checkpoint
 from beit_mm.features.evaluation import mean_and_error
 from beit_mm.pictures import CHARACTER, MARGIN, SIDE, TITLE_HEIGHT, sheet
+
+IMAGES = SimpleNamespace(train=SimpleNamespace(root=Path('my data')), classes=['a class'])
 
 
 def metrics_of(
@@ -97,13 +100,12 @@ def test_a_classifier_without_mistakes_has_a_verdict():
     'loss, expected',
     [(5.88, 'nothing learned yet'), (5.5, 'no more than where things'), (5.3, 'from what surrounds them')],
 )
-def test_the_verdict_of_a_pretraining(tmp_path, loss, expected):
+def test_the_verdict_of_a_pretraining(loss, expected):
     metrics = dict(mim_loss=Metric(loss), token_entropy=Metric(5.9), position_entropy=Metric(5.49))
 
     def verdict(metrics: Metrics, gains: Metrics) -> str:
-        return reports.judge_pretraining(metrics, gains, Path('run'), images, None)[0]
+        return reports.judge_pretraining(metrics, gains, Path('run'), IMAGES, None)[0]
 
-    images = find_images(make_images(tmp_path, per_class=40))
     said = verdict(metrics, {})
     assert expected in said and 'features' not in said and 'initial' not in said
     gains = dict(random=Metric(5.4, 1.0), thumbnails=Metric(-2.9, 1.3), start=Metric(0.1, 0.5))
@@ -122,15 +124,14 @@ def test_the_verdict_of_a_pretraining(tmp_path, loss, expected):
         (0.4, 0.1, 'from what surrounds them', 'run'),
     ],
 )
-def test_the_verdict_of_a_pretraining_on_features(tmp_path, explained, at_position, expected, begins_with):
+def test_the_verdict_of_a_pretraining_on_features(explained, at_position, expected, begins_with):
     metrics = dict(mim_loss=Metric(0.1), explained=Metric(explained), explained_at_position=Metric(at_position))
-    images = find_images(make_images(tmp_path, per_class=40))
-    said, following = reports.judge_pretraining(metrics, {}, Path('run'), images, None)
+    said, following = reports.judge_pretraining(metrics, {}, Path('run'), IMAGES, None)
     assert expected in said and f'--init {begins_with} ' in following
     # how well features are predicted does not tell whether the initial weights were worse
-    _, following = reports.judge_pretraining(metrics, {}, Path('run'), images, 'a start')
+    _, following = reports.judge_pretraining(metrics, {}, Path('run'), IMAGES, 'a start')
     assert "--init 'a start'" in following and '--init run' in following
-    _, following = reports.judge_pretraining(metrics, dict(start=Metric(9, 1)), Path('run'), images, 'a start')
+    _, following = reports.judge_pretraining(metrics, dict(start=Metric(9, 1)), Path('run'), IMAGES, 'a start')
     assert '--init run ' in following
 
 
@@ -149,15 +150,14 @@ def test_the_verdict_of_a_pretraining_on_features(tmp_path, explained, at_positi
         (5.4, None, None, 'run'),
     ],
 )
-def test_what_comes_next_begins_with_the_better_weights(tmp_path, loss, accuracy, start, begins_with):
+def test_what_comes_next_begins_with_the_better_weights(loss, accuracy, start, begins_with):
     metrics = dict(mim_loss=Metric(loss), token_entropy=Metric(5.9), position_entropy=Metric(5.8))
     metrics |= dict(mim_loss_start=Metric(5.3)) if start else {}
     gains = {'start' if start else 'random': Metric(accuracy - 60.0, 1.0)} if accuracy else {}
-    images = find_images(make_images(tmp_path / 'my data', per_class=40))
-    _, said = reports.judge_pretraining(metrics, gains, Path('run'), images, start)
+    _, said = reports.judge_pretraining(metrics, gains, Path('run'), IMAGES, start)
     words = shlex.split(said[said.index('beit-mm') :])
     options = command.parser().parse_args(words[1:])
-    assert (options.init, Path(options.images)) == (begins_with, images.train.root)
+    assert (options.init, Path(options.images)) == (begins_with, IMAGES.train.root)
     assert ('skip this pretraining' in said) == (begins_with != 'run')
 
 
