@@ -11,6 +11,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.utils.rnn import pad_sequence
 
 from beit_mm.apis.inferencers import ClassificationInferencer, SegmentationInferencer
 from beit_mm.apis.rebuild import ConfigInput
@@ -245,10 +246,7 @@ class Resampling(nn.Module):
     def __init__(self, source: int, most: int, matrix_of: Any):
         super().__init__()
         matrices = [matrix_of(source, target).float() for target in range(1, most + 1)]
-        stacked = torch.zeros(most, *matrices[-1].shape)
-        for row, matrix in zip(stacked, matrices, strict=True):
-            row[: len(matrix)] = matrix
-        self.register_buffer('matrices', stacked)
+        self.register_buffer('matrices', pad_sequence(matrices, batch_first=True))  # cells, rows of the last, columns
 
     def forward(self, target: int, length: int) -> Tensor:
         return self.matrices[target - 1][:length]
