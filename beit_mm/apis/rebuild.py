@@ -357,12 +357,11 @@ def targets_config(checkpoint: Checkpoint) -> dict[str, Any]:
             if vocab_size != predicted['vocab_size']:
                 raise UserError(f'predicts {predicted["vocab_size"]} visual tokens, but its tokenizer has {vocab_size}')
             return config
-    if 'target_dims' in predicted:
-        raise CheckpointError(f'{checkpoint} does not say which teacher its features come from')
-    message = f'{checkpoint} does not say which tokenizer its visual tokens come from'
+    what = 'teacher its features' if 'target_dims' in predicted else 'tokenizer its visual tokens'
+    message = f'{checkpoint} does not say which {what} come from'
     of_beit_v2 = any(name.startswith('patch_aggregation.') for name in checkpoint.converted.state_dict)
-    if predicted['vocab_size'] != DALLE_VOCABULARY or of_beit_v2:
-        raise CheckpointError(f"{message}, and they are not DALL-E's")
+    if predicted.get('vocab_size') != DALLE_VOCABULARY or of_beit_v2:
+        raise CheckpointError(message)
     if dalle := find_dalle():
         return dalle
     raise CheckpointError(f"{message}. For DALL-E's: {GET_ENCODER} and {DECODER_URL}, both into ${WEIGHTS_VARIABLE}")
