@@ -30,7 +30,8 @@ def fit_position(runner: Runner, meta: dict) -> bool:
     before, batch = meta['batch'], batch_units(runner)
     old, new = (entry['images'] * entry['accumulated'] for entry in (before, batch))
     if old != new:
-        raise UserError(f'was trained with {old} images a step, this run has {new}; change batch_size')
+        found = f'the checkpoint was trained with {old} images a step, this run has {new}; change batch_size'
+        raise UserError(f'{runner._load_from}: {found}')
     moved = before['images'] != batch['images'] or before['per_epoch'] != batch['per_epoch']
     if moved:
         epoch, seen = divmod(meta['iter'], before['per_epoch'])

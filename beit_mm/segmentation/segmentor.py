@@ -126,7 +126,7 @@ class SlidingSegmentor(EncoderDecoder):
         A view that is smaller than a window is a window of its own size.
         Source: mmseg `EncoderDecoder.slide_inference` and `postprocess_result`.
         """
-        cfg, device = self.test_cfg, views[0].image.device
+        cfg, device, divisor = self.test_cfg, views[0].image.device, self.divisor
         # On a CPU larger batches gain nothing and cost memory.
         windows_per_batch = cfg.get('windows_per_batch', 1 if device.type == 'cpu' else 8)
         windows = (window for view in views for window in _windows(view, cfg['crop_size'], cfg['stride']))
@@ -134,7 +134,7 @@ class SlidingSegmentor(EncoderDecoder):
         logits_image: Tensor | None = None
         for batch in _batches(windows, windows_per_batch):
             images = torch.stack([window.image for window in batch])  # B, 3, h, w
-            bottom, right = (-side % self.divisor for side in images.shape[2:])
+            bottom, right = (-side % divisor for side in images.shape[2:])
             logits = self.logits(F.pad(images, (0, right, 0, bottom))).float()  # B, C, h', w'
             for (_, view, rows, row, columns, column), logits_window in zip(batch, logits, strict=True):
                 classes, height, width = logits_window.shape

@@ -16,6 +16,7 @@ from helpers import load_config
 from label_maps import make_label_maps
 from labelled import save_backbone
 from mmengine.config import Config
+from mmengine.registry import DefaultScope
 from peers import dinov2_layout
 from torch import nn
 

@@ -4,9 +4,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from label_maps import make_label_maps
 from labelled import make_images
 from mmengine.config import Config
+from mmengine.registry import DefaultScope
 from peers import dinov2_layout
 from PIL import Image
 
@@ -16,6 +18,7 @@ from beit_mm.apis import split, training
 from beit_mm.apis.plans import HEADS
 from beit_mm.checkpoint.checkpoint import Checkpoint
 from beit_mm.errors import UserError
+from beit_mm.registry import MODELS
 
 TYPES = dict(upernet='EfficientUPerHead', setr_pup='EfficientSETRUPHead', linear='FCNHead')
 ADAPTED = [('masks', dict(lora=2)), ('masks_decoder', dict(freeze='all'))]  # heads of pixels: test_adaptation.py
@@ -51,12 +54,14 @@ def test_a_run_ends_and_its_result_is_used(head, options, folder, base, tmp_path
 
 @pytest.mark.parametrize('head', HEADS)
 def test_the_heads_of_a_wide_model_build_and_a_call_with_another_is_refused(head, folder, tmp_path, monkeypatch):
-    """Of DINOv2 with patches of 14 pixels; the plan counts parameters of the model that the config describes."""
+    """Of DINOv2 with patches of 14 pixels."""
     init = dinov2_layout(tmp_path / 'dinov2.pth', 256, 3)
-    monkeypatch.setattr(training.Run, 'train', lambda *_: exit())
+    monkeypatch.setattr(training, 'make_runner', lambda *_: exit())
     options, words = dict(init=init, epochs=1), ['--init', init, '--epochs', '1', '--head', head]
     with pytest.raises(SystemExit):
         command.main(['finetune', str(folder), '--out', str(tmp_path / 'run'), *words])
+    with DefaultScope.overwrite_default_scope('mmseg'), torch.device('meta'):
+        MODELS.build(Config.fromfile(tmp_path / 'run/config.py').model)
     with pytest.raises(SystemExit):
         beit_mm.finetune(folder, tmp_path / 'run', **options)
     other = 'linear' if head != 'linear' else 'masks'

@@ -101,7 +101,7 @@ class CodebookTokenizer(Tokenizer):
 
     encoder: nn.Module
     decoder: nn.Module | None
-    loss = 'laplace'  # or 'mse': of the training, for which the networks take and give pixels
+    loss = 'laplace'  # or 'mse': what the networks were trained by decides how they take and give pixels
 
     @property
     def can_decode(self) -> bool:
