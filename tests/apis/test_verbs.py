@@ -195,7 +195,7 @@ def test_the_teacher_of_features_is_found_again_or_said(images, tmp_path, monkey
     content = torch.load(out / 'pretrained.pth', weights_only=True)
     stored = content['meta']['config_dict']['model']['target_generator']
     for changed, message in (
-        (dict(teacher=dict(type='beit_mm.CLIPTeacher', name='x')), 'not one file'),
+        (dict(teacher=dict(type='beit_mm.CLIPTeacher', name='x')), 'not a single file'),
         (dict(type='subprocess.Popen'), "type='subprocess.Popen'"),
         (dict(teacher='/proc/kmsg'), 'is gone'),
         (dict(layers=dict(type='x')), "type='x'"),
