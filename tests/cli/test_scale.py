@@ -52,9 +52,12 @@ def test_sixteen_processes_send_what_is_counted(tmp_path):
 def test_the_record_has_what_the_tool_prints(monkeypatch, capsys):
     monkeypatch.setattr('sys.argv', ['scale.py'])
     SCALE['main']()
-    cells = [line.strip('| ').split(' | ') for line in capsys.readouterr().out.splitlines()[2:]]
-    record = (ROOT / 'docs/records/2026-11-26-scale.md').read_text()
-    for name, *numbers in cells:
-        if name in ('step of a GPU alone, ms', 'GB that a GPU sends in a step', 'hours for 800 epochs'):
-            (line,) = [line for line in record.splitlines() if line.startswith(f'| {name} |')]
-            assert [number.split(' ')[0] for number in numbers] == line.split(' | ')[1:3]
+    printed, record = capsys.readouterr().out, (ROOT / 'docs/records/2026-11-26-scale.md').read_text()
+    for name in ('step of a GPU alone, ms', 'GB that a GPU sends in a step', 'hours for 800 epochs'):
+        found, recorded = (cells_of(text, name) for text in (printed, record))
+        assert [number.split(' ')[0] for number in found] == recorded[:2]
+
+
+def cells_of(table: str, name: str) -> list[str]:
+    (line,) = [line for line in table.splitlines() if line.startswith(f'| {name} |')]
+    return line.strip('| ').split(' | ')[1:]

@@ -94,6 +94,12 @@ def test_what_is_no_number_becomes_0_or_255():
     assert image.ravel().tolist() == [0, 255, 0, 0, 255, 127.5]
 
 
+@pytest.mark.parametrize(('bands', 'shown'), [(1, [0, 0, 0]), (2, [0, 0, 0]), (3, [0, 1, 2]), (6, [0, 1, 2])])
+def test_a_picture_shows_the_first_three_bands_or_one_in_gray(bands, shown):
+    octets = values_of('uint8', bands)
+    assert np.array_equal(LoadBands.as_rgb(octets.astype(np.float32)), octets[..., shown])
+
+
 def test_what_changes_colours_is_refused():
     with pytest.raises(ValueError, match='RGB.*leave it out'):
         TwoViewColorJitter()(dict(img=values_of('float32', 3)))
