@@ -21,24 +21,24 @@ from beit_mm.errors import CheckpointError, UserError, warn
 from beit_mm.positions import Grid, resize_bias_table, resize_patch_embedding, resize_position_embedding
 
 ORIGIN = 'beit_mm'  # key in a state dict's metadata, which torch hands to load hooks as `local_metadata`
-TRANSLATED = ('unilm', 'timm', 'hf')  # formats without a prefix for the backbone
-MIN_COVERAGE = 0.95  # of the backbone's tensors without TASK_PARTS
+TRANSLATED = ('unilm', 'timm', 'hf')  # formats whose names lack the prefix `backbone.`
+MIN_COVERAGE = 0.95  # share of the backbone's tensors, without TASK_PARTS, that a file must have
 PATCHES = 'patch_embed.proj.weight'
-TASK_PARTS = ('mask_token', 'norm.', 'fc_norm.')  # which depend on the task
-Levels: TypeAlias = Sequence[float] | float | None  # of each channel or of all, pixels 0-255; None: not given
+TASK_PARTS = ('mask_token', 'norm.', 'fc_norm.')  # present for some tasks only
+Levels: TypeAlias = Sequence[float] | float | None  # for each channel or for all, pixels 0-255; None: not given
 
 
 class Checkpoint:
-    """A checkpoint file, read once and handed on, with all weights in memory.
+    """A checkpoint file, read once and passed around, with all its weights in memory.
 
     Attributes:
-        path: of the file.
+        path: where the file is.
         content: what it holds, tensors on the CPU, without the text `meta['config']`, which mmengine would execute.
-        weights: its state dict under its own names, without the prefixes of wrappers (`module.`, `_orig_mod.`).
-        converted, state_dict: the weights under the names of our models, and as any model loads them.
+        weights: the state dict under the file's own names, without what trainers add (`module.`, `_orig_mod.`).
+        converted, state_dict: the weights under our models' names, and in the form that any model can load.
         format: one of `names.FORMATS`, or None if it is not a BEiT.
         meta, preprocessing, architecture: see `description.describe_source`.
-        levels: `mean` and `std` that the user gave.
+        levels: the `mean` and `std` that the user gave, if any.
     """
 
     def __init__(self, content: dict[str, Any], path: Path) -> None:
@@ -57,13 +57,13 @@ class Checkpoint:
 
     @classmethod
     def open(cls, source: 'CheckpointInput', part: str = 'pretrained', **levels: Any) -> 'Checkpoint':
-        """Reads a file; raises FileNotFoundError, or CheckpointError for what is not a checkpoint.
+        """Reads a file; raises FileNotFoundError, or CheckpointError if it is not a checkpoint.
 
         Args:
-            source: a file, the folder of a finished run, of transformers or of timm, a URL (http, https,
-                hf://owner/name), 'demo', one of `find.list_models`, or a Checkpoint, which is returned.
-            part: of the packaged weights 'demo', see `find.path_of_checkpoint`.
-            levels: `mean` and `std` of its images in place of the file's, pixels 0-255.
+            source: a file; a folder of a finished run, of transformers or of timm; a URL (http, https,
+                hf://owner/name); 'demo'; a name from `find.list_models`; or a Checkpoint, which is returned.
+            part: which of the packaged weights 'demo' stands for, see `find.path_of_checkpoint`.
+            levels: `mean` and `std` of its images, pixels 0-255, to use instead of the file's.
         """
         if not isinstance(source, Checkpoint):
             path = path_of_checkpoint(source, part)
@@ -87,7 +87,7 @@ class Checkpoint:
     def task(self) -> str:
         if any(name.startswith(('heads.', 'head.layers.')) for name in self.weights):  # linear probes, deeper heads
             return 'classification'
-        by_lora = any('.lora_' in name for name in self.weights)  # the file of a run holds no backbone
+        by_lora = any('.lora_' in name for name in self.weights)  # a checkpoint of such a run lacks the backbone
         return names.task_of(self.weights if by_lora else self.converted.state_dict)
 
     @property
@@ -105,13 +105,13 @@ class Checkpoint:
         found, name, weights = self.preprocessing, self.path.stem, self.converted.state_dict
         if 'mean' not in found and name in plain_vits():
             found = description.IMAGENET if plain_vits()[name]['normalisation'] == 'imagenet' else description.HALF
-        elif 'mean' not in found and name in released().keys() - {DEMO}:  # OpenMMLab's files do not have it
+        elif 'mean' not in found and name in released().keys() - {DEMO}:  # OpenMMLab's files do not record it
             found = Config.fromfile(released()[name].config).model.data_preprocessor
         return normalisation_of(str(self), found, weights, weights[f'backbone.{PATCHES}'].shape[1], **self.levels)
 
     @cached_property
     def state_dict(self) -> dict[str, Any]:
-        """The weights for `load_state_dict` of a model, ours or another, with ORIGIN in their metadata.
+        """The weights for any model's `load_state_dict`, with ORIGIN in their metadata.
 
         mmengine finds a backbone by its prefix, so unilm, timm and hf files are renamed; OpenMMLab's stay as they are.
         """
@@ -121,7 +121,7 @@ class Checkpoint:
                 given, dropped, _ = self.converted
                 if dropped:
                     warn(f'{self.path} ({format}) holds tensors that none of our models has: {dropped}')
-            except CheckpointError:  # not a BEiT: the model that asked for it knows its names
+            except CheckpointError:  # not a BEiT: the model to load expects the file's own names
                 format = None
         elif format is not None:
             given = self.weights
@@ -136,7 +136,7 @@ class Checkpoint:
         )
         state_dict: Any = OrderedDict(given)
         state_dict._metadata = OrderedDict(getattr(given, '_metadata', {}))
-        for module in ('', 'backbone', 'module.backbone'):  # of a backbone, of a model, of a model in a wrapper
+        for module in ('', 'backbone', 'module.backbone'):  # a backbone, a model, a model in a wrapper
             state_dict._metadata[module] = {**state_dict._metadata.get(module, {}), ORIGIN: origin}
         return state_dict
 
@@ -149,17 +149,17 @@ def normalisation_of(
 ) -> tuple[dict[str, list[float]], str]:
     """`mean` and `std` of each channel of a model's images, pixels 0-255, and a warning if they are assumed.
 
-    The user's `levels` come first, then what was `found` in the file, then those of released weights with these names.
+    The user's `levels` override what was `found` in the file; released weights with these names supply the rest.
     """
     known = {name: list(found[name]) for name in ('mean', 'std') if found.get(name)} | given_levels(**levels)
     warning = ''
     if len(known) < 2:
-        unknown = f'{source} does not say how its images were normalised'
+        problem = f'{source} does not say how its images were normalised'
         if channels != 3:
-            raise UserError(f'{unknown}, which have {channels} channels; give the mean and std of each: --mean, --std')
+            raise UserError(f'{problem}, which have {channels} channels; give the mean and std of each: --mean, --std')
         usual, whose = description.usual_normalisation(weights)
         assumed = ' and '.join(name for name in usual if name not in known)
-        warning = f'{unknown}. Assumed {assumed}: {whose}; --mean and --std set others'
+        warning = f'{problem}. Assumed {assumed}: {whose}; to change this, give --mean and --std'
         warn(warning)
         known = usual | known
     for name, values in known.items():
@@ -169,36 +169,36 @@ def normalisation_of(
 
 
 def given_levels(mean: Levels = None, std: Levels = None) -> dict[str, list[float]]:
-    """Those that a user gives, as lists; UserError if pixels 0-255 cannot have them."""
+    """The `mean` and `std` that a user gave, as lists; UserError if pixels 0-255 cannot have them."""
     given = {}
     for name, levels in (('mean', mean), ('std', std)):
         if levels is None:
             continue
         given[name] = values = torch.as_tensor(levels, dtype=torch.float64).flatten().tolist()
         if 0 < max(values) <= 1 or (name == 'std' and min(values) <= 0):
-            raise UserError(f'{name} is {values}; expected it for pixels 0-255, such as 127.5, not 0.5')
+            raise UserError(f'{name} is {values}; expected values for pixels 0-255, such as 127.5, not 0.5')
     return given
 
 
 @CheckpointLoader.register_scheme(prefixes=('', 'http://', 'https://', HUB_SCHEME), force=True)
 def load_from_file(filename: str, map_location: object = None) -> dict[str, Any]:
-    """Reads paths and URLs for mmengine: dict(state_dict=..., meta=..., ...), or a state dict, tensors on the CPU.
+    """Reads a path or URL for mmengine: dict(state_dict=..., meta=..., ...), or a bare state dict, on the CPU.
 
-    mmengine's reader fails with torch >= 2.6 in version 0.10.7, and executes files in later ones.
+    mmengine 0.10.7's own reader fails with torch >= 2.6; that of later versions executes code in files.
     """
     try:
         checkpoint = Checkpoint.open(filename)
     except FileNotFoundError as error:
         raise FileNotFoundError(
-            f'{str(error).rstrip(".")}. If a config names it: init_cfg.checkpoint or load_from'
+            f'{str(error).rstrip(".")}. If a config names it, correct its init_cfg.checkpoint or load_from'
         ) from None
     state_dict: Any = checkpoint.state_dict
     format = state_dict._metadata[''][ORIGIN]['format']
-    if format in TRANSLATED:  # its optimizer and the like belong to the old names
+    if format in TRANSLATED:  # drops the optimizer and the like, which belong to the old names
         return dict(state_dict=state_dict, meta=checkpoint.meta)
-    if format is None and 'state_dict' not in checkpoint.content:  # weights alone, not of a BEiT
+    if format is None and 'state_dict' not in checkpoint.content:  # a bare state dict of another model
         return state_dict
-    return dict(checkpoint.content, state_dict=state_dict)  # from which a run resumes
+    return dict(checkpoint.content, state_dict=state_dict)  # all that resuming needs
 
 
 @dataclass
@@ -206,11 +206,11 @@ class LoadReport:
     """What happened to each tensor when a backbone was loaded; names without `backbone.`."""
 
     source: str  # file and format
-    preprocessing: Mapping  # of the images that the weights were trained on, see `description.describe_source`
-    matched: list[str] = field(default_factory=list)  # loaded as they were in the file
-    expanded: list[str] = field(default_factory=list)  # tables copied from the shared one
+    preprocessing: Mapping  # of the training images, see `description.describe_source`
+    matched: list[str] = field(default_factory=list)  # loaded in the shape that they have in the file
+    expanded: list[str] = field(default_factory=list)  # bias tables of the blocks, made from the shared one
     resized: dict[str, str] = field(default_factory=dict)  # tables and position embeddings: name -> patch grids
-    adapted: list[str] = field(default_factory=list)  # patch embeddings made for other channels or patch sizes
+    adapted: list[str] = field(default_factory=list)  # patch embedding of other channels or patch size
     folded: list[str] = field(default_factory=list)  # LayerScale multiplied into other weights
     missing_keys: list[str] = field(default_factory=list)  # not in the file, so they keep their initial values
     unexpected_keys: list[str] = field(default_factory=list)  # in the file, but not in the model
@@ -242,14 +242,14 @@ def fit_weights(
     interpolate_mode: str,
     origin: Mapping | None = None,
 ) -> tuple[names.Weights, LoadReport]:
-    """The tensors of a state dict under a backbone's names and in its shapes, and a report.
+    """Fits a state dict to a backbone's names and shapes; returns the tensors and a report.
 
     Args:
         state_dict: of a model or a backbone, in any format.
         own, grid, num_heads, interpolate_mode: of the backbone; `own` is its state dict.
-        origin: what `Checkpoint.state_dict` says of the file; None for a state dict by itself.
+        origin: what `Checkpoint.state_dict` records about the file; None for a bare state dict.
 
-    Raises CheckpointError, without the path.
+    Raises CheckpointError, whose message lacks the path.
     """
     origin = origin or dict(path='the state dict', format=None, preprocessing={}, architecture={})
     converted, dropped, format = names.convert_state_dict(state_dict, grid=grid)
@@ -292,7 +292,7 @@ def _check_sizes(weights: names.Weights, own: Mapping[str, Tensor], file_heads: 
     if (registers := weights.get('register_tokens')) is not None and 'register_tokens' not in own:
         sizes.append(('num_registers', registers.shape[1], 0))
     unlike = [name for name in weights if name in own and not _same_shape(name, weights[name], own[name])]
-    sizes += [(name, tuple(weights[name].shape), tuple(own[name].shape)) for name in unlike[:1]]  # the others follow
+    sizes += [(name, tuple(weights[name].shape), tuple(own[name].shape)) for name in unlike[:1]]  # one is enough
     if differences := [f'{what} {theirs}, the model has {ours}' for what, theirs, ours in sizes if theirs != ours]:
         raise CheckpointError(
             f'does not fit the backbone: {names.preview(differences)}. Nothing was loaded; build the backbone like '
@@ -301,18 +301,18 @@ def _check_sizes(weights: names.Weights, own: Mapping[str, Tensor], file_heads: 
 
 
 def _same_shape(name: str, *tensors: Tensor) -> bool:
-    """Whether tensors have one shape, except for the axis that can be adapted."""
+    """Whether tensors have the same shape, apart from axes that can be adapted."""
     free_axes = {PATCHES: (1, 2, 3), 'pos_embed': (1,)}.get(name, (0,) if name.endswith(names.TABLE) else ())
     return len({tuple(s for axis, s in enumerate(tensor.shape) if axis not in free_axes) for tensor in tensors}) == 1
 
 
 def check_finite(weights: Mapping[str, Tensor], source: str) -> None:
-    """Raises CheckpointError for NaN and infinity, which a run that diverged leaves."""
+    """Raises CheckpointError for NaN or infinity, which a diverged run leaves behind."""
     real = {name: tensor for name, tensor in weights.items() if not tensor.is_meta}
     if broken := [name for name, tensor in real.items() if not tensor.isfinite().all()]:
         raise CheckpointError(
             f'{source}: {len(broken)} of {len(weights)} tensors hold NaN or infinity: {names.preview(broken)}. '
-            'Nothing was loaded; the run that wrote them had diverged: take one of its earlier checkpoints.'
+            'Nothing was loaded; the run that wrote them had diverged: use one of its earlier checkpoints.'
         )
 
 
@@ -328,9 +328,9 @@ def _fold_layer_scale(weights: names.Weights) -> None:
 
 def _adapt_channels(weight: Tensor, channels: int) -> Tensor:
     """Patch embedding (dims, c, patch, patch) for images with another number of channels."""
-    if channels == 1:  # a gray image gives what its RGB copy gave
+    if channels == 1:  # a gray image then gives the same tokens as its RGB copy
         return weight.sum(dim=1, keepdim=True)
-    # the filters are repeated and scaled to the same sum
+    # the filters are repeated and scaled down in proportion
     repeats = math.ceil(channels / weight.shape[1])
     return weight.repeat(1, repeats, 1, 1)[:, :channels] * (weight.shape[1] / channels)
 
@@ -338,12 +338,12 @@ def _adapt_channels(weight: Tensor, channels: int) -> Tensor:
 def _check_coverage(own: Mapping[str, Tensor], report: LoadReport) -> None:
     """Raises CheckpointError if too much of the backbone, or its positions, would keep initial values."""
     needed, missing = len(drop_task_parts([*own])), drop_task_parts(report.missing_keys)
-    # A backbone without positions can be intended. To lose trained positions of another kind is not.
+    # A backbone may lack positions on purpose, but trained ones of another kind must not get lost unnoticed.
     lost = [key for key in report.unexpected_keys if key.endswith(names.POSITIONS)]
     loses_positions = lost and any(key.endswith(names.POSITIONS) for key in missing)
     if loses_positions or len(missing) > (1 - MIN_COVERAGE) * needed:
         raise CheckpointError(
             f"has {needed - len(missing)} of the backbone's {needed} tensors: missing ({names.preview(missing)}), "
-            f'without a place there ({names.preview(lost)}). Nothing was loaded; build the backbone like the weights '
+            f'without a place in it ({names.preview(lost)}). Nothing was loaded; build the backbone like the weights '
             '(rel_pos_bias, layer_scale_init, abs_pos_embed).'
         )

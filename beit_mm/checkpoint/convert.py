@@ -17,13 +17,13 @@ from beit_mm.files import file_sha256
 
 # The part of a run's meta that belongs to the weights
 KEPT = ('preprocessing', 'architecture', 'tokenizer', 'dataset_meta', 'CLASSES', 'PALETTE', 'config_dict')
-HF_CLASSES = dict(  # transformers' class of a task, and its tag
+HF_CLASSES = dict(  # for each task transformers' class and pipeline tag
     pretraining=('BeitForMaskedImageModeling', 'image-feature-extraction'),
     classification=('BeitForImageClassification', 'image-classification'),
     segmentation=('BeitForSemanticSegmentation', 'image-segmentation'),
     features=('BeitModel', 'image-feature-extraction'),
 )
-# transformers' pyramid and UperNet, which are as wide as the backbone
+# Layers of transformers' pyramid and UperNet that are always as wide as the backbone
 HF_HEAD = ['neck.upsample_4x.0', 'neck.upsample_2x.0']
 HF_HEAD += ['decode_head.psp_modules.3.1.conv', 'decode_head.fpn_bottleneck.conv']
 
@@ -43,7 +43,7 @@ from transformers import {kind}
 model = {kind}.from_pretrained('{name}')
 ```
 
-Training images, their licence, and the figures that it reaches: to be filled in by its author.
+To be filled in by the author: training images, their licence, and measured results.
 """
 
 
@@ -53,8 +53,8 @@ class Conversion(NamedTuple):
     source: str  # its format
     task: str  # as `names.task_of`, or 'tokenizer'
     tensors: int  # how many were written
-    dropped_keys: list[str]  # names in the source that the target has no place for
-    notes: list[str]  # what differs there
+    dropped_keys: list[str]  # names in the source that have no place in the target
+    notes: list[str]  # messages for the user
 
     def __str__(self) -> str:
         lines = [f'{self.task} weights, {self.source}: {self.tensors} tensors written']
@@ -99,7 +99,7 @@ def convert_checkpoint(source: CheckpointInput, target: str | Path, to: str = 'b
 
 
 def publish_checkpoint(source: CheckpointInput, target: str | Path) -> Path:
-    """Strips a checkpoint to what others need: without optimizer, schedules and log. The config keeps its paths.
+    """Strips optimizer, schedules and log from a checkpoint, for others to use. Its config keeps its paths.
 
     Args:
         source: any BEiT checkpoint.
@@ -138,7 +138,7 @@ def _hf_config(weights: Mapping[str, Tensor], meta: Mapping[str, Any]) -> dict[s
         use_absolute_position_embeddings=model['abs_pos_embed'],
         use_shared_relative_position_bias=model['rel_pos_bias'] == 'shared',
         use_relative_position_bias=model['rel_pos_bias'] == 'per_layer',
-        # above zero switches LayerScale on
+        # a value above 0 switches LayerScale on
         layer_scale_init_value=model['layer_scale_init'] or 0.0,
         # the pretraining model has its final norm whatever this says
         use_mean_pooling=task == 'pretraining' or 'backbone.norm.weight' not in weights,
@@ -147,7 +147,7 @@ def _hf_config(weights: Mapping[str, Tensor], meta: Mapping[str, Any]) -> dict[s
         config['vocab_size'] = len(weights['head.lm_head.bias'])
     if task == 'segmentation' and any(len(weights.get(f'{layer}.weight', ())) != dims for layer in HF_HEAD):
         raise CheckpointError(
-            f'has a segmentation head that transformers lacks: its UperNet is as wide as the backbone, {dims}'
+            f'has a segmentation head that transformers lacks: there, UperNet is always as wide as the backbone, {dims}'
         )
     if task in ('classification', 'segmentation'):
         number = len(weights['head.fc.bias' if task == 'classification' else 'decode_head.conv_seg.bias'])
@@ -157,11 +157,11 @@ def _hf_config(weights: Mapping[str, Tensor], meta: Mapping[str, Any]) -> dict[s
             config['label2id'] = {name: label for label, name in enumerate(classes)}
     if task == 'segmentation':
         blocks = meta['architecture'].get('out_indices') or names.released_out_indices(depth)
-        # transformers numbers the embedding 1 and the first block's output 2. It has no number for the last block's,
-        # which the released UperNet uses: the library's own files then name blocks, and its logits differ
+        # transformers numbers the embedding 1 and the first block's output 2, but has no number for the last block's,
+        # which the released UperNet uses. Its own files then give the numbers of the blocks, and its logits differ
         numbers = [block + 2 for block in blocks]
         if max(numbers) > depth:
-            warn('transformers has no place for the output of the last block, which this segmentor uses: logits differ')
+            warn('transformers cannot take the output of the last block, which this segmentor uses: logits will differ')
             numbers = blocks
         config['out_indices'] = numbers
         config['use_auxiliary_head'] = 'auxiliary_head.conv_seg.weight' in weights
@@ -187,7 +187,7 @@ def _write_hub_folder(
         card.write_text(CARD.format(name=folder.name, task=task, kind=kind, tag=tag))
     file = folder / 'preprocessor_config.json'
     if not {'mean', 'std', 'size'} <= set(preprocessing):
-        file.unlink(missing_ok=True)  # of other weights
+        file.unlink(missing_ok=True)  # it belongs to other weights
         return ['the source does not say how its images are prepared: no preprocessor_config.json', *notes]
     processor = dict(
         image_processor_type='BeitImageProcessor',

@@ -10,13 +10,13 @@ from beit_mm.checkpoint.find import HUB_FILES
 from beit_mm.checkpoint.names import TABLE
 from beit_mm.errors import CheckpointError
 
-MAX_NUMBER = 1e6  # of pixels, means, blocks
+MAX_NUMBER = 1e6  # limit for pixels, means and numbers of blocks
 PATCH_EMBEDDING = re.compile(r'patch_embed\w*\.proj\w*\.weight$')  # in every format
-FORMAT_VERSION = 1  # of the checkpoints that we write, `meta['beit_mm_format']`
+FORMAT_VERSION = 1  # stored as `meta['beit_mm_format']` in the checkpoints that we write
 IMAGENET = dict(mean=[123.675, 116.28, 103.53], std=[58.395, 57.12, 57.375])
 HALF = dict(mean=[127.5] * 3, std=[127.5] * 3)
-# Names of released files, which tell how images were normalised: by microsoft/unilm's README and ADE20K configs, and
-# by timm, whose names of the same files end in `.in22k_ft_in1k` or the like.
+# Names of released files, which show how images were normalised: microsoft/unilm's, according to its README and ADE20K
+# configs, and timm's for the same files, which end in `.in22k_ft_in1k` or the like.
 RELEASED = re.compile(
     r'beit(?P<v2>v2)?_(?:base|large)_patch16_(?P<size>\d+)[_.](?P<data>(?:pt|in)(?:1k|22k))\w*?(?P<ade>ade20k)?'
     r'(?:-\w+)?\.\w+$'
@@ -37,22 +37,22 @@ def class_names(meta: Mapping[str, Any]) -> tuple[str, ...] | None:
 
 
 def describe_source(content: Mapping[str, Any], path: Path, format: str | None = None) -> dict[str, Any]:
-    """The `meta` of a file, completed by its arguments, its name and JSON files beside it.
+    """The `meta` of a file, completed from its arguments, its name and the JSON files beside it.
 
     Returns:
-        preprocessing: of the images: `mean` and `std` of each channel, pixels 0-255, and `size` (height, width).
+        preprocessing: `mean` and `std` of each channel, pixels 0-255, and `size` (height, width), where known.
         architecture: what the shapes of the weights do not show, `num_heads` and `out_indices`.
-        dataset_meta: with the names of the `classes`, also where only transformers' config.json has them.
-        All else is as it is in the file.
+        dataset_meta: with the class names as `classes`, even if only transformers' config.json has them.
+        Everything else is as in the file.
 
-    Raises CheckpointError for the file of a later version, or a model of transformers that is not a plain ViT.
+    Raises CheckpointError for a file of a later version, or a transformers model whose activation is not GELU.
     """
     meta = dict(meta_of(content))
     version = meta.get('beit_mm_format', 0)
     if version > FORMAT_VERSION:
-        raise CheckpointError(f'has format {version}, this version reads {FORMAT_VERSION}: upgrade beit_mm.')
+        raise CheckpointError(f'has format {version}, but this version reads {FORMAT_VERSION}: upgrade beit_mm.')
     config = _neighbour(path, 'config.json')
-    activation = config.get('hidden_act', 'gelu')  # which has no weights
+    activation = config.get('hidden_act', 'gelu')  # no tensor shows it
     if format == 'hf' and activation != 'gelu':
         raise CheckpointError(f'is not a BEiT or plain ViT: its activation is {ascii(activation):.40}, not gelu')
     found = meta.get('preprocessing') or _find_preprocessing(content, config, path)
@@ -60,7 +60,7 @@ def describe_source(content: Mapping[str, Any], path: Path, format: str | None =
     mean, std = (_numbers(found.get(name)) for name in ('mean', 'std'))
     size = _numbers(found.get('size'), int)
     meta['preprocessing'] = dict(size=size) if len(size) == 2 and min(size) > 0 else {}
-    if mean and std and min(std) > 0 and len({len(mean), len(std)} - {1}) < 2:  # one number is for all channels
+    if mean and std and min(std) > 0 and len({len(mean), len(std)} - {1}) < 2:  # a single number is for all channels
         meta['preprocessing'].update(mean=mean, std=std)
     architecture = meta.get('architecture')
     if not architecture and 'num_attention_heads' in config:
@@ -76,13 +76,13 @@ def describe_source(content: Mapping[str, Any], path: Path, format: str | None =
 
 
 def _find_preprocessing(content: Mapping[str, Any], config: Mapping[str, Any], path: Path) -> Any:
-    """Mean, std and size by the first of: unilm's arguments, JSON files, a config's text, the name of the file."""
+    """Mean, std and size from the first that exists: unilm's arguments, JSON files, config text, the file's name."""
     args, text = content.get('args'), meta_of(content).get('cfg')
     if isinstance(args, dict) and 'imagenet_default_mean_and_std' in args:
         normalisation = IMAGENET if args['imagenet_default_mean_and_std'] else HALF
         return dict(normalisation, size=[args.get('input_size')] * 2)
     processor = _neighbour(path, 'preprocessor_config.json')
-    if processor or config:  # of transformers and timm, which have pixels in [0, 1]
+    if processor or config:  # of transformers or timm, for pixels in [0, 1]
         timm = config.get('pretrained_cfg')
         timm = timm if isinstance(timm, dict) else {}
         size = config.get('image_size') or _numbers(timm.get('input_size'))[-2:]
@@ -91,34 +91,34 @@ def _find_preprocessing(content: Mapping[str, Any], config: Mapping[str, Any], p
             std=[255 * value for value in _numbers(processor.get('image_std') or timm.get('std'))],
             size=[size] * 2 if isinstance(size, int) else size,
         )
-    if isinstance(text, str):  # that OpenMMLab's runner writes; it is not executed
+    if isinstance(text, str):  # written by OpenMMLab's runner; it is not executed
         levels = text.partition('data_preprocessor')[2]
         lists = {name: re.search(rf'\b{name}=\[([\d.,\s]{{1,999}})\]', levels) for name in ('mean', 'std')}
         return {name: [*map(float, re.findall(r'\d+\.?\d*', found[1]))] for name, found in lists.items() if found}
     if match := RELEASED.search(path.name):
         normalisation = IMAGENET if match['data'].endswith('1k') or match['ade'] else HALF
-        # the names of BEiT v2's ADE20K files keep the size of the pretraining
+        # BEiT v2's ADE20K files are named after the pretraining's size
         return dict(normalisation, size=[512 if match['v2'] and match['ade'] else int(match['size'])] * 2)
     return IMAGENET if 'beitv2' in path.name else {}
 
 
 def usual_normalisation(names: Iterable[str]) -> tuple[dict[str, list[float]], str]:
-    """Mean and std that released weights with such names have, and where they come from."""
+    """Mean and std of released weights whose tensors have these names, and a phrase that says whose they are."""
     names = [*names]
     has_tables = any(name.endswith(TABLE) for name in names)
     if not has_tables or any(name.startswith(('patch_aggregation.', 'decode_head.')) for name in names):
         return IMAGENET, "ImageNet's"
     imagenet = ' '.join(f'--{name} {",".join(map(str, values))}' for name, values in IMAGENET.items())
-    return HALF, f"BEiT's 127.5, by its bias tables (BEiT v2 has them too: give {imagenet})"
+    return HALF, f"BEiT's 127.5, because of the bias tables (BEiT v2 has them too: for it give {imagenet})"
 
 
 def _numbers(values: Any, kind: Any = (int, float)) -> list:
-    """The values as a list, if they are numbers that an image or a BEiT can have; otherwise an empty one."""
+    """The values as a list if all of them are plausible numbers; otherwise an empty list."""
     numbers = list(values) if isinstance(values, (list, tuple)) else []
     return numbers if all(isinstance(number, kind) and abs(number) < MAX_NUMBER for number in numbers) else []
 
 
 def _neighbour(path: Path, name: str) -> dict[str, Any]:
-    """Content of a JSON file beside weights with one of the hub's names; empty without one."""
+    """Content of a JSON file beside weights that are named as on the Hub; empty if there is none."""
     file = path.with_name(name)
     return json.loads(file.read_text()) if path.name in HUB_FILES and file.is_file() else {}

@@ -24,24 +24,24 @@ from beit_mm.files import atomic_file, config_folders
 
 WEIGHTS_VARIABLE = 'BEIT_MM_WEIGHTS'  # a folder with weight files, for machines without a network
 HUB_SCHEME = 'hf://'  # a repository of the Hugging Face Hub
-HUB_FILES = ('model.safetensors', 'pytorch_model.bin')  # transformers' and timm's weights in a folder
+HUB_FILES = ('model.safetensors', 'pytorch_model.bin')  # names of transformers' and timm's weight files
 DEMO, PACKAGED = 'demo', Path(__file__).resolve().parents[1] / 'weights'  # a name, and the folder of its files
-PHOTOS, SCENES = PACKAGED / 'photos', PACKAGED / 'scenes'  # folders of images for users who have none at hand
-RUN_FILES = ('finetuned.pth', 'pretrained.pth')  # the weights in the folder of a run of python -m beit_mm
-# names that trainers give their files, so many sites have them
+PHOTOS, SCENES = PACKAGED / 'photos', PACKAGED / 'scenes'  # images for users who have none at hand
+RUN_FILES = ('finetuned.pth', 'pretrained.pth')  # weights in a run folder of python -m beit_mm
+# names that many trainers use, so files of different sites share them
 GENERIC_NAME = re.compile('(epoch|iter|checkpoint|(pytorch_)?model|best|last|latest|pretrained|finetuned)(?![a-z])')
-# the hash at the end of file names by OpenMMLab, torchvision and us; digits alone can be a date
+# the hash at the end of file names by OpenMMLab, torchvision and us; digits alone may be a date
 HASH_IN_NAME = re.compile(r'-((?=\d*[a-f])[0-9a-f]{8,64})\.\w+$')
 STALLED = 60.0  # seconds without data after which a download fails
-REACHED = 10.0  # the same of a download that the user did not ask for
-WHOLE = 'this config'  # what a metafile says of weights that fill the config's whole model
+REACHED = 10.0  # the same for a download that the user did not ask for
+WHOLE = 'this config'  # in a metafile: the weights fill the config's whole model
 
 
 def locate_weights(source: str, advice: str) -> Path:
-    """The weight file of a path, a folder, an http(s) URL or hf://owner/name; else FileNotFoundError with `advice`.
+    """Finds the weight file of a path, folder, http(s) URL or hf://owner/name; else FileNotFoundError with `advice`.
 
     A file given by URL is looked for by name (see `name_of_url`) in the folder $BEIT_MM_WEIGHTS, then in torch hub's
-    cache. The first process of each node downloads it into that cache, so all processes of a job must make this call.
+    cache, into which a node's first process downloads it if missing. So all processes of a job must make this call.
     """
     if not source.startswith(('http://', 'https://')):
         path = fetch_hub_folder(source, advice) if source.startswith(HUB_SCHEME) else Path(source).expanduser()
@@ -67,7 +67,7 @@ def locate_weights(source: str, advice: str) -> Path:
 
 
 def places_of_url(url: str) -> list[Path]:
-    """Where the file of an http(s) URL may lie, torch hub's cache last."""
+    """Where the file of an http(s) URL may be; torch hub's cache is the last."""
     folders = filter(None, (os.environ.get(WEIGHTS_VARIABLE), f'{torch.hub.get_dir()}/checkpoints'))
     return [Path(folder, name_of_url(url)) for folder in folders]
 
@@ -75,7 +75,7 @@ def places_of_url(url: str) -> list[Path]:
 def fetch_hub_folder(source: str, advice: str) -> Path:
     """The folder with weights and JSON files of hf://owner/name or hf://owner/name@revision.
 
-    It is $BEIT_MM_WEIGHTS/owner/name, or lies in huggingface_hub's cache, where later calls need no network.
+    That is $BEIT_MM_WEIGHTS/owner/name if it exists and no revision is given, else one in huggingface_hub's cache.
     """
     name, _, revision = source.removeprefix(HUB_SCHEME).partition('@')
     folder = os.environ.get(WEIGHTS_VARIABLE)
@@ -99,20 +99,20 @@ def fetch_hub_folder(source: str, advice: str) -> Path:
 
 
 def download(url: str, path: Path) -> None:
-    """Fetches a checkpoint. It gets its name only once it can be read and has the hash in that name, if any."""
+    """Downloads a checkpoint. It gets its name only if it can be read and has the hash in that name, if any."""
     digits = HASH_IN_NAME.search(path.name)
     seconds = socket.getdefaulttimeout()
     socket.setdefaulttimeout(seconds or STALLED)  # torch sets no timeout
     try:
         with atomic_file(path) as file:
-            torch.hub.download_url_to_file(url, file.name, digits and digits[1])  # replaces the file of this name
+            torch.hub.download_url_to_file(url, file.name, digits and digits[1])  # moves another file to this name
             read_checkpoint(file.name)
     finally:
         socket.setdefaulttimeout(seconds)
 
 
 def name_of_url(url: str) -> str:
-    """The name of a URL's file, with a hash of the URL in front if many sites use the name."""
+    """The file name in a URL, with a hash of the URL in front if many sites use this name."""
     name = Path(urlsplit(url).path).name
     return f'{hashlib.sha256(url.encode()).hexdigest()[:8]}-{name}' if GENERIC_NAME.match(name) else name
 
@@ -125,7 +125,7 @@ class Released(NamedTuple):
 
 @functools.cache
 def released() -> dict[str, Released]:
-    """'demo' and the released weights in the configs' metafiles, by file name."""
+    """'demo' and the released weights that the configs' metafiles list, by file name."""
     configs = config_folders()[0]
     found = {DEMO: Released(configs / 'demo/pretrain.py', str(PACKAGED / 'pretrained.safetensors'), WHOLE)}
     for file in sorted(configs.glob('*/metafile.yml')):
@@ -148,7 +148,7 @@ def list_models(pattern: str = '*', details: bool = False) -> Any:
     """Names of released BEiTs and plain ViTs, which can be given wherever a checkpoint can.
 
     Args:
-        pattern: like a file pattern: '*ade20k', 'beitv2_large*', 'dinov2*'.
+        pattern: as for file names: '*ade20k', 'beitv2_large*', 'dinov2*'.
         details: also return what is known about each.
 
     Returns:
@@ -169,7 +169,7 @@ def path_of_checkpoint(source: str | Path, part: str = 'pretrained') -> Path:
     `part` chooses among the packaged weights 'demo': 'pretrained', 'classifier', 'segmentor' or 'tokenizer'.
     """
     advice = 'Put the file there, or name another file, the folder of a run, or a URL.'
-    if str(source) == DEMO:  # even if there is such a folder, as in many repositories
+    if str(source) == DEMO:  # even if a folder has this name, as in many repositories
         if any(Path(DEMO, name).is_file() for name in RUN_FILES):
             raise UserError('demo means the packaged weights; for the run in the folder of this name, write ./demo')
         return PACKAGED / f'{part}.safetensors'
@@ -186,7 +186,7 @@ def path_of_checkpoint(source: str | Path, part: str = 'pretrained') -> Path:
 
 
 def first_at_hand(names: Iterable[str]) -> tuple[Path | None, str]:
-    """The file of the first of some `plain_vits` at hand or fetched, or None and why; the network is tried once."""
+    """The first of these `plain_vits` at hand or downloaded, or None and why; tries no download after a failed one."""
     reason, timeout = '', socket.getdefaulttimeout()
     socket.setdefaulttimeout(REACHED)
     try:
@@ -202,6 +202,6 @@ def first_at_hand(names: Iterable[str]) -> tuple[Path | None, str]:
 
 
 def nearest(name: str) -> str:
-    """The end of an error message: asks whether a released model with a similar name was meant, if there is one."""
+    """The end of an error message, which suggests released models with similar names; empty if there are none."""
     near = get_close_matches(name.lower(), list_models(), n=3, cutoff=0.6)
     return f'; did you mean {" or ".join(map(repr, near))}?' if near else ''

@@ -1,7 +1,7 @@
 """Translates tensor names between published formats, and reads a model's arguments from tensors.
 
-A table has a row for each group of tensors: how their names begin in our models, and in the other format. `*` is the
-number of a block, and None means that the format has no such tensors. The first row that fits a name decides.
+Each row of a table gives a group of tensors: how their names begin in our models, and in the other format. `*` stands
+for the number of a block, and None means that the format has no such tensors. The first row that fits a name decides.
 """
 
 import math
@@ -18,8 +18,8 @@ from beit_mm.positions import Grid, num_relative_positions, relative_position_in
 Weights = dict[str, Tensor]
 Table = tuple[tuple[str, str | None], ...]
 TABLE = 'relative_position_bias_table'
-INDEX = 'relative_position_index'  # which row belongs to which pair: computed, never read
-POSITIONS = (TABLE, 'pos_embed')  # parameters with a row for each place
+INDEX = 'relative_position_index'  # the table's row for each pair of tokens: computed, never read
+POSITIONS = (TABLE, 'pos_embed')  # parameters with a row for each position or offset
 SHARED_TABLE = f'rel_pos_bias.{TABLE}'
 
 # microsoft/unilm `beit/` and `beit2/`; timm's BEiT has the same names
@@ -35,8 +35,8 @@ UNILM_SEGMENTATION: Table = (
     ('neck.upsample_2x.', 'backbone.fpn2.'),
     *((name, name) for name in ('backbone.', 'decode_head.', 'auxiliary_head.')),
 )
-TIMM: Table = (('backbone.mask_token', None), *UNILM[2:])  # its BEiT has no pretraining head
-# A plain ViT, as timm, DeiT, MAE and DINO name it; DINOv2's own files have another name for the registers
+TIMM: Table = (('backbone.mask_token', None), *UNILM[2:])  # timm's BEiT has no pretraining head
+# A plain ViT as named by timm, DeiT, MAE and DINO; DINOv2's own files name the registers differently
 VIT: Table = (
     *((f'backbone.blocks.*.gamma_{i}', f'blocks.*.ls{i}.gamma') for i in (1, 2)),
     ('backbone.register_tokens', 'reg_token'),
@@ -66,7 +66,7 @@ MMPRETRAIN_VIT: Table = (
 MMPRETRAIN_V2: Table = (('backbone.norm.', 'neck.norm.'), *MMPRETRAIN)  # BEiT v2 in pretraining
 NOT_IN_MMSEG = ('backbone.mask_token', 'backbone.norm.', 'backbone.fc_norm.', 'head.', 'patch_aggregation.')
 MMSEG: Table = (*((name, None) for name in NOT_IN_MMSEG), *MMPRETRAIN)
-# transformers, as `save_pretrained` writes them; since version 5 a model's own state_dict() has other names
+# transformers' names in files of `save_pretrained`; since version 5 a model's own state_dict() has other names
 HF: Table = (
     ('backbone.norm.', 'beit.layernorm.'),
     ('backbone.fc_norm.', 'beit.pooler.layernorm.'),
@@ -92,7 +92,7 @@ HF: Table = (
     *((name, name) for name in ('decode_head.', 'auxiliary_head.')),
 )
 HF_PRETRAINING: Table = (('backbone.norm.', 'layernorm.'), *HF)
-# The plain ViTs of transformers: what differs from its BEiT, once `beit.` has replaced their root
+# transformers' plain ViTs: what differs from its BEiT, once `beit.` has replaced the root of their names
 HF_ROOTS = ('beit.', 'vit.', 'deit.', 'dinov2.', 'dinov2_with_registers.')
 HF_VIT: Table = (
     ('backbone.dist_token', 'beit.embeddings.distillation_token'),
@@ -109,7 +109,7 @@ READ = TABLES | dict(  # these cover all tasks and models of a format
 )
 FORMATS = tuple(TABLES)
 
-# All that our backbone can have. A block with another name has a layer that BEiT does not have.
+# All tensors that our backbone can have. Any other name in a block means a layer that BEiT does not have.
 STEM_PARTS = ('cls_token', 'patch_embed.proj.weight', 'patch_embed.proj.bias')
 BLOCK_PARTS = ('attn.qkv.weight', 'attn.q_bias', 'attn.v_bias', 'attn.proj.weight', 'attn.proj.bias') + tuple(
     f'{part}.{kind}' for part in ('norm1', 'norm2', 'mlp.fc1', 'mlp.fc2') for kind in ('weight', 'bias')
@@ -131,13 +131,13 @@ ARCHITECTURES = {
     'huge': dict(embed_dims=1280, num_layers=32, num_heads=16),
 }
 HEAD_DIMS = 64  # channels of an attention head in every published BEiT and most ViTs
-OTHER_HEADS = {1152: 16, 1280: 16, 1408: 16, 1664: 16}  # width -> heads of the published ViTs with other heads
-# The names of the patch embedding in all formats, behind what a trainer's module puts in front of them.
+OTHER_HEADS = {1152: 16, 1280: 16, 1408: 16, 1664: 16}  # width -> number of heads, of published ViTs that differ
+# The patch embedding's name in every format, after any prefix that a trainer's module adds
 ROOT = re.compile(r'^(.*?)(backbone\.)?((\w+\.)?embeddings\.)?patch_embed\w*\.proj\w*\.weight$')
-# Parts of other encoders; a backbone without them would compute something else.
+# Parts of other encoders; to drop them would change what the backbone computes.
 ENCODER_PARTS = ('blocks.', 'patch_embed.', 'norm_pre.', 'pre_norm.', 'rope.')
 HF_ENCODER_PARTS = ('beit.embeddings.', 'beit.encoder.')
-# Keys of the state dict, averages first. DINO's checkpoints have a student too, of which the teacher is the average.
+# Keys under which files hold a state dict, averages first; DINO's teacher is the average of its student.
 WRAPPERS = ('state_dict_ema', 'model_ema', 'ema', 'state_dict', 'model', 'module', 'weights', 'teacher', 'student')
 
 
@@ -145,8 +145,8 @@ class Converted(NamedTuple):
     """A state dict in another format."""
 
     state_dict: Weights
-    dropped_keys: list[str]  # names that have no place there
-    source: str  # the format that it had, one of FORMATS
+    dropped_keys: list[str]  # names that have no place in the new format
+    source: str  # the original format, one of FORMATS
 
 
 def convert_state_dict(
@@ -154,13 +154,13 @@ def convert_state_dict(
 ) -> Converted:
     """Translates the state dict of a BEiT or plain ViT, of a whole model or a backbone, from one format into another.
 
-    Computed buffers are left out of 'beit_mm', and so is the bias of a plain ViT's keys: it adds the same number to all
-    scores of a query, which the softmax takes away again. DeiT's distillation token becomes a register. Other formats
-    get all that their class has; in 'timm' that is VisionTransformer for weights without bias tables, else Beit.
+    'beit_mm' omits computed buffers and the bias of a plain ViT's keys, which adds the same number to all scores of a
+    query and so has no effect after the softmax. DeiT's distillation token becomes a register. Other formats get all
+    that their class has; 'timm' gets VisionTransformer's names for weights without bias tables, else Beit's.
 
     Args:
-        state_dict: names to tensors; left as it is.
-        source, target: each one of FORMATS; a source of None is detected.
+        state_dict: names to tensors; it is not changed.
+        source, target: one of FORMATS each; if source is None, it is detected.
         grid: patch grid (h, w) of the position parameters; None: a square one.
 
     Raises:
@@ -170,7 +170,7 @@ def convert_state_dict(
     source = source or detect_format(weights)
     if source is None:
         of_lora = any('.lora_' in name for name in weights)
-        advice = '; they are of LoRA: take finetuned.pth of the run, or its config' if of_lora else ''
+        advice = '; these belong to LoRA: use finetuned.pth of the run, or its config' if of_lora else ''
         raise CheckpointError(f'holds no weights of a BEiT or plain ViT; its tensors are {preview(weights)}{advice}')
     ours, dropped = _to_ours(weights, source, grid)
     if target == 'beit_mm':
@@ -197,7 +197,7 @@ def convert_state_dict(
 
 
 def detect_format(names: Iterable[str]) -> str | None:
-    """One of FORMATS, by the names of a state dict's tensors; None if it is not a BEiT or plain ViT.
+    """Detects the format, one of FORMATS, by tensor names; None if they are not of a BEiT or plain ViT.
 
     A BEiT of timm counts as 'unilm'; the plain ViTs of DeiT, MAE, DINO and DINOv2 count as 'timm'.
     """
@@ -228,7 +228,7 @@ def task_of(weights: Mapping[str, Tensor]) -> str:
 
 
 def backbone_arguments(weights: Mapping[str, Tensor], meta: Mapping[str, Any]) -> dict[str, Any]:
-    """Arguments of the BEiTBackbone that has such weights, under our names; `meta` as of `describe_source`."""
+    """Arguments of the BEiTBackbone that fits weights under our names; `meta` is from `describe_source`."""
     check_complete(weights)
     dims, channels, patch, _ = weights['backbone.patch_embed.proj.weight'].shape
     depth = sum(name.startswith('backbone.blocks.') and name.endswith('attn.qkv.weight') for name in weights)
@@ -251,7 +251,7 @@ def backbone_arguments(weights: Mapping[str, Tensor], meta: Mapping[str, Any]) -
         abs_pos_embed='backbone.pos_embed' in weights,
         rel_pos_bias=next((kind for name, kind in bias.items() if name in weights), None),
         num_registers=registers,
-        interpolate_mode='bicubic_antialias' if registers > 1 else 'bicubic',  # as DINOv2 resizes, and DeiT
+        interpolate_mode='bicubic_antialias' if registers > 1 else 'bicubic',  # as DINOv2 with registers, or DeiT
         layer_scale_init=0.1 if 'backbone.blocks.0.gamma_1' in weights else None,
         masked_input='backbone.mask_token' in weights,
         out_type=next((kind for name, kind in output.items() if name in weights), 'featmap'),
@@ -259,19 +259,19 @@ def backbone_arguments(weights: Mapping[str, Tensor], meta: Mapping[str, Any]) -
 
 
 def heads_of(weights: Mapping[str, Tensor], meta: Mapping[str, Any]) -> Any:
-    """Number of attention heads by a bias table, else by the file's meta; None if neither tells it."""
+    """Number of attention heads from a bias table, else from the file's meta; None if neither has it."""
     tables = [tensor for name, tensor in weights.items() if name.endswith(TABLE)]
     return tables[0].shape[-1] if tables else meta['architecture'].get('num_heads')
 
 
 def released_out_indices(depth: int) -> list[int]:
-    """The four blocks whose outputs the released UperNet takes; at another depth, one after each quarter."""
+    """The four blocks whose outputs the released UperNet takes; at other depths, the last of each quarter."""
     return {12: [3, 5, 7, 11], 24: [7, 11, 15, 23]}.get(depth) or [depth * part // 4 - 1 for part in (1, 2, 3, 4)]
 
 
 def check_complete(weights: Mapping[str, Tensor]) -> None:
-    """Raises CheckpointError where weights under our names lack a part that every BEiT has."""
-    # as many as there are, whatever number a name has
+    """Raises CheckpointError if weights under our names lack a part that every BEiT has."""
+    # the number of different blocks, not the highest number in a name
     depth = len({name.split('.')[2] for name in weights if name.startswith('backbone.blocks.')}) or 1
     parts = [*STEM_PARTS, *(f'blocks.{block}.{part}' for block in range(depth) for part in BLOCK_PARTS)]
     if missing := [f'backbone.{part}' for part in parts if f'backbone.{part}' not in weights]:
@@ -289,10 +289,10 @@ def unwrapped(name: str) -> str:
 
 
 def bare_names(weights: Mapping[str, Tensor]) -> Weights:
-    """Weights under their names in the encoder's own code, without what trainers add to them.
+    """Weights under the names of the encoder's own code, without what trainers add.
 
-    These are the name of the model in a Lightning module (`model.`, `student.backbone.`) and DINOv2's groups of blocks
-    (`blocks.1.7.`, where 7 is the block). Of two models, a teacher or moving average is taken.
+    A Lightning module adds the model's name (`model.`, `student.backbone.`), DINOv2 the group of a block (`blocks.1.7.`
+    for block 7). Of two models, the teacher or moving average is taken.
     """
     bare = {re.sub(r'\bblocks\.\d+\.(\d+\.)', r'blocks.\1', unwrapped(name)): part for name, part in weights.items()}
     roots = {match[1] for name in bare if (match := ROOT.match(name))}
@@ -301,7 +301,7 @@ def bare_names(weights: Mapping[str, Tensor]) -> Weights:
     if len(roots) == 1:
         (root,) = roots
         bare = {name.removeprefix(root): part for name, part in bare.items() if name.startswith(root)}
-    if {'backbone.blocks.0.attn.qkv.bias', 'backbone.blocks.0.ls1.gamma'} & bare.keys():  # as ours never has them
+    if {'backbone.blocks.0.attn.qkv.bias', 'backbone.blocks.0.ls1.gamma'} & bare.keys():  # which ours never have
         bare = {name.removeprefix('backbone.'): part for name, part in bare.items()}
     return bare
 
@@ -312,7 +312,7 @@ def preview(names: Iterable[str]) -> str:
 
 
 def grid_of(name: str, tensor: Tensor, *candidates: Grid | None) -> Grid:
-    """The candidate, or the square, that has the rows of a bias table or position embedding; else CheckpointError."""
+    """The candidate grid or the square that fits a bias table's or position embedding's rows; else CheckpointError."""
     is_table = name.endswith(TABLE)
     rows = len(tensor) if is_table else tensor.shape[1]
     side = (math.isqrt(rows) + 1) // 2 if is_table else math.isqrt(rows)
@@ -321,12 +321,12 @@ def grid_of(name: str, tensor: Tensor, *candidates: Grid | None) -> Grid:
             return grid
     what = 'bias table' if is_table else 'position embedding'
     raise CheckpointError(
-        f'has a {what} of {rows} rows: no square patch grid, and the file does not say which rectangle'
+        f'has a {what} of {rows} rows: they fit no square patch grid, and the file does not give the rectangle'
     )
 
 
 def trained_grid(meta: Mapping[str, Any], patch: int) -> Grid | None:
-    """Patch grid of the training images; None where the file does not say their size."""
+    """Patch grid of the training images; None if the file does not give their size."""
     size = meta['preprocessing'].get('size')
     return (-(-size[0] // patch), -(-size[1] // patch)) if size else None
 
@@ -343,7 +343,7 @@ def expand_shared_table(weights: Weights) -> None:
 def _to_ours(weights: Weights, source: str, grid: Grid | None) -> tuple[Weights, list[str]]:
     if source == 'hf':
         if any('.q_proj.' in name for name in weights):
-            raise CheckpointError('has the names of a transformers model in memory: save it by its save_pretrained')
+            raise CheckpointError('has the names of a transformers model in memory: save it with save_pretrained')
         roots = re.compile('(' + '|'.join(map(re.escape, HF_ROOTS)) + ')?(?=embeddings|encoder|pooler|layernorm)')
         weights = {roots.sub('beit.', name, count=1) if roots.match(name) else name: weights[name] for name in weights}
     elif 'layers.0.attn.qkv.weight' in weights:
@@ -374,8 +374,8 @@ def _to_ours(weights: Weights, source: str, grid: Grid | None) -> tuple[Weights,
 def _fit_plain_vit(weights: Weights, dropped: list[str], grid: Grid | None) -> None:
     """Brings the tokens, positions and head of another ViT into our shapes, in place; CheckpointError if it cannot.
 
-    A distillation token is the first register. Registers get their positions added, if they have any. A position
-    embedding without a row for the class token gets one of zeros.
+    A distillation token becomes the first register. Positions of registers are added to them. A position embedding
+    without a row for the class token gets one of zeros.
     """
     if not any(name.endswith(POSITIONS) for name in weights):
         raise CheckpointError('has no position embedding or bias table: its positions are computed (rotary)')
@@ -387,7 +387,7 @@ def _fit_plain_vit(weights: Weights, dropped: list[str], grid: Grid | None) -> N
         dropped.append('backbone.mask_token')  # of MAE's decoder
     pools = any(name.startswith('backbone.attn_pool.') for name in dropped)
     for name in [name for name in weights if name.startswith('head.fc.')]:
-        # DINO has a network there, DINOv2's classifiers read the class token and the mean, others what attention pools
+        # DINO has a network here, DINOv2's classifiers read class token and mean, others read what attention pools
         if pools or name not in ('head.fc.weight', 'head.fc.bias') or weights['head.fc.weight'].shape[-1] != dims:
             dropped.append(name)
     for name in dropped:
@@ -409,12 +409,12 @@ def _fit_plain_vit(weights: Weights, dropped: list[str], grid: Grid | None) -> N
 def _prefix_rows(rows: int, registers: int, grid: Grid | None) -> int:
     """How many rows of a position embedding belong to tokens before the patches: 1, 0 or 1 + registers.
 
-    The known grid comes before a square: 14 x 16 patches and a class token have as many rows as 15 x 15 patches.
+    A known grid is preferred to a square: 14 x 16 patches and a class token have as many rows as 15 x 15 patches.
     """
     numbers = (1, 0, 1 + registers)
     known = [number for number in numbers if grid and rows - number == grid[0] * grid[1]]
     square = [number for number in numbers if rows > number and math.isqrt(rows - number) ** 2 == rows - number]
-    return next(iter(known + square), 1)  # 1 of an unknown rectangle; `grid_of` refuses it
+    return next(iter(known + square), 1)  # 1 for an unknown rectangle, which `grid_of` refuses
 
 
 def _rename(weights: Weights, table: Table) -> tuple[Weights, list[str]]:
@@ -439,7 +439,7 @@ def _new_name(name: str, table: Table) -> str | None:
 
 
 def _fuse_qkv(weights: Weights) -> None:
-    """Makes one layer of the queries', keys' and values' layers, and drops the keys' bias, in place."""
+    """Fuses the query, key and value layers into one, without the key bias, in place."""
     for name in [name for name in weights if name.endswith('attn.query.weight')]:
         stem = name.removesuffix('query.weight')
         parts = [weights.pop(f'{stem}{part}.weight') for part in ('query', 'key', 'value')]
@@ -463,7 +463,7 @@ def _split_qkv(weights: Weights) -> None:
 
 
 def _join_bias(weights: Weights) -> None:
-    """Gives a plain ViT of timm what it has: one bias for queries, keys and values, and no position at registers."""
+    """Brings weights into the shapes of timm's plain ViT: one qkv bias; with registers, positions of patches only."""
     for name in [name for name in weights if name.endswith('attn.q_bias')]:
         stem = name.removesuffix('q_bias')
         q_bias, v_bias = weights.pop(name), weights.pop(f'{stem}v_bias')
@@ -475,19 +475,19 @@ def _join_bias(weights: Weights) -> None:
 
 
 def _fit_mmseg(weights: Weights) -> None:
-    """Gives every block a table and LayerScale, which mmsegmentation's backbone has, in place."""
+    """Gives every block a table and LayerScale, as mmsegmentation's backbone has, in place."""
     expand_shared_table(weights)
     for name in [name for name in weights if name.endswith('.attn.proj.bias')]:
         block = name.removesuffix('attn.proj.bias')
         if f'{block}attn.{TABLE}' not in weights or 'backbone.pos_embed' in weights:
             found = 'has an absolute position embedding, or no relative position bias'
-            raise CheckpointError(f"{found}; mmsegmentation's BEiT has the bias alone")
+            raise CheckpointError(f"{found}; mmsegmentation's BEiT has only the bias")
         for gamma in ('gamma_1', 'gamma_2'):
             weights.setdefault(f'{block}{gamma}', torch.ones_like(weights[name]))
 
 
 def weights_of(content: Mapping[str, Any]) -> Weights:
     """The state dict in a file's content, without the wrappers around it and its names."""
-    for _ in WRAPPERS:  # a file may hold itself
+    for _ in WRAPPERS:  # bounded, because a file may hold itself
         content = next((content[key] for key in WRAPPERS if isinstance(content.get(key), dict)), content)
     return {unwrapped(key): part for key, part in content.items() if isinstance(key, str) and isinstance(part, Tensor)}
