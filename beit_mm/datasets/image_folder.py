@@ -1,6 +1,6 @@
 """Images from a folder, tar shards or a list; another image replaces a broken one.
 
-`tools/datasets/make_shards.py` writes the shards, tar archives, and an index of where the bytes of each image lie.
+`tools/datasets/make_shards.py` writes the shards (tar archives) and an index of where each image's bytes are.
 """
 
 import math
@@ -34,9 +34,9 @@ SUBSTITUTES = 10  # images tried in place of an unreadable one; if all fail, the
 
 
 def list_images(folder: str, extensions: Sequence[str] = EXTENSIONS) -> list[str]:
-    """Lists all images below a folder, by their extensions, sorted, with paths relative to it.
+    """Lists the images below a folder, found by extension: sorted paths, relative to the folder.
 
-    Hidden files and folders are skipped, links are followed, each folder is searched once.
+    Hidden files and folders are skipped, links are followed, and each folder is searched once.
     """
     unread = HEIF_EXTENSIONS if reading.HeifImageFile is None and '.jpg' in extensions else ()
     paths: list[str] = []
@@ -75,14 +75,14 @@ def walk(folder: str) -> Iterator[tuple[str, list[str]]]:
 class Samples(Sequence[dict]):
     """The data_list of a dataset: for each image a dict with `img_path` and, where labels exist, `gt_label`.
 
-    Its arrays lie in memory that forked workers share; they would copy Python's strings.
+    Forked workers share the memory of its arrays, but would copy Python strings.
     """
 
     folder: str
-    paths: np.ndarray  # bytes (N,), relative to the folder, or in its archives
-    labels: np.ndarray | None = None  # int (N,), of shards -1 for none
+    paths: np.ndarray  # bytes (N,), relative to the folder, or names in its archives
+    labels: np.ndarray | None = None  # int (N,); in shards -1 means no label
     archives: list[str] | None = None  # file names of shards
-    places: np.ndarray | None = None  # int (N, 3): archive, first byte, bytes
+    places: np.ndarray | None = None  # int (N, 3): archive, first byte, number of bytes
 
     def __len__(self) -> int:
         return len(self.paths)
@@ -116,7 +116,7 @@ def encoded(paths: Iterable[str]) -> np.ndarray:
 
 
 def read_shards(folder: str) -> tuple[Samples | None, list[str]]:
-    """The images in a folder of shards, and their classes (none where .cls files hold class numbers), by its index."""
+    """Reads the index of a folder of shards: images, and class names (none if .cls files hold class numbers)."""
     path = os.path.join(folder, INDEX)
     if not os.path.isfile(path):
         return None, []
@@ -128,7 +128,7 @@ def read_shards(folder: str) -> tuple[Samples | None, list[str]]:
             names = np.array(content['names'].tobytes().split(b'\0')[:-1], np.bytes_)
             places = np.stack([content[name] for name in ('shard', 'offset', 'length')], axis=1)
             labels, sizes = content['label'], content['sizes'].tolist()
-    except Exception as error:  # numpy and zipfile raise nearly everything on damaged bytes
+    except Exception as error:  # numpy and zipfile can raise almost anything on damaged bytes
         raise UserError(f'{path} is not an index of shards ({type(error).__name__}); rebuild it: {rebuild}') from error
     for name, size in zip(archives, sizes, strict=True):
         archive = os.path.join(folder, name)
@@ -140,16 +140,16 @@ def read_shards(folder: str) -> tuple[Samples | None, list[str]]:
 
 @DATASETS.register_module()
 class UnlabeledImages(BaseDataset):
-    """Images for pretraining. The random numbers of a sample depend on its SampleKey only (see datasets.samplers).
+    """Images for pretraining. The random numbers of a sample depend only on its SampleKey (see datasets.samplers).
 
     Args:
         data_root: folder of images, searched to any depth, or folder of tar shards with their index.
-        ann_file: list of images, relative to `data_root`: one path a line, `quoted`, relative to `data_prefix`; a label
-            after the path is ignored. '': all images of the folder, sorted.
+        ann_file: file, relative to `data_root`, that lists images: one path per line, `quoted`, relative to
+            `data_prefix`; a label after the path is ignored. '': all images of the folder, sorted.
         data_prefix: folder of the images relative to `data_root`, as in mmpretrain, e.g. `dict(img_path='train')`.
         on_error: 'raise' (or 'error') ends the run at an unreadable image. 'skip' substitutes another image, always
             the same one for the same key, and names the file in `unreadable`. `test_mode=True` always raises.
-        kwargs: as mmengine's BaseDataset.
+        kwargs: as in mmengine's BaseDataset.
     """
 
     takes_keys = True  # samplers.read_samples passes SampleKeys instead of numbers
@@ -158,7 +158,7 @@ class UnlabeledImages(BaseDataset):
         self, data_root: str = '', ann_file: str = '', data_prefix: str | dict = '', on_error: str = 'raise', **kwargs
     ) -> None:
         check_choice('on_error', on_error, ('raise', 'error', 'skip'))
-        self.on_error = 'raise' if on_error == 'error' else on_error  # 'error' in configs up to 0.2.0
+        self.on_error = 'raise' if on_error == 'error' else on_error  # configs up to 0.2.0 say 'error'
         data_prefix = data_prefix if isinstance(data_prefix, dict) else dict(img_path=data_prefix)
         if kwargs.get('filter_cfg'):
             raise UserError('filter_cfg has no effect on these datasets; list the images to take in ann_file')
@@ -170,7 +170,7 @@ class UnlabeledImages(BaseDataset):
 
     def load_data_list(self) -> Samples:
         folder = self.data_prefix['img_path']
-        if not os.path.isdir(folder):  # with a list only each image would be missing
+        if not os.path.isdir(folder):  # otherwise the images of a list would fail one by one
             raise FileNotFoundError(f'no folder {folder!r}; expected images in it')
         samples = self.find_images(folder)
         if not samples:
@@ -240,7 +240,7 @@ def read_lines(path: str) -> list[str]:
 
 
 def read_list(path: str) -> Iterator[tuple[int, str, int | None]]:
-    """Yields number, path and label, if there is one, of each line of a list of images."""
+    """Yields line number, path and label (or None) for each line of a list of images that is not empty."""
     for number, line in enumerate(read_lines(path), start=1):
         if match := re.fullmatch(r'(.*\S)\s+(-?\d+)', line):
             yield number, unquoted(match[1]), int(match[2])
@@ -256,8 +256,8 @@ class ImageFolder(UnlabeledImages):
 
     Args:
         data_root: folder of the class folders, or folder of tar shards with their index.
-        classes: class names in the order of their labels, or a file with one name a line. None: the names of the
-            folders, sorted. With `test_mode=True` a class may have no folder.
+        classes: class names in the order of their labels, or a file with one name per line. None: the names of
+            the folders, sorted. With `test_mode=True` a class may have no folder.
         kwargs: as UnlabeledImages. In `ann_file` a label follows each path, or the path begins with the class folder.
     """
 
@@ -302,7 +302,7 @@ class ImageFolder(UnlabeledImages):
         return self._select(samples, folders, label_of)
 
     def _select(self, samples: Samples, folders: list[str], label_of: dict[str, int]) -> Samples:
-        """Selects the images of all classes, class by class; their labels so far number the `folders`, if any."""
+        """Selects the images of all classes, class by class; their labels so far are indices into `folders`, if any."""
         labels = np.asarray(samples.labels)
         if folders or samples.archives is None:
             present = self._present(samples.folder, folders, label_of)

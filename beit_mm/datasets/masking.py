@@ -22,7 +22,7 @@ ATTEMPTS = 10  # tries to place one block; if all fail, the mask is finished
 class BlockwiseMask(BaseTransform):
     """Adds `mask`, bool array (rows, columns), True = masked, made of rectangular blocks, and its limit `num_slots`.
 
-    `released` draws as the released code: log-uniform aspect, whole patches, blocks smaller than the grid in both
+    `released` draws like the released code: log-uniform aspect, whole patches, blocks smaller than the grid in both
     directions. A block must add at least one patch and no more than remain; after 10 failed tries the mask stays as it
     is (74.47 of 75 patches on average at 14 x 14). `exact` then adds single random patches. `paper` is Algorithm 1 to
     the letter: uniform aspect, real-valued corners, no limit, so it overshoots (82.5 patches on average). It also ends
@@ -48,7 +48,7 @@ class BlockwiseMask(BaseTransform):
         row = [(1 << w) - 1 for w in range(self.width + 1)]
         # blocks[h][w] is a block of h x w patches in the upper left corner
         self.blocks = [[sum(bits << i * self.width for i in range(h)) for bits in row] for h in range(self.height + 1)]
-        draw = random.Random(0).random  # its own generator, because that of the samples must not move
+        draw = random.Random(0).random  # its own generator, so that the samples' generator does not advance
         if variant != 'paper' and not any(self._place_block(0, int(num_masked), draw) for _ in range(100)):
             raise UserError(f'no block of {min_block} to {num_masked} patches fits in grid={grid}; lower min_block')
 
@@ -115,7 +115,7 @@ class BlockwiseMask(BaseTransform):
 
 @TRANSFORMS.register_module()
 class RandomMask(BaseTransform):
-    """Adds `mask` as BlockwiseMask does, every set of `num_masked` patches of the `grid` equally likely.
+    """Adds `mask` like BlockwiseMask, but every set of `num_masked` patches of the `grid` is equally likely.
 
     Source: ablation "- blockwise masking" of the paper.
     """
@@ -134,7 +134,7 @@ class RandomMask(BaseTransform):
 
 
 def masked_positions(mask: np.ndarray, num_slots: int) -> np.ndarray:
-    """Row-major indices of the masked patches, padded with -1 to a length for compiled code: int64 (num_slots,)."""
+    """Row-major indices of the masked patches, padded with -1 to one length for compiled code: int64 (num_slots,)."""
     positions = np.full(num_slots, -1)
     masked = np.flatnonzero(mask)
     positions[: len(masked)] = masked

@@ -20,15 +20,15 @@ SOLARIZE_PROB = 0.2  # for the second global crop
 class MultiCrop(BaseTransform):
     """Adds the crops that DINO compares, each with its own box, flip, colours and blur: uint8 RGB.
 
-    `images` (size) is the first global crop, unless an earlier transform has made them; `second_images` (size) the
-    second; `local_images` are (num_local, local_size).
+    `images` is the first global crop, unless an earlier transform has made it, and `second_images` is the second;
+    `local_images` holds the `num_local` local crops.
 
     Args:
         size: side of a global crop in pixels, or (height, width).
         scale: smallest and largest area of its box as a fraction of the image area.
         local_size, local_scale: the same for a local crop.
-        num_local: local crops of an image; 0 for none.
-        blur_sigma: smallest and largest sigma of the blur in pixels; the default is meant for 224.
+        num_local: number of local crops of an image; 0 for none.
+        blur_sigma: smallest and largest sigma of the blur in pixels; the default suits a size of 224.
 
     Source: facebookresearch/dino `main_dino.py`, DataAugmentationDINO. torchvision's own transforms are not used
     because they draw from torch's generator, which is not seeded for each sample.

@@ -24,7 +24,7 @@ try:  # torchvision 0.29 deprecates its own in favour of this one, which gives t
 except (ImportError, OSError, RuntimeError):  # not installed, older than 0.16, or built for another torch
     from torchvision.io import ImageReadMode, decode_jpeg
 
-try:  # called directly, because its register_heif_opener would change Pillow for all users in the process
+try:  # called directly, because its register_heif_opener would change Pillow for the whole process
     from pillow_heif import HeifImageFile
 except ImportError:
     HeifImageFile = None
@@ -39,13 +39,13 @@ FORMATS = ('JPEG', 'PNG', 'WEBP', 'GIF', 'BMP', 'PPM', 'TIFF')  # JPEG opens MPO
 HEIF_BRANDS = (b'heic', b'heix', b'heim', b'heis', b'hevc', b'hevx', b'mif1', b'msf1')  # bytes 8 to 12 of .heic files
 MAX_PIXELS = 178_956_970  # Pillow's limit for decompression bombs
 MAX_BYTES_PER_PIXEL = 16  # four channels of 32 bits
-MAX_ASPECT = 50  # resizing the short side of a longer image could need all memory
-MARGIN = 2  # decode at least at twice the wanted size: then pixels differ by 1 level on average from full decoding
+MAX_ASPECT = 50  # resizing the short side of a longer image could use up all memory
+MARGIN = 2  # decode to at least twice the wanted size: then pixels differ by 1 level on average from full decoding
 ORIENTATION_TAG, SAMPLES_TAG = 0x0112, 277
 SIDEWAYS = (5, 6, 7, 8)  # EXIF orientations that swap height and width
 MAX_BANDS = 16
-SAMPLED = 10_000  # pixels of an image that enter the statistics of its bands
-# TIFF numbers of none, LZW, Deflate (two), PackBits, LZMA, Zstandard; JPEG data holds a size that nothing has checked
+SAMPLED = 10_000  # pixels of an image that are used for statistics of the bands
+# TIFF's numbers for none, LZW, Deflate (two), PackBits, LZMA, Zstandard; not JPEG, whose own size nothing checks
 COMPRESSIONS = (1, 5, 8, 32946, 32773, 34925, 50000)
 WARNED: list[str] = []  # the file that `warn_hidden_bands` has named
 
@@ -95,7 +95,7 @@ class LoadImage(BaseTransform):
         self.max_pixels, self.scaled = max_pixels, scaled
         self.free_bytes = self.cache_bytes = cache_bytes
         self.cache: dict[tuple[str, int], np.ndarray] = {}  # by path and scale
-        self.sizes: dict[str, tuple[int, int]] = {}  # height and width of large JPEGs, to choose a scale each time
+        self.sizes: dict[str, tuple[int, int]] = {}  # height and width of large JPEGs, to choose the scale of each read
         # set by scale_decoding: (results, height, width) -> 1, 2, 4 or 8
         self.choose_scale: Callable[[dict, int, int], int] | None = None
 
@@ -113,7 +113,7 @@ class LoadImage(BaseTransform):
 
         def choose(height: int, width: int) -> int:
             nonlocal scale
-            if self.choose_scale and path not in self.sizes:  # it may draw a box, so it is asked once
+            if self.choose_scale and path not in self.sizes:  # it may draw a random box, so it is called once
                 scale = self.choose_scale(results, height, width)
             if self.cache_bytes:
                 self.sizes[path] = height, width
@@ -127,7 +127,7 @@ class LoadImage(BaseTransform):
 
 
 def loaded(image: np.ndarray, results: dict) -> dict:
-    """Adds an image (H, W, C) to the results of a pipeline, unless it is too long."""
+    """Adds an image (H, W, C) to the results of a pipeline; UnreadableImageError if it is too long and narrow."""
     height, width = image.shape[:2]
     with unreadable(results.get('img_path') or 'array', OSError):
         if max(height, width) > MAX_ASPECT * min(height, width):
@@ -155,9 +155,9 @@ def read_image(
 ) -> np.ndarray:
     """Reads an image file into a uint8 array (H, W, 3), RGB, upright.
 
-    `choose_scale` gets height and width of a large JPEG and returns the largest k, 1, 2, 4 or 8, to divide them by.
+    `choose_scale` receives height and width of a large JPEG and returns the largest divisor for both: 1, 2, 4 or 8.
     """
-    # on broken files decoders raise nearly everything: struct.error, SyntaxError, TypeError
+    # on broken files decoders can raise almost anything: struct.error, SyntaxError, TypeError
     with unreadable(path, Exception), open_image(path, max_pixels) as image:
         tag, scale = orientation(image), 1
         if choose_scale and image.format in ('JPEG', 'MPO') and image.width * image.height > 2**20:
@@ -167,7 +167,7 @@ def read_image(
         if scale > 1:
             image.draft('RGB', (image.width // scale, image.height // scale))
         elif image.format == 'JPEG' and image.mode == 'RGB' and tag == 1:
-            # the same pixels as Pillow's, which goes through four bytes a pixel
+            # gives the same pixels as Pillow, which takes a detour through four bytes per pixel
             image.fp.seek(0)
             data = torch.frombuffer(bytearray(image.fp.read()), dtype=torch.uint8)
             return np.ascontiguousarray(decode_jpeg(data, mode=ImageReadMode.RGB).permute(1, 2, 0).numpy())
@@ -217,28 +217,28 @@ def unreadable(path: str, *errors: type[Exception]) -> Iterator[None]:
 
 @contextmanager
 def open_file(path: str, max_pixels: int) -> Iterator[BinaryIO]:
-    """Opens a file, or an image in an archive, after a check of its size."""
+    """Opens a file, or an image in an archive, after checking its size."""
     if isinstance(path, MemberPath):
         check_size(max_pixels, path.length)
-        # pread moves no file position, so forked processes and threads can share the descriptor
+        # pread does not move the file position, so forked processes and threads can share the descriptor
         yield io.BytesIO(os.pread(open_archive(path.archive).fileno(), path.length, path.offset))
         return
-    if not stat.S_ISREG(os.stat(path).st_mode):  # reading a pipe could block for ever
+    if not stat.S_ISREG(os.stat(path).st_mode):  # reading a pipe could block forever
         raise OSError('a folder, pipe, socket or device; expected a regular file')
     with open(path, 'rb') as file:
         check_size(max_pixels, os.fstat(file.fileno()).st_size)
         yield file
 
 
-# A process may open 1024 files; an archive is closed when it leaves the cache and no read of it is under way.
+# A process may have 1024 files open; an archive is closed once it has left the cache and nothing is reading it.
 open_archive = lru_cache(256)(partial(open, mode='rb', buffering=0))
 
 
 @contextmanager
 def open_image(path: str, max_pixels: int = MAX_PIXELS) -> Iterator[Image.Image]:
     """Opens an image file and reads its header."""
-    # Pillow's plugins are called directly: Image.open also tries formats that start a program (Ghostscript), and it
-    # warns about large images, or refuses them, by a limit that belongs to the whole process.
+    # Pillow's plugins are called directly: Image.open also tries formats that start a program (Ghostscript), and its
+    # limit for large images, beyond which it warns or fails, applies to the whole process.
     with open_file(path, max_pixels) as file:
         start = file.read(16)
         factory = next((opens for opens, accepts in map(Image.OPEN.get, FORMATS) if accepts(start) is True), None)
@@ -294,7 +294,7 @@ def deep_gray_to_rgb(image: Image.Image) -> Image.Image:
 
 @TRANSFORMS.register_module()
 class LoadBands(BaseTransform):
-    """Reads `img_path`, a .tif or .npy file, or an `img` that is there, into `img`: (H, W, C), 0-255, C bands.
+    """Makes `img`, (H, W, C) with C bands, 0-255, from `img_path`, a .tif or .npy file, or from a given `img`.
 
     Args:
         bands: bands of the file, counted from 0, in the order that the model sees; None: all.
@@ -348,7 +348,7 @@ class LoadBands(BaseTransform):
                 raise UserError(f'values of type {values.dtype}; expected uint8; {advice}')
             return np.ascontiguousarray(values)
         height, width, count = values.shape
-        # row by row, because numpy takes four times as long along an axis as short as that of the bands
+        # along whole rows, because numpy takes four times as long along an axis as short as that of the bands
         low, factor = (np.tile(np.broadcast_to(x, count), width) for x in (self.low, 255 / (self.high - self.low)))
         with np.errstate(over='ignore'):  # a value that means "no data" can be huge
             scaled = np.array(values, np.float32, order='C').reshape(height, width * count)
@@ -359,7 +359,7 @@ class LoadBands(BaseTransform):
 
     @staticmethod
     def as_rgb(image: np.ndarray) -> np.ndarray:
-        """Picture of an image (H, W, C), 0-255: its first three bands, or its first in gray; uint8 (H, W, 3)."""
+        """Shows an image (H, W, C), 0-255, as uint8 (H, W, 3): its first three bands, or the first in gray."""
         first = image[..., :3] if image.shape[2] > 2 else image[..., [0, 0, 0]]
         return first.astype(np.uint8, copy=False)
 
@@ -367,7 +367,7 @@ class LoadBands(BaseTransform):
 def band_statistics(
     paths: Sequence[str], bands: Sequence[int] | None = None, percentiles: tuple[float, float] = (1, 99)
 ) -> dict[str, Any]:
-    """For each band `low` and `high`, the two percentiles, and `mean` and `std` after LoadBands has scaled by them."""
+    """Of each band `low` and `high`, the two percentiles, and `mean` and `std` after LoadBands has scaled with them."""
     generator, sampled = random.Random(0), []
     for path in paths:
         values = read_bands(path)
@@ -405,7 +405,7 @@ def read_bands(path: str, max_pixels: int = MAX_PIXELS) -> np.ndarray:
     """Reads the values of a .tif or .npy file: (H, W, C)."""
     if TiffFile is None and path.lower().endswith(('.tif', '.tiff')):
         raise UserError(f"{path}: reading .tif files of many bands needs tifffile: pip install 'beit_mm[bands]'")
-    # on broken files decoders raise nearly everything, see read_image
+    # on broken files decoders can raise almost anything, see read_image
     with unreadable(path, Exception), open_file(path, max_pixels) as file:
         start = file.read(6)
         file.seek(0)
@@ -421,7 +421,7 @@ def read_bands(path: str, max_pixels: int = MAX_PIXELS) -> np.ndarray:
 def read_tif(file: BinaryIO, max_pixels: int) -> np.ndarray:
     """Reads a .tif file (H, W, C): its first page, or if that has one band, all pages like it, without overviews."""
     with TiffFile(file) as content:
-        # 256 pages are enough for one page a band, with overviews
+        # 256 pages are enough for one page per band, with overviews
         pages = [page for page in islice(content.pages, 256) if not page.subfiletype]
         first = pages[0]
         pages = [page for page in pages if (page.shaped, page.dtype) == (first.shaped, first.dtype)]

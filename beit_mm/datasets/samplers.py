@@ -1,7 +1,7 @@
 """The order of the samples, and the seed of each.
 
-The random numbers of a sample depend on its SampleKey only. torch's DataLoader reads a batch by `__getitems__`, which
-seeds the generators by the key, also for datasets of other libraries and for wrappers, which get plain numbers.
+The random numbers of a sample depend only on its SampleKey. torch's DataLoader reads a batch by `__getitems__`, which
+seeds the generators for each key. Datasets of other libraries and wrappers are seeded too, but get plain numbers.
 """
 
 import hashlib
@@ -24,7 +24,7 @@ class SampleKey(NamedTuple):
     """Identifies one use of one sample."""
 
     seed: int  # of the run
-    epoch: int  # from 0; stays 0 in validation, so that its masks are fixed
+    epoch: int  # from 0; stays 0 in validation, so that masks are fixed
     index: int  # type: ignore[assignment]  # position in the dataset; tuple has a method of this name
 
 
@@ -51,7 +51,7 @@ def key_of(index: int) -> SampleKey:
 
 
 def read_samples(dataset: Any, keys: Sequence[SampleKey | int]) -> list:
-    """Reads the samples of a batch from any dataset; all random numbers, torch's too, depend on the keys only."""
+    """Reads the samples of a batch from any dataset; all random numbers, torch's too, depend only on the keys."""
     samples = []
     for key in keys:
         if not isinstance(key, SampleKey):  # a number from another sampler: nothing is seeded
@@ -72,8 +72,8 @@ def read_samples(dataset: Any, keys: Sequence[SampleKey | int]) -> list:
 class SeededSampler(DefaultSampler):
     """Deals the samples of an epoch to the ranks in turn, each as `SampleKey(seed, epoch, index)`.
 
-    One step of all ranks together takes the same samples for any number of ranks. mmengine calls `set_epoch` only in
-    training, so each validation draws the same masks. The dataset may be any that is indexed by numbers.
+    For one total batch size, a step takes the same samples on any number of ranks. mmengine calls `set_epoch` only in
+    training, so each validation draws the same masks. Any dataset that is indexed by numbers will do.
 
     Args:
         shuffle: True: a new order in each epoch; up to ranks - 1 samples are dropped, so that all ranks get equally
@@ -82,7 +82,7 @@ class SeededSampler(DefaultSampler):
     """
 
     num_repeats = 1  # copies of each sample in a row
-    per_epoch: int | None = None  # samples of a rank in an epoch, if one epoch follows the other without end
+    per_epoch: int | None = None  # samples of a rank per epoch, if epochs follow each other without end
 
     def __init__(self, dataset: Sized, shuffle: bool = True, seed: int | None = None) -> None:
         super().__init__(dataset, shuffle, seed, round_up=True)
@@ -107,7 +107,7 @@ class SeededSampler(DefaultSampler):
             skipped = 0
 
     def keys(self, epoch: int, first: int = 0) -> Iterator[SampleKey]:
-        """This rank's samples of an epoch from number `first` on."""
+        """This rank's samples of an epoch, from its sample number `first` on."""
         order = np.arange(len(self.dataset))
         if self.shuffle:
             order = torch.randperm(len(order), generator=torch.Generator().manual_seed(self.seed + epoch)).numpy()
@@ -123,7 +123,7 @@ class RepeatedAugmentationSampler(SeededSampler):
     A copy is `SampleKey(seed, epoch * num_repeats + copy, index)`. An epoch has len // 256 * 256 samples (all, if there
     are fewer than 256), so with three copies it shows a third of the images. `seed`: as SeededSampler.
 
-    Source: facebookresearch/deit `samplers.py`; the released BEiT has none.
+    Source: facebookresearch/deit `samplers.py`; the released BEiT does not use it.
     """
 
     def __init__(self, dataset: Sized, num_repeats: int = 3, seed: int | None = None) -> None:

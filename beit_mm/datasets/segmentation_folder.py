@@ -19,7 +19,7 @@ from beit_mm.registry import DATASETS, TRANSFORMS
 IGNORE_INDEX = 255  # label of pixels that do not count, as in mmseg
 NUMBERS, COLOURS = ('1', 'L', 'P', 'I', 'I;16'), ('1', 'L', 'LA', 'P', 'PA', 'RGB', 'RGBA')  # Pillow's image modes
 NUM_NAMED = 8  # colours in a message
-# Okabe and Ito's colours without black, then by turns the one most unlike all before, also to who sees no red or green
+# Okabe and Ito's colours without black; each further one is the most unlike all before, also for the red-green blind
 SEEN_BY_ALL = (
     (230, 159, 0), (86, 180, 233), (0, 158, 115), (240, 228, 66), (0, 114, 178), (213, 94, 0), (204, 121, 167),
     (0, 0, 255), (204, 255, 204), (102, 102, 255), (102, 51, 0), (102, 255, 255), (0, 51, 153), (102, 51, 51),
@@ -36,9 +36,9 @@ class SegmentationFolder(UnlabeledImages):
 
     Args:
         data_root: parent of the two folders.
-        classes: class names in the order of their labels. Or a file, relative to `data_root` or to the working
-            directory: one name a line, or a table with a column `Name`, as ADE20K has. Or a registered dataset, such as
-            'mmseg.ADE20KDataset'. If each line of the file is `name R G B`, label maps hold these colours; pixels of
+        classes: class names in the order of their labels; or a file, relative to `data_root` or to the working
+            directory, with one name per line or a table with a column `Name`, as ADE20K has; or a registered dataset
+            (mmseg.ADE20KDataset). If each line of the file is `name R G B`, label maps hold these colours; pixels of
             other colours are ignored.
         reduce_zero_label: 0 in the label maps means unlabelled, and 1 is the first class.
         data_prefix: `dict(img_path=..., seg_map_path=...)` relative to `data_root`; without `seg_map_path` (or None)
@@ -74,7 +74,7 @@ class SegmentationFolder(UnlabeledImages):
         if label_values is not None and len({*label_values}) != len(names):
             raise UserError(f'label_values is {label_values}; expected {len(names)} different numbers')
         self.seg_map_suffix, self.label_values, self.by_colour = seg_map_suffix, label_values, by_colour
-        if isinstance(data_prefix, dict):  # --cfg-options removes a key by None
+        if isinstance(data_prefix, dict):  # None is how --cfg-options removes a key
             data_prefix = {name: folder for name, folder in data_prefix.items() if folder is not None}
         palette = palette or distinct_colours(len(names))
         metainfo = dict(classes=names, palette=palette, reduce_zero_label=reduce_zero_label)
@@ -90,7 +90,7 @@ class SegmentationFolder(UnlabeledImages):
                 pair = '{!r} for {!r}'.format(*missing[0])
                 raise FileNotFoundError(f'no label map {pair}; {len(missing)} of {len(images)} images have none')
             unused = [name for name in existing.difference(expected) if name.endswith(self.seg_map_suffix)]
-            if unused and not self.ann_file:  # a list chose
+            if unused and not self.ann_file:  # a list leaves some out
                 folder = self.data_prefix['img_path']
                 warn(f'{len(unused)} label maps have no image in {folder} and are left out, such as {min(unused)}')
         return samples
@@ -133,7 +133,7 @@ def named_classes(source: str) -> tuple[tuple[str, ...], list | None]:
 
 
 def class_line(name: str) -> str:
-    """The name of a class as a line of classes.txt: in quotes also where its end could be a colour."""
+    """The name of a class as a line of classes.txt: also quoted if its end could be read as a colour."""
     return json.dumps(name) if re.search(r'\s\d{1,3}\s+\d{1,3}\s+\d{1,3}$', name) else quoted(name)
 
 
@@ -162,7 +162,7 @@ class LoadAnnotation(BaseTransform):
             return results
         by_colour, reduced = results.get('by_colour', False), results.get('reduce_zero_label', False)
         height, width = size = results['ori_shape']
-        # a higher max_pixels of LoadImage holds for the label map too
+        # a higher max_pixels of LoadImage applies to the label map too
         labels = read_labels(path, by_colour, max(MAX_PIXELS, height * width))
         if labels.shape != tuple(size):
             found = f'{path} is {labels.shape[1]} x {labels.shape[0]} pixels'
@@ -202,7 +202,7 @@ def count_colours(found: Counter[int]) -> str:
 
 
 def warn_unknown_colours(path: str, numbers: np.ndarray) -> None:
-    """Warns once about each colour that no class has."""
+    """Warns once about each colour that no class has, until NUM_NAMED of them are known."""
     if len(WARNED) >= NUM_NAMED or not warns_here():
         return
     if new := Counter(numbers[~np.isin(numbers, [*WARNED])].tolist()):
@@ -228,7 +228,7 @@ def read_labels(path: str, by_colour: bool = False, max_pixels: int = MAX_PIXELS
 
 
 def check_range(path: str, labels: np.ndarray, num_classes: int | None, reduced: bool) -> None:
-    # labels: as in the file
+    # labels: before reduce_zero_label is applied
     limit = IGNORE_INDEX - 1 if num_classes is None else num_classes - 1 + reduced
     wrong = labels[(labels != IGNORE_INDEX) & ((labels < 0) | (labels > limit))]
     if wrong.size:

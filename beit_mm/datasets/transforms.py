@@ -35,7 +35,7 @@ class TwoViews(BaseTransform, ABC):
 
     Args:
         size: side of `images` in pixels, or (height, width); bicubic.
-        second_size: the same of `tokenizer_images`, Lanczos; None: no second view.
+        second_size: the same for `tokenizer_images`, Lanczos; None: no second view.
     """
 
     def __init__(self, size: Size = 224, second_size: Size | None = 112) -> None:
@@ -145,7 +145,7 @@ class ResizeToPatches(BaseTransform):
 
 
 def cut(image: np.ndarray, box: Box) -> np.ndarray:
-    """Copies the pixels of a box, contiguous."""
+    """Cuts the pixels of a box out, as a contiguous array."""
     top, left, height, width = box
     return np.ascontiguousarray(image[top : top + height, left : left + width])
 
@@ -196,7 +196,7 @@ class TwoViewColorJitter(BaseTransform):
 
     Args:
         brightness, contrast, saturation: factors are drawn uniformly from 1 - x to 1 + x.
-        device: 'cpu' applies them here; 'model' only adds `jitter`, float32 (7,), for jitter_images on the model's.
+        device: 'cpu' applies them here; 'model' only adds `jitter`, float32 (7,), and leaves the rest to jitter_images.
 
     Source: microsoft/unilm `beit/datasets.py` (torchvision's ColorJitter without hue).
     """
@@ -220,7 +220,7 @@ class TwoViewColorJitter(BaseTransform):
 
 
 def contrast_level(image: np.ndarray, factors: Sequence[float], order: Sequence[int]) -> int:
-    """Mean gray, 0-255, of an image after the operations before contrast."""
+    """Mean gray, 0-255, of an image after the operations that precede contrast."""
     rows = np.ascontiguousarray(image[:: -(-len(image) // 64)])  # about 64 rows: an error of 0.3 levels on average
     rows = jitter_pixels(rows, factors, 0, order[: order.index(CONTRAST)])
     return int(cv2.mean(cv2.cvtColor(rows, cv2.COLOR_RGB2GRAY))[0] + 0.5)
@@ -241,7 +241,7 @@ def jitter_pixels(image: np.ndarray, factors: Sequence[float], level: int, order
 
 
 def jitter_images(images: Tensor, params: Tensor) -> Tensor:
-    """jitter_pixels, unrounded, for float (B, 3, H, W), 0-255; `params`, (B, 7), are 3 factors, level, 3 operations."""
+    """As jitter_pixels, unrounded, for float (B, 3, H, W), 0-255; `params` (B, 7): 3 factors, level, 3 operations."""
     factors, level, order = params[:, :3], params[:, 3].view(-1, 1, 1, 1), params[:, 4:].long()
     for operation in order.T:
         factor = factors.gather(1, operation[:, None]).view(-1, 1, 1, 1)
@@ -281,7 +281,7 @@ class RandomErasing(BaseTransform):
         prob: probability of a box.
         area: smallest and largest area of a box as a fraction of the image area.
 
-    Source: timm `data/random_erasing.py`, mode `pixel`, one box, which the released fine-tuning uses.
+    Source: timm `data/random_erasing.py`, mode `pixel`, one box, as in the released fine-tuning.
     """
 
     def __init__(self, prob: float = 0.25, area: tuple[float, float] = (0.02, 1 / 3)) -> None:
@@ -305,7 +305,7 @@ class RandomErasing(BaseTransform):
 
 @TRANSFORMS.register_module()
 class PackViews(BaseTransform):
-    """Packs what earlier transforms have made as `dict(inputs=dict(...))` of tensors; adds `positions` to a `mask`."""
+    """Packs what earlier transforms have made as `dict(inputs=dict(...))` of tensors, with `positions` for a `mask`."""
 
     KEYS = ('images', 'tokenizer_images', 'mask', 'positions', 'jitter', 'second_images', 'local_images')
 
@@ -350,15 +350,15 @@ def _lanczos_transposed(image: np.ndarray, new_width: int) -> np.ndarray:
     image = cv2.transpose(image) if image.shape[2] == 3 else np.ascontiguousarray(image.transpose(1, 0, 2))
     width, height, channels = image.shape
     pixels = torch.from_numpy(image).float().view(width, height * channels)
-    weights = cached_bands if width <= 1000 else lanczos_bands
-    filtered = torch.cat([band @ pixels[i:j] for i, j, band in weights(width, new_width)])
+    bands_of = cached_bands if width <= 1000 else lanczos_bands
+    filtered = torch.cat([band @ pixels[i:j] for i, j, band in bands_of(width, new_width)])
     if image.dtype == np.uint8:
         filtered = filtered.round_().clamp_(0, 255).byte()
     return filtered.view(new_width, height, channels).numpy()
 
 
 def lanczos_bands(length: int, new_length: int) -> list[tuple[int, int, torch.Tensor]]:
-    """For each block of output pixels: first input, last input + 1, and weights (outputs, inputs)."""
+    """For each block of output pixels: first input pixel, last + 1, and weights (outputs, inputs)."""
     scale = length / new_length
     stretch = max(scale, 1.0)
     center = (np.arange(new_length) + 0.5) * scale
