@@ -5,7 +5,7 @@ from collections.abc import Collection
 
 
 class UserError(ValueError):
-    """What the user can fix; the message says what was found, what was expected and what to do."""
+    """A mistake that the user can fix; the message says what was found, what was expected and what to do."""
 
 
 class CheckpointError(UserError):

@@ -23,7 +23,7 @@ def file_sha256(path: str | Path) -> str:
 
 
 def quoted(name: str) -> str:
-    """A name for one line of a file or message: a JSON string if spaces, line ends or other bytes require it."""
+    """A name that fits one line of a file or message: a JSON string if spaces, line ends or other bytes require it."""
     plain = name.isprintable() and name == name.strip() and not name.startswith('"')
     return name if plain else json.dumps(name)
 
@@ -51,17 +51,17 @@ def printable(text: str) -> str:
 def atomic_file(path: str | Path) -> Iterator[BinaryIO]:
     """Opens a file that gets its name only once the block has ended without an error and all bytes are on the disk.
 
-    Creates the folders above it. A process that is killed before leaves `NAME.<8 hexadecimal digits>.part`.
+    Creates the folders above it. A process that is killed earlier leaves `NAME.<8 hexadecimal digits>.part`.
     """
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f'{path.name}.{secrets.token_hex(4)}.part')  # same folder: it is renamed
+    partial = path.with_name(f'{path.name}.{secrets.token_hex(4)}.part')  # the same folder, because it is renamed
     try:
         with partial.open('xb') as file:
             yield file
             file.flush()
         with partial.open('rb') as file:  # opened again: a download may have replaced it
-            os.fsync(file.fileno())  # otherwise a power cut could leave the name of an empty file
+            os.fsync(file.fileno())  # otherwise a power cut could leave an empty file with the name
         os.replace(partial, path)
     finally:
         partial.unlink(missing_ok=True)
@@ -80,6 +80,6 @@ def remove_leftovers(folder: Path) -> None:
 
 
 def config_folders() -> list[Path]:
-    """Where configs lie: in the checkout, and in the installed package."""
+    """The folders that hold configs: in the checkout, and in the installed package."""
     package = Path(__file__).resolve().parent
     return [folder for folder in (package.parent / 'configs', package / '.mim/configs') if folder.is_dir()]

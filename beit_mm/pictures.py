@@ -36,13 +36,13 @@ from beit_mm.registry import HOOKS
 SIDE = 160  # pixels of a tile's longer side
 MARGIN = 4  # pixels between tiles
 TITLE_HEIGHT = 16  # pixels above a row with titles
-FONT = get_data_path() + '/fonts/ttf/DejaVuSans{}.ttf'  # the one of matplotlib's figures
-FONT_SIZE = 11  # pixels, of titles in characters that are all as wide
-CHARACTER = 0.61 * FONT_SIZE  # pixels
-NUM_NEIGHBOURS = 5  # that are drawn
-MASS = 0.6  # of the attention, inside the contour
+FONT = get_data_path() + '/fonts/ttf/DejaVuSans{}.ttf'  # the font of matplotlib's figures
+FONT_SIZE = 11  # pixels, of titles in the monospaced font
+CHARACTER = 0.61 * FONT_SIZE  # its width in pixels
+NUM_NEIGHBOURS = 5  # drawn beside each query
+MASS = 0.6  # share of the attention inside the contour
 ATTENTION_SIDE = 240  # pixels of a tile's longer side
-HEAT = 0.65  # how much the colours of attention hide of the image
+HEAT = 0.65  # opacity of the attention's colours over the image
 POINT, CONTOUR = (255, 0, 0), (0, 255, 255)
 ATTENTION_LEGEND = [  # colours of `draw_attention`
     ('the point, whose patch attends', POINT),
@@ -58,14 +58,14 @@ def sheet(rows: Sequence[Sequence[tuple[str, Tensor]]], side: int = SIDE) -> Ima
     """Rows of titled pictures on white.
 
     Args:
-        rows: of each tile its title and its picture, float (3, H, W) in [0, 1] of any size, drawn in its own shape. A
-            title that is too long loses its beginning, the folders of a path.
+        rows: title and picture of each tile; a picture is float (3, H, W) in [0, 1], of any size, and keeps its aspect.
+            A title that is too long loses its beginning, such as the folders of a path.
         side: pixels of a tile's longer side.
     """
     shapes = [image.shape[1:] for row in rows for _, image in row]
     height = max(1, round(side * max(min(1, h / w) for h, w in shapes)))
     width = max(1, round(side * max(min(1, w / h) for h, w in shapes)))
-    tops = [MARGIN]  # of the rows' pictures, and of what would follow
+    tops = [MARGIN]  # of each row's pictures, and of the row that would follow
     for row in rows:
         tops[-1] += TITLE_HEIGHT * any(title for title, _ in row)
         tops.append(tops[-1] + height + MARGIN)
@@ -78,15 +78,15 @@ def sheet(rows: Sequence[Sequence[tuple[str, Tensor]]], side: int = SIDE) -> Ima
             tile = Image.fromarray(levels.round().to(torch.uint8).numpy())
             scale = min(width / tile.width, height / tile.height)
             size = max(1, round(scale * tile.width)), max(1, round(scale * tile.height))
-            exact = scale >= 3 or scale == round(scale)  # pixels of small pictures, which are patches, keep their edges
-            tile = tile.resize(size, Image.Resampling.NEAREST if exact else Image.Resampling.BICUBIC)
+            sharp = scale >= 3 or scale == round(scale)  # pixels of small pictures, which are patches, keep their edges
+            tile = tile.resize(size, Image.Resampling.NEAREST if sharp else Image.Resampling.BICUBIC)
             drawn.paste(tile, (left, top))
             pen.text((left, top - 4), shortened(title, int(width / CHARACTER)), fill='black', font=font, anchor='ls')
     return drawn
 
 
 def shortened(title: str, length: int) -> str:
-    """A title in characters that the font has, of at most `length` of them."""
+    """A title of at most `length` characters, all of which the font has."""
     latin = title.encode('latin-1', 'replace').decode('latin-1')
     title = ''.join(char if char.isprintable() else '?' for char in latin)
     return title if len(title) <= length else f'..{title[len(title) - length + 2 :]}'
@@ -95,7 +95,7 @@ def shortened(title: str, length: int) -> str:
 def sheet_of_columns(columns: Mapping[str, Tensor], channels: Sequence[int] = (0, 1, 2)) -> Image.Image:
     """A sheet of `columns`, title -> float (B, C, H, W) in [0, 1], with a row for each image of the batch.
 
-    `channels` are drawn as red, green and blue; of fewer than three the first is drawn in gray.
+    `channels` are drawn as red, green and blue; of images with one or two, the first is drawn in gray.
     """
     drawn = [images[:, list(channels) if images.shape[1] > 2 else [0, 0, 0]] for images in columns.values()]
     first, *others = ([('', image) for image in row] for row in zip(*drawn, strict=True))
@@ -152,8 +152,8 @@ class ReconstructionHook(Hook):
     The pictures go to the run's visualizer, and as `iter_<step>.png` and `test.png` to `pictures/` in its folder.
 
     Args:
-        channels: of images with many bands, the three that are drawn as red, green and blue, counted from 0; of images
-            with one or two the first is drawn in gray.
+        channels: the three bands that are drawn as red, green and blue, counted from 0; of images with one or two
+            bands, the first is drawn in gray.
     """
 
     def __init__(self, channels: Sequence[int] = (0, 1, 2)):
@@ -169,7 +169,7 @@ class ReconstructionHook(Hook):
         if not getattr(model, 'can_decode', True):  # VQKD without a pixel decoder
             return
         loader = runner.test_dataloader if mode == 'test' else runner.val_dataloader
-        number = min(8, len(loader.dataset))  # spread evenly: where class follows class, each is of another one
+        number = min(8, len(loader.dataset))  # spread evenly, so that images sorted by class are of different classes
         samples = [loader.dataset[i * len(loader.dataset) // number] for i in range(number)]
         with torch.no_grad():
             columns = model.pictures(model.data_preprocessor(loader.collate_fn(samples))['inputs'])
@@ -264,7 +264,7 @@ def draw_attention(found: ImageAttention, control: ImageAttention) -> Image.Imag
         point[row, column] = True
         tiles = [('image', outlined(image, point, POINT, 2))]
         for number, (title, values) in enumerate(zip(titles, attention, strict=True)):
-            # random weights, after the mean of the heads, have its scale
+            # the map of random weights follows the mean of the heads, and has its scale
             highest = attention[0 if number < len(means) else number].max().clamp(min=torch.finfo().tiny)
             colours = torch.from_numpy(colormaps['hot']((values / highest).numpy())[..., :3]).float().permute(2, 0, 1)
             heat = F.interpolate(colours[None], size, mode='nearest-exact')[0]
@@ -275,7 +275,7 @@ def draw_attention(found: ImageAttention, control: ImageAttention) -> Image.Imag
 
 
 def outlined(image: Tensor, mask: Tensor, colour: Sequence[int], width: int = 1) -> Tensor:
-    """An image (3, H, W) with a line of `width` pixels inside the patches of a mask, bool (h, w), around them."""
+    """An image (3, H, W) with a line, `width` pixels wide, around the patches of a mask, bool (h, w), inside them."""
     inside = F.interpolate(mask.float()[None, None], image.shape[1:], mode='nearest-exact')[0]  # 1, H, W
     outside = F.pad(1 - inside, [width] * 4, value=1.0)
     outside = F.max_pool2d(outside, 2 * width + 1, stride=1)  # 1, H, W; `width` pixels wider
@@ -283,7 +283,7 @@ def outlined(image: Tensor, mask: Tensor, colour: Sequence[int], width: int = 1)
 
 
 def read_scalars(work_dir: str | Path) -> tuple[Scalars, Scalars]:
-    """What a run has logged in training and in validations, by step; where two of its starts have one, the later."""
+    """What a run has logged in training and in validation, by step; a later start of the run overrides an earlier."""
     training: Scalars = {}
     validation: Scalars = {}
     for path in sorted(Path(work_dir).glob('*/vis_data/scalars.json')):
@@ -292,13 +292,13 @@ def read_scalars(work_dir: str | Path) -> tuple[Scalars, Scalars]:
                 row = json.loads(line)
                 (training if 'iter' in row else validation)[row['step']] = row
     training = dict(sorted(training.items()))
-    # a run that counts epochs logs its validations by them
+    # a run that counts epochs logs its validations by epoch
     ends = {row['epoch']: step for step, row in training.items() if 'epoch' in row}
     return training, {ends.get(step, step): row for step, row in sorted(validation.items())}
 
 
 def draw_runs(runs: Mapping[str, tuple[Scalars, Scalars]], keys: Sequence[str]) -> Figure:
-    """A panel for each key, with a curve of each run (as `read_scalars` returns it), of validations one with dots."""
+    """A panel for each key, with a curve of each run (from `read_scalars`) and one with dots of its validations."""
     rows, columns = (len(keys) + 1) // 2, min(len(keys), 2)
     figure = Figure(figsize=(6 * columns, 3.5 * rows), layout='constrained')
     panels = figure.subplots(rows, columns, squeeze=False).ravel()

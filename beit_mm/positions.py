@@ -15,7 +15,7 @@ from torch import Tensor
 
 Grid = tuple[int, int]  # rows and columns of patches
 NUM_CLS_ROWS = 3
-ALIGNMENT = 8  # elements, 16 bytes of bfloat16: fused attention wants each row of a bias to begin at a multiple
+ALIGNMENT = 8  # elements, 16 bytes of bfloat16: fused attention needs each row of a bias to start at a multiple of it
 
 
 def num_relative_positions(grid: Grid) -> int:
@@ -25,14 +25,14 @@ def num_relative_positions(grid: Grid) -> int:
 
 
 def _remember(maxsize: int) -> Callable:
-    """Decorator for a function of constants: it is computed once, and is a constant in compiled code."""
+    """Decorator for a function of constants: computes it once, and makes it a constant in compiled code."""
 
     def decorate(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
         remembered = lru_cache(maxsize)(function)
 
         @torch.compiler.assume_constant_result
         def call(*args: object) -> Tensor:
-            with torch.inference_mode(False):  # later training can save it for backward
+            with torch.inference_mode(False):  # so that later training can save it for backward
                 tensor = remembered(*args)
             if type(tensor) is not Tensor:  # torch.export's stand-in, which later calls cannot compute with
                 remembered.cache_clear()
@@ -84,7 +84,7 @@ def bias_from_table(
     """
     table = resize_bias_table(table, table_grid, grid)
     if not (torch.is_grad_enabled() and table.requires_grad):
-        table = table.to(dtype or table.dtype)  # less to read; but gradients add up over the pairs in float32
+        table = table.to(dtype or table.dtype)  # less to read; gradients, however, are summed in float32
     index = _padded_index(grid, num_prefix, table.device)
     bias = table.t().contiguous().index_select(1, index)  # heads, N * P: a third of the time that table[index] takes
     return bias.to(dtype or table.dtype).view(1, table.shape[1], num_prefix + grid[0] * grid[1], -1)
@@ -104,7 +104,7 @@ def resize_bias_table(table: Tensor, source: Grid, target: Grid) -> Tensor:
     exact = torch.promote_types(table.dtype, torch.float32)
     along_height = offset_spline(source[0], target[0], table.device).to(exact)
     along_width = offset_spline(source[1], target[1], table.device).to(exact)
-    with torch.autocast(table.device.type, enabled=False):  # bfloat16 would cost 2 % of the bias
+    with torch.autocast(table.device.type, enabled=False):  # bfloat16 would change the bias by 2 %
         resized = torch.einsum('ys,xt,sth->yxh', along_height, along_width, patch_rows.to(exact))
     return torch.cat([resized.reshape(-1, heads).to(table.dtype), cls_rows])
 
@@ -164,7 +164,7 @@ def resize_position_embedding(pos_embed: Tensor, source: Grid, target: Grid, mod
 def resize_patch_embedding(weight: Tensor, side: int) -> Tensor:
     """Patch embedding (C, channels, p, p) for patches of `side` x `side` pixels.
 
-    An upsampled patch gives the token that the patch gave: the pseudo-inverse of bicubic resizing is applied.
+    An upsampled patch gives the token of the patch itself: the pseudo-inverse of bicubic resizing is applied.
     Source: FlexiViT, arXiv 2212.08013, section 3.4.
     """
     before = weight.shape[-1]

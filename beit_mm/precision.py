@@ -14,7 +14,7 @@ def usable_dtype(dtype: str, device_type: str) -> str:
 
 
 def _cpu_computes_bfloat16() -> bool:
-    """Whether oneDNN takes bfloat16 on this CPU, which no public function of torch 2.6 to 2.13 tells."""
+    """Whether oneDNN computes in bfloat16 on this CPU; torch 2.6 to 2.13 have no public function for it."""
     known = getattr(torch.ops.mkldnn, '_is_mkldnn_bf16_supported', None)
     if not torch.backends.mkldnn.is_available():
         return False

@@ -1,6 +1,6 @@
 """Child registries of mmengine, scope `beit_mm`: `type='beit_mm.X'` finds our classes from any config.
 
-The `locations` are imported at the first look-up, so no config needs `custom_imports`, in any process
+The `locations` are imported at the first look-up, so that no config needs `custom_imports`, in any process
 (`mim train mmpretrain CONFIG` included).
 """
 
@@ -13,7 +13,7 @@ from mmengine import registry as root
 
 
 class _Registry(root.Registry):
-    """Imports the folder that needs mmseg, which takes seconds, only for a name that is missing without it."""
+    """Imports the folder that needs mmseg, which takes seconds, only if a name is not found without it."""
 
     def get(self, key: str) -> Any:
         self.import_from_location()

@@ -27,7 +27,7 @@ NOISE = re.compile(  # mmengine's warnings about itself, and about tensors that 
     r'"(?:FileClient|HardDiskBackend)"|The prefix is not set|Failed to search registry|do not match exactly'
 )
 WORKER = re.compile(r'Caught \S+ in DataLoader worker process[\s\S]*\n\S+: (?=.*$)')
-UNKNOWN_TYPE = re.compile(r"[\"']?(\S+) is not in the .+? registry")  # what mmengine's registries say
+UNKNOWN_TYPE = re.compile(r"[\"']?(\S+) is not in the .+? registry")  # the message of mmengine's registries
 LOST = re.compile('gloo.*(by peer|Broken pipe)')  # the process at the other end is gone
 SECONDS_TO_BE_ENDED = 3.0
 LESS_MEMORY = 'A smaller batch needs less: --cfg-options train_dataloader.batch_size=... (in tests test_dataloader)'
@@ -35,7 +35,7 @@ BUILDERS = ('build_from_cfg', 'build_scheduler_from_cfg')  # mmengine's
 
 
 def program() -> str:
-    """What stands before the verb, as it was typed."""
+    """The words before the verb, as the user typed them."""
     return SCRIPT if Path(sys.argv[0]).stem == SCRIPT else 'python -m beit_mm'
 
 
@@ -48,12 +48,12 @@ def typed() -> str | None:
 
 
 def say(text: object) -> None:
-    r"""Prints one line; escapes what names of files and classes, or URLs, may hold."""
+    r"""Prints one line; escapes special characters, which names of files and classes, and URLs, may hold."""
     print(printable(str(text)).replace('\n', r'\n'), flush=True)
 
 
 class Parser(argparse.ArgumentParser):
-    """Escapes what its messages repeat of the command line: names of files, by a pattern of the shell."""
+    """Escapes what its messages repeat of the command line, where a pattern can stand for any file name."""
 
     def error(self, message: str) -> NoReturn:
         super().error(printable(message))
@@ -151,7 +151,7 @@ def mistake(error: BaseException) -> str | None:
         while frames and frames[-1] == '__init__':  # constructors that hand the arguments on
             frames.pop()
         return str(error) if frames and frames[-1] in BUILDERS else None  # otherwise a bug in a constructor
-    if type(error).__name__ == 'OutOfMemoryError' or 'DefaultCPUAllocator' in str(error):  # torch's on a GPU, on a CPU
+    if type(error).__name__ == 'OutOfMemoryError' or 'DefaultCPUAllocator' in str(error):  # torch's, on a GPU and a CPU
         return f'{". ".join(str(error).split(". ")[:2])}. {LESS_MEMORY}, --batch of pretrain and finetune'
     if 'more than 1 value per channel when training' in str(error):  # a pool of 1 x 1 in UperNet
         return 'BatchNorm needs two images in every batch: train_dataloader.batch_size=2 or more, --batch of finetune'
