@@ -27,7 +27,7 @@ from beit_mm.positions import take_tokens
 from beit_mm.registry import MODELS
 
 TARGETS_PREFIX = 'target_generator.'
-AVERAGE_PREFIX = 'target_generator.ema.'  # the part of it that checkpoints hold: a moving average of the model
+AVERAGE_PREFIX = 'target_generator.ema.'  # the only part that checkpoints hold: a moving average of the model
 
 
 @MODELS.register_module()
@@ -103,7 +103,7 @@ class BEiTPretrainer(BaseModel):
         return self.backbone(inputs['images'], inputs['mask'])[0]
 
     def loss(self, inputs: dict) -> dict[str, Tensor]:
-        """The negative mean of equation 1 of the paper over the patches of a batch; for tokens `mim_acc` too."""
+        """The head's mean over the patches of a batch; for tokens, equation 1 of the paper, negated, and `mim_acc`."""
         positions = self._positions_to_predict(inputs)  # B, K
         targets = self._targets(inputs, positions)  # B, K tokens, or B, K, P pixels or features
         return self.head.loss(self._hidden(inputs, positions), targets, positions)
@@ -115,7 +115,7 @@ class BEiTPretrainer(BaseModel):
         return inputs['positions'] if self.recover == 'masked' else None
 
     def _targets(self, inputs: dict, positions: Tensor | None) -> Tensor:
-        """Visual tokens (B, K), or features or pixels (B, K, P), at the positions, or of all patches."""
+        """Visual tokens (B, K), or features or pixels (B, K, P), at the positions; None: of all patches."""
         if self.target_generator is None:
             if not isinstance(self.head, PixelRegressionHead):
                 raise UserError(f'{type(self.head).__name__} predicts visual tokens; set target_generator')
@@ -130,7 +130,7 @@ class BEiTPretrainer(BaseModel):
 
     @torch.no_grad()
     def predict(self, inputs: dict) -> list[dict]:
-        """For each image sums over its predicted patches, such as loss and count, with its targets and positions."""
+        """Returns for each image sums over its predicted patches, such as loss and count, its targets and positions."""
         positions = self._positions_to_predict(inputs)  # B, K
         targets = self._targets(inputs, None)  # B, h*w, all tokens for MIMMetric's token entropy; or B, h*w, P
         chosen = targets if positions is None else take_tokens(targets, positions.clamp(min=0))
@@ -152,7 +152,7 @@ class BEiTPretrainer(BaseModel):
         """
         mask, tokenizer = inputs['mask'], self.target_generator
         image = self.data_preprocessor.denormalize(inputs['images'])
-        height, width = image.shape[2:]  # without what the backbone pads
+        height, width = image.shape[2:]  # without the backbone's padding
         side = self.backbone.patch_size
         columns = dict(image=image)
         if mask is not None:
@@ -175,10 +175,10 @@ class BEiTPretrainer(BaseModel):
         return columns | {'prediction': predicted, 'tokens, decoded': tokenizer.decode(tokens)}
 
     def _nearest_patches(self, inputs: dict, image: Tensor) -> Tensor:
-        """The image (B, C, H, W), each masked patch replaced by that of all masked ones whose features are nearest.
+        """The images (B, C, H, W), each masked patch replaced by the masked patch with the nearest features.
 
-        The model saw none of these, and a right prediction gives the image back. Nearest is by the cosine with the
-        predicted features about the teacher's mean, which does not tell patches apart.
+        The model saw none of these patches, and a right prediction restores the image. Nearness is the cosine with the
+        predicted features, after subtracting the teacher's mean, which all patches have in common.
         """
         side, (height, width), chosen = self.backbone.patch_size, image.shape[2:], inputs['mask'].flatten(1)
         known = self.target_generator.targets(inputs, None)[chosen]  # M, T
@@ -231,7 +231,7 @@ def _rename_mmpretrain(model: nn.Module, state_dict: dict, prefix: str, *_: obje
 
 
 def _start_average(model: BEiTPretrainer, state_dict: dict, prefix: str, *_: object) -> None:
-    """The moving average starts at the weights of a file that does not have it."""
+    """Starts the moving average at the backbone's weights in a file that does not have it."""
     average, backbone = prefix + AVERAGE_PREFIX, f'{prefix}backbone.'
     is_complete = any(name.startswith(average) for name in state_dict)
     if getattr(model.target_generator, 'ema', None) is not None and not is_complete:
@@ -246,7 +246,7 @@ def _expect_no_tokenizer(model: nn.Module, incompatible_keys: Any) -> None:
 
 
 class PatchHead(BaseModule):
-    """A linear layer, which checkpoints call `layer`, on the hidden states (..., embed_dims) of patches."""
+    """A linear layer, which the attribute `layer` names, on the hidden states (..., embed_dims) of patches."""
 
     layer: str
     predicts = 'pixels'  # or what TargetGenerator.gives
@@ -264,7 +264,7 @@ class PatchHead(BaseModule):
 
     @abstractmethod
     def compare(self, hidden: Tensor, targets: Tensor) -> dict[str, Tensor]:
-        """Values (B, K) of each prediction, also at padding."""
+        """Values (B, K) for each prediction, also at padding."""
 
     def loss(self, hidden: Tensor, targets: Tensor, positions: Tensor | None) -> dict[str, Tensor]:
         """Means over a batch.
@@ -374,7 +374,7 @@ class TwoViewDataPreprocessor(BaseDataPreprocessor):
         """Prepares the `inputs` of one batch.
 
         images (B, H, W, C), 0-255, become float (B, C, H, W), normalised; tokenizer_images (B, h, w, C) become float
-        (B, C, h, w) in [0, 1]. mask, bool (B, gh, gw), and positions, int64 (B, K), stay. What is absent is None.
+        (B, C, h, w) in [0, 1]. mask, bool (B, gh, gw), and positions, int64 (B, K), stay. Absent ones are None.
         """
         inputs = dict(data['inputs'])
         if 'mask' in inputs and 'positions' not in inputs:  # masks without num_slots, e.g. of variant 'paper'
@@ -409,5 +409,5 @@ class TwoViewDataPreprocessor(BaseDataPreprocessor):
         return round(scale * height), round(scale * width)
 
     def denormalize(self, images: Tensor) -> Tensor:
-        """Returns images of the first view to [0, 1], for drawing."""
+        """Maps normalised images of the first view back to [0, 1]."""
         return ((images * self.std + self.mean) / 255).clamp(0, 1)

@@ -38,7 +38,7 @@ class BEiTV2Pretrainer(BEiTPretrainer):
         if not 0 < early_layers <= len(blocks) - aggregation_layers < len(blocks):
             found = f'early_layers is {early_layers}, aggregation_layers {aggregation_layers}'
             raise UserError(f'{found}; expected a sum of at most {len(blocks)}, both from 1')
-        # As the backbone's blocks at this depth; but in the released code linear layers start with torch's weights.
+        # Like the backbone's blocks at this depth, except that linear layers start with torch's weights, as released.
         self.patch_aggregation = copy.deepcopy(blocks[early_layers : early_layers + aggregation_layers])
         for depth, block in enumerate(self.patch_aggregation, start=early_layers + 1):
             for module in block.modules():

@@ -17,9 +17,9 @@ from beit_mm.models.tokenizers.base import without_autocast
 from beit_mm.models.vit import INIT_STD, BEiTBackbone
 from beit_mm.registry import MODELS
 
-CLASS_TOKEN = -1  # its number among the positions of BEiTBackbone
+CLASS_TOKEN = -1  # its position in BEiTBackbone.forward
 CROPS = ('second_images', 'local_images')
-# Fixed in DINOLoss of facebookresearch/dino `main_dino.py` too.
+# Constants in DINOLoss of facebookresearch/dino `main_dino.py`, too.
 STUDENT_TEMPERATURE = 0.1  # divides the student's logits
 CENTER_MOMENTUM = 0.9  # for the moving average of the teacher's outputs
 
@@ -99,7 +99,7 @@ class DINOPretrainer(BEiTPretrainer):
 
     @torch.no_grad()
     def _teach(self, images: Tensor) -> Tensor:
-        """Centred and sharpened distributions (2B, P) of the teacher for the global crops (2B, 3, H, W)."""
+        """The teacher's distributions (2B, P), centred and sharpened, for the global crops (2B, 3, H, W)."""
         outputs = self.teacher['dino_head'](class_tokens(self.teacher['backbone'], images))  # 2B, P
         targets = ((outputs - self.center) / self.teacher_temperature).softmax(dim=-1)
         if self.training:
@@ -128,7 +128,7 @@ def dino_loss(student: Tensor, targets: Tensor) -> Tensor:
 
 
 def entropies(targets: Tensor) -> dict[str, Tensor]:
-    """Entropies in nats of the teacher's distributions (2, B, P): their mean, and that of their mean.
+    """Mean entropy of the teacher's distributions (2, B, P), and entropy of their mean, in nats.
 
     They are equal after a collapse to one distribution for all images: one prototype (0) or a uniform one (ln P).
     """
@@ -189,7 +189,7 @@ class MultiCropDataPreprocessor(TwoViewDataPreprocessor):
         crops = self.cast_data({name: inputs.pop(name) for name in CROPS if name in inputs})
         prepared = super().forward(dict(inputs=inputs), training)['inputs']
         if 'local_images' in crops:
-            # L*B, h, w, 3: first the first crop of each image, then the second, ...
+            # L*B, h, w, 3: the first crop of each image, then the second of each, ...
             crops['local_images'] = crops['local_images'].transpose(0, 1).flatten(0, 1)
         for name in CROPS:
             prepared[name] = (self.channels_first(crops[name]) - self.mean) / self.std if name in crops else None

@@ -22,14 +22,14 @@ EMA = 'ema'  # as teacher: the moving average of the backbone
 
 @MODELS.register_module()
 class FeatureTargets(TargetGenerator):
-    """A teacher's features of the backbone's view; a plain ViT runs its last layer only where they are predicted.
+    """A teacher's features of the backbone's view; a plain ViT runs its last block only at the patches to predict.
 
     Args:
-        teacher: a file or name of a plain ViT, as BEiTTeacher; a config of a BEiTTeacher or CLIPTeacher, whose weights
-            are not in checkpoints; or 'ema', the moving average of the backbone, which needs a TeacherMomentumHook.
-        layers: blocks whose features are averaged, 0-based, negative from the end; of CLIP only the last.
+        teacher: a file or name of a plain ViT, as in BEiTTeacher; a config of a BEiTTeacher or CLIPTeacher; or 'ema',
+            the backbone's moving average, which needs a TeacherMomentumHook. Checkpoints hold only weights of 'ema'.
+        layers: blocks whose features are averaged, 0-based, negative from the end; for CLIP only the last.
         normalize: mean 0 and variance 1 for each patch and layer, in place of a plain ViT's last norm.
-        channels: of the images, counted from 0, that a frozen teacher sees; None: all.
+        channels: channels of the images, counted from 0, that a frozen teacher sees; None: all.
 
     Source: dBOT (arXiv 2209.03917); liuxingbin/dbot `models_mae.py`, forward_teacher and forward_loss.
     """
@@ -47,7 +47,7 @@ class FeatureTargets(TargetGenerator):
         self.layers, self.normalize, self.channels = layers, normalize, channels
         self.provenance = dict(type='FeatureTargets', teacher=EMA, layers=layers, normalize=normalize)
         self.ema: nn.ModuleDict | None = None
-        # In a tuple, so that the teacher is not a submodule, which a checkpoint would have to hold; () for 'ema'
+        # In a tuple, so that the teacher is not a submodule, whose weights checkpoints would hold; () for 'ema'
         self.frozen = () if teacher == EMA else (self._build(teacher),)
         if self.frozen:
             self.provenance.update(self.frozen[0].provenance)
@@ -70,7 +70,7 @@ class FeatureTargets(TargetGenerator):
             average.out_indices, average.mask_token = block_indices(self.layers, average.num_layers), None
             if self.normalize:
                 average.norm = None
-            self.ema = nn.ModuleDict(dict(backbone=average))  # `update_teacher` finds each name in the model
+            self.ema = nn.ModuleDict(dict(backbone=average))  # `update_teacher` looks these names up in the model
 
     def prepare(self, device: torch.device) -> None:
         if self.frozen and self.frozen[0].mean.device != device:
@@ -85,7 +85,7 @@ class FeatureTargets(TargetGenerator):
         else:
             grid = tuple(-(-side // self.patch_size) for side in images.shape[2:])
             seen = self.preprocessor[0].denormalize(images)
-            if self.channels is not None:  # a list as an index would be copied to the device, for which the host waits
+            if self.channels is not None:  # indexing by a list copies it to the device, and the host waits
                 seen = torch.stack([seen[:, channel] for channel in self.channels], dim=1)
             features = self.frozen[0](seen, grid, positions)
         layers = torch.stack(features).float()  # L, B, K, T
@@ -118,7 +118,7 @@ class FeatureRegressionHead(PatchHead):
         return dict(loss=super().loss(hidden, targets, positions)['loss'])
 
     def compare(self, hidden: Tensor, targets: Tensor) -> dict[str, Tensor]:
-        """The loss, and the squared distance, for which a cosine's prediction gets the length of its target."""
+        """The loss, and the squared distance, before which 'cosine' scales the prediction to the target's length."""
         predicted = self(hidden).float()  # B, K, T
         check_choice('head.target_dims', self.target_dims, [targets.shape[-1]])
         if self.kind == 'cosine':

@@ -10,13 +10,13 @@ TARGETS = ('attn.qkv', 'attn.proj', 'mlp.fc1', 'mlp.fc2')  # all linear layers o
 
 
 def with_lora(backbone: dict, rank: int) -> dict:
-    """Config of a backbone that trains matrices of a rank beside its frozen linear layers; their scale is 2."""
+    """Config of a backbone that trains low-rank matrices, scaled by 2, beside its frozen linear layers."""
     targets = [dict(type=name) for name in TARGETS]
     return dict(type='mmpretrain.LoRAModel', module=backbone, rank=rank, alpha=2 * rank, targets=targets)
 
 
 def merge_lora(model: nn.Module) -> nn.Module:
-    """Adds low-rank matrices to the weights beside them and removes what LoRA put around layers, in place."""
+    """Adds the low-rank matrices to the weights beside them and removes LoRA's wrappers, in place."""
     for name, module in list(model.named_modules()):
         if isinstance(module, LoRALinear):
             layer = module.original_layer

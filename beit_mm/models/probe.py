@@ -80,7 +80,7 @@ class LinearProbe(BaseModel):
         return [torch.cat([x[:, 0], x[:, first:].mean(dim=1)], dim=1) for x in tokens]
 
     def predict(self, logits: list[Tensor], data_samples: list[DataSample] | None) -> list[DataSample]:
-        """Adds `layer_labels`, layer -> most likely class; of one layer also `pred_score` and `pred_label`."""
+        """Adds `layer_labels`, layer -> most likely class; for a single layer also `pred_score` and `pred_label`."""
         labels = torch.stack([scores.argmax(dim=1) for scores in logits], dim=1).tolist()
         data_samples = data_samples or [DataSample() for _ in labels]
         for sample, row in zip(data_samples, labels, strict=True):
@@ -97,9 +97,9 @@ class LinearProbe(BaseModel):
 
 
 class AttentivePooling(nn.Module):
-    """Cross-attention from learned queries to the patches (B, N, C), to (B, C): no projection of keys, one of values.
+    """Pools patches (B, N, C) to (B, C) by cross-attention from learned queries; projects only the values.
 
-    Each query has C / num_queries channels of the values to itself. Source: billpsomas/efficient-probing, and
+    Each query has C / num_queries channels of the values of its own. Source: billpsomas/efficient-probing, and
     arXiv 2506.10178, section 3.
     """
 
@@ -128,14 +128,14 @@ def attentive_classifier(dims: int, num_queries: int, num_classes: int) -> nn.Se
 class AttentiveProbe(LinearProbe):
     """A LinearProbe whose classifiers read the patches by cross-attention instead of their mean.
 
-    Masked image modeling trains patches and no summary of the image, which a mean can only partly make up for. Patches
-    of the last block have the backbone's final norm; the pooled features are batch-normalised.
+    Masked image modeling does not train a summary of the image, and a mean of patches can only partly replace one.
+    Patches of the last block have the backbone's final norm; the pooled features are batch-normalised.
 
     Args:
         num_queries: learned queries of each classifier.
-        others: of LinearProbe, without `feature`.
+        others: as in LinearProbe, except `feature`.
 
-    Source: billpsomas/efficient-probing, whose benchmark has 32 queries.
+    Source: billpsomas/efficient-probing, whose benchmark uses 32 queries.
     """
 
     def __init__(self, backbone: dict, num_classes: int, num_queries: int = 1, **others: Any):

@@ -18,7 +18,7 @@ def preprocessing_of_model(model: nn.Module) -> dict[str, Any]:
     preprocessing = {}
     for name in ('mean', 'std'):
         if (values := getattr(getattr(model, 'data_preprocessor', None), name, None)) is not None:
-            # six digits, as the float32 of 123.675 is 123.675003
+            # six digits, because the float32 of 123.675 is 123.675003
             preprocessing[name] = [float(f'{value:.6g}') for value in values.flatten().tolist()]
     if (backbone := backbone_of(model)) is not None:
         preprocessing['size'] = [side * backbone.patch_size for side in backbone.grid]

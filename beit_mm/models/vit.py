@@ -32,9 +32,9 @@ HOOKS = ('_forward_pre_hooks', '_forward_hooks', '_backward_pre_hooks', '_backwa
 
 
 def truncated_normal_(tensor: Tensor, bound: float = INIT_STD) -> None:
-    """Normal with sigma 0.02, by default cut at one sigma. Source: microsoft/unilm `beit/modeling_pretrain.py`."""
-    if not tensor.is_meta:  # there it takes as long as a small model's forward pass, for no values
-        # Its fine-tuning code and mmpretrain cut at an absolute +-2, which is 100 sigma.
+    """Draws from N(0, 0.02^2), by default cut at one sigma. Source: microsoft/unilm `beit/modeling_pretrain.py`."""
+    if not tensor.is_meta:  # there drawing takes as long as a small model's forward pass, in vain
+        # unilm's fine-tuning code and mmpretrain cut at an absolute +-2, which is 100 sigma.
         nn.init.trunc_normal_(tensor, std=INIT_STD, a=-bound, b=bound)
 
 
@@ -121,7 +121,7 @@ class Attention(nn.Module):
             grid: patch grid (h, w).
             shared_bias: (1, heads, N, P) bias that all blocks share, in the type of their computation.
             queries: int64 (B, K) indices of the tokens to compute; None for all.
-            hidden: bool (B, Q, N), what the first Q tokens do not attend to; not together with `queries`.
+            hidden: bool (B, Q, N), True where the first Q tokens do not attend; not together with `queries`.
 
         Returns:
             (B, K, C), where K = N without queries.
@@ -177,7 +177,7 @@ class Attention(nn.Module):
 def _attend(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None) -> Tensor:
     """Attention of queries (B, heads, K, d), with a bias (1 or B, heads, K, N)."""
     if q.device.type == 'cpu' and (q.dtype is torch.bfloat16 or bias is not None and bias.requires_grad):
-        # The fused kernel of CPUs is slow in bfloat16 (five times in the backward pass), without a bias gradient.
+        # On CPUs the fused kernel is slow in bfloat16 (backward five times), and has no gradient for a bias.
         return _attention_scores(q, k, bias).softmax(dim=-1) @ v
     return F.scaled_dot_product_attention(q, k, v, attn_mask=bias)
 
@@ -209,7 +209,7 @@ class DropPath(StochasticDepth):
     def forward(self, branch: Tensor) -> Tensor:
         if not self.training or self.p == 0:
             return branch
-        # A factor in float32: torchvision's has the type of the branch, and in bfloat16 1 / 0.9 becomes 1.109.
+        # The factor is float32: torchvision's has the branch's type, and in bfloat16 1 / 0.9 becomes 1.109.
         ones = torch.ones(branch.shape[0], 1, 1, device=branch.device)
         return (branch * super().forward(ones)).to(branch.dtype)
 
@@ -283,7 +283,7 @@ class BEiTBackbone(BaseModule):
     Source: paper section 2.2 and appendix A; microsoft/unilm `beit/modeling_{pretrain,finetune}.py`.
     """
 
-    fits_on_load = True  # weights of any layout; False: load as other modules do
+    fits_on_load = True  # converts weights of any layout; False: loads as other modules do
 
     def __init__(
         self,
@@ -469,14 +469,14 @@ class BEiTBackbone(BaseModule):
 
     def init_weights(self) -> None:
         if isinstance(self.init_cfg, dict) and self.init_cfg.get('prefix') in ('backbone', 'backbone.'):
-            self.init_cfg.pop('prefix')  # mmengine would drop the file's record of its images with it
+            self.init_cfg.pop('prefix')  # else mmengine drops the metadata, which describe the images
         super().init_weights()
 
     def get_layer_depth(self, param_name: str, prefix: str = '') -> tuple[int, int]:
         """The layer of a parameter, for layer decay, and the number of layers, num_layers + 2.
 
         The layer is 0 for the embeddings, i + 1 for block i, and num_layers + 1 for all else, inside and outside the
-        backbone. `prefix` begins the names of the backbone's parameters in the model.
+        backbone. `prefix` is what the names of the backbone's parameters begin with in the model.
         """
         name = param_name.removeprefix(prefix) if param_name.startswith(prefix) else ''
         part, _, rest = name.partition('.')
@@ -486,7 +486,7 @@ class BEiTBackbone(BaseModule):
     def train(self, mode: bool = True) -> 'BEiTBackbone':
         super().train(mode)
         for block in self.blocks[: max(self.frozen_stages, 0)]:
-            block.eval()  # frozen blocks have no drop path
+            block.eval()  # no drop path in frozen blocks
         return self
 
 
@@ -505,7 +505,7 @@ def _fit_on_load(
     if not weights:
         hint = f' The file, {origin["path"]}, holds {origin["names"]}.' if origin else ''
         if prefix.endswith('.module.'):
-            hint += ' A config with LoRA takes the checkpoints of its training, not the merged result.'
+            hint += ' A config with LoRA takes checkpoints of its own runs, not a merged result.'
         raise CheckpointError(f'No BEiT weights: no tensor is named {prefix}*.{hint} Nothing was loaded.')
     built = backbone.grid, backbone.num_heads, backbone.interpolate_mode
     with as_checkpoint_error(origin['path'] if origin else 'the state dict'):

@@ -23,7 +23,7 @@ PRECISIONS = dict(fp16=torch.float16, bf16=torch.bfloat16, fp32=torch.float32)
 
 
 class TargetGenerator(nn.Module, ABC):
-    """Computes what a pretraining predicts at each patch."""
+    """Computes what pretraining predicts at each patch."""
 
     gives: str  # 'tokens' or 'features'
     can_decode: bool = False
@@ -32,7 +32,7 @@ class TargetGenerator(nn.Module, ABC):
 
     @abstractmethod
     def targets(self, inputs: dict, positions: Tensor | None) -> Tensor:
-        """Of a preprocessed batch, (B, K, ...) at `positions`, int64 (B, K), -1 = padding; None: (B, h*w, ...)."""
+        """Targets of a prepared batch, (B, K, ...) at `positions`, int64 (B, K), -1 = padding; None: (B, h*w, ...)."""
 
     def attach(self, backbone: nn.Module, preprocessor: nn.Module) -> None:
         """Called with the parts of the pretrainer that the targets are for."""
@@ -89,7 +89,7 @@ class Tokenizer(TargetGenerator):
         return height // self.stride, width // self.stride
 
     def read(self, source: str, sha256: str | None, advice: str, prefix: str = '') -> dict[str, Tensor]:
-        """Weights of a path, a URL or 'demo', whose file joins the provenance; `advice` says where to get it."""
+        """Reads weights of a path, URL or 'demo' and notes the file in provenance; `advice` says where to get it."""
         path = path_of_checkpoint(DEMO, 'tokenizer') if source == DEMO else locate_weights(source, advice)
         weights = weights_of(read_checkpoint(path, sha256))
         self.provenance.update({f'{prefix}path': str(path), f'{prefix}sha256': sha256 or file_sha256(path)})
@@ -97,11 +97,11 @@ class Tokenizer(TargetGenerator):
 
 
 class CodebookTokenizer(Tokenizer):
-    """A tokenizer with an `encoder` (`features`, `output`) and a `decoder` of tokens or their weights, or None."""
+    """A tokenizer with an `encoder` (`features`, `output`) and, unless None, a `decoder` of tokens or their weights."""
 
     encoder: nn.Module
     decoder: nn.Module | None
-    loss = 'laplace'  # or 'mse': what the networks were trained by decides how they take and give pixels
+    loss = 'laplace'  # or 'mse': the loss of the training decides how the networks scale pixels
 
     @property
     def can_decode(self) -> bool:
@@ -147,7 +147,7 @@ class TrainableTokenizer(Tokenizer):
 
     def forward(self, inputs: dict[str, Tensor], data_samples: list | None = None, mode: str = 'loss') -> dict | list:
         """mmengine's entry point for `images`, float (B, C, H, W) in [0, 1]; mode 'loss' or 'predict'."""
-        if isinstance(inputs, Tensor):  # mmpretrain's BEiT calls its target generator so
+        if isinstance(inputs, Tensor):  # how mmpretrain's BEiT calls its target generator
             return super().forward(inputs)
         if mode == 'loss':
             return self._losses(inputs['images'])
@@ -176,12 +176,12 @@ def usage_of(tokens: Tensor, vocab_size: int) -> dict[str, Tensor]:
 
 
 def without_autocast(tensor: Tensor) -> AbstractContextManager:
-    """Without it rounded logits would change the tokens, their argmax."""
+    """Switches autocast off: rounded logits would change the tokens, which are their argmax."""
     return torch.autocast(tensor.device.type, enabled=False)
 
 
 def dtype_on(precision: str, device: torch.device) -> torch.dtype:
-    """The type of a precision on a device; as in the released code, fp16 means float32 on a CPU."""
+    """The type that a precision means on a device; as in the released code, fp16 is float32 on a CPU."""
     return PRECISIONS['fp32' if precision == 'fp16' and device.type == 'cpu' else precision]
 
 
@@ -206,7 +206,7 @@ def logit_laplace_nll(mapped: Tensor, mu: Tensor, log_b: Tensor) -> Tensor:
 
 @contextmanager
 def initialisation(random_weights: bool) -> Iterator[None]:
-    """Networks get random weights that are the same on all ranks, or no memory, for weights of a file."""
+    """Inside, networks get random weights, the same on all ranks, or no memory, if a file will fill them."""
     if random_weights:
         with torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(SMOKE_SEED)
@@ -217,9 +217,9 @@ def initialisation(random_weights: bool) -> Iterator[None]:
 
 
 def load_exactly(module: nn.Module, state: dict[str, Tensor], path: str) -> None:
-    """Loads a state dict into a module, which may be on the meta device; UserError for other names or shapes."""
+    """Loads a state dict into a module, which may be on the meta device; UserError if names or shapes differ."""
     own, given = ({name: tensor.shape for name, tensor in each.items()} for each in (module.state_dict(), state))
-    if own == given:  # memory only then
+    if own == given:  # memory is allocated only then
         module.to_empty(device='cpu')
     try:
         module.load_state_dict(state)

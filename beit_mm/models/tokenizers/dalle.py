@@ -94,7 +94,7 @@ class DALLEConv2d(nn.Module):
         x = x.to(self.w.dtype)
         kernel_size = self.w.shape[-1]
         if x.is_cuda and kernel_size == 1 and x.dtype is not torch.float32:
-            # Faster, as it adds the bias too. Not in float32: torch uses TF32 for convolutions, but not for products.
+            # Faster, because it also adds the bias. Not in float32: torch uses TF32 for convolutions, not for products.
             return multiply_pixels(x, self.w, self.b)
         if x.is_cuda and x.shape[1] < MIN_CHANNELS:
             return convolve_few_channels(x, self.w, self.b)
@@ -182,7 +182,7 @@ class DALLEEncoder(nn.Module):
 
 
 class DALLEDecoder(nn.Module):
-    """Tokens to the locations of the colours' logit-Laplace distributions, then their ln scales.
+    """Tokens to logit-Laplace distributions of the colours: all locations, then the logarithms of all scales.
 
     The input convolution is the codebook. Source: openai/DALL-E `dall_e/decoder.py`.
     """

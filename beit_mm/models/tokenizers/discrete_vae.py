@@ -22,21 +22,21 @@ class DiscreteVAE(base.TrainableTokenizer, base.CodebookTokenizer, BaseModel):
 
     The encoder gives each position of the token grid a distribution over the vocabulary. Training decodes a relaxed
     sample of it and minimises, per pixel value, the reconstruction loss + kl_weight * KL(q || uniform). So DALL-E's
-    kl_weight of 6.6, with 192 values a token (8 x 8 x 3), is 6.6 / 192 on the KL of a position.
+    kl_weight of 6.6, with 192 values per token (8 x 8 x 3), puts 6.6 / 192 on the KL of a position.
 
     Args:
         arch: 'dalle' (DALL-E's networks) or 'conv' (DALLE-pytorch's, as in the released BEiT code).
         hidden: width; the widest group of 'dalle' is 8 times as wide.
         vocab_size, embed_dims: number of visual tokens, and width of the codebook.
-        num_levels: how often the resolution is halved; 'dalle' needs 3.
+        num_levels: how many times the resolution is halved; 'dalle' needs 3.
         in_channels: channels of the images.
         bottleneck_blocks: for 'conv': residual blocks at the bottleneck, as in DALLE-pytorch, five times cheaper; None:
             one after each level, as in the released BEiT code.
         loss: 'laplace' (logit-Laplace likelihood, DALL-E) or 'mse' (on [-1, 1]).
         straight_through: decode one-hot samples with the gradient of relaxed samples; DALL-E decodes relaxed samples.
-        temperature, temperature_steps: start and end of the Gumbel-softmax temperature, and training steps between.
+        temperature, temperature_steps: start and end of the Gumbel-softmax temperature, and the steps between them.
         kl_weight: DALL-E's beta, which keeps the vocabulary in use. 6.6 suits 'laplace', 0.5 suits 'mse'.
-        kl_steps: training steps in which the weight rises from 0.
+        kl_steps: training steps over which the weight rises from 0.
         checkpoint: trained weights, a path or a URL.
         decoder_checkpoint: weights of the decoder if `checkpoint` holds only the encoder, as DALL-E's files do, which
             need arch 'dalle', loss 'laplace' and embed_dims 128.
@@ -73,7 +73,7 @@ class DiscreteVAE(base.TrainableTokenizer, base.CodebookTokenizer, BaseModel):
         out_channels = 2 * in_channels if loss == 'laplace' else in_channels
         if arch == 'dalle':
             check_choice("num_levels of arch 'dalle'", num_levels, [3])
-        with nullcontext() if checkpoint is None else torch.device('meta'):  # memory only after the shapes are checked
+        with nullcontext() if checkpoint is None else torch.device('meta'):  # memory only once the shapes are checked
             if arch == 'dalle':
                 self.encoder = DALLEEncoder(hidden, vocab_size, in_channels)
                 self.decoder = DALLEDecoder(hidden, vocab_size, embed_dims, out_channels)
@@ -95,7 +95,7 @@ class DiscreteVAE(base.TrainableTokenizer, base.CodebookTokenizer, BaseModel):
         of_encoder = self.read(checkpoint, sha256, ADVICE)
         if decoder_checkpoint is not None:
             of_decoder = self.read(decoder_checkpoint, None, DECODER_ADVICE, 'decoder_')
-        else:  # of a run, which may hold buffers of the preprocessor too
+        else:  # a file of a run, which may also hold buffers of the preprocessor
             self.steps.copy_(of_encoder.get('steps', self.steps))
             of_encoder, of_decoder = (_below(prefix, of_encoder) for prefix in ('encoder.', 'decoder.'))
         base.load_exactly(self.encoder, of_encoder, checkpoint)
@@ -152,7 +152,7 @@ def gumbel_softmax(logits: Tensor, tau: Tensor | float, hard: bool) -> Tensor:
 
 
 def _cosine(start: float, end: float, progress: Tensor) -> Tensor:
-    """From `start` to `end` along half a cosine while `progress` goes from 0 to 1."""
+    """Goes from `start` to `end` along half a cosine while `progress` goes from 0 to 1."""
     return end + (start - end) * 0.5 * (1 + torch.cos(math.pi * progress.clamp(max=1)))
 
 
@@ -195,7 +195,7 @@ class ConvEncoder(nn.Module):
 
 
 class ConvDecoder(nn.Module):
-    """Tokens to pixels: a codebook of `width` numbers a token, then the encoder mirrored."""
+    """Tokens to pixels: a codebook of `width` numbers per token, then the mirrored encoder."""
 
     def __init__(
         self, hidden: int, vocab_size: int, width: int, num_levels: int, bottleneck_blocks: int | None, channels: int

@@ -19,7 +19,7 @@ VQKD_URL = (
     'https://github.com/addf400/files/releases/download/BEiT-v2/vqkd_encoder_base_decoder_3x768x12_clip-d5036aa7.pth'
 )
 ADVICE = (
-    f'Get {VQKD_URL}, or train one by configs/beit_v2/vqkd_base_in1k.py, and name the file in '
+    f'Get {VQKD_URL}, or train one with configs/beit_v2/vqkd_base_in1k.py, and name the file in '
     'model.target_generator.checkpoint; for a smoke run set model.target_generator.random_weights=True.'
 )
 # Not needed for encoding: the decoder of the teacher's features, and statistics of the training.
@@ -86,7 +86,7 @@ class VQKDTokenizer(base.Tokenizer):
             weights = self.read(checkpoint, sha256, ADVICE).items()
             own = {name: tensor for name, tensor in weights if not name.startswith(unused)}
             base.load_exactly(self, own, checkpoint)
-        self.encoder.fits_on_load = False  # a pretraining's file has no weights of it
+        self.encoder.fits_on_load = False  # a pretraining checkpoint has no weights for it
         self.requires_grad_(False)
 
     @torch.no_grad()
@@ -105,7 +105,7 @@ class VQKDTokenizer(base.Tokenizer):
     def nearest_codes(self, vectors: Tensor) -> Tensor:
         """Index, int64 (...), of the code that is nearest to each unit vector (..., D)."""
         with base.without_autocast(vectors):
-            # |x - c|^2 is 1 + |c|^2 - 2 x.c, and not all codes need have unit length.
+            # |x - c|^2 is 1 + |c|^2 - 2 x.c, and codes need not have unit length.
             scores = vectors @ self.codebook.T - self.codebook.square().sum(dim=-1) / 2  # ..., V
         return scores.argmax(dim=-1)
 

@@ -47,7 +47,7 @@ class VQKD(base.TrainableTokenizer, VQKDTokenizer, BaseModel):
         init_bound: bound of the normal initial weights with sigma 0.02: 2 cuts none, as released; 0.02 as in BEiT's
             pretraining.
         data_preprocessor: must give `images` in [0, 1].
-        options: as VQKDTokenizer; `precision` holds only for testing.
+        options: as in VQKDTokenizer; `precision` applies only to testing.
 
     Source: microsoft/unilm `beit2/modeling_vqkd.py`, `beit2/norm_ema_quantizer.py`.
     """
@@ -79,7 +79,7 @@ class VQKD(base.TrainableTokenizer, VQKDTokenizer, BaseModel):
         dims = self.encoder.embed_dims
         self.decode_task_layer = nn.Sequential(nn.Linear(dims, dims), nn.Tanh(), nn.Linear(dims, teacher_dims))
         for network in (self.encoder, self.decoder):
-            if init_bound != INIT_STD:  # the default, which is already done
+            if init_bound != INIT_STD:  # the constructor has already drawn the default
                 network.init_transformer(init_bound)
             network.patch_embed.proj.reset_parameters()
         for layer in (*self.encode_task_layer, *self.decode_task_layer):
@@ -95,7 +95,7 @@ class VQKD(base.TrainableTokenizer, VQKDTokenizer, BaseModel):
 
     def init_weights(self) -> None:
         super().init_weights()
-        _ = self.teacher  # a missing file is an error before the first step
+        _ = self.teacher  # so that a missing file fails before the first step
 
     def _losses(self, images: Tensor) -> dict[str, Tensor]:
         grid = self.grid_size(*images.shape[-2:])
@@ -126,7 +126,7 @@ class VQKD(base.TrainableTokenizer, VQKDTokenizer, BaseModel):
     @cached_property
     def teacher(self) -> 'tuple[Teacher]':
         """The teacher, in a tuple so that it is not a submodule: neither trained nor in checkpoints."""
-        with torch.random.fork_rng(devices=[]):  # a resumed run builds it at another step
+        with torch.random.fork_rng(devices=[]):  # a resumed run builds it at another step, but draws the same numbers
             return (MODELS.build(self.teacher_config).to(self.codebook.device),)
 
     def _target(self, images: Tensor, grid: tuple[int, int]) -> Tensor:
@@ -154,7 +154,7 @@ class VQKD(base.TrainableTokenizer, VQKDTokenizer, BaseModel):
             for _ in range(KMEANS_STEPS):
                 counts, sums = self._sum_by_token((vectors @ codes.T).argmax(dim=1), vectors)
                 codes = torch.where(counts > 0, F.normalize(sums, dim=-1), codes)
-        broadcast(codes)  # they can differ, because a GPU adds in any order
+        broadcast(codes)  # they can differ between processes, because a GPU adds in any order
         self.codebook.copy_(codes)
         self.started.fill_(True)
 
@@ -188,7 +188,7 @@ class VQKD(base.TrainableTokenizer, VQKDTokenizer, BaseModel):
 
 
 def _has_started(model: VQKD, state_dict: dict[str, Tensor], prefix: str, *_: object) -> None:
-    """Load hook for a released file, which can be tested and trained further."""
+    """Load hook: a file without `started`, such as a released one, has trained codes."""
     if f'{prefix}codebook' in state_dict:
         state_dict.setdefault(f'{prefix}started', torch.tensor(True))
 
@@ -217,7 +217,7 @@ class Teacher(nn.Module, ABC):
 
     @abstractmethod
     def patches(self, images: Tensor, positions: Tensor | None) -> list[Tensor]:
-        """As `forward`, of normalised images."""
+        """As `forward`, for normalised images."""
 
 
 @MODELS.register_module()
@@ -252,7 +252,7 @@ def patches_of(backbone: BEiTBackbone, images: Tensor, positions: Tensor | None)
 
 @MODELS.register_module()
 class CLIPTeacher(Teacher):
-    """The image encoder of a CLIP from transformers; each patch is projected to the common space of images and texts.
+    """The image encoder of a transformers CLIP model; each patch is projected to the common space of images and texts.
 
     Args:
         name: a folder, or a model such as 'openai/clip-vit-base-patch16', BEiT v2's teacher; weights in safetensors.
