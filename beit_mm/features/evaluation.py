@@ -29,14 +29,14 @@ from beit_mm.models.probe import attentive_classifier
 from beit_mm.positions import Grid
 
 CHUNK = 1024  # rows compared with the whole bank at a time, which bounds the memory
-ROWS = 65536  # rows of which a linear layer's gradient is computed at a time, for the same reason
-PENALTIES = (1e-1, 1e-2, 1e-3, 1e-4, 1e-5, 1e-6)  # of `fit_linear`, which are tried
-RIDGE_PENALTIES = [10.0**power for power in range(-2, 5)]  # of `ridge`, pixels in [0, 1]
+ROWS = 65536  # rows at a time when a linear layer's gradient is computed, for the same reason
+PENALTIES = (1e-1, 1e-2, 1e-3, 1e-4, 1e-5, 1e-6)  # tried in `fit_linear`
+RIDGE_PENALTIES = [10.0**power for power in range(-2, 5)]  # tried in `ridge`, for pixels in [0, 1]
 THUMBNAIL = (8, 8)  # pixels
-HELD_OUT = 0.1  # share of the labelled images by which a setting is chosen
-RATES, EPOCHS = (3e-3, 1e-2, 3e-2), (10, 40)  # of `choose_attentive`, which are tried
-PROBE_BATCH = 128  # images of a step of `fit_attentive`, at most an eighth of them
-MOST_HELD, HALF_FROM = 4 * 2**30, 2**30  # bytes of patches that are held; of float32 ones, from which on half are
+HELD_OUT = 0.1  # share of the labelled images that serve to choose a setting
+RATES, EPOCHS = (3e-3, 1e-2, 3e-2), (10, 40)  # tried in `choose_attentive`
+PROBE_BATCH = 128  # images per step of `fit_attentive`, at most an eighth of all
+MOST_HELD, HALF_FROM = 4 * 2**30, 2**30  # bytes: the most that is held; in float32, the most without half precision
 
 
 def evaluate_images(
@@ -53,9 +53,9 @@ def evaluate_images(
 ) -> dict[str, Any]:
     """Measures top-1 accuracy on labelled images: folders of class folders, or loaders of ImageFolders.
 
-    `method` is 'knn', see `knn_predict`, 'linear', see `choose_penalty`, or 'attentive', in one process, see
-    `choose_attentive`. Returns dict(top1=%, images=[training, validation], classes=number, right=[1 or 0 of each
-    validation image], and what the method chose).
+    `method` is 'knn' (see `knn_predict`), 'linear' (`choose_penalty`) or, in a single process, 'attentive'
+    (`choose_attentive`). Returns dict(top1=%, images=[training, validation], classes=number, right=[1 or 0 for each
+    validation image]) with what the method chose.
     """
     check_choice('method', method, ('knn', 'linear', 'attentive'))
 
@@ -90,14 +90,14 @@ def evaluate_images(
 def image_features(
     extractor: FeatureExtractor, loader: DataLoader, layer: int | None, kind: str
 ) -> tuple[Tensor, Tensor]:
-    """Features (N, C) and classes (N,) in the dataset's order, of all processes."""
+    """Features (N, C) and classes (N,) from all processes, in the dataset's order."""
     pooled, rows = [], []
     for batch in loader:
         pooled.append(extractor.features(batch['inputs'], [layer])[kind][:, 0])
         rows += [(sample.sample_idx, int(sample.gt_label)) for sample in batch['data_samples']]
     features = torch.cat(all_gather(torch.cat(pooled)))
     index, labels = torch.cat(all_gather(torch.tensor(rows, device=features.device))).unbind(1)
-    _, once = np.unique(index.cpu(), return_index=True)  # samplers repeat images to give each process as many
+    _, once = np.unique(index.cpu(), return_index=True)  # samplers repeat images so that all processes get equally many
     return features[once], labels[once]
 
 
@@ -119,10 +119,10 @@ def evaluate_patches(
     workers: int = 0,
     **options: int,
 ) -> dict[str, Any]:
-    """Measures the mean intersection over union of all pixels, classified by the features of their patches.
+    """Measures mean intersection over union, with pixels classified by the features of their patches.
 
-    `train` and `val` are each a `patch_dataset`, or its options. Returns dict(miou=%, iou=[% of each class, None where
-    it is neither there nor predicted], classes=names, images=[training, validation]), and the classifier's.
+    `train` and `val` are each a `patch_dataset`, or its options. Returns dict(miou=%, iou=[% of each class, None if it
+    is neither present nor predicted], classes=names, images=[training, validation]) with the classifier's settings.
 
     Source: facebookresearch/capi `eval_segmentation.py`.
     """
@@ -148,10 +148,10 @@ def patch_classifier(
     max_patches: int = 50_000,
     seed: int = 0,
 ) -> tuple[Callable[[Tensor], Tensor], dict[str, Any]]:
-    """Makes a classifier by standardised features of at most `max_patches` patches of a `patch_dataset`.
+    """Makes a classifier from standardised features of at most `max_patches` patches of a `patch_dataset`.
 
-    `method` is 'knn', see `knn_shares`, or 'linear', see `choose_penalty`. Returns a function, features (h, w, C) ->
-    scores (h, w, K), and dict(patches=in the bank, k), of 'linear' dict(patches, penalty, held_out).
+    `method` is 'knn' (see `knn_shares`) or 'linear' (`choose_penalty`). Returns a function, features (h, w, C) ->
+    scores (h, w, K), and dict(patches=number in the bank, k), for 'linear' dict(patches, penalty, held_out).
     """
     check_choice('method', method, ('knn', 'linear'))
     number, maps = len(dataset.metainfo['classes']), labelled_patches(extractor, dataset, layer, workers)
@@ -184,14 +184,14 @@ def labelled_patches(
     extractor: FeatureExtractor, dataset: SegmentationFolder, layer: int | None, workers: int
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """Features of patches, float32 (h, w, C), and label map, uint8 (H, W), of each image."""
-    generator = torch.Generator()  # a loader draws a seed: not from the generator of a training
+    generator = torch.Generator()  # a loader draws its seed here, not from a training's generator
     for sample in DataLoader(dataset, batch_size=None, num_workers=workers, generator=generator):
         features = extractor.features(sample['img'].permute(2, 0, 1)[None], [layer])
         yield features['patches'][0, 0], sample['gt_seg_map']
 
 
 def class_shares(labels: Tensor, grid: Grid, num_classes: int) -> Tensor:
-    """The share (h, w, K) that each class of a label map, uint8 (H, W), has of each patch's pixels."""
+    """The share of each patch's pixels that each class has, (h, w, K), by a label map, uint8 (H, W)."""
     rows, columns = (
         (torch.arange(side) * 2 + 1) * cells // (2 * side) for side, cells in zip(labels.shape, grid, strict=True)
     )
@@ -206,9 +206,9 @@ def class_shares(labels: Tensor, grid: Grid, num_classes: int) -> Tensor:
 def sample_patches(
     maps: Iterable[tuple[Tensor, Tensor]], num_classes: int, num_images: int, max_patches: int, seed: int = 0
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Draws, evenly from `num_images` images, patches of which at least half has a class.
+    """Draws patches, evenly from `num_images` images, at least half of whose pixels have a class.
 
-    Returns features (M, C), the classes' shares of their pixels (M, K), which add up to 1, and images' numbers (M,).
+    Returns features (M, C), shares of the classes (M, K), which add up to 1, and the number of each one's image (M,).
     """
     generator = torch.Generator().manual_seed(seed)
     per_image = -(-max_patches // num_images)  # rounded up
@@ -228,7 +228,7 @@ def sample_patches(
 
 
 def neighbours(features: Tensor, bank: Tensor, k: int) -> Iterator[tuple[Tensor, Tensor]]:
-    """Cosines (n, k), highest first, and rows (n, k) of the nearest of a bank, for n features at a time."""
+    """Yields cosines (n, k), highest first, and rows (n, k) of the nearest in a bank, for n features at a time."""
     bank = F.normalize(bank, dim=1)
     for chunk in F.normalize(features, dim=1).split(CHUNK):
         yield (chunk @ bank.T).topk(min(k, len(bank)), dim=1)
@@ -237,7 +237,7 @@ def neighbours(features: Tensor, bank: Tensor, k: int) -> Iterator[tuple[Tensor,
 def knn_votes(
     features: Tensor, bank: Tensor, labels: Tensor, num_classes: int, k: int = 20, temperature: float = 0.07
 ) -> Iterator[Tensor]:
-    """Votes (n, K) of the k nearest, with labels (M,), weighted by exp(cosine / temperature), for n features at a time.
+    """Yields votes (n, K) of the k nearest by `labels` (M,), weighted by exp(cosine / temperature), for n at a time.
 
     Source: facebookresearch/dino `eval_knn.py`.
     """
@@ -247,17 +247,17 @@ def knn_votes(
 
 
 def knn_predict(*arguments: Any, **options: Any) -> Tensor:
-    """Classes (N,) of features: those with most `knn_votes`, whose arguments it takes."""
+    """Classes (N,) with the most `knn_votes`; takes the same arguments."""
     return torch.cat([votes.argmax(dim=1) for votes in knn_votes(*arguments, **options)])
 
 
 def thumbnail(image: np.ndarray) -> np.ndarray:
-    """Pixels float64 (192,) in [0, 1] of an image uint8 (H, W, 3), resized to 8 x 8 pixels."""
+    """Pixels, float64 (192,) in [0, 1], of an image, uint8 (H, W, 3), resized to 8 x 8 pixels."""
     return resize_bicubic(image, THUMBNAIL).ravel() / 255.0
 
 
 def ridge(x: Tensor, y: Tensor, held_out: Tensor) -> Tensor:
-    """Classes of pixels float64 (N, P) by ridge regression on (M, P), its penalty by leave-one-out accuracy."""
+    """Classes of `held_out`, float64 (N, P), by ridge regression on x (M, P) with the best leave-one-out accuracy."""
     targets = F.one_hot(y).double()  # M, K
     mean, level = x.mean(dim=0), targets.mean(dim=0)
     u, scale, v = torch.linalg.svd(x - mean, full_matrices=False)  # M, R; R; R, P
@@ -294,12 +294,12 @@ def knn_shares(features: Tensor, bank: Tensor, targets: Tensor, k: int = 30) -> 
 
 
 def mean_and_std(bank: Tensor) -> tuple[Tensor, Tensor]:
-    """Of each channel of features (M, C)."""
+    """Mean and standard deviation of each channel of features (M, C)."""
     return bank.mean(dim=0), bank.std(dim=0, correction=0).clamp(min=1e-6)  # a channel may be the same everywhere
 
 
 def standardiser(bank: Tensor) -> Callable[[Tensor], Tensor]:
-    """A function that standardises each channel of features by the bank's."""
+    """Returns a function that standardises each channel of features by the bank's mean and deviation."""
     mean, std = mean_and_std(bank)
     return lambda features: (features - mean) / std
 
@@ -341,12 +341,12 @@ def choose_penalty(
     `images`, int64 (M,), has the image of each feature; `by_class` judges by the mean intersection over union instead
     of the accuracy. Returns the layer, and dict(penalty, held_out={penalty: % on the tenth}).
     """
-    names, image = images.unique(return_inverse=True)
-    held_out = torch.isin(image, draw_held_out(len(names), seed)[0].to(images.device))
+    numbers, image = images.unique(return_inverse=True)
+    held_out = torch.isin(image, draw_held_out(len(numbers), seed)[0].to(images.device))
     figures: dict[float, float] = {}
     layers: dict[float, nn.Linear] = {}
     layer = None
-    for penalty in PENALTIES:  # from the largest on: each fit begins with the last one's result
+    for penalty in PENALTIES:  # the largest first: each fit starts from the previous result
         layer = layers[penalty] = fit_linear(features[~held_out], targets[~held_out], num_classes, penalty, start=layer)
         counts = confusion(layer(features[held_out]).argmax(dim=1), targets[held_out], num_classes)
         figures[penalty] = 100 * (mean_iou(counts) if by_class else accuracy(counts))
@@ -355,15 +355,15 @@ def choose_penalty(
 
 
 def draw_held_out(number: int, seed: int) -> Sequence[Tensor]:
-    """The tenth of so many images by which a setting is chosen, and the rest."""
+    """Draws the tenth of `number` images that serves to choose a setting; returns its indices, and the rest."""
     order = torch.randperm(number, generator=torch.Generator().manual_seed(seed))
     return order.tensor_split([max(1, round(HELD_OUT * number))])
 
 
 def hold_patches(batches: Iterable[tuple[Tensor, Tensor]], number: int) -> tuple[Tensor, Tensor]:
-    """Features (M, P, C) and classes (M,) of `number` images in batches, or of those that fit, evenly spread.
+    """Features (M, P, C) and classes (M,) of `number` images in batches, or of as many as fit, evenly spread.
 
-    Batches are features (n, P, C) and classes (n,). Many patches are held in half precision.
+    Batches are features (n, P, C) and classes (n,). If they are large, patches are held in half precision.
     """
     held = torch.empty(0)
     labels: list[Tensor] = []
@@ -393,8 +393,8 @@ def choose_attentive(
     epochs, held_out={setting: % on the tenth}).
     """
     bank, labels = held
-    some = bank[:: -(-len(bank) // 256)]  # enough for the levels of channels
-    standardise = standardiser(some.flatten(0, 1).float())
+    sample = bank[:: -(-len(bank) // 256)]  # enough for mean and deviation
+    standardise = standardiser(sample.flatten(0, 1).float())
     for part in bank.split(PROBE_BATCH):
         part.copy_(standardise(part.float()))
     held_out, rest = (rows.to(bank.device) for rows in draw_held_out(len(bank), seed))
@@ -412,7 +412,7 @@ def choose_attentive(
 
 
 def attentive_seconds(held: tuple[Tensor, Tensor], num_classes: int) -> float:
-    """The time that `choose_attentive` takes at most, by that of an epoch."""
+    """Seconds that `choose_attentive` takes at most, estimated from one epoch."""
     begin = time.monotonic()
     fit_attentive(held, torch.arange(len(held[0]), device=held[0].device), num_classes, 1, RATES, 1)
     return (sum(EPOCHS) + max(EPOCHS)) * (time.monotonic() - begin)
@@ -427,9 +427,9 @@ def fit_attentive(
     epochs: int,
     seed: int = 0,
 ) -> list[nn.Module]:
-    """Trains an `attentive_classifier` at each rate by AdamW and half a cosine, all on the same batches.
+    """Trains an `attentive_classifier` at each rate with AdamW and half a cosine, all on the same batches.
 
-    It learns from these rows, int64 (m,), of the held patches (M, P, C) and classes (M,).
+    They learn from these rows, int64 (m,), of the held patches (M, P, C) and classes (M,).
     """
     (bank, labels), generator = held, torch.Generator().manual_seed(seed)
     dims, size = bank.shape[2], min(len(rows), max(16, min(PROBE_BATCH, len(rows) // 8)))
@@ -454,9 +454,9 @@ def fit_attentive(
 
 
 def confusion(predicted: Tensor, targets: Tensor, num_classes: int) -> Tensor:
-    """Counts float64 (K, K) on the CPU, by right and by predicted class, int64 of any shape.
+    """Counts, float64 (K, K) on the CPU, by true class and by `predicted`, int64 of any shape.
 
-    Targets are integers, ignored from `num_classes` on, or shares of classes (*shape, K).
+    Targets are integers, ignored if they are not below `num_classes`, or shares of classes (*shape, K).
     """
     if targets.is_floating_point():
         counts = targets.new_zeros(num_classes, num_classes, dtype=torch.float64)
@@ -472,7 +472,7 @@ def pixel_scores(scores: Tensor, size: tuple[int, int]) -> Tensor:
 
 
 def class_ious(counts: Tensor) -> Tensor:
-    """Intersection over union of each class (K,), nan of one that is neither there nor predicted."""
+    """Intersection over union of each class (K,); NaN if it is neither present nor predicted."""
     hit = counts.diagonal()
     return hit / (counts.sum(dim=0) + counts.sum(dim=1) - hit)
 
@@ -486,7 +486,7 @@ def accuracy(counts: Tensor) -> float:
 
 
 def check_same_classes(train: BaseDataset, val: BaseDataset) -> int:
-    """The number of classes, which two datasets must have in common."""
+    """Returns the number of classes; UserError if the two datasets differ in them."""
     classes, others = train.metainfo['classes'], val.metainfo['classes']
     if classes != others:
         found = f'the training images have {len(classes)} classes, the validation images {len(others)}'

@@ -30,7 +30,7 @@ from beit_mm.terminal import with_bar
 ImageInput: TypeAlias = str | Path | np.ndarray | Image.Image
 Device: TypeAlias = str | torch.device | None
 KINDS = ('mean', 'class_token', 'patches')
-CROP_RATIO = 0.875  # of the configs' test pipelines, which crop nothing from 384 pixels on
+CROP_RATIO = 0.875  # of the configs' test pipelines, which crop nothing at 384 pixels or more
 
 
 class ExistingPath(str):
@@ -38,12 +38,12 @@ class ExistingPath(str):
 
 
 class ImageReader:
-    """Reads images of any source and prepares them by the built transforms of a pipeline, of which the first loads."""
+    """Reads images from any source and prepares them with the built transforms of a pipeline; the first one loads."""
 
     def __init__(self, transforms: Sequence[Callable[[dict], dict]]):
         scale_decoding(transforms)
         self.loader, *steps = transforms
-        self.ours = isinstance(self.loader, (LoadImage, LoadBands))  # OpenMMLab's give BGR, and errors without the name
+        self.ours = isinstance(self.loader, (LoadImage, LoadBands))  # OpenMMLab's give BGR, and errors without a path
         self.prepare = Compose(steps)
         self.extensions = extensions_of(transforms)
 
@@ -75,18 +75,18 @@ class ImageReader:
         on_error: str = 'raise',
         return_images: bool = False,
     ) -> Iterator[dict[str, Any]]:
-        """Applies `compute` to images, a batch at a time when they are asked for.
+        """Applies `compute` to images lazily, one batch at a time.
 
         Args:
             images: a file, a folder (all its images, to any depth, sorted), an array uint8 (H, W, 3), **RGB**, a PIL
-                image, or a list of these. For a model of many bands: .tif or .npy files, and their values (H, W, C).
+                image, or a list of these. For a model of many bands: .tif or .npy files, or arrays (H, W, C).
             compute: gives one dict for each sample of the pipeline.
             batch_size: samples at a time.
             on_error: for an image that cannot be read: 'raise' ends the call, 'skip' yields dict(path, error).
             return_images: also yield `image`, uint8 (H, W, 3), RGB, or bands 1 to 3, see `LoadBands.as_rgb`.
 
         Yields:
-            For each image the dict with `path` added, None for an array or PIL image.
+            For each image its dict with `path` added, which is None for an array or PIL image.
 
         Raises:
             FileNotFoundError: no such file, or a folder without images.
@@ -135,7 +135,7 @@ def iterate_images(
 
 
 def usual_preparation(size: Sequence[int], backend: str) -> list[dict]:
-    """The steps after loading where no config has them: crop the middle, of `size` (height, width)."""
+    """The steps after loading if no config gives any: resize, and crop the middle to `size` (height, width)."""
     edge = max(size) if max(size) >= 384 else round(max(size) / CROP_RATIO)
     return [
         dict(type='ResizeEdge', scale=edge, edge='short', backend=backend, interpolation='bicubic'),
@@ -151,9 +151,9 @@ class FeatureExtractor:
         checkpoint: path, URL or name in `list_models` of a BEiT in any format, of any task; or a BEiTBackbone.
         device: such as 'cuda:1' or 'cpu'; None for a GPU, if there is one. A backbone stays where it is.
         size: of the prepared image in pixels: its side, or with `whole` its short side. None: the checkpoint's.
-        whole: take all of an image in its own shape, both sides a multiple of the patch, instead of its middle.
+        whole: take all of an image, both sides rounded to multiples of the patch, instead of its middle.
         mean, std: of each channel, pixels 0-255; None: the checkpoint's.
-        bands: settings of LoadBands, for a model of other images than RGB.
+        bands: settings of LoadBands, for a model of images other than RGB.
         max_pixels: of an image file, see LoadImage; None: its default.
 
     Attributes:
@@ -175,9 +175,9 @@ class FeatureExtractor:
         if isinstance(checkpoint, BEiTBackbone):
             self.checkpoint, self.backbone = 'the model', checkpoint
             self.device = next(checkpoint.parameters()).device
-            said = checkpoint.load_report.preprocessing if checkpoint.load_report else {}
+            recorded = checkpoint.load_report.preprocessing if checkpoint.load_report else {}
             own = checkpoint.state_dict()
-            levels, _ = normalisation_of(self.checkpoint, said, own, self.channels, mean=mean, std=std)
+            levels, _ = normalisation_of(self.checkpoint, recorded, own, self.channels, mean=mean, std=std)
         else:
             opened = Checkpoint.open(checkpoint, mean=mean, std=std)
             self.checkpoint = str(opened)
@@ -221,7 +221,7 @@ class FeatureExtractor:
         return twin
 
     def layer(self, layer: int | None) -> int:
-        """The number of a block, from 0; `layer` may count from the end; None: the last of the first two thirds."""
+        """The number of a block, from 0; `layer` may count from the end; None: the last in the first two thirds."""
         depth = self.backbone.num_layers
         return (2 * depth // 3 - 1) % depth if layer is None else block_indices(layer, depth)[0]
 
@@ -257,7 +257,7 @@ class FeatureExtractor:
         on_error: str = 'raise',
         return_images: bool = False,
     ) -> Iterator[dict[str, Any]]:
-        """Computes features of images, a batch at a time when they are asked for.
+        """Computes features of images lazily, one batch at a time.
 
         Args:
             images, batch_size, on_error, return_images: as ImageReader.results.
@@ -304,11 +304,11 @@ def embed(
     on_error: str = 'raise',
     **options: Any,
 ) -> dict[str, Any]:
-    """Computes features of images, as one array and, if asked, one file.
+    """Computes features of images, as one array and, if `out` is given, as one file.
 
     Args:
         checkpoint, device, options: as FeatureExtractor.
-        images, layer, batch_size, on_error: as its call.
+        images, layer, batch_size, on_error: as in its __call__.
         out: .npz file to write too, see `save_features`.
         kind: 'mean' of the patches, 'class_token', or 'patches'.
         progress: show a bar in a terminal.
@@ -343,7 +343,7 @@ def embed(
 def save_features(found: dict[str, Any], out: str | Path) -> None:
     """Writes what `embed` returns, without `skipped`, to an .npz file.
 
-    Patches of all images follow each other (sum of h * w, C); `grids` holds their (h, w).
+    The patches of all images are concatenated, (sum of h * w, C); `grids` holds each (h, w).
     """
     arrays = {name: np.array(found[name]) for name in ('checkpoint', 'kind', 'layer')}
     features = found['features']
