@@ -23,7 +23,7 @@ class CountsOnDevice(BaseDecodeHead):
     """Mixin before a decode head of mmseg: the same losses and accuracy, without a wait for the device.
 
     mmseg's accuracy selects pixels by a mask, and the host waits for their number. Here all pixels are compared, and a
-    mask decides which of them count. Some losses of mmseg wait: CrossEntropyLoss with `class_weight`,
+    mask decides which of them count. Some losses of mmseg still wait: CrossEntropyLoss with `class_weight`,
     `avg_non_ignore=True` or `use_sigmoid=True`, and OHEMPixelSampler.
     """
 
@@ -134,7 +134,7 @@ class SyncBN(nn.SyncBatchNorm):
     """torch's SyncBatchNorm; on a machine without an accelerator a BatchNorm2d is built instead.
 
     On a CPU each process uses the statistics of its own batches, and those of process 0 are saved. Args and checkpoints
-    are torch's, whose own layer raises there with several processes.
+    are as in torch, whose own layer fails on a CPU with several processes.
     """
 
     def __new__(cls, *args, **kwargs) -> nn.Module:

@@ -1,7 +1,7 @@
 """Segmentation by classifying masks, with plain Transformer blocks and no compiled operators.
 
-Learned queries stand before the patches of an image, and blocks mix both. Then each query gives a mask, and a class or
-"no object". In training, Hungarian matching decides which query answers for which class of the label map.
+Learned queries precede the patches of an image, and blocks mix both. Then each query gives a mask, and a class or "no
+object". In training, Hungarian matching decides which query stands for which class of the label map.
 
 Shapes: B images, Q queries, N tokens (queries, other prefix tokens, h*w patches), C channels, K classes, M objects (the
 classes of an image, with padding), P points, R pairs of a query and an object.
@@ -31,7 +31,7 @@ from beit_mm.registry import MODELS
 WEIGHTS = dict(loss_class=2.0, loss_mask=5.0, loss_dice=5.0)
 OVERSAMPLE, IMPORTANCE = 3, 0.75  # three quarters of the points are the least certain of three times as many
 NO_OBJECT = 0.1  # weight of this class in the cross-entropy
-IGNORED = -1  # label of what counts nowhere
+IGNORED = -1  # label of pixels that do not count
 
 Prediction = tuple[Tensor, Tensor]  # logits of masks (B, Q, 4h, 4w) and of classes (B, Q, K + 1)
 
@@ -47,20 +47,20 @@ class ChannelNorm(nn.LayerNorm):
 class MaskClassificationHead(BaseDecodeHead):
     """Predicts a mask and a class for each of a number of learned queries.
 
-    In training a query attends, in each block, of the patches only to those inside its own last mask. This masking ends
-    block by block, first block first, as the training goes on (`masking_probability`); inference is without it. So a
-    validation before the end of a training shows less than the weights are worth.
+    In training, of all patches, a query attends in each block only to those inside the last mask that it gave. This
+    masking ends block by block, from the first on, as training goes on (`masking_probability`); inference never masks.
+    So a validation before the end of a training underrates the weights.
 
     Args:
         in_channels: width C of the features.
         num_classes: K.
-        num_queries: Q; of an image with more classes the Q most frequent are learned.
+        num_queries: Q; if an image has more classes, its Q most frequent ones are learned.
         num_blocks: blocks that mix queries and patches.
         where: 'decoder': the head has these blocks itself, and takes feature maps of any backbone, which may be frozen;
             'backbone': they are the last blocks of the BEiTBackbone of a SlidingSegmentor, where queries are further
             prefix tokens, with the position bias of the class token.
         in_index: feature maps of a decoder; each gets a norm and a linear layer, then all are added.
-        num_points: P, at which the loss reads a mask.
+        num_points: P, number of points at which the loss reads a mask.
         ignore_index: as in mmseg.
     """
 
@@ -83,7 +83,7 @@ class MaskClassificationHead(BaseDecodeHead):
             in_channels,
             num_classes=num_classes,
             out_channels=num_classes,
-            threshold=math.inf if num_classes == 1 else None,  # nothing is above: the only class is everywhere
+            threshold=math.inf if num_classes == 1 else None,  # never exceeded: the only class is everywhere
             dropout_ratio=0,
             in_index=in_index,
             input_transform='multiple_select',
@@ -124,7 +124,7 @@ class MaskClassificationHead(BaseDecodeHead):
             return class_scores(masks, classes)
 
     def predictions(self, inputs: Sequence[Tensor]) -> list[Prediction]:
-        """The predictions in front of each block, in training only, and at the end the one after all."""
+        """The prediction after all blocks; in training, those before each block precede it."""
         x, grid, bias = self.sequence(inputs)  # B, N, C
         found = []
         for index, block in enumerate(self.joined or self.blocks):
@@ -178,7 +178,7 @@ class MaskClassificationHead(BaseDecodeHead):
             labels = labels.masked_fill(labels == self.ignore_index, IGNORED)
         images = torch.arange(batch, device=labels.device)
         objects, number = objects_of(labels, self.num_classes, num_queries)  # B, M; B
-        # Divisors are means over the processes: two learn what one learns on the joined batch.
+        # Divisors are means over the processes, so that two learn what one learns on the joint batch.
         num_pairs = number.sum().float()
         all_reduce(num_pairs, op='mean')
         divisor, class_divisor = num_pairs.clamp(min=1), num_pairs + NO_OBJECT * (batch * num_queries - num_pairs)
@@ -207,7 +207,7 @@ def upscaling(dims: int) -> list[nn.Module]:
 
 
 def exact(x: Tensor) -> Tensor:
-    """In float32 at least."""
+    """Converts a type that is narrower than float32 to float32."""
     return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
@@ -220,7 +220,7 @@ def class_scores(masks: Tensor, classes: Tensor) -> Tensor:
 
 
 def hidden_tokens(masks: Tensor, grid: Grid, num_tokens: int, probability: float) -> Tensor | None:
-    """The patches outside each query's mask, bool (B, Q, N), for queries that are drawn with `probability`."""
+    """True at patches outside each query's mask, bool (B, Q, N); each query is masked with this probability."""
     if probability == 0:
         return None
     with torch.no_grad():
@@ -244,14 +244,14 @@ def training_progress() -> float:
     """The share of the training that is done, the same after a resume."""
     hub = MessageHub.get_current_instance()
     step = hub.get_info('iter', 0) / max(hub.get_info('max_iters', 1), 1)
-    return min(hub.get_info('schedule_share', step), 1.0)  # schedule_share is there if the training ends by the clock
+    return min(hub.get_info('schedule_share', step), 1.0)  # schedule_share is set if the training ends by the clock
 
 
 # Objects, points and matching
 
 
 def objects_of(labels: Tensor, num_classes: int, most: int) -> tuple[Tensor, Tensor]:
-    """Classes in each image, int64 (B, M), the most frequent first, and how many of these there are, int64 (B,)."""
+    """Classes in each image, int64 (B, M), the most frequent first, and how many of them occur, int64 (B,)."""
     batch, rows = len(labels), num_classes + 1  # the last row counts what is ignored
     labels = labels.flatten(1).masked_fill(labels.flatten(1) == IGNORED, num_classes)
     index = (labels + rows * torch.arange(batch, device=labels.device)[:, None]).flatten()
@@ -262,21 +262,21 @@ def objects_of(labels: Tensor, num_classes: int, most: int) -> tuple[Tensor, Ten
 
 
 def targets_at(labels: Tensor, images: Tensor, objects: Tensor, points: Tensor) -> tuple[Tensor, Tensor]:
-    """The masks of the labels `objects`, int64 (R, M), in `images`, int64 (R,), of label maps (B, H, W).
+    """Reads the masks of the labels `objects`, int64 (R, M), in `images`, int64 (R,), of label maps (B, H, W).
 
-    They are read bilinearly at points (R, P, 2), x and y from 0 to 1. Returns them, (R, P, M), and whether a point
-    counts, 1 or 0 (R, P): not where a pixel that is read is ignored.
+    They are read bilinearly at points (R, P, 2), x and y from 0 to 1. Returns the values (R, P, M), and (R, P) whether
+    a point counts, 1 or 0: it does not if one of the pixels read is ignored.
     """
     height, width = labels.shape[1:]
-    right_of, below = points[..., 0] * width - 0.5, points[..., 1] * height - 0.5  # R, P: from the first pixel's centre
-    left, top = right_of.floor().long(), below.floor().long()
-    across, along = right_of - left, below - top
+    column, row = points[..., 0] * width - 0.5, points[..., 1] * height - 0.5  # R, P: from the first pixel's centre
+    left, top = column.floor().long(), row.floor().long()
+    x_share, y_share = column - left, row - top
     targets = points.new_zeros(*points.shape[:2], objects.shape[1])
-    counts = torch.ones_like(across, dtype=torch.bool)
+    counts = torch.ones_like(x_share, dtype=torch.bool)
     for right, down in ((0, 0), (1, 0), (0, 1), (1, 1)):
         x, y = left + right, top + down
         inside = (x >= 0) & (x < width) & (y >= 0) & (y < height)  # outside the image every mask is 0
-        weight = inside * (across if right else 1 - across) * (along if down else 1 - along)
+        weight = inside * (x_share if right else 1 - x_share) * (y_share if down else 1 - y_share)
         place = (images[:, None] * height + y.clamp(0, height - 1)) * width + x.clamp(0, width - 1)
         label = labels.flatten()[place]  # R, P
         targets += weight[..., None] * (label[..., None] == objects[:, None])
@@ -291,9 +291,9 @@ def logits_at(masks: Tensor, points: Tensor) -> Tensor:
 
 
 def matching_costs(prediction: Prediction, objects: Tensor, points: Tensor, targets: Tensor, counts: Tensor) -> Tensor:
-    """What it costs that a query answers for an object, (B, Q, M): the losses, with -p in the place of -log p.
+    """What it costs to match each query with each object, (B, Q, M): the losses, with -p in place of -log p.
 
-    `targets` (B, P, M) and `counts` (B, P) are of `targets_at` at the points (B, P, 2).
+    `targets` (B, P, M) and `counts` (B, P) are from `targets_at`, at the points (B, P, 2).
     """
     masks, classes = prediction
     logits = logits_at(masks, points)  # B, Q, P
@@ -310,10 +310,10 @@ def matching_costs(prediction: Prediction, objects: Tensor, points: Tensor, targ
 
 
 def assign(costs: Tensor, number: Tensor) -> Tensor:
-    """Pairs of queries and objects with the least sum of costs, by the Hungarian algorithm on the host.
+    """Pairs queries with objects at the least sum of costs, by the Hungarian algorithm on the host.
 
     Takes the costs (L, B, Q, M) of L predictions, and the `number` of objects, int64 (B,), after which columns are
-    padding. Returns int64 (L, 3, R): image, query and object of each pair. There is one transfer to the host.
+    padding. Returns int64 (L, 3, R): image, query and object of each pair. The host waits for one transfer.
     """
     from scipy.optimize import linear_sum_assignment  # takes a third of a second
 
@@ -329,7 +329,7 @@ def assign(costs: Tensor, number: Tensor) -> Tensor:
 
 
 def point_losses(masks: Tensor, labels: Tensor, images: Tensor, objects: Tensor, num_points: int) -> tuple[Tensor, ...]:
-    """Binary cross-entropy and dice loss (R,) of mask logits (R, h, w) of objects (R,), at points of their own."""
+    """Binary cross-entropy and dice loss (R,) of mask logits (R, h, w) of objects (R,), at points drawn for each."""
     masks = masks[:, None]  # R, 1, h, w
     with torch.no_grad():
         uncertain = int(IMPORTANCE * num_points)

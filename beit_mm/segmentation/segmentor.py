@@ -35,9 +35,9 @@ from beit_mm.models.provenance import backbone_of
 from beit_mm.precision import usable_dtype
 from beit_mm.registry import MODELS, TRANSFORMS
 
-MAX_LOGITS = 2**27  # numbers, 0.5 GB: for larger images (150 classes: above 0.9 MP) only labels are made
+MAX_LOGITS = 2**27  # numbers, 0.5 GB: larger images (150 classes: above 0.9 MP) get no full logits
 RATIOS = (0.5, 0.75, 1.0, 1.25, 1.5, 1.75)  # as in the released code
-ROWS = 256  # of class probabilities that are computed together
+ROWS = 256  # rows of an image whose class probabilities are computed together
 FLIPS = (False, True)
 
 
@@ -66,13 +66,13 @@ class BandsDataPreprocessor(SegDataPreProcessor):
 
 @MODELS.register_module()
 class SlidingSegmentor(EncoderDecoder):
-    """mmseg's EncoderDecoder with another inference, which takes images of any size in little memory.
+    """mmseg's EncoderDecoder with its own inference, which takes images of any size in little memory.
 
     The windows of all images of a batch go through the network together, padded with zeros to whole patches (with a
     pyramid, to whole cells of its coarsest level). A `data_preprocessor` with neither one nor three means becomes a
     BandsDataPreprocessor.
 
-    Args: as EncoderDecoder. `test_cfg` has, beside mmseg's mode='slide',
+    Args: as EncoderDecoder. `test_cfg` has, besides mmseg's mode='slide',
         crop_size, stride: of the windows in pixels (height, width); a smaller image is one window.
         precision: 'bfloat16' (the default), 'float16' or 'float32' for the network at inference; logits are always
             summed in float32.
@@ -102,7 +102,7 @@ class SlidingSegmentor(EncoderDecoder):
         backbone, head = backbone_of(self.backbone), self.decode_head
         x, grid, bias = backbone.embed(inputs, None)
         x = backbone.run_blocks(backbone.blocks[: -head.num_blocks], x, grid, bias)  # B, N, C
-        if bias is not None:  # of all blocks: with the queries
+        if bias is not None:  # for all blocks, and for the queries too
             bias = backbone.rel_pos_bias(grid, bias.dtype, head.num_queries + backbone.num_prefix_tokens)
         return x, grid, bias
 
@@ -121,7 +121,7 @@ class SlidingSegmentor(EncoderDecoder):
         return logits[0].unsqueeze(0) if len(logits) == 1 else torch.stack(logits)  # a single image is not copied
 
     def slide(self, views: Sequence[View]) -> Iterator[Tensor]:
-        """Yields the logits of each view, float32 (C, H, W): at each pixel the mean of its windows, resized.
+        """Yields the logits of each view, float32 (C, H, W): at each pixel the mean of the windows over it, resized.
 
         A view that is smaller than a window is a window of its own size.
         Source: mmseg `EncoderDecoder.slide_inference` and `postprocess_result`.
@@ -169,7 +169,7 @@ class SlidingSegmentor(EncoderDecoder):
         large = classes > 1 and len(sizes) == 1 and classes * math.prod(*sizes) > MAX_LOGITS
         if changed or not large:
             samples = super().postprocess_result(seg_logits, data_samples)
-            if self.gives_probabilities:  # `confidence_of` takes what is there for logits
+            if self.gives_probabilities:  # `confidence_of` would treat them as logits
                 for sample in samples:
                     scores = sample.seg_logits.data
                     if classes == 1:  # mmseg has taken its sigmoid
@@ -208,13 +208,13 @@ def strip_height(classes: int, width: int) -> int:
 
 
 def highest_probability(logits: Tensor) -> Tensor:
-    """The probability (H, W) of the most likely class, by logits (C, H, W)."""
+    """The probability (H, W) of the most likely class, from logits (C, H, W)."""
     strips = logits.split(strip_height(len(logits), logits.shape[2]), dim=1)
     return torch.cat([(strip.amax(dim=0) - strip.logsumexp(dim=0)).exp() for strip in strips])
 
 
 def share_of_highest(probabilities: Tensor) -> Tensor:
-    """The probability (H, W) of the most likely class, by (C, H, W), which mask queries can add up to more than 1."""
+    """The probability (H, W) of the most likely class, from (C, H, W), whose sum can exceed 1 with mask queries."""
     return probabilities.amax(dim=0) / probabilities.sum(dim=0).clamp(min=1)
 
 
@@ -229,7 +229,7 @@ def confidence_of(sample: SegDataSample) -> Tensor:
 
 
 def probability_of(label: Tensor, second: Tensor) -> Tensor:
-    """The probability (H, W) of labels 0 and 1, by that of the second class; both are (1, H, W)."""
+    """The probability (H, W) of labels 0 and 1, from that of the second class; both are (1, H, W)."""
     return torch.where(label > 0, second, 1 - second)[0]
 
 
@@ -290,7 +290,7 @@ def window_matrix(
     align_corners: bool,
     device: torch.device,
 ) -> tuple[slice, Tensor]:
-    """What window `index`, with `padding` after it, adds along one axis: the pixels, a matrix (pixels, resolution)."""
+    """What window `index`, padded at its end, adds along one axis: which pixels, and a matrix (pixels, resolution)."""
     start, stop = intervals[index]
     length = intervals[-1][1]
     coverage = torch.zeros(length)
@@ -339,7 +339,7 @@ class MultiScaleViews:
     """
 
     def __init__(self, short_side: int, crop_size: tuple[int, int], ratios: Sequence[float] = RATIOS):
-        # The longer side of the window is safe for wide and for high images.
+        # The longer side of the window is safe for wide and for tall images.
         self.short_sides = Counter(max(int(short_side * ratio), *crop_size) for ratio in ratios)
         self.pack = PackSegInputs()
 
@@ -391,12 +391,12 @@ class MultiScaleTTA(BaseTTAModel):
         return samples
 
     def probabilities(self, views: Sequence[View], weights: Sequence[Sequence[int]]) -> Iterator[Tensor]:
-        """Yields the class probabilities (C, H, W) of each image; `views` are its sizes, each also flipped."""
+        """Yields the class probabilities (C, H, W) of each image; `views` holds its sizes, each also flipped."""
         logits = self.module.slide(views)
         for weights_of_image in weights:
             mean: Any = 0.0
             for weight in (weight for weight in weights_of_image for _ in FLIPS):
-                view = next(logits)  # C, H, W: with 150 classes it has gigabytes, so all is done in place
+                view = next(logits)  # C, H, W: with 150 classes it takes gigabytes, so all is done in place
                 if not self.module.gives_probabilities:
                     for rows in view.split(ROWS, dim=1):
                         rows.copy_(rows.sigmoid() if len(view) == 1 else rows.softmax(dim=0))
