@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
-LEFTOVER = re.compile(r'.+\.[0-9a-f]{8}\.part')  # of a process that was killed while it wrote
+LEFTOVER = re.compile(r'.+\.[0-9a-f]{8}\.part')  # left by a process that was killed while it wrote
 
 
 def file_sha256(path: str | Path) -> str:

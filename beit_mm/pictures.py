@@ -197,7 +197,7 @@ def attention_of_image(
     """What points of an image file attend to, in every head of a layer.
 
     Args:
-        extractor: of any BEiT or plain ViT, with `whole=True`.
+        extractor: for any BEiT or plain ViT, with `whole=True`.
         points: see `patch_at`.
         layer: block, 0-based, negative from the end.
 

@@ -76,7 +76,7 @@ def bias_from_table(
     Args:
         table: (num_relative_positions(table_grid), heads).
         table_grid, grid: patch grids (h, w) of the table and of the input.
-        dtype: of the bias; None: the table's.
+        dtype: type of the bias; None: the table's.
         num_prefix: tokens before the patches.
 
     Returns (1, heads, N, P), where N = num_prefix + h*w and P is N rounded up to a multiple of ALIGNMENT, with padding

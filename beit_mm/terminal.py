@@ -148,7 +148,7 @@ def mistake(error: BaseException) -> str | None:
         return f'no registry has the type {missing[1]!r}'
     if isinstance(error, TypeError) and re.search('unexpected keyword argument|takes no arguments', str(error)):
         frames = [frame.f_code.co_name for frame, _ in traceback.walk_tb(error.__traceback__)]
-        while frames and frames[-1] == '__init__':  # constructors that hand the arguments on
+        while frames and frames[-1] == '__init__':  # constructors that pass the arguments on
             frames.pop()
         return str(error) if frames and frames[-1] in BUILDERS else None  # otherwise a bug in a constructor
     if type(error).__name__ == 'OutOfMemoryError' or 'DefaultCPUAllocator' in str(error):  # torch's, on a GPU and a CPU

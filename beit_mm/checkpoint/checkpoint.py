@@ -245,8 +245,8 @@ def fit_weights(
     """Fits a state dict to a backbone's names and shapes; returns the tensors and a report.
 
     Args:
-        state_dict: of a model or a backbone, in any format.
-        own, grid, num_heads, interpolate_mode: of the backbone; `own` is its state dict.
+        state_dict: state dict of a model or a backbone, in any format.
+        own, grid, num_heads, interpolate_mode: the backbone's; `own` is its state dict.
         origin: what `Checkpoint.state_dict` records about the file; None for a bare state dict.
 
     Raises CheckpointError, whose message lacks the path.

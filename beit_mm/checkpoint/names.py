@@ -384,7 +384,7 @@ def _fit_plain_vit(weights: Weights, dropped: list[str], grid: Grid | None) -> N
     if mask_token is not None and mask_token.shape[-1] == dims:
         weights['backbone.mask_token'] = mask_token.view(1, 1, dims)
     elif mask_token is not None:
-        dropped.append('backbone.mask_token')  # of MAE's decoder
+        dropped.append('backbone.mask_token')  # it belongs to MAE's decoder
     pools = any(name.startswith('backbone.attn_pool.') for name in dropped)
     for name in [name for name in weights if name.startswith('head.fc.')]:
         # DINO has a network here, DINOv2's classifiers read class token and mean, others read what attention pools

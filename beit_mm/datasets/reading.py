@@ -300,7 +300,7 @@ class LoadBands(BaseTransform):
         bands: bands of the file, counted from 0, in the order that the model sees; None: all.
         low, high: values in the file that become 0 and 255, for all bands or for each; the result is float32. None: the
             files hold uint8, which stays as it is. `tools/datasets/band_statistics.py` prints both.
-        max_pixels: as LoadImage.
+        max_pixels: as in LoadImage.
 
     Raises:
         UnreadableImageError: the file cannot be read, or its bands or values do not fit these settings.

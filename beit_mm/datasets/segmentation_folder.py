@@ -46,7 +46,7 @@ class SegmentationFolder(UnlabeledImages):
         seg_map_suffix: replaces the extension of the image in the name of its label map, e.g. '_mask.png'.
         label_values: the number of each class in the label maps, if it is not its index in `classes`; pixels with other
             numbers are ignored.
-        ann_file, on_error, kwargs: as UnlabeledImages; an unreadable label map is treated as an unreadable image.
+        ann_file, on_error, kwargs: as in UnlabeledImages; an unreadable label map is treated as an unreadable image.
     """
 
     def __init__(

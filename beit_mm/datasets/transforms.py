@@ -76,7 +76,7 @@ class TwoViewRandomResizedCrop(TwoViews):
     """One random box and one random horizontal flip for both views.
 
     Args:
-        size, second_size: as TwoViews.
+        size, second_size: as in TwoViews.
         scale: smallest and largest area of the box as a fraction of the image area.
         ratio: smallest and largest width / height of the box.
         flip_prob: probability of the flip.
@@ -104,7 +104,7 @@ class TwoViewRandomResizedCrop(TwoViews):
 
 @TRANSFORMS.register_module()
 class RandomResizedCrop(TwoViewRandomResizedCrop):
-    """The same crop for classification: a single view, which replaces `img`. Args as TwoViewRandomResizedCrop."""
+    """The same crop for classification: a single view, which replaces `img`. Args: TwoViewRandomResizedCrop's."""
 
     def __init__(self, size: Size = 224, **options) -> None:
         super().__init__(size, second_size=None, **options)
@@ -118,7 +118,7 @@ class RandomResizedCrop(TwoViewRandomResizedCrop):
 
 @TRANSFORMS.register_module()
 class TwoViewCenterCrop(TwoViews):
-    """The largest centred box with the aspect ratio of `size`, for validation. Args as TwoViews."""
+    """The largest centred box with the aspect ratio of `size`, for validation. Args: as in TwoViews."""
 
     def draw(self, height: int, width: int) -> tuple[Box, bool]:
         ratio = self.size[1] / self.size[0]

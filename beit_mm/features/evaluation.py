@@ -289,7 +289,7 @@ def linear_predict(features: Tensor, bank: Tensor, labels: Tensor, num_classes: 
 
 
 def knn_shares(features: Tensor, bank: Tensor, targets: Tensor, k: int = 30) -> Tensor:
-    """Scores (N, K): the mean over the k nearest neighbours of their classes' shares, `targets` (M, K)."""
+    """Scores (N, K): the mean over the k nearest neighbours of their class shares, `targets` (M, K)."""
     return torch.cat([targets[nearest].mean(dim=1) for _, nearest in neighbours(features, bank, k)])
 
 

@@ -150,11 +150,11 @@ class FeatureExtractor:
     Args:
         checkpoint: path, URL or name in `list_models` of a BEiT in any format, of any task; or a BEiTBackbone.
         device: such as 'cuda:1' or 'cpu'; None for a GPU, if there is one. A backbone stays where it is.
-        size: of the prepared image in pixels: its side, or with `whole` its short side. None: the checkpoint's.
+        size: side of the prepared image in pixels, or with `whole` its short side; None: the checkpoint's.
         whole: take all of an image, both sides rounded to multiples of the patch, instead of its middle.
-        mean, std: of each channel, pixels 0-255; None: the checkpoint's.
+        mean, std: one number for all channels or for each, pixels 0-255; None: the checkpoint's.
         bands: settings of LoadBands, for a model of images other than RGB.
-        max_pixels: of an image file, see LoadImage; None: its default.
+        max_pixels: limit for an image file, see LoadImage; None: its default.
 
     Attributes:
         mean, std: float (C, 1, 1), of pixels 0-255.
@@ -260,7 +260,7 @@ class FeatureExtractor:
         """Computes features of images lazily, one batch at a time.
 
         Args:
-            images, batch_size, on_error, return_images: as ImageReader.results.
+            images, batch_size, on_error, return_images: as in ImageReader.results.
             kinds: which to return.
             layers: block, 0-based, negative from the end; None: see `layer`. Several add a first axis to each result.
 
@@ -307,7 +307,7 @@ def embed(
     """Computes features of images, as one array and, if `out` is given, as one file.
 
     Args:
-        checkpoint, device, options: as FeatureExtractor.
+        checkpoint, device, options: as in FeatureExtractor.
         images, layer, batch_size, on_error: as in its __call__.
         out: .npz file to write too, see `save_features`.
         kind: 'mean' of the patches, 'class_token', or 'patches'.

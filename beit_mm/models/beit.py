@@ -283,7 +283,7 @@ class PatchHead(BaseModule):
         return {name: torch.where(counts, values, 0).sum() / number for name, values in compared.items()}
 
     def predict(self, hidden: Tensor, targets: Tensor, positions: Tensor | None) -> dict[str, Tensor]:
-        """Sums (B,) over the patches of each image, and the `count` of these; Args as `loss`."""
+        """Sums (B,) over the patches of each image, and the `count` of these; Args as in `loss`."""
         counts = torch.ones(hidden.shape[:2], device=hidden.device) if positions is None else (positions >= 0).float()
         sums = {name: (values * counts).sum(1) for name, values in self.compare(hidden, targets).items()}
         return dict(sums, count=counts.sum(1))

@@ -25,7 +25,7 @@ class BEiTV2Pretrainer(BEiTPretrainer):
     Args:
         early_layers: number of blocks before the patches are taken (released: 9 of 12 base, 21 of 24 large).
         aggregation_layers: number of additional blocks.
-        **options: as BEiTPretrainer.
+        **options: as in BEiTPretrainer.
 
     Source: BEiT v2 (arXiv 2208.06366) section 2.3; microsoft/unilm `beit2/modeling_pretrain.py`,
     `VisionTransformerForMaskedImageModelingCLS` with a shared head.

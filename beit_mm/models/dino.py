@@ -38,7 +38,7 @@ class DINOPretrainer(BEiTPretrainer):
     Args:
         backbone: config of a BEiTBackbone with out_type 'raw'; it gets a mask token if there is a head.
         dino_head: config of a DINOHead.
-        head, target_generator, init_cfg: as BEiTPretrainer; None for DINO alone.
+        head, target_generator, init_cfg: as in BEiTPretrainer; None for DINO alone.
         data_preprocessor: config of a MultiCropDataPreprocessor.
         dino_weight: factor of DINO's loss.
         dino_on_masked: take the student's class token of the first global crop from the masked pass instead of a

@@ -140,7 +140,7 @@ class Attention(nn.Module):
         return self.proj(x.transpose(1, 2).flatten(2))  # B, K, C
 
     def attention_scores(self, x: Tensor, grid: Grid, shared_bias: Tensor | None, queries: Tensor | None) -> Tensor:
-        """Input of the softmax, (B, heads, K, N); Args as forward."""
+        """Input of the softmax, (B, heads, K, N); Args as in forward."""
         q, k, _ = self._qkv(x, queries)
         return _attention_scores(q, k, self._bias(grid, x.shape[1], shared_bias, queries, q.dtype))
 

@@ -20,7 +20,7 @@ from .segmentor import bilinear_matrix
 
 
 class CountsOnDevice(BaseDecodeHead):
-    """Mixin before a decode head of mmseg: the same losses and accuracy, without a wait for the device.
+    """Mixin before a decode head of mmseg: the same losses and accuracy, without waiting for the device.
 
     mmseg's accuracy selects pixels by a mask, and the host waits for their number. Here all pixels are compared, and a
     mask decides which of them count. Some losses of mmseg still wait: CrossEntropyLoss with `class_weight`,
@@ -61,7 +61,7 @@ class EfficientUPerHead(CountsOnDevice, decode_heads.UPerHead):
     The 3 x 3 convolution over that concatenation is more than half of the arithmetic of a base model. Here each coarse
     level is multiplied by the nine positions of the kernel at its own resolution, then resized and shifted.
 
-    Args: as UPerHead; state dicts are the same. Training is mmseg's, with the losses of CountsOnDevice.
+    Args: as in UPerHead; state dicts are the same. Training is mmseg's, with the losses of CountsOnDevice.
     """
 
     def forward(self, inputs: list[Tensor]) -> Tensor:
@@ -117,7 +117,7 @@ class EfficientSETRUPHead(SETRUPHead):
     mmseg resizes its logits bilinearly to the image or the label map. If that is the size after the last resizing, as
     in training and in SlidingSegmentor, the result is SETRUPHead's.
 
-    Args: as SETRUPHead; state dicts are the same. Source: the order of SETR's own VisionTransformerUpHead.
+    Args: as in SETRUPHead; state dicts are the same. Source: the order of SETR's own VisionTransformerUpHead.
     """
 
     def forward(self, inputs: list[Tensor]) -> Tensor:

@@ -40,10 +40,10 @@ class VQKDTokenizer(base.Tokenizer):
 
     Args:
         checkpoint: a path or a URL: a released file, mmpretrain's vqkd_encoder.pth, or a checkpoint of a VQKD.
-        precision: of the encoder: 'fp16' (fp32 on a CPU, as in the original), 'bf16' or 'fp32'. Later layers are fp32.
+        precision: the encoder's: 'fp16' (fp32 on a CPU, as in the original), 'bf16' or 'fp32'. Later layers are fp32.
         random_weights: use seeded random weights instead of a file, only for smoke runs.
         sha256: expected hash of the file.
-        arch, img_size, patch_size: of the encoder, as BEiTBackbone.
+        arch, img_size, patch_size: the encoder's, as in BEiTBackbone.
         vocab_size, code_dims: number of visual tokens, and width of the codebook.
         pixel_decoder: `hidden`, `width` and `bottleneck_blocks` of a ConvDecoder, for pictures.
 

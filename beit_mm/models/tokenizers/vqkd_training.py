@@ -225,7 +225,7 @@ class BEiTTeacher(Teacher):
     """A BEiT or plain ViT of any format.
 
     Args:
-        checkpoint: a file, the folder of a run or a name, as `Checkpoint.open` takes.
+        checkpoint: a file, the folder of a run or a name, as in `Checkpoint.open`.
         layer: block or blocks, 0-based, negative from the end; the last block is followed by the norm, if there is one.
         mean, std: a number for each channel of its images, 0-255; None: see `checkpoint.normalisation_of`.
     """
