@@ -30,7 +30,7 @@ WORKER = re.compile(r'Caught \S+ in DataLoader worker process[\s\S]*\n\S+: (?=.*
 UNKNOWN_TYPE = re.compile(r"[\"']?(\S+) is not in the .+? registry")  # the message of mmengine's registries
 LOST = re.compile('gloo.*(by peer|Broken pipe)')  # the process at the other end is gone
 SECONDS_TO_BE_ENDED = 3.0
-LESS_MEMORY = 'A smaller batch needs less: --cfg-options train_dataloader.batch_size=... (in tests test_dataloader)'
+LESS_MEMORY = 'A smaller batch needs less: --cfg-options train_dataloader.batch_size=... (test_dataloader in tests)'
 BUILDERS = ('build_from_cfg', 'build_scheduler_from_cfg')  # mmengine's
 
 
@@ -126,7 +126,7 @@ def run(main: Callable[[], None]) -> None:
         print('stopped', file=sys.stderr)
         sys.exit(130)
     except Exception as error:
-        if LOST.search(str(error)):  # the launcher ends this process first, so the real cause is printed last
+        if LOST.search(str(error)):  # meanwhile the launcher ends this process, so the real cause is printed last
             time.sleep(SECONDS_TO_BE_ENDED)
         if (message := message_for_user(error)) is None:
             raise
@@ -152,7 +152,7 @@ def mistake(error: BaseException) -> str | None:
             frames.pop()
         return str(error) if frames and frames[-1] in BUILDERS else None  # otherwise a bug in a constructor
     if type(error).__name__ == 'OutOfMemoryError' or 'DefaultCPUAllocator' in str(error):  # torch's, on a GPU and a CPU
-        return f'{". ".join(str(error).split(". ")[:2])}. {LESS_MEMORY}, --batch of pretrain and finetune'
+        return f'{". ".join(str(error).split(". ")[:2])}. {LESS_MEMORY}, or --batch of pretrain and finetune'
     if 'more than 1 value per channel when training' in str(error):  # a pool of 1 x 1 in UperNet
         return 'BatchNorm needs two images in every batch: train_dataloader.batch_size=2 or more, --batch of finetune'
     if isinstance(error, RuntimeError) and 'EADDRINUSE' in str(error):  # torch.distributed's DistNetworkError too

@@ -51,7 +51,7 @@ class Conversion(NamedTuple):
     """What `convert_checkpoint` did."""
 
     source: str  # its format
-    task: str  # as `names.task_of`, or 'tokenizer'
+    task: str  # one of `names.task_of`, or 'tokenizer'
     tensors: int  # how many were written
     dropped_keys: list[str]  # names in the source that have no place in the target
     notes: list[str]  # messages for the user

@@ -50,7 +50,7 @@ def locate_weights(source: str, advice: str) -> Path:
             return found[0]
         raise FileNotFoundError(f'weight file not found: looked for {", ".join(map(str, places))}.\n{advice}')
     folder, places = os.environ.get(WEIGHTS_VARIABLE), places_of_url(source)
-    reason = ''  # known to the first process of a node only
+    reason = ''  # known only to the first process of a node
     first_of_node = int(os.environ.get('LOCAL_RANK', dist.get_rank())) == 0
     if first_of_node and not any(place.is_file() for place in places):
         try:

@@ -61,7 +61,7 @@ class MemberPath(str):
 
     archive: str  # path of an uncompressed archive
     offset: int  # first byte of the image
-    length: int  # bytes of the image
+    length: int  # number of bytes of the image
 
     def __new__(cls, path: str, archive: str, offset: int, length: int) -> 'MemberPath':
         self = super().__new__(cls, path)
@@ -82,7 +82,7 @@ class LoadImage(BaseTransform):
     that OpenMMLab's own inferencers pass.
 
     Args:
-        max_pixels: largest width x height of an image and of its label map; a larger file is refused by its header.
+        max_pixels: largest width x height of an image or label map; a larger file is refused once its header is read.
         scaled: decode a JPEG of more than a megapixel at 1/2, 1/4 or 1/8 of its size where the next transform needs no
             more, see `scale_decoding`.
         cache_bytes: memory in each reading process for the first images that fit, decoded to at most a megapixel.

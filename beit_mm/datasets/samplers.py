@@ -121,7 +121,7 @@ class RepeatedAugmentationSampler(SeededSampler):
     """Deals `num_repeats` copies of each shuffled image in a row to the ranks in turn, each augmented differently.
 
     A copy is `SampleKey(seed, epoch * num_repeats + copy, index)`. An epoch has len // 256 * 256 samples (all, if there
-    are fewer than 256), so with three copies it shows a third of the images. `seed`: as SeededSampler.
+    are fewer than 256), so with three copies it shows a third of the images. `seed`: as in SeededSampler.
 
     Source: facebookresearch/deit `samplers.py`; the released BEiT does not use it.
     """

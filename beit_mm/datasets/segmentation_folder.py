@@ -18,7 +18,7 @@ from beit_mm.registry import DATASETS, TRANSFORMS
 
 IGNORE_INDEX = 255  # label of pixels that do not count, as in mmseg
 NUMBERS, COLOURS = ('1', 'L', 'P', 'I', 'I;16'), ('1', 'L', 'LA', 'P', 'PA', 'RGB', 'RGBA')  # Pillow's image modes
-NUM_NAMED = 8  # colours in a message
+NUM_NAMED = 8  # most colours that a message names
 # Okabe and Ito's colours without black; each further one is the most unlike all before, also for the red-green blind
 SEEN_BY_ALL = (
     (230, 159, 0), (86, 180, 233), (0, 158, 115), (240, 228, 66), (0, 114, 178), (213, 94, 0), (204, 121, 167),
@@ -139,7 +139,7 @@ def class_line(name: str) -> str:
 
 def distinct_colours(number: int) -> list[list[int]]:
     """Colours [red, green, blue], 0-255, always the same; the first 20 differ for the red-green blind too."""
-    golden_ratio = (5**0.5 - 1) / 2  # each step of this fraction of the colour circle falls into a largest gap
+    golden_ratio = (5**0.5 - 1) / 2  # each step by this fraction of the colour circle lands in one of the largest gaps
     colours = [[*colour] for colour in SEEN_BY_ALL[:number]]
     for index in range(len(colours), number):
         saturation, value = (1, 0.5)[index // 3 % 2], (1, 0.75, 0.5)[index % 3]

@@ -295,7 +295,7 @@ def knn_shares(features: Tensor, bank: Tensor, targets: Tensor, k: int = 30) -> 
 
 def mean_and_std(bank: Tensor) -> tuple[Tensor, Tensor]:
     """Mean and standard deviation of each channel of features (M, C)."""
-    return bank.mean(dim=0), bank.std(dim=0, correction=0).clamp(min=1e-6)  # a channel may be the same everywhere
+    return bank.mean(dim=0), bank.std(dim=0, correction=0).clamp(min=1e-6)  # a channel may be constant
 
 
 def standardiser(bank: Tensor) -> Callable[[Tensor], Tensor]:

@@ -118,7 +118,7 @@ class BEiTPretrainer(BaseModel):
         """Visual tokens (B, K), or features or pixels (B, K, P), at the positions; None: of all patches."""
         if self.target_generator is None:
             if not isinstance(self.head, PixelRegressionHead):
-                raise UserError(f'{type(self.head).__name__} predicts visual tokens; set target_generator')
+                raise UserError(f'{type(self.head).__name__} does not predict pixels; set target_generator')
             pixels = F.pixel_unshuffle(inputs['images'], self.head.patch_size).flatten(2).mT  # B, h*w, P
             return pixels if positions is None else take_tokens(pixels, positions.clamp(min=0))
         return self.target_generator.targets(inputs, positions)
@@ -249,7 +249,7 @@ class PatchHead(BaseModule):
     """A linear layer, which the attribute `layer` names, on the hidden states (..., embed_dims) of patches."""
 
     layer: str
-    predicts = 'pixels'  # or what TargetGenerator.gives
+    predicts = 'pixels'  # or a value of TargetGenerator.gives
 
     def __init__(self, embed_dims: int, outputs: int, init_cfg: dict | None):
         super().__init__(init_cfg)

@@ -378,7 +378,7 @@ class BEiTBackbone(BaseModule):
             images: (B, 3, H, W) normalised.
             mask: bool (B, h, w), True (or 1) = replaced by the mask token; needs `masked_input=True`.
             positions: int64 (B, K) patches, -1 = padding. Then the outputs are (B, K, C), with a class token or
-                register at padding, and the last of `out_indices` computes only these. Needs out_type 'raw'.
+                register at padding, and the last block that runs computes only these. Needs out_type 'raw'.
         """
         if mask is not None and self.mask_token is None:
             raise UserError('BEiTBackbone got a mask but has no mask token; set masked_input=True')

@@ -57,7 +57,7 @@ class MaskClassificationHead(BaseDecodeHead):
         num_queries: Q; if an image has more classes, its Q most frequent ones are learned.
         num_blocks: blocks that mix queries and patches.
         where: 'decoder': the head has these blocks itself, and takes feature maps of any backbone, which may be frozen;
-            'backbone': they are the last blocks of the BEiTBackbone of a SlidingSegmentor, where queries are further
+            'backbone': they are the last blocks of the BEiTBackbone of a SlidingSegmentor, where queries are added
             prefix tokens, with the position bias of the class token.
         in_index: feature maps of a decoder; each gets a norm and a linear layer, then all are added.
         num_points: P, number of points at which the loss reads a mask.
@@ -93,8 +93,8 @@ class MaskClassificationHead(BaseDecodeHead):
         )
         check_choice('where', where, ('decoder', 'backbone'))
         self.where, self.num_blocks, self.num_queries, self.num_points = where, num_blocks, num_queries, num_points
-        self.conv_seg = None  # mmseg's classifier of pixels
-        self.joined: list[nn.Module] = []  # blocks of the backbone, whose parameters are not the head's
+        self.conv_seg = None  # not used: mmseg's classifier of pixels
+        self.joined: list[nn.Module] = []  # blocks of the backbone, in a list: the head does not own their parameters
         self.with_cp, dims = False, in_channels
         if where == 'decoder':
             self.laterals = nn.ModuleList(

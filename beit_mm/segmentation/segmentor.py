@@ -69,8 +69,8 @@ class SlidingSegmentor(EncoderDecoder):
     """mmseg's EncoderDecoder with its own inference, which takes images of any size in little memory.
 
     The windows of all images of a batch go through the network together, padded with zeros to whole patches (with a
-    pyramid, to whole cells of its coarsest level). A `data_preprocessor` with neither one nor three means becomes a
-    BandsDataPreprocessor.
+    pyramid, to whole cells of its coarsest level). A `data_preprocessor` whose `mean` has neither one nor three
+    numbers becomes a BandsDataPreprocessor.
 
     Args: as in EncoderDecoder. `test_cfg` has, besides mmseg's mode='slide',
         crop_size, stride: size and distance of the windows in pixels (height, width); a smaller image is one window.

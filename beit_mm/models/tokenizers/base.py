@@ -124,7 +124,7 @@ class CodebookTokenizer(Tokenizer):
 
     @torch.no_grad()
     def encode_at(self, images: Tensor, positions: Tensor) -> Tensor:
-        # The output layer runs only at the positions: for DALL-E and 75 of 196, this saves 4.1 of 52.1 GFLOP an image.
+        # The output layer runs only at the positions: for DALL-E and 75 of 196, this saves 4.1 of 52.1 GFLOP per image.
         with without_autocast(images):
             sequence = self._features(images).flatten(2).transpose(1, 2)  # B, N, C
             picked = take_tokens(sequence, positions.clamp(min=0))  # B, K, C
