@@ -6,7 +6,7 @@ Nothing heavy is imported before the arguments are parsed.
 import os
 import sys
 
-# Python looks for modules where the user is, perhaps in somebody's folder of images. What imports this stays as it is.
+# Python would import modules from the current folder, which may be a download. Importing this changes nothing.
 if __name__ == '__main__' or os.path.basename(sys.argv[0]).startswith('beit-mm'):
     package = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
     kept = {package, *os.environ.get('PYTHONPATH', '').split(os.pathsep)}
@@ -25,7 +25,7 @@ CHECKPOINT = 'demo (packaged weights), a file, the folder of a run, or the name 
 
 
 def main(words: Sequence[str] | None = None) -> None:
-    """Obeys a command line, by default that of this process, from the verb on."""
+    """Runs a command line, from the verb on; by default that of this process."""
     words = sys.argv[1:] if words is None else words
     arguments = vars(parser().parse_args(words))
     verb = arguments.pop('verb')
@@ -145,7 +145,7 @@ def add_zero_label(verb: argparse.ArgumentParser) -> None:
 
 
 def add_training(verb: argparse.ArgumentParser, images: str) -> Any:
-    """Adds what trainings have in common; returns the group of options that say how long."""
+    """Adds the arguments that both trainings share; returns the group of options for the length."""
     verb.add_argument('images', help=images)
     verb.add_argument('--out', required=True, metavar='FOLDER', help='of the run; the same command resumes it')
     init = 'weights to begin with: any BEiT or plain ViT, by file, run folder or name; none: random ones'

@@ -24,9 +24,9 @@ if TYPE_CHECKING:
 
     from beit_mm.engine.logs import ProgressHook
 
-# What the Runner reads beside the arguments of its constructor, and what `merge_options` reads.
+# Keys that the Runner reads besides the arguments of its constructor, and keys that `merge_options` reads.
 READ_TOO = 'runner_type model_wrapper_cfg tta_model tta_pipeline sync_bn find_unused_parameters data_root'
-# What builders of hooks, optimizer wrappers and schedulers read beside the arguments of a class.
+# Keys that builders of hooks, optimizer wrappers and schedulers read besides the arguments of a class.
 READ_BY_BUILDERS = '_scope_ _delete_ priority constructor paramwise_cfg convert_to_iter_based'
 
 
@@ -34,7 +34,7 @@ def train(arguments: Sequence[str] | None = None) -> None:
     """Trains a config; `arguments` are words of the command line, by default those of this process."""
     args = train_parser().parse_args(arguments)
     with contextlib.nullcontext() if args.verbose else quiet():
-        import mmengine.runner  # noqa: F401  (registers Runner, which the registry does not look for)
+        import mmengine.runner  # noqa: F401  (registers Runner, which the registry alone would not find)
         from mmengine.registry import RUNNERS
 
         cfg = train_config(args)
@@ -90,7 +90,7 @@ def train_config(args: argparse.Namespace) -> Config:
 
 
 def train_quietly(cfg: Config, name: str) -> None:
-    """Trains with a line on the terminal now and then, which begins with a name."""
+    """Trains, and prints a line now and then that begins with `name`."""
     from beit_mm.engine.logs import QuietRunner
     from beit_mm.engine.signals import resuming_command
 
@@ -101,20 +101,20 @@ def train_quietly(cfg: Config, name: str) -> None:
         progress.say(f'{cfg.work_dir}: checkpoints; {os.path.relpath(runner.log_dir)}: the whole log')
         try:
             runner.train()
-        except SystemExit:  # a signal: its checkpoint is written
+        except SystemExit:  # after a signal, when the checkpoint is written
             progress.say(f'Stopped after step {runner.iter:,}. Resume with: {resuming_command()}')
             raise
 
 
 def progress_hook(name: str) -> ProgressHook:
-    """Prints a line now and then, less often if the output is not a terminal."""
+    """A hook that prints a line now and then, less often if the output is not a terminal."""
     from beit_mm.engine.logs import SECONDS, ProgressHook
 
     return ProgressHook(name, SECONDS if sys.stdout.isatty() else 60.0)
 
 
 def scale_to_steps(cfg: Config, steps: int) -> None:
-    """Makes a config a run of `steps` steps (batches, before accumulation) and scales what is counted along the run.
+    """Turns a config into a run of `steps` steps (batches, before accumulation), and scales its schedules.
 
     A schedule keeps its share of the run; one that counts steps in a run of epochs keeps its share of the longest
     such schedule. A warm-up has at least two steps, because mmengine's does not end in one. A schedule that would begin
@@ -124,7 +124,7 @@ def scale_to_steps(cfg: Config, steps: int) -> None:
     length = cfg.train_cfg[unit]
 
     def scaled(place: int, of: int = length) -> int:
-        if place >= of:  # mmengine's PolyLR has its end one step behind the end of the run
+        if place >= of:  # mmengine's PolyLR ends one step after the run
             return steps + place - of
         return place and min(steps, max(2, place * steps // of))
 
@@ -160,9 +160,9 @@ def scale_to_steps(cfg: Config, steps: int) -> None:
 
 
 def test(arguments: Sequence[str] | None = None) -> None:
-    """Tests a checkpoint on the held-out images of its config; arguments as of `train`."""
+    """Tests a checkpoint on the held-out images of its config; for `arguments` see `train`."""
     args = test_parser().parse_args(arguments)
-    if args.out:  # one that cannot be written fails before the test
+    if args.out:  # a file that cannot be written fails here, not after the test
         args.out.parent.mkdir(parents=True, exist_ok=True)
         args.out.open('a').close()
     from mmengine.dist import is_main_process
@@ -182,7 +182,7 @@ def test(arguments: Sequence[str] | None = None) -> None:
     if args.out and is_main_process():
         if predictions and predictions.predicted:
             report = dict(report, classes=predictions.classes, predictions=predictions.predicted)
-        text = json.dumps(report, indent=2, default=lambda value: value.tolist())  # mmseg's are numpy's numbers
+        text = json.dumps(report, indent=2, default=lambda value: value.tolist())  # mmseg's metrics are NumPy numbers
         args.out.write_text(f'{text}\n', encoding='utf-8')
 
 
@@ -229,10 +229,10 @@ def test_config(args: argparse.Namespace) -> Config:
     cfg.load_from = args.checkpoint
     hooks = cfg.get('custom_hooks') or []
     if 'FitCheckHook' not in str(hooks):
-        cfg.custom_hooks = [*hooks, dict(type='beit_mm.FitCheckHook')]  # refuses a model that is loaded in part
+        cfg.custom_hooks = [*hooks, dict(type='beit_mm.FitCheckHook')]  # refuses a model that is only partly loaded
     if args.amp and not cfg.model.type.endswith('SlidingSegmentor'):
         cfg.test_cfg.fp16 = True
-    elif args.amp and cfg.model.test_cfg.get('precision') == 'float32':  # others are mixed already
+    elif args.amp and cfg.model.test_cfg.get('precision') == 'float32':  # otherwise it is already mixed
         cfg.model.test_cfg.precision = 'bfloat16'
     check_kept(cfg, args.cfg_options)
     if args.tta:
@@ -241,7 +241,7 @@ def test_config(args: argparse.Namespace) -> Config:
         enable_tta(cfg)
     if args.show_dir:
         enable_drawing(cfg, args.show_dir)
-    cfg.default_hooks.pop('ema', None)  # the checkpoint's weights are the averaged ones already
+    cfg.default_hooks.pop('ema', None)  # the checkpoint's weights are already the averaged ones
     return cfg
 
 
@@ -261,7 +261,7 @@ def enable_tta(cfg: Config) -> None:
 
 
 def enable_drawing(cfg: Config, folder: str) -> None:
-    """Lets the hooks of mmpretrain and mmseg draw each prediction into a folder."""
+    """Has the hooks of mmpretrain and mmseg draw each prediction and save it in a folder."""
     pipeline = cfg.test_dataloader.dataset.pipeline
     segments, backends = cfg.default_scope == 'mmseg', [dict(type='LocalVisBackend')]
     if pipeline[0].type.endswith('LoadBands') or not (segments or pipeline[-1].type == 'PackInputs'):
@@ -280,7 +280,7 @@ def enable_drawing(cfg: Config, folder: str) -> None:
 
 
 def argument_parser(description: str, config_only: bool = False) -> argparse.ArgumentParser:
-    """Parser of what OpenMMLab's train.py and test.py have in common; `config_only`: of CONFIG and --cfg-options."""
+    """A parser of the arguments that OpenMMLab's train.py and test.py share, or of CONFIG and --cfg-options only."""
     parser = Parser(description=inspect.cleandoc(description), formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument('config', help='path of a config file, or the end of one below configs/')
     override = 'override entries of the config, for example train_dataloader.batch_size=64 data_root=images'
@@ -298,7 +298,7 @@ def argument_parser(description: str, config_only: bool = False) -> argparse.Arg
 
 
 def load_config(args: argparse.Namespace, steps: int | None = None) -> Config:
-    """The config with `steps` and the options of the command line; without a GPU it starts a gloo group."""
+    """Reads the config and applies the command line; for torchrun without a GPU it also starts a gloo group."""
     import torch
     from mmengine.config import Config
 
@@ -318,13 +318,13 @@ def load_config(args: argparse.Namespace, steps: int | None = None) -> Config:
         scale_to_steps(cfg, steps)
     merge_options(cfg, args.cfg_options)
     cfg.launcher = args.launcher
-    if 'find_unused_parameters' in cfg and cfg.get('model_wrapper_cfg'):  # beside which mmengine does not read it
+    if 'find_unused_parameters' in cfg and cfg.get('model_wrapper_cfg'):  # then mmengine ignores it
         cfg.model_wrapper_cfg.find_unused_parameters = cfg.find_unused_parameters
     cfg.work_dir = args.work_dir or cfg.get('work_dir') or f'work_dirs/{path.stem}'
     if args.launcher == 'pytorch' and not torch.cuda.is_available():
-        # mmengine's launcher would select a GPU; it accepts a group that is there already.
+        # mmengine's launcher would select a GPU; it accepts an existing group.
         torch.distributed.init_process_group('gloo')
-    # Without a name it is written as Python, in which no template stays; JSON and YAML keep them.
+    # Without a name mmengine writes the config as Python, where RunConfig removes templates; JSON and YAML keep them.
     return RunConfig(cfg.to_dict(), filename=cfg.filename if path.suffix == '.py' else None)
 
 
@@ -373,7 +373,7 @@ def check_kept(cfg: Config, pairs: Iterable[str]) -> None:
 def parse_value(key: str, value: str) -> Any:
     """The value of an option as mmengine's DictAction reads it, which drops spaces and splits at commas.
 
-    So an existing path and plain text with spaces stay as they are, and a list of dicts is read as JSON.
+    Unlike there, an existing path and plain text with spaces stay as they are, and a list of dicts is read as JSON.
     """
     from mmengine.config import ConfigDict, DictAction
 
@@ -392,7 +392,7 @@ def parse_value(key: str, value: str) -> Any:
 
 
 def check_key(cfg: Config, key: str) -> None:
-    """Refuses a key that nothing reads, because it would be a new entry of the config, and names the nearest one."""
+    """Refuses a key that nothing reads, which would be a new entry without effect, and suggests a similar one."""
     entry: Any = cfg.to_dict()
     path: list[str] = []
     for name in key.split('.'):
@@ -412,7 +412,7 @@ def check_key(cfg: Config, key: str) -> None:
 
 
 def keys_of(entry: Any, path: Sequence[str], scope: str) -> tuple[set[str], bool]:
-    """Keys that the entry of a config at a place may have, and whether what reads it may take others."""
+    """Keys that the config entry at `path` may have, and whether others may also have an effect."""
     from mmengine.runner import Runner
     from torch.utils.data import DataLoader
 
@@ -421,7 +421,7 @@ def keys_of(entry: Any, path: Sequence[str], scope: str) -> tuple[set[str], bool
     if not isinstance(entry, dict):
         return {str(index) for index in range(len(entry))}, False
     if path[-1].endswith('_dataloader'):
-        return {*entry, *inspect.signature(DataLoader).parameters} - {'shuffle'}, False  # the sampler's holds
+        return {*entry, *inspect.signature(DataLoader).parameters} - {'shuffle'}, False  # the sampler decides
     if 'type' not in entry:
         return {*entry}, True
     arguments, takes_others = arguments_of(entry['type'], scope)
@@ -429,7 +429,7 @@ def keys_of(entry: Any, path: Sequence[str], scope: str) -> tuple[set[str], bool
 
 
 def arguments_of(kind: Any, scope: str) -> tuple[set[str], bool]:
-    """Arguments of a class, or of all classes that registries have under a name; and whether it takes any others."""
+    """Arguments of a class, or of all classes that registries have under a name, and whether they take any others."""
     found = [kind]
     if isinstance(kind, str):
         from mmengine import registry
@@ -437,7 +437,7 @@ def arguments_of(kind: Any, scope: str) -> tuple[set[str], bool]:
         found, name = [], kind if '.' in kind else f'{scope}.{kind}'
         for root in vars(registry).values():
             if isinstance(root, registry.Registry):
-                with without_output(), contextlib.suppress(ImportError, RuntimeError):  # it raises for unknown names
+                with without_output(), contextlib.suppress(ImportError, RuntimeError):  # `get` raises for unknown names
                     found += filter(None, [root.get(name)])
     names, takes_others = {*READ_BY_BUILDERS.split()}, not found
     for one in found:
@@ -447,5 +447,5 @@ def arguments_of(kind: Any, scope: str) -> tuple[set[str], bool]:
             names |= {name for name, kind in kinds.items() if not kind.name.startswith('VAR_')} - {'self'}
             if inspect.Parameter.VAR_KEYWORD not in kinds.values():
                 break
-            takes_others = True  # which it hands to its base, or to another library
+            takes_others = True  # handed to the base class, or to another library
     return names, takes_others

@@ -19,7 +19,7 @@ def find_config(name: str) -> Path:
     if (path := Path(name)).is_file():
         return path
     wanted = name.removesuffix('.py')
-    files: dict[str, Path] = {}  # of the checkout before those of the package
+    files: dict[str, Path] = {}  # the checkout's replace the package's
     for folder in config_folders():
         files = {str(path.relative_to(folder))[:-3]: path for path in folder.rglob('*.py')} | files
     found = sorted(known for known in files if f'/{known}'.endswith(f'/{wanted}'))
@@ -33,7 +33,7 @@ def find_config(name: str) -> Path:
 
 
 def config_text(name: str) -> str:
-    """A config, see `find_config`, with all that it inherits."""
+    """The text of a config, see `find_config`, with all that it inherits."""
     return inert(Config.fromfile(str(find_config(name))).pretty_text)
 
 
@@ -52,7 +52,7 @@ class RunConfig(Config):
 
 
 def run_config(base: str, settings: Mapping[str, Any], path: Path | None = None) -> RunConfig:
-    """The config that `write_config` has written to `path`, without parsing names of files and classes as code."""
+    """The config that `write_config` writes to `path`, made without parsing file and class names as code."""
     config = Config(own_config(base).to_dict())
     config.merge_from_dict(settings)
     return RunConfig(config.to_dict(), filename=path and str(path))
@@ -68,7 +68,7 @@ def write_config(path: Path, title: str, base: str, settings: Mapping[str, Any])
 
 
 def resized(pipeline: Sequence[Mapping[str, Any]], size: tuple[int, int], **others: Any) -> list[dict[str, Any]]:
-    """A recipe's pipeline for images of another size (height, width), with `others` where a step has the key."""
+    """A recipe's pipeline for images of another size (height, width); `others` replace arguments that steps have."""
     values = dict(others, size=size, crop_size=size[::-1])
     steps = [{key: values.get(key, value) for key, value in step.items()} for step in pipeline]
     crop = next((step['crop_size'] for step in pipeline if 'crop_size' in step), None)
@@ -79,9 +79,9 @@ def resized(pipeline: Sequence[Mapping[str, Any]], size: tuple[int, int], **othe
 
 
 def views(grid: tuple[int, int], stride: int | None) -> dict[str, Any]:
-    """What a pretraining's pipeline needs on a patch grid (h, w), with visual tokens of so many pixels; None: features.
+    """Pipeline arguments of a pretraining for a patch grid (h, w) and visual tokens of `stride` pixels; None: features.
 
-    The recipe's 75 of 14 x 14 patches are masked, in proportion.
+    The same share of patches is masked as in the recipe, 75 of 14 x 14.
     """
     rows, columns = grid
     mask = dict(num_masked=round(75 / 196 * rows * columns), min_block=min(16, max(1, rows * columns // 9)))
@@ -89,7 +89,7 @@ def views(grid: tuple[int, int], stride: int | None) -> dict[str, Any]:
 
 
 def scaled(rate: float, ratio: float) -> float:
-    """A recipe's learning rate for another batch size: by the square root of their ratio, as suits Adam."""
+    """A recipe's learning rate for another batch size: times the square root of their `ratio`, as suits Adam."""
     return float(f'{rate * math.sqrt(ratio):.2g}')
 
 

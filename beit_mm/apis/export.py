@@ -23,8 +23,8 @@ from beit_mm.positions import NUM_CLS_ROWS, Grid, offset_spline, resize_position
 from beit_mm.terminal import quiet, say
 
 PACKAGES = ('onnx', 'onnxruntime', 'onnxscript')
-TOLERANCES = {False: 1e-4, True: 5e-2}  # of the largest logit; with float16
-MIN_MOST = 64  # patches along a side that a graph takes at least
+TOLERANCES = {False: 1e-4, True: 5e-2}  # share of the largest logit, without and with float16
+MIN_MOST = 64  # every graph accepts this many patches along a side
 
 
 def export(
@@ -38,13 +38,13 @@ def export(
     """Writes a classifier or segmentor as one ONNX file, which tools/onnx_predict.py runs without torch.
 
     Args:
-        checkpoint, config, mean, std: as of ClassificationInferencer and SegmentationInferencer.
+        checkpoint, config, mean, std: see ClassificationInferencer.
         out: path of the file.
         float16: weights and arithmetic in half precision.
 
     Returns:
-        The path. The metadata of `export_onnx` have also `classes` and `steps`, what the test pipeline does to an image
-        after reading it; for a segmentor also `palette`, `crop_size`, `stride` and `short_sides` of all scales.
+        The path. The metadata, see `export_onnx`, also hold `classes` and `steps`, what the test pipeline does to an
+        image after reading it; for a segmentor also `palette`, `crop_size`, `stride` and `short_sides` of all scales.
     """
     with quiet():
         opened = Checkpoint.open(checkpoint, mean=mean, std=std)
@@ -63,7 +63,7 @@ def export(
 
 
 def describe_step(transform: Any) -> dict[str, Any]:
-    """What a transform of a test pipeline does to an image."""
+    """Describes for the metadata what a transform of a test pipeline does to an image."""
     name = type(transform).__name__
     if name == 'CenterCrop' and not transform.auto_pad:
         return dict(type=name, crop_size=transform.crop_size)
@@ -76,7 +76,7 @@ def describe_step(transform: Any) -> dict[str, Any]:
 
 
 class WholeImage(nn.Module):
-    """A SlidingSegmentor as the graph has it: images (B, C, H, W) in one window, to logits (B, classes, H, W)."""
+    """A SlidingSegmentor for the graph: maps images (B, C, H, W), each as one window, to logits (B, classes, H, W)."""
 
     def __init__(self, model: nn.Module):
         super().__init__()
@@ -92,17 +92,17 @@ def export_onnx(
 ) -> float:
     """Writes a classifier or segmentor as an ONNX graph and checks it against the model.
 
-    The graph takes `images`, float32 (N, C, H, W), normalised, and gives `logits`, float32 (N, classes), of a segmentor
-    (N, classes, H, W), before the softmax, or with `probabilities` in the metadata after it. H and W are multiples of
-    `divisor`, at most `most`. A segmentor sees the image as one window. The metadata `beit_mm` are JSON of `mean` and
-    `std` (of pixel values 0 to 255), `size` (height, width) that the model was built for, `divisor`, `most` and
-    `notes`. A graph above 2 GB has its weights in a second file, PATH.data.
+    The graph takes normalised `images`, float32 (N, C, H, W), and gives `logits`, float32 (N, classes), or (N, classes,
+    H, W) for a segmentor, which sees each image as one window. They are probabilities if `probabilities` in the
+    metadata is true. H and W are multiples of `divisor`, at most `most`. The metadata `beit_mm` are JSON of `mean` and
+    `std` (of pixel values 0 to 255), `size` (height, width) that the model was built for, `divisor`, `most`,
+    `probabilities` and `notes`. A graph above 2 GB has its weights in a second file, PATH.data.
 
     Args:
         model: such as mmpretrain's ImageClassifier, or a SlidingSegmentor, on a BEiTBackbone; left as it is.
         path: where the file goes; written only when the check passes.
         float16: weights and arithmetic in half precision; images and logits stay float32.
-        notes: more for the metadata.
+        notes: more entries of the metadata.
 
     Returns:
         The largest difference between onnxruntime's and the model's logits, as a fraction of the largest logit.
@@ -124,7 +124,7 @@ def export_onnx(
     exported = copy.deepcopy(original)
     take_any_size(exported, most // patch)
     generator = torch.Generator().manual_seed(0)
-    batches = [  # of the size that it was built for, and of another
+    batches = [  # of the size that the model was built for, and of another
         torch.randn(number, backbone.patch_embed.proj.in_channels, *sides, generator=generator)
         for number, sides in ((2, grid), (3, (2 * divisor, 3 * divisor)))
     ]
@@ -153,7 +153,7 @@ def export_onnx(
 
 
 def _difference(path: Path, batches: list[Tensor], logits: list[Tensor], tolerance: float) -> float:
-    """Largest difference of the graph's logits from the model's, as a share of the largest logit."""
+    """Largest difference between the graph's logits and the model's, as a share of the largest logit."""
     import onnxruntime
 
     session = onnxruntime.InferenceSession(str(path), providers=['CPUExecutionProvider'])
@@ -171,8 +171,8 @@ def _difference(path: Path, batches: list[Tensor], logits: list[Tensor], toleran
 def take_any_size(model: nn.Module, most: int) -> None:
     """Changes a model in place, so that torch.export keeps height and width open, up to `most` patches a side.
 
-    Resampling is linear along each axis, so the graph holds one matrix for each number of patches. Classes of mmseg,
-    which may be missing, are found by their names.
+    Resampling is linear along each axis, so the graph holds one matrix for each number of patches. mmseg may not be
+    installed, so its classes are recognised by their names.
     """
     for parent in [*model.modules()]:
         for name, module in [*parent.named_children()]:
@@ -207,7 +207,7 @@ class AveragePool(nn.Module):
 
 
 class ResamplingBackbone(BEiTBackbone):
-    """A BEiTBackbone whose position parameters are resampled by matrices that it holds."""
+    """A BEiTBackbone that resamples its position parameters with stored matrices."""
 
     def prepare(self, most: int) -> None:
         cpu = torch.device('cpu')
@@ -220,7 +220,7 @@ class ResamplingBackbone(BEiTBackbone):
             self.resamplings = nn.ModuleList(Resampling(side, most, self.interpolation) for side in self.grid)
 
     def interpolation(self, source: int, target: int) -> Tensor:
-        """Matrix (target, source) of resize_position_embedding along an axis."""
+        """The matrix (target, source) that resize_position_embedding applies along an axis."""
         tokens = torch.cat([torch.zeros(1, source), torch.eye(source)])[None]  # 1, 1 + source, source
         return resize_position_embedding(tokens, (source, 1), (target, 1), self.interpolate_mode)[0, 1:]
 
@@ -241,19 +241,19 @@ class ResamplingBias(SharedRelativePositionBias):
 
 
 class Resampling(nn.Module):
-    """For each number of cells up to `most` the matrix that brings an axis of `source` cells to it."""
+    """Holds, for each number of cells up to `most`, the matrix that resamples an axis of `source` cells to it."""
 
     def __init__(self, source: int, most: int, matrix_of: Any):
         super().__init__()
         matrices = [matrix_of(source, target).float() for target in range(1, most + 1)]
-        self.register_buffer('matrices', pad_sequence(matrices, batch_first=True))  # cells, rows of the last, columns
+        self.register_buffer('matrices', pad_sequence(matrices, batch_first=True))  # most, rows of the largest, columns
 
     def forward(self, target: int, length: int) -> Tensor:
         return self.matrices[target - 1][:length]
 
 
 def resample(table: Tensor, resamplings: nn.ModuleList, grid: Grid, offsets: bool = False) -> Tensor:
-    """A table (C, h', w') at another patch grid (C, h, w), or of offsets between patches (C, 2h-1, 2w-1)."""
+    """Resamples a table (C, h', w') to another patch grid (C, h, w), or to its patch offsets (C, 2h-1, 2w-1)."""
     rows, columns = (
         resampling(side, 2 * side - 1 if offsets else side) for resampling, side in zip(resamplings, grid, strict=True)
     )
@@ -261,7 +261,7 @@ def resample(table: Tensor, resamplings: nn.ModuleList, grid: Grid, offsets: boo
 
 
 def resampled_bias(module: Any, grid: Grid, num_prefix: int) -> Tensor:
-    """What bias_from_table gives, (1, heads, N, N), of a module's table."""
+    """Does what bias_from_table does: the bias (1, heads, N, N) from a module's table."""
     height, width = grid
     table = module.relative_position_bias_table.t()  # heads, rows of the table
     sides = [2 * side - 1 for side in module.table_grid]

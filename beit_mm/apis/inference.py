@@ -57,14 +57,14 @@ def classify(
     Args:
         checkpoint, mean, std: see `Checkpoint.open`.
         images: files and folders.
-        labelled: folder with one folder a class, for a model without classes of its own.
+        labelled: folder with one folder per class, for a model without classes of its own.
         out: file for the results, .csv or .json.
-        min_confidence: make `out` a folder that `finetune` reads: classes.csv with the results, and in one folder a
-            class links to the images whose class has at least this probability.
+        min_confidence: make `out` a folder that `finetune` reads: classes.csv has the results, and one folder per class
+            has links to the images whose class has at least this probability.
 
     Returns:
-        For each image dict(path, label, name, scores), see ClassificationInferencer; with `labelled` a score is the
-        share in the vote of the nearest. Of one that cannot be read dict(path, error).
+        For each image dict(path, label, name, scores), see ClassificationInferencer; with `labelled` a score is a
+        class's share in the vote of the nearest images. For an unreadable image dict(path, error).
     """
     if min_confidence is not None:
         if out is None or Path(out).suffix in ('.csv', '.json'):
@@ -91,7 +91,7 @@ def classify(
 
 
 def check_confidence(least: float, existing: Sequence[Path]) -> None:
-    """Checks a `min_confidence`; what an earlier call wrote would be learned from too."""
+    """Checks a `min_confidence`, and that there are no images from an earlier call, which would be learned from too."""
     if not 0 <= least <= 1:
         raise UserError(f'--min-confidence is {least}; expected a number from 0 to 1')
     if existing:
@@ -99,7 +99,7 @@ def check_confidence(least: float, existing: Sequence[Path]) -> None:
 
 
 def link_images(folder: Path, results: Sequence[dict[str, Any]], least: float) -> None:
-    """Links to the images of `classify` whose class is at least so probable, in one folder a class."""
+    """Links the images whose class has at least the probability `least`, in one folder per class."""
     sure = [result for result in results if 'error' not in result and result['scores'][0][1] >= least]
     labels = defaultdict(set)
     for result in sure:
@@ -109,13 +109,13 @@ def link_images(folder: Path, results: Sequence[dict[str, Any]], least: float) -
         name, file = result['name'], Path(result['path'])
         if '/' in name or name.startswith('.'):
             raise UserError(f'class {name!r} cannot be the name of a folder of images')
-        name += f' {result["label"]}' if len(labels[name]) > 1 else ''  # as ImageNet's cranes
+        name += f' {result["label"]}' if len(labels[name]) > 1 else ''  # two classes of ImageNet are called crane
         (folder / name).mkdir(exist_ok=True)
         (folder / unused(f'{name}/{file.stem}', file.suffix, used)).symlink_to(file.resolve())
 
 
 def unused(stem: str, suffix: str, used: set[str]) -> str:
-    """The first of a.png, a_2.png, a_3.png, ... that is not used, and from now on is."""
+    """The first unused name among a.png, a_2.png, a_3.png, ...; adds it to `used`."""
     names = (f'{stem}_{number}{suffix}' if number > 1 else f'{stem}{suffix}' for number in count(1))
     used.add(name := next(name for name in names if name not in used))
     return name
@@ -142,11 +142,11 @@ def write_results(path: Path, results: Sequence[dict[str, Any]]) -> None:
         rows = [(result['path'], *summary_of(result)) for result in results]
         text = csv_text(['path', 'class', 'probability'], rows)
     with atomic_file(path) as file:
-        file.write(os.fsencode(text))  # names of files may be any bytes
+        file.write(os.fsencode(text))  # file names may hold any bytes
 
 
 def csv_text(head: Sequence[str], rows: Iterable[tuple[str, str, str]]) -> str:
-    """Rows of a file, a text and a number; a spreadsheet would run what looks like a formula."""
+    """A CSV of rows (file, text, number), changed where a spreadsheet would run them as a formula."""
     text = io.StringIO(newline='')
     table = csv.writer(text, quoting=csv.QUOTE_ALL)
     table.writerow(head)
@@ -157,7 +157,7 @@ def csv_text(head: Sequence[str], rows: Iterable[tuple[str, str, str]]) -> str:
 
 
 def summary_of(result: dict[str, Any]) -> tuple[str, str]:
-    """Name and probability in a result of `classify`, as text; for an unreadable image what is wrong."""
+    """Name and probability in a result of `classify`, as text; for an unreadable image the error."""
     if 'error' in result:
         return f'unreadable: {result["error"]}', ''
     return result['name'], f'{result["scores"][0][1]:.3f}'
@@ -176,25 +176,25 @@ def segment(
     std: Levels = None,
     min_confidence: float | None = None,
 ) -> list[dict[str, Any]]:
-    """Segments images into label maps and overlays: with a segmentor, or by labelled patches that a BEiT finds alike.
+    """Segments images into label maps and overlays: with a segmentor, or by the most similar labelled patches.
 
     Args:
         checkpoint, mean, std: see `Checkpoint.open`.
         images: files and folders.
-        out: folder; gets classes.txt, labels/<name>.png, whose pixels are indices into it from 0, with the classes'
-            colours as palette (up to 256 classes), overlays/<name>.png with a legend, and confidence.csv.
+        out: folder for classes.txt, labels/<name>.png (indices into classes.txt from 0; a palette has the classes'
+            colours, if there are at most 256), overlays/<name>.png with a legend, and confidence.csv.
         labelled: folder of images and label maps, see `find_label_maps`, for a model without classes of its own.
         short_side: with `labelled`, of the images that the model sees, in pixels; None: the checkpoint's.
         reduce_zero_label: whether 0 marks unlabelled pixels in `labelled`; None: as its classes.txt shows.
-        multi_scale: of a segmentor: at all scales with flip.
-        max_pixels: of an image, and of a label map in `labelled`; None: 178,956,970.
-        min_confidence: make `out` a folder that `finetune` reads: pixels whose class is less probable are 255 in their
-            label map, and images/ has links to the images with other pixels.
+        multi_scale: average a segmentor's predictions over all scales and flips.
+        max_pixels: limit for an image, and for a label map in `labelled`; None: 178,956,970.
+        min_confidence: make `out` a folder that `finetune` reads: pixels whose class is less probable are 255 in the
+            label map, and images/ has links to the images that keep any label.
 
     Returns:
         For each image dict(path, labels=file, overlay=file, confidence=mean probability of its pixels' labels; with
         `labelled` their share in the nearest patches), with `min_confidence` also labelled=share of pixels, 0 to 1.
-        Overlays of many bands are on bands 1 to 3. Of an image that cannot be read dict(path, error).
+        Overlays of many bands show bands 1 to 3. For an unreadable image dict(path, error).
     """
     with quiet():
         opened = Checkpoint.open(checkpoint, 'segmentor' if labelled is None else 'pretrained', mean=mean, std=std)
@@ -225,9 +225,9 @@ def segment(
 
 
 class PatchSegmentor:
-    """Segments images by frozen features: by the `method` of `patch_classifier`, on the patches of a `patch_dataset`.
+    """Segments images by frozen features: a `patch_classifier` learns, by `method`, from a `patch_dataset`.
 
-    It is called as a SegmentationInferencer; the confidence is the share of the classes in the nearest patches.
+    Call it like a SegmentationInferencer; with 'knn' the confidence is the class's share in the nearest patches.
     """
 
     def __init__(self, extract: FeatureExtractor, dataset: SegmentationFolder, method: str = 'knn') -> None:
@@ -253,12 +253,12 @@ Segmentor: TypeAlias = SegmentationInferencer | PatchSegmentor
 def write_maps(
     results: Iterable[dict[str, Any]], segmentor: Segmentor, folder: Path, least: float | None
 ) -> list[dict[str, Any]]:
-    """Writes what `segment` writes, with the `min_confidence` `least`."""
+    """Writes the files of `segment`; `least` is its `min_confidence`."""
     lines = [*map(class_line, segmentor.classes)]
     if least is not None:
         if len(lines) >= IGNORE_INDEX:
             raise UserError(f'--min-confidence is for at most {IGNORE_INDEX - 1} classes; the model has {len(lines)}')
-        # some class may not be sure anywhere, and then the number of names does not say what 0 means
+        # if no pixel keeps some class, the number of names does not show what 0 means
         lines = ['Number\tName', *(f'{number}\t{line}' for number, line in enumerate(lines))]
     for name in ('labels', 'overlays'):
         (folder / name).mkdir(parents=True, exist_ok=True)
@@ -286,7 +286,7 @@ def write_maps(
 def write_map(
     result: dict[str, Any], segmentor: Segmentor, folder: Path, name: str, least: float | None
 ) -> dict[str, Any]:
-    """Writes label map and overlay of an image; its part of what `segment` returns."""
+    """Writes the label map and overlay of an image; returns what `segment` returns for it."""
     labels, confidence = result['labels'], result['confidence']
     files = dict(path=result['path'], labels=str(folder / 'labels' / name), overlay=str(folder / 'overlays' / name))
     files['confidence'] = float(confidence.mean())
@@ -295,7 +295,7 @@ def write_map(
         known = confidence >= least
         files['labelled'] = float(known.mean())
         labels, shown = np.where(known, labels, np.uint8(IGNORE_INDEX)), np.where(known, labels, np.int32(-1))
-        # by a shorter palette Pillow would write fewer than 8 bits a pixel
+        # with a shorter palette Pillow would write fewer than 8 bits per pixel
         colours = np.pad(colours, ((0, 256 - len(colours)), (0, 0)), constant_values=255)
     image = Image.fromarray(labels)
     if labels.dtype == np.uint8:
@@ -308,7 +308,7 @@ def write_map(
 
 
 def overlay(pixels: np.ndarray, labels: np.ndarray, palette: Sequence[Sequence[int]]) -> Image.Image:
-    """An image uint8 (H, W, 3) under the colours of its labels (H, W); those below 0 have none."""
+    """An image uint8 (H, W, 3) under the colours of its labels (H, W); labels below 0 have no colour."""
     image, colours = Image.fromarray(pixels), Image.fromarray(np.array(palette, np.uint8)[labels])
     return Image.composite(Image.blend(image, colours, 0.6), image, Image.fromarray(labels >= 0))
 
@@ -320,13 +320,13 @@ def reconstruct(
     mean: Levels = None,
     std: Levels = None,
 ) -> Path:
-    """Draws images, masked as the model sees them, its predictions for the masked patches, and the true tokens decoded.
+    """Draws images, what the model sees of them, what it predicts for the masked patches, and the true tokens decoded.
 
-    Features have no picture: each masked patch is that of all masked ones whose features are nearest to the predicted.
+    Features have no picture: each masked patch is drawn as the masked one whose features are nearest to the prediction.
 
     Args:
         checkpoint, mean, std: of a pretraining on visual tokens or features, see `Checkpoint.open`.
-        images: files and folders; the first 64 images, without broken ones.
+        images: files and folders; the first 64 images are drawn, except unreadable ones.
         out: picture.
     """
     out = check_picture(out)
@@ -392,10 +392,10 @@ def attention(
     Args:
         checkpoint, mean, std: of any BEiT or plain ViT, see `Checkpoint.open`.
         image: path.
-        points: 'x,y' in pixels, or in shares of width and height with decimal points; several by ';' or as a list.
-        out: picture; one below the other for several points.
-        layer: block, 0-based, negative from the end.
-        short_side: of the image that the model sees, in pixels; None: the checkpoint's, or 30 patches if it is less.
+        points: 'x,y' in pixels, or in shares of width and height with decimal points; several joined by ';' or listed.
+        out: picture; several points are drawn one below the other.
+        layer: block, counted from 0, or from the end if negative.
+        short_side: of the image that the model sees, in pixels; None: the checkpoint's, but at least 30 patches.
     """
     path = check_picture(out)
     with quiet():

@@ -18,8 +18,8 @@ from beit_mm.precision import inference_autocast
 
 
 class Inferencer:
-    task: str  # what it builds
-    for_task: str  # what its weights are for, see `Checkpoint.task`
+    task: str  # kind of model that it builds
+    for_task: str  # task that the weights must be for, see `Checkpoint.task`
 
     def __init__(
         self,
@@ -48,21 +48,21 @@ class ClassificationInferencer(Inferencer):
     """A trained classifier, with the names of its `classes` and the preparation of its images.
 
     Args:
-        checkpoint: a file that a fine-tuning of this package wrote, which holds its config, or any BEiT whose tensors
-            show the model, by its path, address or name in `list_models`. Other files need the `config`.
+        checkpoint: path, URL or name in `list_models` of a model that this package fine-tuned, whose file holds its
+            config, or of any BEiT whose tensors show the model. Other files need the `config`.
         device: such as 'cuda:1' or 'cpu'; None for a GPU, if there is one.
         config: path of a config, or a Config, in place of the checkpoint's own; unlike that one it may name any type.
-        multi_scale: at all scales with flip, by the config's `tta_model` and `tta_pipeline`; of segmentors.
-        max_pixels: of an image file, see LoadImage, in place of the config's.
+        multi_scale: average over all scales and flips, by the config's `tta_model` and `tta_pipeline`; segmentors only.
+        max_pixels: limit for an image file, see LoadImage, in place of the config's.
         mean, std: of the images, see `Checkpoint.open`, in place of the config's.
 
     Raises:
         FileNotFoundError: no such file.
         CheckpointError: neither config nor tensors show the model, the file's config names a type that is not allowed
-            there, or it is of another task or does not fit the weights.
+            there, or the config is for another task or does not fit the weights.
 
-    `classes` are the names in the file, or ImageNet's or ADE20K's if the file's name ends like a released one, or
-    numbers. Without a test pipeline it takes the middle of an image in the model's size.
+    `classes` are the names in the file, or ImageNet's or ADE20K's if the file's name ends like a released one, or else
+    numbers. Without a test pipeline, images get the usual centre crop to the model's size.
     """
 
     task, for_task = 'classifier', 'classification'
@@ -74,12 +74,12 @@ class ClassificationInferencer(Inferencer):
 
         Args:
             images, on_error: a file, a folder, an array, a PIL image, or a list of these; see `ImageReader.results`.
-            batch_size: images computed at a time.
+            batch_size: images per forward pass.
             top: classes to return for each.
 
         Returns:
-            For each image dict(path=its file, None for an array or image; label=the most likely class; name=its name;
-            scores=[[label, probability], ...] of the `top` most likely, best first).
+            For each image dict(path=its file, None for an array or PIL image; label=the most likely class; name=its
+            name; scores=[[label, probability], ...] of the `top` most likely classes, best first).
         """
         return list(self.reader.results(images, partial(self.predict, top=top), batch_size, on_error))
 
@@ -93,7 +93,7 @@ class ClassificationInferencer(Inferencer):
 class SegmentationInferencer(Inferencer):
     """A trained segmentor, with the names of its `classes`, their colours, and the preparation of its images.
 
-    Its arguments are those of ClassificationInferencer, and its labels those of tools/test.py. `palette` has the
+    It has the arguments of ClassificationInferencer, and predicts the same labels as tools/test.py. `palette` has the
     colours, [red, green, blue] of 0-255.
     """
 
@@ -102,14 +102,14 @@ class SegmentationInferencer(Inferencer):
     def __call__(
         self, images: ImageInput | Sequence[ImageInput], on_error: str = 'raise', return_images: bool = False
     ) -> Iterator[dict[str, Any]]:
-        """Segments images, each when it is asked for.
+        """Segments images one at a time, each when the iterator reaches it.
 
         Args:
             images, on_error, return_images: see `ImageReader.results`.
 
         Yields:
-            For each image dict(path=its file, None for an array or image; labels=uint8 (H, W), uint16 of more than 256
-            classes, indices into `classes`, of the image as a viewer shows it; confidence=float32 (H, W), the
+            For each image dict(path=its file, None for an array or PIL image; labels=(H, W), indices into `classes` for
+            the image as a viewer shows it, uint8, or uint16 for more than 256 classes; confidence=float32 (H, W), the
             probability of each label).
         """
         return self.reader.results(images, self.predict, on_error=on_error, return_images=return_images)

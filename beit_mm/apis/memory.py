@@ -13,18 +13,18 @@ from beit_mm.models.vit import sizes_of
 
 NARROW = 192  # width of models up to which the demo's recipes hold
 GIB_PER_IMAGE = 0.2  # of a GPU, for BEiT-Base at 224 pixels with the tokenizer
-# Of a GPU, for a segmentor of 768 channels at 1,024 patches: its heads, and the blocks of BEiT-Base. Bytes that
-# autograd keeps in bfloat16, and a tenth more; of UperNet counted for small, base and large (on an H100 base took 1.2
-# of its 1.26), of the others for base.
+# Of a GPU, per image of 1,024 patches, for a segmentor's heads at 768 channels, and for the blocks of BEiT-Base. It is
+# what autograd keeps in bfloat16, and a tenth more. For UperNet it was counted at sizes small, base and large (on an
+# H100 base took 1.2 of its 1.26 GiB), for the others at base.
 GIB_OF_HEADS = dict(upernet=0.58, setr_pup=1.2, masks=0.82, masks_decoder=1.25, linear=0.38)
 GIB_OF_BLOCKS = 0.68
-HEAD_PARAMETERS = 100_000_000  # each has 16 bytes: weight, gradient and two of the optimizer
+HEAD_PARAMETERS = 100_000_000  # each takes 16 bytes: weight, gradient and two moments
 MAX_BATCH = 512  # on a GPU: more would leave a short training few steps
-CPU_BATCH = 64, 16  # of a narrow model, as its recipes have it, and of a wide one, whose steps take seconds
+CPU_BATCH = 64, 16  # for a narrow model, as in its recipes, and for a wide one, whose steps take seconds
 
 
 def choose_batch(images: Images, base: str, backbone: Mapping[str, Any], device: str, head: str | None) -> int:
-    """As many images as the memory holds, in a power of two, and few enough that an epoch has several steps."""
+    """The largest power of two that fits the memory and leaves several steps in an epoch."""
     sizes = sizes_of(backbone['arch'])
     if device == 'cpu' and head and sizes['embed_dims'] > NARROW:
         return 2  # 512 x 512 pixels each
@@ -38,7 +38,7 @@ def choose_batch(images: Images, base: str, backbone: Mapping[str, Any], device:
 
 
 def largest_batch(device: str, sizes: Mapping[str, int], patches: float, head: str | None) -> float:
-    """The most images of a step for a model of these sizes and this number of patches."""
+    """The most images per step for a model of these sizes and this number of patches."""
     width, depth = sizes['embed_dims'], sizes['num_layers']
     if device == 'cpu':
         return CPU_BATCH[width > NARROW]

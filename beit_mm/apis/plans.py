@@ -1,6 +1,6 @@
 """Chooses model, tokenizer and batch size for training on a user's images, and records the call.
 
-A plan becomes ordinary configs on top of those of configs/, which tools/train.py runs too.
+A plan becomes ordinary configs that build on the ones in configs/; tools/train.py can run them too.
 """
 
 import json
@@ -34,15 +34,15 @@ from beit_mm.models.vit import sizes_of
 NONE, NEW, ALL = 'none', 'new', 'all'  # options: random weights; a tokenizer trained on these images; all blocks
 TOKENS, FEATURES = 'tokens', 'features'  # what a pretraining predicts
 MIN_STEPS = 20
-# What a fine-tuning on a GPU begins with, the first that fits: name of `plain_vits` and architecture
+# Released models to start or learn from on a GPU, best first: name in `plain_vits` and architecture
 STARTS = dict(dinov2_vitb14_reg4_pretrain='base', dinov2_vits14_reg4_pretrain='small')
-LEAST_BATCH = 8  # images of a step for which there must be memory
-MOST_PIXELS, USUAL_PIXELS = 384, 224  # sides of images: weights of larger ones are trained at the second
-MANY_IMAGES = 100_000  # with at least so many a GPU trains BEiT-Base
-FEW_IMAGES = 5000  # below this number minutes of further pretraining gained nothing
+LEAST_BATCH = 8  # images per step that must fit in memory
+MOST_PIXELS, USUAL_PIXELS = 384, 224  # sides of images: a model for more than the first is trained at the second
+MANY_IMAGES = 100_000  # with at least this many, a new model on a GPU is BEiT-Base
+FEW_IMAGES = 5000  # with fewer, minutes of further pretraining gained nothing
 BACKBONE = 'beit_mm.BEiTBackbone'
 NARROW_PRETRAINING, WIDE_PRETRAINING = 'demo/pretrain.py', 'beit/pretrain_300e.py'
-FEATURE_RECIPES = {  # the same with features instead of visual tokens
+FEATURE_RECIPES = {  # the same recipes with features instead of visual tokens
     NARROW_PRETRAINING: 'demo/pretrain_features.py',
     WIDE_PRETRAINING: 'beit/pretrain_features_dinov2_300e.py',
 }
@@ -54,10 +54,10 @@ HEADS = dict(  # of a segmentor: configs to build on, for narrow and for wide mo
     masks_decoder=('demo/segment_masks.py', 'beit_plus/masks_decoder_512_ade20k_39k_after_in22k.py'),
     linear=('demo/segment_upernet.py', 'beit_plus/linear_512_ade20k_39k_after_in22k.py'),
 )
-NARROW_HEAD, WIDE_HEAD = 'linear', 'upernet'  # unless the call names one: what was best, see docs/results.md
+NARROW_HEAD, WIDE_HEAD = 'linear', 'upernet'  # the best heads, for calls that name none; see docs/results.md
 LORA_RATE = 2.0  # times the recipe's learning rate, for all layers alike
-LINEAR_RATE = 4.0  # times the rate of a narrow segmentor with a linear layer, all of it trained
-RANDOM_RATE = 1e-3  # learning rate of a classifier that begins with random weights
+LINEAR_RATE = 4.0  # times the recipe's rate, for a narrow segmentor with a linear head, trained as a whole
+RANDOM_RATE = 1e-3  # learning rate of a classifier that starts from random weights
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,7 @@ class Length:
 
 @dataclass
 class Record:
-    """The call that made a run (what it leaves open is None until it is planned), the plan, and what came of it."""
+    """The call that started a run, its plan and its results. What the call leaves out is None until planned."""
 
     verb: str  # 'pretrain' or 'finetune'
     images: str = ''  # folder
@@ -113,7 +113,7 @@ class Record:
             file.write(json.dumps(vars(self), indent=2, default=astuple).encode())
 
     def check_call(self, call: 'Record', folder: Path) -> None:
-        """Refuses to resume a run by a call with another option; what the call leaves open stays as it was."""
+        """Refuses to resume a run with other options; an option that the call leaves out keeps its value."""
         options = 'verb images init tokenizer_option length batch seed reduce_zero_label balance bands levels'
         for option in [*options.split(), 'lora', 'freeze', 'head', 'targets', 'teacher']:
             known, given = getattr(self, option), getattr(call, option)
@@ -139,7 +139,7 @@ def new_call(verb: str, images: str | Path, init: str | Path | None = None, **op
     if 'teacher' in options:
         if options.get('targets') != FEATURES:
             raise UserError('--teacher is for features; give --targets features too')
-        if options['teacher'] not in (DEMO, EMA):  # also of an address, so that the report finds the file again
+        if options['teacher'] not in (DEMO, EMA):  # also for a URL, because the report needs the file again
             options['teacher'] = str(path_of_checkpoint(options['teacher']).absolute())
     if options.get('targets') == FEATURES and 'tokenizer_option' in options:
         raise UserError('--targets features needs no tokenizer; leave --tokenizer out')
@@ -153,10 +153,10 @@ def new_call(verb: str, images: str | Path, init: str | Path | None = None, **op
 
 
 def lasting(source: str | Path) -> str:
-    """The file of a checkpoint, for later calls elsewhere; words and URLs stay."""
+    """The absolute path of a checkpoint, for later calls from other folders; words and URLs stay as they are."""
     if source in (DEMO, NONE) or '://' in str(source):
         return str(source)
-    return str(path_of_checkpoint(source).absolute())  # links stay: name and neighbouring files tell what it is
+    return str(path_of_checkpoint(source).absolute())  # links stay: the name and the files beside it say what it is
 
 
 @dataclass
@@ -170,28 +170,28 @@ class Plan:
     size: tuple[int, int]  # of the images, (height, width) in pixels
     preprocessing: dict[str, Any]  # mean and std, pixels 0-255
     advice: str  # which start would be better; empty if none is known
-    assumed: str  # the warning where `init` does not record mean and std; empty without one
-    batch: int  # images of a step
+    assumed: str  # the warning if `init` does not record mean and std; otherwise empty
+    batch: int  # images per step
     workers: int  # processes that read images
     init: str | None  # checkpoint to begin with; None for random weights
-    targets: dict[str, Any] | None  # of a pretraining: config of the tokenizer or FeatureTargets; None: a new one
+    targets: dict[str, Any] | None  # of a pretraining: config of the tokenizer or FeatureTargets; None: to be trained
     teacher_width: int | None  # of a frozen teacher
-    keeps_head: bool  # `init` predicts tokens of this tokenizer already; its head is trained further
+    keeps_head: bool  # `init` already predicts tokens of this tokenizer; its head is trained further
     balance: bool  # images of small classes are shown more often
     lora: int | None  # rank of the matrices that are trained in place of the backbone's layers
-    frozen: int | None  # blocks that are not trained, from the first on, with the embeddings
-    fits_head: bool  # of a classifier, to features that are computed once
+    frozen: int | None  # how many of the first blocks are not trained; nor are the embeddings then
+    fits_head: bool  # only the head of a classifier is trained, on features that are computed once
     head: str | None  # of a segmentor, one of HEADS
 
     @property
     def targets_name(self) -> str | None:
-        """Type and file of the tokenizer or teacher, which a resumed run must find again; None without one yet."""
+        """Type and file of the tokenizer or teacher, which a resumed run must find again; None until there is one."""
         targets = self.targets
         return f'{targets["type"]} of {targets.get("teacher") or targets.get("checkpoint")}' if targets else None
 
     @property
     def teacher(self) -> str | None:
-        """Whose features are predicted, in words; None: tokens are."""
+        """Describes the model whose features are predicted; None if tokens are predicted."""
         name = (self.targets or {}).get('teacher')
         return "this model's moving average" if name == EMA else name
 
@@ -206,7 +206,7 @@ class Plan:
 
 
 def plan_training(images: Images, call: Record) -> Plan:
-    """Plans a training by the number of images, the device and its memory, where the call leaves it open."""
+    """Plans a training. Number of images, device and memory decide what the call leaves open."""
     device = call.device or ('cuda' if torch.cuda.is_available() else 'cpu')
     advice, init = '', call.init or (DEMO if device == 'cpu' or call.verb == 'finetune' else NONE)
     segments = isinstance(images, LabelMaps)
@@ -217,14 +217,14 @@ def plan_training(images: Images, call: Record) -> Plan:
     checkpoint = None if init == NONE else Checkpoint.open(init, **({} if bands else levels))
     if checkpoint and not bands:
         preprocessing, assumed = checkpoint.normalisation
-    else:  # bands are measured, whatever the checkpoint says of its RGB images
+    else:  # bands are measured, whatever the checkpoint records for its RGB images
         usual = bands or IMAGENET
         preprocessing, assumed = normalisation_of('the new model', usual, (), len(usual['mean']), **levels)
     base, backbone = choose_model(images, call.verb, device, checkpoint, len(preprocessing['mean']))
     head = None
     if segments:
         is_wide = sizes_of(backbone['arch'])['embed_dims'] > NARROW
-        # a run that was planned before there was a choice has UperNet
+        # runs that were planned before there was a choice have UperNet
         head = call.head or (WIDE_HEAD if is_wide or call.digest else NARROW_HEAD)
         base = HEADS[head][is_wide]
         side = own_config(base).model.test_cfg.crop_size[0]
@@ -247,7 +247,7 @@ def plan_training(images: Images, call: Record) -> Plan:
     if frozen is not None and not 0 <= frozen <= depth:
         raise UserError(f'--freeze is {frozen}; expected {ALL}, or blocks from 0 to {depth}')
     workers, batch, number = call.workers, call.batch, len(images.train.names)
-    if workers is None:  # two cores are for the process that feeds a GPU; without one the training takes most cores
+    if workers is None:  # feeding a GPU takes two cores; without a GPU the training itself takes most of them
         cores = len(os.sched_getaffinity(0)) if hasattr(os, 'sched_getaffinity') else os.cpu_count() or 1
         workers = max(1, min(cores - 2, 16) if device == 'cuda' else cores // 4)
     if batch is None:
@@ -278,7 +278,7 @@ def plan_training(images: Images, call: Record) -> Plan:
 
 
 def released_start(head: str | None, advice: str = '--init {} would begin better') -> tuple[str, str]:
-    """The released model that a training on a GPU begins with or learns from; or 'demo', and what would be better."""
+    """The released model to start or learn from on a GPU, and ''; or else 'demo', and which model would be better."""
     side = own_config(HEADS[head][1]).model.test_cfg.crop_size[0] if head else USUAL_PIXELS
     most = {name: largest_batch('cuda', sizes_of(arch), (side // 14) ** 2, head) for name, arch in STARTS.items()}
     wanted = [name for name, batch in most.items() if batch >= LEAST_BATCH]
@@ -291,7 +291,7 @@ def released_start(head: str | None, advice: str = '--init {} would begin better
 def choose_model(
     images: Images, verb: str, device: str, checkpoint: Checkpoint | None, channels: int
 ) -> tuple[str, dict[str, Any]]:
-    """The config to build on, and the arguments of the backbone: the checkpoint's, or by device and images."""
+    """The config to build on, and the backbone's arguments: the checkpoint's, or chosen by device and images."""
     base = WIDE_PRETRAINING if device == 'cuda' else NARROW_PRETRAINING
     if checkpoint:
         backbone = rebuild.backbone_config(checkpoint, channels)
@@ -302,7 +302,7 @@ def choose_model(
             backbone['arch'] = 'base' if len(images.train.names) >= MANY_IMAGES else 'small'
     backbone['in_channels'] = channels
     if verb == 'finetune':
-        base = NARROW_FINETUNING  # of any width: in minutes mixup and RandAugment cost more than they give
+        base = NARROW_FINETUNING  # for any width: in a short run mixup and RandAugment cost more than they gain
     if max(as_size(backbone['img_size'])) > MOST_PIXELS:
         backbone['img_size'] = as_size(USUAL_PIXELS - USUAL_PIXELS % backbone['patch_size'])
     return base, backbone
@@ -361,7 +361,7 @@ def describe_plan(plan: Plan, images: Images) -> list[str]:
 def loaders(
     images: Images, lists: Path, plan: Plan, pipelines: Sequence[list], validated: str = 'validated', **data: Any
 ) -> dict[str, Any]:
-    """Settings of the data loaders, for images of lists; `pipelines` of training and of validation."""
+    """Settings of the data loaders for the listed images; `pipelines` are those of training and validation."""
     loading = dict(batch_size=plan.batch, num_workers=plan.workers, persistent_workers=plan.workers > 0)
     train, val = (
         dict(loading, dataset=dict(images.dataset(lists, name), pipeline=pipeline, on_error='skip', **data))
@@ -371,7 +371,7 @@ def loaders(
 
 
 def tokenizer_batch(batch: int) -> int:
-    """Images of a step of the tokenizer, at most as many as its learning rate was chosen for."""
+    """Images per step of the tokenizer, at most the number that its learning rate was chosen for."""
     return min(own_config(rebuild.TOKENIZER).train_dataloader.batch_size, batch)
 
 
@@ -379,7 +379,7 @@ def tokenizer_settings(base: Config, images: Images, plan: Plan, lists: Path, st
     pipelines = [base.train_pipeline, base.val_pipeline]
     batch = tokenizer_batch(plan.batch)
     return dict(
-        model=dict(temperature_steps=steps, kl_steps=max(1, steps // 4)),  # the recipe's shares of its length
+        model=dict(temperature_steps=steps, kl_steps=max(1, steps // 4)),  # the same shares of the run as in the recipe
         **loaders(images, lists, replace(plan, batch=batch), pipelines),
         **schedule(steps, 50, batch, base.param_scheduler[-1].eta_min_ratio),
     )
@@ -401,14 +401,14 @@ def pretraining_settings(base: Config, images: Images, plan: Plan, lists: Path, 
     )
     length = schedule(steps, steps // 20, plan.batch, base.param_scheduler[-1].eta_min_ratio)
     if plan.keeps_head:
-        length['train_cfg']['val_begin'] = 0  # shows what its weights predict already
+        length['train_cfg']['val_begin'] = 0  # to show what its weights already predict
     if plan.init:
         model['backbone']['init_cfg'] = dict(type='Pretrained', checkpoint=plan.init)
-    if plan.keeps_head:  # by itself: an init_cfg of the whole model would overrule the backbone's
+    if plan.keeps_head:  # loaded separately: an init_cfg of the whole model would override the backbone's
         model['head']['init_cfg'] = dict(type='Pretrained', checkpoint=plan.init, prefix='head.')
     rate = base.optim_wrapper.optimizer.lr
-    if plan.base.startswith('demo/'):  # its rate is for a width of 128; models of twice that bear it, wider ones less
-        rate *= min(1.0, 256 / plan.width) * (0.5 if plan.keeps_head else 1.0)  # what is trained already is kept
+    if plan.base.startswith('demo/'):  # its rate, chosen at width 128, is too high above width 256
+        rate *= min(1.0, 256 / plan.width) * (0.5 if plan.keeps_head else 1.0)  # half, to keep what is already learned
     if plan.targets.get('teacher') == EMA:
         length['custom_hooks'] = [*base.custom_hooks, dict(type='beit_mm.TeacherMomentumHook')]
     return dict(
@@ -429,9 +429,9 @@ def tuned_backbone(plan: Plan, **options: Any) -> dict[str, Any]:
 
 
 def tuned_optimizer(plan: Plan, recipe: Config, rate: float) -> dict[str, Any]:
-    """The recipe's layer decay, and its rate for the plan's batch; random weights learn alike in all layers."""
+    """The recipe's rate for the plan's batch, and its layer decay; without decay for LoRA and random weights."""
     decay = recipe.optim_wrapper.paramwise_cfg.layer_decay_rate if plan.init and not plan.lora else 1.0
-    if plan.lora:  # its matrices begin at zero and leave what they are added to as it was, so they bear larger steps
+    if plan.lora:  # at first its matrices add nothing to the frozen layers, so they tolerate larger steps
         rate *= LORA_RATE
     rate = scaled(rate, plan.batch / recipe.auto_scale_lr.base_batch_size)
     return dict(optimizer=dict(lr=rate), paramwise_cfg=dict(layer_decay_rate=decay))
@@ -452,7 +452,7 @@ def finetuning_settings(base: Config, images: Images, plan: Plan, lists: Path, s
         data['train_dataloader'].update(drop_last=False, sampler=dict(shuffle=False))
     if plan.balance:
         learned = dict(type=base.train_dataloader.dataset.type, **data['train_dataloader']['dataset'])
-        largest = max(images.learned.values()) / images.learned.total()  # whose images are shown once
+        largest = max(images.learned.values()) / images.learned.total()  # the share of a class shown once
         balanced = dict(_delete_=True, type='ClassBalancedDataset', oversample_thr=largest, dataset=learned)
         data['train_dataloader']['dataset'] = balanced
     return dict(
@@ -501,7 +501,7 @@ def segmentation_settings(base: Config, images: Images, plan: Plan, lists: Path,
         test_cfg=dict(crop_size=plan.size, stride=[side * 2 // 3 for side in plan.size]),
     )
     pipelines = [resized(base[f'{name}_pipeline'], plan.size) for name in ('train', 'test', 'tta')]
-    if images.bands:  # colours are not distorted
+    if images.bands:  # no distortion of colours
         pipelines = [[images.bands['load'], *steps[1:]] for steps in pipelines]
         pipelines[0] = [step for step in pipelines[0] if step['type'] != 'PhotoMetricDistortion']
     settings = dict(loaders(images, lists, plan, pipelines[:2]), tta_pipeline=pipelines[2])
@@ -517,7 +517,7 @@ def segmentation_settings(base: Config, images: Images, plan: Plan, lists: Path,
     )
 
 
-# by the stages of a training; each takes the config that it builds on, images, plan, folder of lists and steps
+# for each stage of a training; each takes its base config, the images, the plan, the folder of lists and the steps
 SETTINGS = dict(
     tokenizer=tokenizer_settings,
     pretrain=pretraining_settings,

@@ -39,7 +39,7 @@ from beit_mm.features.extractor import ExistingPath, FeatureExtractor
 from beit_mm.files import atomic_file, quoted
 from beit_mm.pictures import center_tile, draw_neighbours, draw_runs, read_scalars, sheet, shortened
 
-ROWS = {  # of the report: a metric's name, and what it is
+ROWS = {  # of the report: a metric's name and its description
     'mim_loss': 'loss on masked patches (mim_loss)',
     'mim_loss_start': 'the same with the initial weights, nats',
     'token_entropy': 'loss of guessing by token frequency alone (token_entropy)',
@@ -60,14 +60,14 @@ ROWS = {  # of the report: a metric's name, and what it is
 }
 BASELINES = dict(thumbnails='thumbnails', most_frequent='the most frequent class')  # which need no network
 OTHER_FEATURES = dict(start='the initial weights', random='random weights', thumbnails='thumbnails')
-METHODS = dict(knn='nearest neighbours', linear='linear layer', attentive='attentive probe')  # that judge features
+METHODS = dict(knn='nearest neighbours', linear='linear layer', attentive='attentive probe')  # that test features
 BETTER, WORSE, TOO_CLOSE = 'better than', 'worse than', 'too close to tell from'
-MIN_LOSS_GAIN = 0.05  # nats, or of features a share of variance, by which losses must differ to count
+MIN_LOSS_GAIN = 0.05  # nats, or for features a share of variance; smaller differences of losses do not count
 NUM_QUERIES = 6  # in the picture of neighbours
 MIN_THUMBNAILS, MOST_THUMBNAILS = 100, 20_000  # for ridge regression to learn from; MIN_ even if time is short
 MIN_ANSWERS = 100  # held-out images to classify even if time is short
 MOST_CLASSES = 30  # in the table of a classifier
-MISTAKES, MISTAKES_COLUMNS, MISTAKES_SIDE = 24, 4, 240  # how many are drawn, in how many columns, pixels of a tile
+MISTAKES, MISTAKES_COLUMNS, MISTAKES_SIDE = 24, 4, 240  # how many are drawn, columns, side of a tile in pixels
 
 DECODED = 'predicted, the correct tokens decoded'
 FILLED = 'each masked patch drawn as the masked one of all these images with the nearest features'
@@ -84,7 +84,7 @@ class Metric:
     @classmethod
     def share(cls, percent: float, number: int) -> 'Metric':
         """A share of `number` images, in %."""
-        share = min(percent / 100, 1.0)  # mmpretrain's float32 may give more
+        share = min(percent / 100, 1.0)  # mmpretrain's, in float32, may exceed 100 %
         likely = (share * number + 1) / (number + 2)  # a few images, all correct, do not prove 100 %
         return cls(100 * share, 100 * math.sqrt(likely * (1 - likely) / number), number)
 
@@ -100,7 +100,7 @@ class Metric:
         return BETTER if self.value > 0 else WORSE
 
 
-Metrics: TypeAlias = dict[str, Metric]  # by the names in ROWS, or by what something is compared with
+Metrics: TypeAlias = dict[str, Metric]  # by the names in ROWS; gains by the name of what a run is compared with
 
 
 class Picture(NamedTuple):
@@ -198,7 +198,7 @@ def gains_over(name: str, metrics: Mapping[str, Metric], ending: str = '') -> Me
 
 
 def drawn_until(items: Iterable[Any], deadline: float, least: int) -> Iterator[Any]:
-    """Items in random order until `deadline`, by time.monotonic, but at least `least` of them."""
+    """Yields items in random order until the `deadline` (time.monotonic), but at least `least` of them."""
     items = [*items]
     for number, item in enumerate(random.Random(0).sample(items, len(items))):
         if number >= least and time.monotonic() > deadline:
@@ -217,8 +217,8 @@ def describe_pretraining(
 ) -> Report:
     """Reports on a pretraining that began with `start`: its validation, and its features on `compared` images.
 
-    It predicts features of `teacher`; None: tokens. Draws its pictures beside the weights. Judges features by the
-    methods that `seconds` allow.
+    The pretraining predicted features of `teacher`, or tokens if that is None. The pictures go beside the weights.
+    Features are tested with as many METHODS as `seconds` allow.
     """
     deadline = time.monotonic() + seconds
     folder, trained = weights.parent, Checkpoint.open(weights)
@@ -257,7 +257,7 @@ def gains_by_pairs(right: Mapping[str, Tensor]) -> Metrics:
 
 
 def did_it_help(answers: Mapping[str, Mapping[str, Tensor]]) -> list[list[str]]:
-    """A table of the answers from `compare_features`, and of how much better the end is than the start."""
+    """Tabulates the answers from `compare_features`, and how much better the end is than the start."""
     if not answers:
         return []
     names = dict(OTHER_FEATURES, end='this pretraining')
@@ -321,9 +321,9 @@ def judge_pretraining(
 def describe_finetuning(
     weights: Path, images: Images, metrics: Metrics, seconds: float, asked: int, balance: bool
 ) -> Report:
-    """Reports on a classifier: its validation, its answers to `asked` images, and `seconds` of baselines.
+    """Reports on a classifier: its validation, its answers on `asked` held-out images, and `seconds` of baselines.
 
-    Draws its pictures beside the weights.
+    The pictures go beside the weights.
     """
     folder = weights.parent
     found, learned = compare_classifier(images, seconds)
@@ -432,10 +432,10 @@ def read_thumbnails(labelled: Iterable[tuple[str, int]]) -> tuple[Tensor, Tensor
 def compare_features(
     trained: Checkpoint, images: Images, size: int, start: str | None = None, deadline: float = math.inf
 ) -> tuple[dict[str, dict[str, Tensor]], Image.Image]:
-    """Which held-out images are classified correctly by features at the `end`, at the `start` and by others.
+    """Classifies held-out images by the features at the `end`, by those at the `start`, and by baselines.
 
-    They learn from `size` images. Returns method of METHODS -> features -> `right_answers`, without methods that would
-    end after the `deadline` (time.monotonic), and a picture of neighbours. Without classes the first is empty.
+    Each learns from `size` images. Returns method of METHODS -> features -> `right_answers`, empty without classes, and
+    a picture of neighbours. Methods that would end after the `deadline` (time.monotonic) are left out.
     """
     parts, extract = labels_of(images, size), FeatureExtractor(trained)
     number, networks = len(images.classes), dict(end=extract)
@@ -485,7 +485,7 @@ def right_answers(method: str, bank: Mapping[str, Any], held_out: Mapping[str, A
 
 
 def read_features(extract: FeatureExtractor, parts: Sequence[Mapping[str, int]]) -> list[dict[str, Any]]:
-    """Paths, features, labels and held patches of each part's readable files; all channels of features count alike."""
+    """Paths, standardised features, labels and held patches of each part's readable files."""
     found = []
     for part in parts:
         read: list[dict[str, Any]] = []
@@ -509,7 +509,7 @@ def patches_of(
 
 
 def compare_classifier(images: Images, seconds: float) -> tuple[Metrics, int]:
-    """Metrics of ridge regression on `thumbnails` and the `most_frequent` class; how many images they learned from."""
+    """Metrics of ridge regression on `thumbnails` and of the `most_frequent` class, and how many images they saw."""
     begin, (known, held_out) = time.monotonic(), labels_of(images, MOST_THUMBNAILS)
     x, y = read_thumbnails(drawn_until(known.items(), begin + 0.8 * seconds, MIN_THUMBNAILS))
     pixels, truth = read_thumbnails(drawn_until(held_out.items(), begin + seconds, MIN_THUMBNAILS))
@@ -519,7 +519,7 @@ def compare_classifier(images: Images, seconds: float) -> tuple[Metrics, int]:
         counts = confusion(predicted, truth, len(images.classes))
         metrics[name] = Metric.share(100 * evaluation.accuracy(counts), len(truth))
         metrics[f'{name}_class_mean'] = class_mean(counts)
-    # exact: one class is right, whichever images are drawn
+    # exact: one class is always right and the others never, whichever images are drawn
     metrics['most_frequent_class_mean'] = Metric(metrics['most_frequent_class_mean'].value, 0.0)
     return metrics, len(y)
 

@@ -28,7 +28,7 @@ from beit_mm.features.evaluation import confusion, patch_dataset
 from beit_mm.features.extractor import FeatureExtractor
 from beit_mm.pictures import SIDE, sheet, with_legend
 
-GRID = (120, 160)  # pixels of the images that the baseline sees
+GRID = (120, 160)  # height and width in pixels at which the baseline sees images
 LEVELS = 8  # of each colour channel
 MIN_TESTED = 20  # images, even if time is short
 RESAMPLED = 500  # bootstrap samples, for standard errors
@@ -65,10 +65,10 @@ class PositionAndColour:
     @cached_property
     def tables(self) -> tuple[np.ndarray, np.ndarray]:
         """log P(class | position) and log P(colour | class), once all images are counted."""
-        # one more of everything, so that what was never seen is unlikely rather than impossible
+        # each count is raised by one: what was never seen is unlikely rather than impossible
         positions, colours = self.at_position + 1, self.of_colour + 1
         log_position = np.log(positions / positions.sum(axis=2, keepdims=True))
-        unseen = self.at_position.sum(axis=(0, 1)) == 0  # such a class would make every colour equally likely
+        unseen = self.at_position.sum(axis=(0, 1)) == 0  # to such a class every colour would be equally likely
         log_position[..., unseen] = -np.inf
         return log_position, np.log(colours / colours.sum(axis=0))
 
@@ -97,14 +97,14 @@ class Tested:
     baseline: PositionAndColour
 
     def ious(self, name: str, times: Tensor | None = None) -> Tensor:
-        """IoU in % (1, K), or (R, K) for R samples with each image so many `times` (R, N); nan for what is nowhere."""
+        """IoU in % (1, K), or (R, K) for R samples with each image `times` (R, N); nan for absent classes."""
         times = torch.ones(1, len(self.indices), dtype=torch.float64) if times is None else times
         return 100 * (times @ self.hits[name]) / (times @ self.unions[name])
 
     def metric(self, name: str, other: str | None = None) -> Metric:
         """The mIoU of a method, or its gain over another one.
 
-        The standard error comes from a bootstrap over images, with the same samples for all; from one image it is inf.
+        The standard error comes from a bootstrap over images, the same for all methods; for a single image it is inf.
         """
         number = len(self.indices)
         drawn = torch.randint(number, (RESAMPLED, number), generator=torch.Generator().manual_seed(0))
@@ -128,9 +128,9 @@ def describe_segmentation(
 ) -> Report:
     """Reports on a segmentor: its validation and `seconds` of tests; draws pictures beside the weights.
 
-    Of RGB images it is compared with the weights `start` that it began with: a patch of an image has the class of the
-    nearest patches of `known` images by their frozen features, which needs no training. `levels` are the mean and std
-    of the call, pixels 0-255, if it gave them.
+    On RGB images it is compared with its initial weights `start`: by their frozen features, each patch gets the class
+    of the nearest patches in `known` labelled images, without training. `levels` are the mean and std that the call
+    gave, pixels 0-255, or empty.
     """
     begin = time.monotonic()
     folder, segmentor = weights.parent, SegmentationInferencer(weights)
@@ -205,7 +205,7 @@ def compare_segmentors(segmentors: Mapping[str, Segmentor], images: LabelMaps, l
 
 
 def samples(dataset: SegmentationFolder, until: float) -> Iterator[tuple[int, dict]]:
-    """Indices and samples in random order until a time, but at least MIN_TESTED."""
+    """Yields indices and samples in random order until the time `until`, but tries at least MIN_TESTED."""
     for index in reports.drawn_until(range(len(dataset)), until, MIN_TESTED):
         with suppress(UnreadableImageError):
             sample = dataset[index]
@@ -225,7 +225,7 @@ def confused(counts: Tensor, classes: Sequence[str]) -> str:
 
 
 def draw_overlays(segmentor: SegmentationInferencer, tested: Tested, out: Path) -> None:
-    """Draws the images with the highest, median and lowest mIoU: plain, under the label map and the prediction."""
+    """Draws the images with the highest, median and lowest mIoU: plain, with the label map, with the prediction."""
     scores = 100 * (tested.hits['mIoU'] / tested.unions['mIoU']).nanmean(dim=1)  # N
     order = scores.argsort(descending=True).tolist()
     rows, present = [], set()

@@ -31,7 +31,7 @@ from beit_mm.terminal import with_bar
 
 HELD_OUT = 0.1  # share of the images, if no folder `val` lies beside `train`
 MIN_IMAGES, MIN_PAIRS = 100, 10  # needed to learn from: images, images with label maps
-FEW, UNEQUAL = 10, 5  # images that a class should have; how many times the smallest class the largest may be
+FEW, UNEQUAL = 10, 5  # images that a class should have; largest acceptable ratio of class sizes
 DATE = re.compile(r'(19|20)\d\d[-_.]?(0[1-9]|1[0-2])([-_.]?[0-3]\d)?')  # such folders are not classes
 IMAGES = ('images', 'imgs', 'JPEGImages')  # names of folders, in the order of the search
 MAPS = ('annotations', 'masks', 'labels', 'SegmentationClass')
@@ -51,13 +51,13 @@ class ImageList(NamedTuple):
 
 @dataclass
 class Images:
-    """Images to learn from and held-out ones, and the names of the classes (none: the folders name no classes)."""
+    """Images to learn from, held-out images, and the class names (empty if the folders are not classes)."""
 
     train: ImageList
     held_out: ImageList
     classes: list[str]
     num_validated: ClassVar[int] = 256  # held-out images that losses are computed on
-    validation_cost: ClassVar[int] = 1  # of a held-out image, relative to an image of a step
+    validation_cost: ClassVar[int] = 1  # of a held-out image, relative to a training image
 
     def __str__(self) -> str:
         text = f'{len(self.train.names):,} images to learn from, {len(self.held_out.names):,} held out'
@@ -91,8 +91,8 @@ class Images:
 def find_images(folder: str | Path) -> Images:
     """Finds the images of a folder, and holds some of them out.
 
-    If the folder is called `train`, or holds folders `train` and `val` (TRAINING, VALIDATION), the images in `val` are
-    held out; otherwise a tenth of each folder is. The choice depends on the paths only.
+    The images in `val` are held out if the folder holds `train` and `val` (TRAINING, VALIDATION), or is a `train`
+    beside a `val`; otherwise a tenth of each folder is. The choice depends on the paths only.
     """
     root = training_folder(folder)
     train = list_folder(root)
@@ -113,7 +113,7 @@ def find_images(folder: str | Path) -> Images:
 
 
 def training_folder(folder: str | Path) -> Path:
-    """The `train` in a folder that also holds `val`, or nothing else but `test`; otherwise the folder itself."""
+    """The `train` in a folder that also holds `val`, or only `test` or nothing else; otherwise the folder itself."""
     root = Path(folder).expanduser().resolve(strict=True)
     folders = subfolders(root)
     train = next((name for name in TRAINING if name in folders), '')
@@ -212,7 +212,7 @@ def find_label_maps(
         reduce_zero_label: whether 0 marks unlabelled pixels; None: as classes.txt shows.
         whole: use all images to learn from, which may be few, and hold none of them out.
         bands: bands of the images to read, counted from 0, or 'all'; None: all if reading as RGB would lose some.
-        max_pixels: of an image or map, see LoadImage.
+        max_pixels: limit for an image or map, see LoadImage.
 
     Raises:
         UserError: images and maps do not fit together, or nothing shows what 0 means.
@@ -264,7 +264,7 @@ def find_label_maps(
 
 
 def table_numbers(path: Path) -> list[int] | None:
-    """The classes' numbers in a table with the columns Number and Name, as `segment` writes it; None without one."""
+    """The classes' numbers in a table with the columns Number and Name, as `segment` writes it; None if it has none."""
     header, *rows = [line.split('\t') for line in read_lines(str(path)) if line]
     if not {'Number', 'Name'} <= {*header}:
         return None
@@ -275,7 +275,7 @@ def table_numbers(path: Path) -> list[int] | None:
 
 
 def find_bands(folder: Path, bands: str | Sequence[int] | None) -> str | Sequence[int] | None:
-    """The bands to read: the given ones, or as the folder's first image shows; None: read RGB."""
+    """The bands to read: the given ones, or all if the folder's first image needs that; None: read RGB."""
     path = str(folder / next(iter(list_images(str(folder), READ)), ''))
     if path.lower().endswith(BAND_EXTENSIONS):
         return 'all' if bands is None and has_hidden_bands(path) else bands
@@ -320,7 +320,7 @@ def find_folders(root: Path, least: int) -> list[tuple[Path, Path]]:
 
     images, maps, splits = present(root, IMAGES), present(root, MAPS), present(root, TRAINING, VALIDATION)
     folders: list[tuple[Path, Path]] = []
-    if images and (maps or not splits):  # `images` is not the name of a class
+    if images and (maps or not splits):  # else `images` may be the name of a class
         pair = root / images[0], root / (maps or MAPS)[0]
         folders = [(pair[0] / name, pair[1] / name) for name in present(pair[0], TRAINING, VALIDATION) or ['']]
     else:
@@ -409,7 +409,7 @@ def choose_colours(
 def choose_labels(
     found: Sequence[Mapping[str, set[int]]], names: Sequence[str] | None, reduce_zero_label: bool | None
 ) -> tuple[list[str], list[int], str]:
-    """The classes, the number of each in the label maps, and a sentence on them. `names` come from classes.txt.
+    """The classes, the number of each in the label maps, and a phrase about them. `names` come from classes.txt.
 
     `found` gives, for each folder, the numbers in the map of each image.
     """
@@ -447,7 +447,7 @@ def read_pair(image: str, file: str, by_bands: bool, by_colour: bool, max_pixels
     labels = read_labels(file, by_colour, max_pixels)
     if by_bands:
         height, width = read_bands(image, max_pixels).shape[:2]
-    else:  # from its header, turned upright
+    else:  # the size in the image's header, turned upright
         with unreadable(image, Exception), open_image(image, max_pixels) as opened:
             width, height = opened.size[::-1] if orientation(opened) in SIDEWAYS else opened.size
     return labels if labels.shape == (height, width) else None

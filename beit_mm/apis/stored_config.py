@@ -1,8 +1,8 @@
 """Allow-list of the types that a config stored in a checkpoint may build.
 
 Building a type runs code with its arguments, and mmengine imports a name that it does not know. So a stored config may
-use only these types, and give them names, numbers and short lists. Limits stand where a number alone, whatever the
-weights are, takes memory or hours.
+use only these types, and give them names, numbers and short lists. A number is limited where it alone, whatever the
+weights are, could take too much memory or hours.
 """
 
 import re
@@ -13,17 +13,17 @@ from typing import Any
 from beit_mm.datasets.reading import MAX_PIXELS
 from beit_mm.errors import UserError
 
-# Only training needs these. They are left out, whatever they hold.
+# Only training needs these. They are left out, whatever their values.
 TRAINING_KEYS = 'init_cfg loss loss_decode pretrained train_cfg auxiliary_head batch_augments cache_bytes'.split()
 UNTYPED = ('arch', 'data_preprocessor', 'test_cfg')  # arguments that may be dicts without a type
-NAME = re.compile(r'[A-Za-z]\w*')  # of all text: not a path, not an address
+NAME = re.compile(r'[A-Za-z]\w*')  # any text must be such a name, not a path or URL
 FIXED = dict(
     imdecode_backend='cv2',  # Pillow would hand PostScript to a program
-    random_weights=False,  # of a tokenizer, which would take any size
+    random_weights=False,  # a tokenizer with random weights could have any size
 )
 MAX_SIDE = 8192  # pixels
 MAX_LENGTH = 64  # of lists, such as the scales of a test
-LEAST_STRIDE = 8  # pixels; a window also has at most so many strides along a side
+LEAST_STRIDE = 8  # pixels; a window also has at most this many strides along a side
 LIMITS = {
     **dict.fromkeys('num_layers num_levels num_convs bottleneck_blocks windows_per_batch dilation'.split(), 256),
     **dict.fromkeys('crop_size img_size short_side size size_divisor pad_size_divisor'.split(), MAX_SIDE),
@@ -33,7 +33,7 @@ LIMITS = {
     'max_pixels': MAX_PIXELS,
 }
 
-# Types of mmpretrain and mmseg may also be named with the library before them
+# The types of mmpretrain and mmseg may have the library's name as a prefix
 LAYERS = 'beit_mm.BEiTBackbone BN SyncBN beit_mm.SyncBN LN GN ReLU GELU'
 PARTS = dict(
     classifier=f"""
@@ -62,10 +62,10 @@ class RefusedError(UserError):
 
 
 def check_part(values: Any, types: Sequence[str], place: str) -> dict[str, Any]:
-    """A part of a stored config, as a new dict without what only training needs.
+    """Checks a part of a stored config; returns it as a new dict without what only training needs.
 
-    RefusedError for a type, also inside of it, that is not among `types`, and for a value that is not a name, a number
-    within the limits or a short list. `place` is where it stands in the config.
+    Raises RefusedError for a type, at any depth, that is not among `types`, and for a value that is not a name, a
+    number within the limits or a short list. `place` is where the part stands in the config.
     """
     if not isinstance(values, dict):
         raise RefusedError(place, values, 'a dict')
@@ -89,7 +89,7 @@ def check_part(values: Any, types: Sequence[str], place: str) -> dict[str, Any]:
 
 
 def check_value(name: str, value: Any, types: Sequence[str], place: str) -> Any:
-    """An argument of a stored config; lists become tuples, which mmcv wants and JSON does not have."""
+    """Checks and returns an argument of a stored config; lists become tuples, which mmcv wants and JSON lacks."""
     if name in FIXED and value != FIXED[name]:
         raise RefusedError(place, value, repr(FIXED[name]))
     if isinstance(value, dict):
@@ -105,10 +105,10 @@ def check_value(name: str, value: Any, types: Sequence[str], place: str) -> Any:
 
 
 def check_sizes(values: dict, place: str) -> None:
-    """Raises RefusedError for a resizing or windows that could take hours, which two arguments decide."""
+    """Raises RefusedError for resizing or windows that could take hours; both depend on two arguments."""
     scale, stride, crop = (values.get(name) for name in ('scale', 'stride', 'crop_size'))
     sides = scale if isinstance(scale, tuple) else (scale or 0,)
-    side = min(sides) if values.get('keep_ratio') else max(sides)  # of an image that keeps its shape the short side
+    side = min(sides) if values.get('keep_ratio') else max(sides)  # of an image that keeps its shape: the short side
     if side > MAX_SIDE:
         raise RefusedError(f'{place}.scale', scale, f'at most {MAX_SIDE} pixels')
     if isinstance(stride, tuple) and isinstance(crop, tuple):
