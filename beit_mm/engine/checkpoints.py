@@ -33,7 +33,7 @@ from beit_mm.registry import HOOKS
 PLAIN_TYPES = (str, int, float, bool, type(None))
 RUN_FILE = 'run_id'  # in the work directory: names the last run that wrote there
 INTERRUPTED = 'interrupted.pth'  # written when a signal ends the run
-VALIDATED = 'last_validation'  # in the message hub: the iteration of the last validation that came to its end
+VALIDATED = 'last_validation'  # in the message hub: the iteration of the last complete validation
 RESTARTS = ('TORCHELASTIC_RESTART_COUNT', 'SLURM_RESTART_COUNT')  # above 0 after a restart by the launcher
 HIGHER_IS_BETTER = ('acc', 'top', 'ar@', 'auc', 'precision', 'map', 'mdice', 'miou')  # as in mmengine, lower case
 
@@ -53,10 +53,10 @@ class CheckpointHook(Hook):
         interval: epochs or iterations between two checkpoints; -1 saves none but the last.
         by_epoch: whether the interval counts epochs.
         max_keep_ckpts: how many of the numbered checkpoints to keep; -1 keeps all.
-        save_last: whether the end of the training is saved too.
+        save_last: whether to save the end of the training too.
         save_best: metrics whose best checkpoint is kept; 'auto' is the first metric of a validation. An improvement
             also writes a numbered checkpoint, once the run has one.
-        rule: 'greater' or 'less', which is better; by default the metric's name decides.
+        rule: 'greater' or 'less', whichever is better; by default the metric's name decides.
     """
 
     priority = 'VERY_LOW'  # after all other hooks, so that what they changed is saved
@@ -86,7 +86,7 @@ class CheckpointHook(Hook):
         folder = Path(runner.work_dir)
         if is_main_process():
             remove_leftovers(folder)
-        # torchrun counts restarts on each node: one that lost no process says 0
+        # torchrun counts restarts on each node: a node that lost no process has 0
         restarted = any(all_gather_object(any(int(os.environ.get(name) or 0) for name in RESTARTS)))
         weights = runner._load_from  # mmengine, as of 0.10.7 and 0.10.12, has no public way to choose
         searched = runner._resume == 'auto' or (runner._resume and weights is None)
@@ -101,7 +101,7 @@ class CheckpointHook(Hook):
                 warn(f'No checkpoint of this run in {folder}: it starts at its beginning, with load_from={weights}.')
 
     def after_load_checkpoint(self, runner: Runner, checkpoint: dict) -> None:
-        """Takes over id, position, seed and the files of the resumed run."""
+        """Takes over the id, position, seed and files of the resumed run."""
         meta = meta_of(checkpoint)
         if not runner._resume:
             return
@@ -122,7 +122,7 @@ class CheckpointHook(Hook):
             self.take_over_files(runner, checkpoint['message_hub']['runtime_info'], changes.keys())
 
     def take_over_files(self, runner: Runner, info: dict, changed: Set[str]) -> None:
-        """Takes over the numbers of the run's own files, to delete them in time, and the score of its best one."""
+        """Takes over the numbers of the run's own files, to delete them later, and the score of its best one."""
         is_own_folder = Path(runner._load_from).resolve().parent == Path(runner.work_dir).resolve()
         numbers = info.get('keep_ckpt_ids')
         if is_own_folder and isinstance(numbers, list) and all(type(number) is int for number in numbers):
@@ -217,9 +217,9 @@ class CheckpointHook(Hook):
 
     @master_only
     def save(self, runner: Runner, name: str, resumable: bool = True, replaces: Sequence = (), **meta) -> Path | None:
-        """Writes a checkpoint, then deletes the files that it replaces; None where it cannot, and in other processes.
+        """Writes a checkpoint, then deletes the files that it replaces; None if writing fails, and in other processes.
 
-        `meta`: `epoch` and `iter` of the next step, by default the present ones.
+        `meta`: `epoch` and `iter` of the next step, by default the current ones.
         """
         path = Path(runner.work_dir, name)
         content = run_state(runner, resumable, dict(meta, run=self.run_id))
@@ -242,12 +242,12 @@ class CheckpointHook(Hook):
 
 
 def is_training(runner: Runner) -> bool:
-    """Whether the run trains: then mmengine has built its optimizer by now."""
+    """Whether the run trains: mmengine has then built its optimizer wrapper by now."""
     return isinstance(runner.optim_wrapper, OptimWrapper)
 
 
 def checkpoint_hook_of(runner: Runner) -> CheckpointHook | None:
-    """The run's CheckpointHook; None where it uses another one."""
+    """The run's CheckpointHook; None if it uses another hook."""
     return next((hook for hook in runner.hooks if isinstance(hook, CheckpointHook)), None)
 
 
@@ -266,13 +266,13 @@ def in_main_process(function: Callable[[], Any]) -> Any:
 
 
 def newest_checkpoint(folder: Path, restarted: bool = False, unit: str = 'iter') -> str | None:
-    """Path of the newest checkpoint that the folder's last run can resume from; None: it has saved none.
+    """Path of the newest checkpoint that the folder's last run can resume from; None if it has saved none.
 
     The newest is `interrupted.pth`, which a later checkpoint deletes, then the one with the highest number.
 
     Args:
         restarted: a launcher has restarted the run, which may have saved nothing yet.
-        unit: 'epoch' or 'iter', what the run counts its checkpoints in; any that count the other come last.
+        unit: 'epoch' or 'iter', by which the run numbers its checkpoints; files numbered by the other come last.
     """
     run_file = folder / RUN_FILE
     last_run = run_file.read_text(errors='replace').partition(' ')[0] if run_file.is_file() else None
@@ -329,7 +329,7 @@ def run_state(runner: Runner, resumable: bool, meta: dict) -> dict[str, Any]:
 class CheckpointMetaHook(Hook):
     """Writes config, preprocessing and tokenizer into each checkpoint; warns if a loaded one had another tokenizer.
 
-    mmengine stores the config as Python text, which is executed to be read, and the log as pickled objects, which
+    mmengine would store the config as Python text, which has to be executed, and the log as pickled objects, which
     torch.load refuses.
     """
 
@@ -359,14 +359,14 @@ class CheckpointMetaHook(Hook):
             if before and now and any(before.get(key) != now.get(key) for key in keys):
                 warn(f'The checkpoint was trained on the targets of {before}; this run has {now}.')
             if runner._resume and 'message_hub' in checkpoint:
-                # No text: the file's `cfg` would come into the run's checkpoints, where mmengine executes it.
+                # No text: the file's `cfg` would get into this run's checkpoints, and mmengine executes it.
                 info = checkpoint['message_hub']['runtime_info'].items()
                 kept = {key: item for key, item in info if isinstance(item, (int, float, Tensor)) and key.isprintable()}
                 checkpoint['message_hub'] = stored_hub(kept)
 
 
 def plain_values(value: Any) -> Any:
-    """Nested containers with their plain values and tensors; anything else by its text."""
+    """Copies nested containers with their plain values and tensors; anything else becomes its text."""
     if isinstance(value, np.generic):
         return value.item()
     if isinstance(value, dict):
@@ -378,5 +378,5 @@ def plain_values(value: Any) -> Any:
 
 
 def stored_hub(info: dict) -> dict:
-    """The layout in which mmengine stores a message hub, without the history of a log."""
+    """A message hub as mmengine stores it, without the history of the log."""
     return dict(log_scalars={}, runtime_info=info, resumed_keys=dict.fromkeys(info, True))

@@ -39,13 +39,13 @@ CONSTRUCTOR = (
 
 @HOOKS.register_module()
 class FitCheckHook(Hook):
-    """Refuses or warns about model, data, weights and optimizer that do not match; logs the effective batch.
+    """Refuses or warns if model, data, weights and optimizer do not match; logs the effective batch.
 
     The recipe's batch is `auto_scale_lr.base_batch_size` of the config.
     """
 
     def __init__(self):
-        self.checkpoint: dict | None = None  # that the weights come from, until a training or a test begins
+        self.checkpoint: dict | None = None  # the source of the weights, until a training or a test begins
         self.first_batch = True
         self.init_report: Any = None  # LoadReport of the backbone's init_cfg
 
@@ -97,7 +97,7 @@ class FitCheckHook(Hook):
         check_finite({name: weights[name] for name in others}, 'The checkpoint')
         wrapper, is_resumed = runner.optim_wrapper, runner._resume and 'optimizer' in checkpoint
         if is_resumed and isinstance(wrapper, OptimWrapper) and not isinstance(wrapper, AutocastOptimWrapper):
-            check_state(checkpoint['optimizer'], wrapper.optimizer)  # AutocastOptimWrapper does so when it loads
+            check_state(checkpoint['optimizer'], wrapper.optimizer)  # AutocastOptimWrapper checks it itself
 
     def before_test(self, runner: Runner) -> None:
         dataset = runner.test_dataloader.dataset
@@ -112,7 +112,7 @@ class FitCheckHook(Hook):
 
 
 def check_effective_batch(runner: Runner) -> None:
-    """Logs the effective batch; refuses or warns about settings that do not see that batches are accumulated."""
+    """Logs the effective batch; refuses or warns about settings that ignore the accumulation of batches."""
     processes, batch = get_world_size(), runner.train_dataloader.batch_size
     accumulation = runner.cfg.get('optim_wrapper', {}).get('accumulative_counts', 1)
     auto_scale_lr = runner.cfg.get('auto_scale_lr') or {}
@@ -158,7 +158,7 @@ def check_number_of_images(loader: DataLoader) -> None:
 
 
 def check_sampler(loader: DataLoader) -> None:
-    """Raises UserError if our datasets lack SeededSampler, without which all epochs would have the same views."""
+    """Raises UserError if a dataset of this package lacks SeededSampler: all epochs would have the same views."""
     own = [type(one).__name__ for one in datasets_in(loader.dataset) if isinstance(one, UnlabeledImages)]
     if own and not isinstance(loader.sampler, SeededSampler):
         raise UserError(f"{own[0]} has new views in each epoch only with sampler.type='beit_mm.SeededSampler'")
@@ -189,7 +189,7 @@ def classes_of(dataset: Dataset) -> tuple[str, ...] | None:
 
 
 def check_same_classes(one: tuple[str, ...] | None, name: str, other: tuple[str, ...] | None, other_name: str) -> None:
-    """Raises UserError if two lists number the classes differently; lists without a common name pass."""
+    """Raises UserError if two lists number the classes differently; lists that share no name pass."""
     if not one or not other or one == other or not set(one) & set(other):
         return
     pairs = enumerate(zip_longest(one, other))
@@ -207,7 +207,7 @@ def check_same_zero(one: Dataset, other: Dataset) -> None:
 
 
 def check_labels(samples: Sequence[BaseDataElement], num_classes: int, ignore_index: int) -> None:
-    """Raises UserError for a label without a class (a GPU only shows an assertion); warns if most are ignored."""
+    """Raises UserError for a label without a class, where a GPU would only assert; warns if most are ignored."""
     if 0 <= ignore_index < num_classes:
         advice = 'remove it, and if 0 marks unlabelled pixels set reduce_zero_label=True in the data'
         raise UserError(f'ignore_index of a decode head is {ignore_index}, a class that metrics still count; {advice}')
@@ -230,7 +230,7 @@ def check_labels(samples: Sequence[BaseDataElement], num_classes: int, ignore_in
 
 
 def load_whole(model: nn.Module, weights: Mapping[str, Any]) -> None:
-    """Loads a checkpoint's weights; raises UserError for another model's, of which mmengine would load what fits.
+    """Loads a checkpoint's weights; raises UserError if they are another model's, which mmengine would load in part.
 
     An auxiliary head may be missing: a test does not use it.
     """
@@ -255,7 +255,7 @@ def check_model(model: nn.Module, dataset: Dataset) -> None:
 
 
 def check_num_classes(model: nn.Module, dataset: Dataset) -> None:
-    """Raises UserError if a part of a model is built for another number of classes than the dataset has."""
+    """Raises UserError if a part of a model is built for a different number of classes than the dataset has."""
     if (classes := classes_of(dataset)) is None:
         return
     model = getattr(model, 'module', model)  # inside a wrapper for test-time augmentation
@@ -271,17 +271,17 @@ def check_num_classes(model: nn.Module, dataset: Dataset) -> None:
 
 
 def check_topk(evaluator: Evaluator, dataset: Dataset) -> None:
-    """Raises UserError for an accuracy among more classes than there are, at which mmpretrain fails after the epoch."""
+    """Raises UserError for a top-k accuracy of too few classes, at which mmpretrain would fail after the epoch."""
     classes = classes_of(dataset) or ()
     for metric in evaluator.metrics:
-        most = np.max(getattr(metric, 'topk', 1))  # of one number or several
+        most = np.max(getattr(metric, 'topk', 1))  # `topk` is one number or several
         if classes and most > len(classes):
             found = f'the evaluator counts the best {most} of {len(classes)} classes'
             raise UserError(f'{found}; add --cfg-options val_evaluator.topk=1 test_evaluator.topk=1')
 
 
 def check_size(model: nn.Module, inputs: Any) -> None:
-    """Warns if training images have another size than the backbone is built for: positions are resampled."""
+    """Warns if training images have another size than the backbone is built for, as positions are then resampled."""
     if (backbone := backbone_of(model)) is None:
         return
     images = inputs.get('images') if isinstance(inputs, dict) else inputs
@@ -297,7 +297,7 @@ def check_size(model: nn.Module, inputs: Any) -> None:
 
 
 def check_normalisation(model: nn.Module) -> None:
-    """Warns if the weights were trained with another normalisation: they would work, but worse."""
+    """Warns if the weights were trained with another normalisation: the model would work, but worse."""
     if (backbone := backbone_of(model)) is None or backbone.load_report is None:
         return
     report, now = backbone.load_report, preprocessing_of_model(model)
@@ -355,7 +355,7 @@ def check_groups(backbone: BEiTBackbone, groups: Sequence[dict]) -> None:
         return {group_of[id(p)].get('lr_scale', 1) for p in module.parameters() if id(p) in group_of}
 
     of_blocks = [found for found in map(scales, backbone.blocks) if found]  # frozen ones have none
-    differs = len(of_blocks) > 1 and scales(backbone.patch_embed) - of_blocks[0]  # numbers that no block has
+    differs = len(of_blocks) > 1 and scales(backbone.patch_embed) - of_blocks[0]  # scales that the first block lacks
     if differs and of_blocks[0] == of_blocks[-1]:
         found = 'the optimizer gives all blocks of the BEiTBackbone one learning rate and its patch embedding another'
         raise UserError(f'{found}; {CONSTRUCTOR}')

@@ -17,7 +17,7 @@ class TeacherMomentumHook(Hook):
     """After each step of the optimizer, except one that AutocastOptimWrapper skips, the teacher follows the student.
 
     Args:
-        momentum: the teacher's at the first step; rises to 1 at the end of the run, along half a cosine.
+        momentum: the teacher's momentum at the first step; it rises to 1 at the end of the run, along half a cosine.
 
     Source: facebookresearch/dino `main_dino.py`.
     """
@@ -29,7 +29,7 @@ class TeacherMomentumHook(Hook):
         if (wrapper := runner.optim_wrapper).should_update():
             half_cosine = (1 + math.cos(math.pi * (runner.iter / runner.max_iters))) / 2
             momentum = 1 - (1 - self.momentum) * half_cosine
-            taken = wrapper.taken if isinstance(wrapper, AutocastOptimWrapper) else None  # mmengine's do not say
+            taken = wrapper.taken if isinstance(wrapper, AutocastOptimWrapper) else None  # others do not say
             unwrap(runner).update_teacher(momentum, taken)
             runner.message_hub.update_scalar('train/teacher_momentum', momentum)
 
@@ -39,7 +39,7 @@ class DINOHook(TeacherMomentumHook):
     """Schedules of a DINOPretrainer, which depend only on the number of the step, so a resumed run needs no state.
 
     Args:
-        momentum: as TeacherMomentumHook.
+        momentum: see TeacherMomentumHook.
         temperature: the teacher's in the first epoch, and after the warm-up.
         warmup_epochs: epochs in which the temperature rises, by equal steps.
         freeze_last_layer: epochs in which the last layer of the student's head is not trained.
@@ -62,7 +62,7 @@ class DINOHook(TeacherMomentumHook):
         model = unwrap(runner)
 
         def drop_gradients(*_: object) -> None:
-            # After clipping. Without a gradient neither decay nor moments are touched; with one of 0 they would be.
+            # After clipping. The optimizer skips parameters without a gradient; one of 0 would still decay them.
             if epoch_of(runner) < self.freeze_last_layer:
                 for parameter in model.dino_head.last_layer.parameters():
                     parameter.grad = None
@@ -78,5 +78,5 @@ class DINOHook(TeacherMomentumHook):
 
 
 def epoch_of(runner: Runner) -> int:
-    """The epoch of the present step, from 0, also in loops that count iterations."""
+    """The epoch of the current step, counted from 0, also in loops that count iterations."""
     return runner.iter // len(runner.train_dataloader)

@@ -39,11 +39,11 @@ FORMATS = {  # of the numbers in a line of progress, in their order
 
 @HOOKS.register_module()
 class RuntimeInfoHook(EngineRuntimeInfoHook):
-    """mmengine's, with a step's numbers left on the device until a line of the log needs them.
+    """mmengine's, except that a step's numbers stay on the device until a line of the log needs them.
 
     mmengine fetches each loss at each step: the host waits for the device, then the device for the next step.
-    `lr` is the highest rate of all parameter groups, which is the last layer's: mmengine logs the first layer's, and a
-    `base_lr` that auto_scale_lr never scales. The counters of AutocastOptimWrapper are fetched with the losses.
+    `lr` is the highest rate of all parameter groups, the last layer's. mmengine logs the first layer's, and a `base_lr`
+    that auto_scale_lr never scales. The counters of AutocastOptimWrapper are fetched with the losses.
     """
 
     def __init__(self):
@@ -91,7 +91,7 @@ def fetch_due(runner: Runner, batch_idx: int) -> bool:
 
 @contextmanager
 def written_if_possible(runner: Runner) -> Iterator[None]:
-    """Turns the error of a full disk, or of a deleted folder, into a warning: for logs and pictures."""
+    """Turns the error of a full disk or deleted folder into a warning, for logs and pictures."""
     try:
         yield
     except OSError as error:
@@ -99,17 +99,17 @@ def written_if_possible(runner: Runner) -> Iterator[None]:
 
 
 def warn_unwritten(runner: Runner, error: BaseException | None) -> None:
-    reason = getattr(error, 'strerror', None) or error  # mmengine logs the same warning once in a run
+    reason = getattr(error, 'strerror', None) or error  # without the path: mmengine repeats no warning
     warn(f'Some logs and pictures cannot be written to {runner.work_dir}: {reason}. The training continues.')
 
 
 @HOOKS.register_module()
 class LoggerHook(EngineLoggerHook):
-    """mmengine's, except that a file that cannot be written (log, scalars, TensorBoard's) is one warning."""
+    """mmengine's, except that files that cannot be written (log, scalars, TensorBoard's) cause one warning."""
 
     def before_run(self, runner: Runner) -> None:
         super().before_run(runner)
-        for handler in runner.logger.handlers:  # they write the text log
+        for handler in runner.logger.handlers:  # which write the text log
             handler.addFilter(printable_record)  # escapes what a terminal would obey
             if isinstance(handler, logging.FileHandler):
                 handler.handleError = lambda record: warn_unwritten(runner, sys.exc_info()[1])  # type: ignore[method-assign]
@@ -129,7 +129,7 @@ class LoggerHook(EngineLoggerHook):
 
 @HOOKS.register_module()
 class ThroughputHook(Hook):
-    """Logs `images_per_second` of all processes in the last 50 steps, with the wait for data, without validation.
+    """Logs `images_per_second` of all processes over the last 50 steps, including waits for data, not validation.
 
     It also limits mmengine's histories of logged numbers, which are copied at every step, to 10,000 entries: copying a
     million takes 14 ms.
@@ -171,15 +171,15 @@ class QuietRunner(Runner):
 class ProgressHook(Hook):
     """Prints a line of progress every few seconds, as wide as the terminal, and the numbers of validations.
 
-    The time that is left is what the rest would take at the pace so far, validations included.
+    The time left is what the rest of the run would take at the pace so far, validations included.
     """
 
     priority = 'VERY_LOW'
 
     def __init__(self, title: str, seconds: float = SECONDS):
         self.title, self.seconds = title, seconds
-        self.stream = sys.stdout  # at the time when the hook is built
-        self.due = 0.0  # when the next line is
+        self.stream = sys.stdout  # as it is when the hook is built
+        self.due = 0.0  # when the next line is due
 
     def before_train(self, runner: Runner) -> None:
         self.begin, self.first = time.monotonic(), runner.iter
@@ -208,8 +208,8 @@ class ProgressHook(Hook):
         self.say(fitted(f'{self.title} {runner.iter:,}, held-out images:', numbers))
 
     def after_train(self, runner: Runner) -> None:
-        if runner.iter < runner.max_iters:  # a hook has set stop_training, and said why in the log at most
-            saved = find_latest_checkpoint(runner.work_dir) or 'not saved'  # CheckpointHook came before
+        if runner.iter < runner.max_iters:  # a hook has set stop_training; only the log may say why
+            saved = find_latest_checkpoint(runner.work_dir) or 'not saved'  # CheckpointHook has already run
             ended = f'ended by a hook after step {runner.iter:,} of {runner.max_iters:,}'
             self.say(f'{self.title}: {ended}; weights: {saved}')
 
@@ -222,7 +222,7 @@ class ProgressHook(Hook):
             self.say_progress(f'{self.title}, {what}, batch {done:,}/{batches:,}', [], left)
 
     def is_due(self) -> bool:
-        """Whether it is time for a line; then the next one is due some seconds later."""
+        """Whether a line is due; if so, sets when the next one will be."""
         now = time.monotonic()
         if now < self.due:
             return False
@@ -247,7 +247,7 @@ def recent_numbers(runner: Runner) -> list[str]:
 
 
 def fitted(first: str, numbers: list[str], *last: str) -> str:
-    """One line with as many of the numbers as the terminal has room for."""
+    """One line with as many of the numbers as fit the width of the terminal."""
     width = get_terminal_size(NO_TERMINAL).columns
     line = '  '.join([first, *numbers, *last])
     while len(line) > width and numbers:

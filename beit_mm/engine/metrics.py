@@ -32,7 +32,7 @@ class MIMMetric(BaseMetric):
 
     Returns (nats, except the accuracy):
         mim_loss: mean over all predicted patches (squared error for pixel regression).
-        mim_acc: part of the predicted patches whose most likely token is right.
+        mim_acc: share of the predicted patches whose most likely token is right.
         token_entropy: the loss of predicting each token by its frequency.
         position_entropy: the loss of predicting each token by its frequency at its position in the other images.
     """
@@ -70,7 +70,7 @@ def position_entropy(tokens: np.ndarray) -> float:
     With few images it is mixed with the frequency over all positions, at the weight that gives the lowest loss.
     """
     number, positions = tokens.shape
-    here = frequency_of_each(tokens + (tokens.max() + 1) * np.arange(positions))  # no number at two positions
+    here = frequency_of_each(tokens + (tokens.max() + 1) * np.arange(positions))  # different numbers at each position
     anywhere = frequency_of_each(tokens)
     losses = [
         -np.log((here - 1 + weight * anywhere / tokens.size) / (number - 1 + weight)).mean()
@@ -98,7 +98,7 @@ class FeatureMetric(BaseMetric):
     default_prefix = ''
 
     def process(self, data_batch: dict, data_samples: Sequence[dict]) -> None:
-        """Adds to one row of sums, because the features of all images would fill the memory."""
+        """Adds up the sums of all images in one row, because their features would fill the memory."""
         for sample in data_samples:
             features = sample['features'].double().numpy()  # h*w, T
             positions = np.asarray(sample.get('positions', np.arange(len(features))))
@@ -131,10 +131,10 @@ class TokenizerMetric(BaseMetric):
         recon_mae_01, recon_mae_pm1: mean absolute error of the images decoded from hard codes, pixels in [0, 1] and in
             [-1, 1], which is probably the paper's unit.
         recon_mae_01_soft, recon_mae_pm1_soft: both of the images decoded from soft codes.
-        codes_used, codes_share: different tokens that occur, and their share of the vocabulary.
+        codes_used, codes_share: number of different tokens that occur, and their share of the vocabulary.
         perplexity: exp of the entropy of the token frequencies.
         posterior_entropy: mean entropy of the tokens' probabilities at a position, nats.
-        feature_distance: of VQKD, 1 - cosine of the features decoded from tokens and the teacher's.
+        feature_distance: for VQKD, 1 - cosine of the features decoded from tokens and the teacher's.
     """
 
     default_prefix = 'tokenizer'
@@ -164,7 +164,7 @@ class LayerAccuracy(BaseMetric):
 
     Returns (percent, except best_layer; all under `accuracy/`):
         layer_<i>: of block i, counted from 0.
-        best, best_layer: the highest, a little too high since it is chosen on the same images, and its block.
+        best, best_layer: the highest accuracy, slightly optimistic as it is chosen on the same images, and its block.
     """
 
     default_prefix = 'accuracy'
@@ -212,14 +212,14 @@ class CalibratedAccuracy(Accuracy):
     Args:
         present_only: choose among the classes of the tested images alone, as ImageNet-A and ImageNet-R are scored;
             the probabilities then sum to 1 over these.
-        kwargs: as Accuracy, such as `topk`.
+        kwargs: arguments of Accuracy, such as `topk`.
 
     Returns (%):
-        top1 and what else `topk` asks for, calibration_error.
+        top1 and the others that `topk` asks for, calibration_error.
     """
 
     def __init__(self, present_only: bool = False, **kwargs: Any) -> None:
-        from torchmetrics.functional.classification import binary_calibration_error  # before a test: may be missing
+        from torchmetrics.functional.classification import binary_calibration_error  # fails before a test if missing
 
         super().__init__(**kwargs)
         self.present_only, self.calibration_error = present_only, binary_calibration_error
@@ -286,7 +286,7 @@ class DenseKNNHook(Hook):
         train, val: configs of SegmentationFolders without type and pipeline.
         short_side: of the images in pixels; None: the backbone's image size.
         k: neighbours that vote.
-        max_images: used of each dataset, evenly spread.
+        max_images: images to use of each dataset, evenly spread.
     """
 
     priority = KNNHook.priority
@@ -316,7 +316,7 @@ def extractor_of(hook: Hook, runner: Runner, **options: Any) -> FeatureExtractor
 
 
 def log(runner: Runner, metrics: dict | None, name: str, value: float) -> None:
-    """Adds a figure to a validation's log, which is written later, and to the metrics."""
+    """Adds a number to a validation's metrics, and to its log, which is written later."""
     runner.message_hub.update_scalar(f'val/{name}', value)
     if metrics is not None:
         metrics[name] = value  # CheckpointHook's save_best can follow it

@@ -26,8 +26,8 @@ KERNEL_OPTIONS = ('amsgrad', 'capturable', 'differentiable', 'foreach', 'fused',
 MAX_SKIPPED_IN_A_ROW = 25  # by then a float16 loss scale has fallen from 2**16 to 1
 LAYERED = (BEiTBackbone, BEiTViT, VisionTransformer)  # backbones that know the layer of a parameter
 STEPS_BETWEEN_FETCHES = 50  # at most; fetching the counters makes the host wait for the device
-# What a forward pass changes: statistics of batch norm, the step that DiscreteVAE's temperature follows, the center of
-# DINOPretrainer, and the codes of VQKD with counts of their use.
+# What a forward pass changes: statistics of batch norm, the step that sets DiscreteVAE's temperature, the center of
+# DINOPretrainer, and the codes of VQKD with the counts of their use.
 CHANGED_BY_FORWARD = set('running_mean running_var num_batches_tracked steps center codebook usage started'.split())
 
 
@@ -61,7 +61,7 @@ class AutocastOptimWrapper(OptimWrapper):
 
     Args:
         dtype: 'bfloat16', 'float16' or 'float32'. Where bfloat16 is not fast, a GPU (V100, T4) uses float16 and a CPU
-            float32; float16 is not fast on a CPU either. The log says which.
+            float32. A CPU uses float32 instead of float16 too. The log says which is used.
         kwargs: mmengine's OptimWrapper arguments: optimizer, accumulative_counts, clip_grad (by norm).
     """
 
@@ -74,11 +74,11 @@ class AutocastOptimWrapper(OptimWrapper):
         self.loss_scaler = torch.amp.GradScaler(self.device_type, enabled=used == 'float16')
         self.accumulative_counts = kwargs.get('accumulative_counts', 1)
         self.seen = SkippedSteps()  # the counters when they were last read
-        self.counters = torch.tensor(self.seen)  # float32, which counts to 16 million exactly
+        self.counters = torch.tensor(self.seen)  # after a step in float32, which counts to 16 million exactly
         self.norms: list[Tensor] = []  # gradient norms since they were last read
         self.bad_loss: Tensor | bool = False  # whether this rank had a loss that is not finite in this step
-        self.model: nn.Module | None = None  # of the last step
-        self.buffers: list[Tensor] = []  # its tensors that the forward pass changes
+        self.model: nn.Module | None = None  # as of the last step
+        self.buffers: list[Tensor] = []  # the model's tensors that the forward pass changes
         self.buffers_before: list[Tensor] = []  # as they were before the step, to undo a NaN
         if used == dtype:
             log(f'Training on {self.device_type} in {used}.')
@@ -87,7 +87,7 @@ class AutocastOptimWrapper(OptimWrapper):
 
     @contextmanager
     def optim_context(self, model: nn.Module) -> Iterator[None]:
-        if self.should_update():  # before a batch it is True for the first of a step
+        if self.should_update():  # before a batch, True means that it is the first of a step
             if model is not self.model:
                 self.model, self.buffers = model, changed_by_forward(model)
             self.buffers_before = [buffer.clone() for buffer in self.buffers]
@@ -121,7 +121,7 @@ class AutocastOptimWrapper(OptimWrapper):
         return self.counters[0] == 0
 
     def read_counters(self) -> SkippedSteps:
-        """Fetches the counters, equal on all ranks; logs them and the norms; UserError after 25 skipped in a row."""
+        """Fetches the counters, equal on all ranks, and logs them and the norms; UserError after 25 skips in a row."""
         norms, self.norms = self.norms, []
         numbers = torch.cat([norm.to(self.counters).view(-1) for norm in (self.counters, *norms)]).tolist()
         for norm in numbers[len(self.counters) :]:
@@ -151,7 +151,7 @@ class AutocastOptimWrapper(OptimWrapper):
         if scaler and self.loss_scaler.is_enabled():
             self.loss_scaler.load_state_dict(scaler)
         if skipped := state_dict.pop('skipped_steps', None):
-            self.counters = skipped['counters'][: len(self.seen)].clone()  # older files have more
+            self.counters = skipped['counters'][: len(self.seen)].clone()  # older checkpoints have more
             self.seen = SkippedSteps._make(map(int, self.counters))
         check_state(state_dict, self.optimizer)
         super().load_state_dict(state_dict)
@@ -185,7 +185,7 @@ class AutocastOptimWrapper(OptimWrapper):
 
 @HOOKS.register_module()
 class BadStepHook(Hook):
-    """Does nothing. Configs of earlier versions name it; AutocastOptimWrapper stops a run by itself."""
+    """Does nothing; configs of earlier versions name it. AutocastOptimWrapper itself stops a run."""
 
 
 def check_state(state_dict: dict, optimizer: torch.optim.Optimizer) -> None:
@@ -231,8 +231,8 @@ def numbers_by_name(groups: list[dict]) -> dict[str, int]:
 class BEiTOptimWrapperConstructor:
     """Parameter groups: with and without weight decay and, for fine-tuning, one learning rate for each layer.
 
-    No decay for vectors (norms, biases, LayerScale) and for the backbone's class token and position embedding. The
-    mask token and bias tables decay. Frozen parameters are in no group.
+    Vectors (norms, biases, LayerScale) and the backbone's class token, registers and position embedding do not decay.
+    The mask token and bias tables do. Frozen parameters are in no group.
 
     Args:
         optim_wrapper_cfg: config of the wrapper with its `optimizer`.

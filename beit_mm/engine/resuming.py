@@ -19,14 +19,14 @@ NOT_SET = 'not set'
 
 
 def batch_units(runner: Runner) -> dict[str, int]:
-    """The units of a position: `images` in a batch of all processes, batches `accumulated` and `per_epoch`."""
+    """The units of a position: `images` of a batch of all processes, and batches `accumulated` and `per_epoch`."""
     loader = runner.train_dataloader
     accumulated = runner.cfg.get('optim_wrapper', {}).get('accumulative_counts', 1)
     return dict(images=get_world_size() * loader.batch_size, accumulated=accumulated, per_epoch=len(loader))
 
 
 def fit_position(runner: Runner, meta: dict) -> bool:
-    """Converts a checkpoint's position to this run's batches; returns whether iterations count other batches."""
+    """Converts a checkpoint's position to this run's batches; returns whether these differ from the checkpoint's."""
     before, batch = meta['batch'], batch_units(runner)
     old, new = (entry['images'] * entry['accumulated'] for entry in (before, batch))
     if old != new:
@@ -40,13 +40,13 @@ def fit_position(runner: Runner, meta: dict) -> bool:
         warn(f'Iteration {meta["iter"]}, in {sizes}; max_iters, intervals and schedules count iterations of this run.')
         meta['iter'] = counted
     by_epoch = isinstance(runner.train_loop, EpochBasedTrainLoop)
-    if by_epoch and meta['iter'] > (meta['epoch'] + 1) * batch['per_epoch']:  # the run before counted iterations alone
+    if by_epoch and meta['iter'] > (meta['epoch'] + 1) * batch['per_epoch']:  # the run before only counted iterations
         meta['epoch'] = meta['iter'] // batch['per_epoch']
     return moved
 
 
 def follow_config(runner: Runner, checkpoint: dict, config: dict) -> dict[str, tuple[str, str]]:
-    """Gives a checkpoint this run's settings and batches, at the same position; returns the settings that changed."""
+    """Changes a checkpoint to this run's settings and batches, at its position; returns the settings that changed."""
     meta = checkpoint['meta']
     with as_checkpoint_error(runner._load_from):
         moved = fit_position(runner, meta)
@@ -63,7 +63,7 @@ def follow_config(runner: Runner, checkpoint: dict, config: dict) -> dict[str, t
 
 
 def changed_settings(config: dict, other: dict) -> dict[str, tuple[str, str]]:
-    """The settings of a training that differ between two configs: both values, by name."""
+    """Both values, by name, of the settings of a training that differ between two configs."""
     values, others = settings_by_name(config), settings_by_name(other)
     names = [name for name in {**values, **others} if name.partition('.')[0] in SECTIONS.split()]
     pairs = {name: (values.get(name, NOT_SET), others.get(name, NOT_SET)) for name in names}
@@ -83,11 +83,11 @@ def settings_by_name(value: Any, name: str = '') -> dict[str, str]:
 
 
 def set_states(runner: Runner, checkpoint: dict, moved: bool) -> None:
-    """Gives a checkpoint's optimizer and schedulers the config's settings; moments and counters stay as they are."""
+    """Changes a checkpoint's optimizer and schedulers to the config's settings; moments and counters stay."""
     wrapper = runner.optim_wrapper = runner.build_optim_wrapper(runner.optim_wrapper)
     schedulers = runner.param_schedulers = runner.build_param_scheduler(runner.param_schedulers or [])
     optimizer, states = wrapper.optimizer, checkpoint.get('param_schedulers') or []
-    # Some optimizers keep a state in their groups, beside what they were built with.
+    # Some optimizers keep state in their groups, besides the arguments that they were built with.
     kept = optimizer.defaults.keys() - inspect.signature(type(optimizer)).parameters.keys()
     measuring = any(getattr(scheduler, 'need_val_args', False) for scheduler in schedulers)
     if measuring and [scheduler.state_dict().keys() for scheduler in schedulers] == [state.keys() for state in states]:
@@ -103,18 +103,18 @@ def set_states(runner: Runner, checkpoint: dict, moved: bool) -> None:
     saved = checkpoint['optimizer']
     match_groups(saved, optimizer)
     pairs = [*zip(saved['param_groups'], optimizer.state_dict()['param_groups'], strict=True)]
-    if wrapper.base_param_settings is not None:  # mmengine's, logged as base_lr
+    if wrapper.base_param_settings is not None:  # mmengine's own group, logged as base_lr
         pairs.append((saved.setdefault('base_param_settings', {}), wrapper.base_param_settings))
     for group, settings in pairs:
         group.update({key: value for key, value in settings.items() if key not in kept or key not in group})
 
 
 def take_steps(runner: Runner, schedulers: Sequence, steps: int, epochs: int) -> None:
-    """Brings new schedulers to a position step by step, as a run does: they compute each value from the last one."""
+    """Steps new schedulers to a position one by one, as a run does: each value is computed from the one before."""
     epochs = epochs if isinstance(runner.train_loop, EpochBasedTrainLoop) else 0
     per_epoch = len(runner.train_dataloader)
     with warnings.catch_warnings():
-        warnings.simplefilter('ignore')  # mmengine's, that the optimizer has not stepped before
+        warnings.simplefilter('ignore')  # mmengine warns that the optimizer has not stepped yet
         for step in range(1, min(steps, runner.max_iters) + 1):
             ended = step % per_epoch == 0 and step // per_epoch <= epochs
             for scheduler in sorted(schedulers, key=lambda scheduler: scheduler.by_epoch):

@@ -25,7 +25,7 @@ from beit_mm.errors import UserError, log, warn
 from beit_mm.registry import HOOKS
 from beit_mm.terminal import typed
 
-# 75, EX_TEMPFAIL, asks a scheduler to requeue the run. A closed terminal sends SIGHUP, unless `nohup` ignores it.
+# 75, EX_TEMPFAIL, asks a scheduler to requeue the run. A closed terminal sends SIGHUP, which `nohup` ignores.
 EXIT_CODES = dict.fromkeys((signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP), os.EX_TEMPFAIL) | {signal.SIGINT: 130}
 SECONDS_TO_CONNECT = 60.0  # for all processes together
 
@@ -41,7 +41,7 @@ class InterruptionHook(Hook):
     The main process locks `run.lock` in the work directory; the kernel releases it however the process ends.
     """
 
-    priority = 'HIGHEST'  # locks the folder before CheckpointHook cleans it, stops before a step changes anything
+    priority = 'HIGHEST'  # to lock the folder before CheckpointHook cleans it, and to stop before a step begins
 
     def __init__(self):
         self.locks: list[IO[str]] = []  # closing one of them would release all
@@ -91,7 +91,7 @@ class InterruptionHook(Hook):
 
     def receive(self, number: int, frame: Any) -> None:
         if number == signal.SIGINT and self.code == EXIT_CODES[signal.SIGINT]:
-            if time.monotonic() - self.asked_at < 1:  # one Ctrl-C: the terminal and a launcher both send it
+            if time.monotonic() - self.asked_at < 1:  # one Ctrl-C, sent by both the terminal and a launcher
                 return
             self.close()
             raise KeyboardInterrupt
@@ -113,7 +113,7 @@ class InterruptionHook(Hook):
         self.validates = bool(self.handlers)  # else no training is under way
 
     def before_val_iter(self, runner: Runner, batch_idx: int, data_batch: Any = None) -> None:
-        # After the batches that every process has, another process may be done and not answer.
+        # Beyond the batches that every process has, another process may have finished and would not answer.
         if self.validates and (self.group is None or batch_idx < common_batches(runner.val_dataloader)):
             self.stop_if_told(runner)
 
@@ -131,7 +131,7 @@ class InterruptionHook(Hook):
             self.stop(runner)
 
     def exchange(self) -> int:
-        """The exit code that any process had when the last step began; no process waits for another."""
+        """The highest exit code among all processes when the last step began, not waiting for the current step."""
         if self.group is None:
             return self.code
         if self.pending is not None:
@@ -147,7 +147,7 @@ class InterruptionHook(Hook):
         path = checkpoint_hook_of(runner).save_interrupted(runner)
         runner.visualizer.close()
         if self.group is not None:
-            dist.barrier(group=self.group)  # once one process exits, the launcher kills the others
+            dist.barrier(group=self.group)  # because the launcher kills the others once one exits
             self.handlers = dict.fromkeys(self.handlers, signal.SIG_IGN)
         saved = 'nothing could be saved' if path is None else f'{path} is saved'
         log(f'Stopped before iteration {runner.iter + 1}, {saved}. Resume with: {resuming_command()}')
@@ -163,10 +163,10 @@ def restore_trained_weights(runner: Runner) -> None:
 
 
 def connect() -> Any:
-    """A gloo group for CPU messages; None on all ranks if one cannot join."""
+    """A gloo group for CPU messages; None on all ranks if any of them cannot join."""
     error = None
     try:
-        # First a group that gives up soon: a rank that cannot reach the others would keep them waiting.
+        # First a group with a short timeout, because a rank that cannot reach the others would keep them waiting.
         dist.barrier(group=dist.new_group(backend='gloo', timeout=timedelta(seconds=SECONDS_TO_CONNECT)))
     except RuntimeError as caught:
         error = f'rank {get_rank()}: {str(caught).splitlines()[0]}'
@@ -180,7 +180,7 @@ def connect() -> Any:
 
 @contextlib.contextmanager
 def signals_handled(runner: Runner) -> Iterator[None]:
-    """Inside, the run's InterruptionHook handles signals; at the end, the data workers end."""
+    """Has the run's InterruptionHook handle signals inside the block; ends the data workers after it."""
     hooks = [hook for hook in runner.hooks if isinstance(hook, InterruptionHook)]
     for hook in hooks:
         hook.start(can_save=checkpoint_hook_of(runner) is not None)
@@ -195,7 +195,7 @@ def signals_handled(runner: Runner) -> Iterator[None]:
 
 
 def resuming_command() -> str:
-    """The command that a user types to resume; a scheduler that requeues the run needs no --resume."""
+    """The command for a user to resume the run; a scheduler that requeues it needs no --resume."""
     given = os.environ.get('BEIT_MM_COMMAND')  # set by dist_train.sh and slurm_train.sh
     command = given or (get_world_size() == 1 and typed()) or 'the same command'
     has_option = given or Path(sys.argv[0]).name == 'train.py' or sys.argv[1:2] == ['train']  # others have none
@@ -227,7 +227,7 @@ class WorkerInit:
 
 
 def shield_workers(loader: DataLoader) -> None:
-    """Has a loader's future workers ignore the run's signals."""
+    """Makes a loader's future workers ignore the run's signals."""
     if loader.num_workers and not isinstance(loader.worker_init_fn, WorkerInit):
         loader.worker_init_fn = WorkerInit(loader.worker_init_fn)
 

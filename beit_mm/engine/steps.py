@@ -30,14 +30,14 @@ def unwrap(runner: Runner) -> nn.Module:
 class StepSeedHook(Hook):
     """Seeds all random generators before each training step with the run's seed, the rank and the step's number.
 
-    Mixup, drop path and erasing then draw the same in a resumed run. Samples are drawn with their own keys.
+    Mixup, drop path and erasing then draw the same numbers in a resumed run. Samples have their own seeds.
     """
 
     priority = 'VERY_HIGH'
 
     def before_run(self, runner: Runner) -> None:
-        if runner.deterministic:  # before the first multiplication of matrices on a GPU
-            os.environ.setdefault('CUBLAS_WORKSPACE_CONFIG', ':4096:8')  # without it cuBLAS is refused
+        if runner.deterministic:  # set before the first matrix product on a GPU
+            os.environ.setdefault('CUBLAS_WORKSPACE_CONFIG', ':4096:8')  # without it torch refuses cuBLAS
 
     def before_train_iter(self, runner: Runner, batch_idx: int, data_batch: dict | None = None) -> None:
         seed = mixed_seed(runner.seed, get_rank(), runner.iter)
@@ -50,7 +50,7 @@ class StepSeedHook(Hook):
 
 @HOOKS.register_module()
 class CompressGradientsHook(Hook):
-    """Sends gradients between processes in bfloat16, half the bytes, by torch's hook, which also adds in bfloat16."""
+    """Sends gradients between processes in bfloat16, half the bytes; torch's hook also adds them in bfloat16."""
 
     def before_train(self, runner: Runner) -> None:
         if is_model_wrapper(runner.model):
@@ -63,9 +63,9 @@ class CompressGradientsHook(Hook):
 class CompileHook(Hook):
     """Compiles the model's part of a training step, as one graph for one shape.
 
-    That is `loss` of a BEiTPretrainer, else `extract_feat`, which classifiers and segmentors have. Validation stays
-    eager. If compiling fails, the run falls back to eager and warns. It fails after eight compilations too, where
-    shapes change with every batch, as with masks of variant 'paper'. The graph draws its own random numbers: with drop
+    This part is `loss` of a BEiTPretrainer, and `extract_feat` of classifiers and segmentors. Validation stays eager.
+    If compiling fails, the run falls back to eager and warns. It also fails after eight compilations, when shapes
+    change with every batch, as with masks of variant 'paper'. The graph draws its own random numbers: with drop
     path a compiled run differs from an eager one, but can be repeated and resumed.
 
     Args:
@@ -105,7 +105,7 @@ class CompiledInTraining:
             return self.eager(*args, **kwargs)
         try:
             return self.compiled(*args, **kwargs)
-        except Exception as error:  # torch's own types are private; a fault of the method comes again from `eager`
+        except Exception as error:  # torch's own types are private; an error of the method comes again from `eager`
             self.failure = f'{type(error).__name__}: {" ".join(str(error).split())[:300]}'
             warn(f'{self.eager.__name__} could not be compiled and runs as it is ({self.failure})')
         return self.eager(*args, **kwargs)  # out here, where nothing holds on to the failed attempt's tensors

@@ -29,8 +29,8 @@ class UnreadableImagesHook(Hook):
     directory, which a resumed run continues. In classification and segmentation `unreadable` has to be among the
     `meta_keys` of the pipeline's last transform.
 
-    Held-out images are read once before training. With `on_error='raise'` of their dataset, one that cannot be read
-    stops the run at once; with 'skip' it is left out of every validation. Tests never leave images out.
+    Held-out images are read once before training. If their dataset has `on_error='raise'`, an unreadable one stops the
+    run at once; with 'skip' it is left out of every validation. Tests never leave images out.
 
     Args:
         max_rate: share of the dataset's images that may be unreadable, 0 to 1; 10 images are tolerated in any case.
@@ -38,7 +38,7 @@ class UnreadableImagesHook(Hook):
 
     def __init__(self, max_rate: float = 0.05):
         self.max_rate = max_rate
-        self.new_paths: set[str] = set()  # met by this process since they were last listed
+        self.new_paths: set[str] = set()  # found by this process since it last listed any
         self.held_out: set[str] = set()
 
     def before_train(self, runner: Runner) -> None:
@@ -95,7 +95,7 @@ class UnreadableImagesHook(Hook):
 
 
 class ReadingErrors(Dataset):
-    """Instead of a sample: None, or the error of one that cannot be read."""
+    """A dataset that has, in place of each sample, the error of reading it, or None."""
 
     def __init__(self, dataset: UnlabeledImages):
         self.dataset = copy.copy(dataset)
@@ -112,7 +112,7 @@ class ReadingErrors(Dataset):
 def find_unreadable(dataset: UnlabeledImages, num_workers: int) -> dict[int, UnreadableImageError]:
     """The errors of the samples that cannot be read, by their index in order; all processes share the work."""
     indices = range(get_rank(), len(dataset), get_world_size())
-    generator = torch.Generator()  # so that nothing is drawn from the run's
+    generator = torch.Generator()  # leaves the run's random numbers as they are
     loader = DataLoader(ReadingErrors(dataset), None, sampler=indices, num_workers=num_workers, generator=generator)
     shield_workers(loader)
     answers = zip(indices, loader, strict=True)
