@@ -52,42 +52,42 @@ def parser() -> argparse.ArgumentParser:
 
     verb = add('pretrain', 'learn from images without labels', 'images/ --out run --minutes 15')
     length = add_training(verb, 'folder of images, searched to any depth')
-    verb.add_argument('--tokenizer', choices=('demo', 'new'), help='packaged, or trained (default: that of --init)')
+    verb.add_argument('--tokenizer', choices=('demo', 'new'), help="demo: packaged; new: train one (default: --init's)")
     what = "predict visual tokens, or a teacher's features (default: tokens)"
     verb.add_argument('--targets', choices=('tokens', 'features'), help=what)
     teacher = "any BEiT or plain ViT, or ema: the model's own moving average (default: demo, on a GPU DINOv2)"
     verb.add_argument('--teacher', metavar='CKPT', help=f'with --targets features: {teacher}')
-    length.add_argument('--steps', type=int, help='instead of minutes; the tokenizer gets at most as many')
+    length.add_argument('--steps', type=int, help='steps instead of minutes; the tokenizer gets at most as many')
 
     verb = add('finetune', 'train a classifier or segmentor', 'images/ --init run --out run_ft --minutes 5')
-    length = add_training(verb, 'folder with one folder a class; or with images/, annotations/ and classes.txt')
+    length = add_training(verb, 'folder with one folder per class; or with images/, annotations/ and classes.txt')
     add_zero_label(verb)
-    verb.add_argument('--balance', action='store_true', help='show images of small class folders more often')
-    which = 'of images with label maps, counted from 0 (default: all if RGB would lose some)'
+    verb.add_argument('--balance', action='store_true', help='show images of small classes more often')
+    which = 'bands to read, from 0, of images with label maps (default: all if RGB would lose some)'
     verb.add_argument('--bands', type=bands, metavar='all|B,B,...', help=which)
     lora = 'train matrices of this rank beside the layers of the frozen backbone'
     verb.add_argument('--lora', type=int, metavar='RANK', help=lora)
     freeze = 'do not train the first N blocks, or all: then a classifier is fitted to features computed once'
     verb.add_argument('--freeze', type=blocks, metavar='all|N', help=freeze)
     heads = 'upernet', 'setr_pup', 'masks', 'masks_decoder', 'linear'
-    verb.add_argument('--head', choices=heads, help='of a segmentor (default: linear; upernet if wider than 192)')
-    length.add_argument('--epochs', type=float, help='instead of minutes; times through the images')
+    verb.add_argument('--head', choices=heads, help='of a segmentor (default: linear; above width 192 upernet)')
+    length.add_argument('--epochs', type=float, help='passes over the images, instead of minutes')
 
     verb = add('classify', 'name the class of images', 'run_ft new_images/ --out classes.csv')
     add_inputs(verb)
-    verb.add_argument('--labelled', metavar='FOLDER', help='one folder a class, whose nearest images decide')
+    verb.add_argument('--labelled', metavar='FOLDER', help='one folder per class; the nearest images decide')
     verb.add_argument('--out', metavar='FILE', help='.csv or .json; with --min-confidence a folder')
-    add_confidence(verb, 'write a folder that finetune reads, of the images whose class is at least so probable')
+    add_confidence(verb, 'write a folder for finetune, of images whose class is at least this probable')
 
     verb = add('segment', 'name the class of each pixel', 'segmentor.pth images/ --out maps')
     add_inputs(verb, 'three drawn scenes')
-    verb.add_argument('--labelled', metavar='FOLDER', help='images/ and annotations/, whose nearest patches decide')
+    verb.add_argument('--labelled', metavar='FOLDER', help='images/ and annotations/; the nearest patches decide')
     side = "short side of images, with --labelled (default: the checkpoint's)"
     verb.add_argument('--short-side', '--size', type=int, metavar='PIXELS', help=side)
     add_zero_label(verb)
-    verb.add_argument('--multi-scale', action='store_true', help='of a segmentor: at all scales with flip')
-    verb.add_argument('--max-pixels', type=int, metavar='N', help='of an image or label map (default: 178,956,970)')
-    add_confidence(verb, 'label only pixels whose class is at least so probable; finetune reads the folder')
+    verb.add_argument('--multi-scale', action='store_true', help='average over scales and flips, for a segmentor')
+    verb.add_argument('--max-pixels', type=int, metavar='N', help='limit for images and maps (default: 178,956,970)')
+    add_confidence(verb, 'label only pixels whose class is at least this probable; finetune reads the folder')
     add_out(verb, 'FOLDER', 'segmentation', 'for label maps and overlays')
 
     verb = add('reconstruct', 'draw what is predicted', 'run images/ --out picture.png')
@@ -99,8 +99,8 @@ def parser() -> argparse.ArgumentParser:
     verb.add_argument('image', nargs='?', default=argparse.SUPPRESS, help='a file (default: a packaged photo)')
     points = 'pixels, or shares of width and height (default: 0.5,0.5)'
     verb.add_argument('--points', default='0.5,0.5', metavar='X,Y[;X,Y]', help=points)
-    verb.add_argument('--layer', type=int, default=-1, help='block, 0-based, negative from the end (default: -1)')
-    side = "short side (default: the checkpoint's, or 30 patches if it is less)"
+    verb.add_argument('--layer', type=int, default=-1, help='block from 0, or from the end if negative (default: -1)')
+    side = "short side of the image (default: the checkpoint's, but at least 30 patches)"
     verb.add_argument('--short-side', '--size', type=int, metavar='PIXELS', help=side)
     commands.add_levels(verb)
     add_out(verb, 'PICTURE', 'attention.png')
@@ -113,7 +113,7 @@ def parser() -> argparse.ArgumentParser:
     verb = add('export', 'write one ONNX file for images of any size', 'run_ft model.onnx')
     verb.add_argument('checkpoint', help=f'classifier or segmentor: {CHECKPOINT}')
     verb.add_argument('out', help='ONNX file')
-    verb.add_argument('--config', help='path of its config (default: what the checkpoint says)')
+    verb.add_argument('--config', help='path of its config (default: the one in the checkpoint)')
     verb.add_argument('--float16', action='store_true', help='weights and arithmetic in half precision')
     commands.add_levels(verb)
 
@@ -124,7 +124,7 @@ def parser() -> argparse.ArgumentParser:
         as_given = dict(description=of_config.description, formatter_class=of_config.formatter_class)
         add(name, help, example, parents=[of_config], add_help=False, **as_given)
 
-    verb = add('config', 'print a config, to be changed', 'demo/pretrain > mine.py')
+    verb = add('config', 'print a config for you to change', 'demo/pretrain > mine.py')
     verb.add_argument('name', help='end of the path of a config')
     return top
 
@@ -147,16 +147,16 @@ def add_zero_label(verb: argparse.ArgumentParser) -> None:
 def add_training(verb: argparse.ArgumentParser, images: str) -> Any:
     """Adds the arguments that both trainings share; returns the group of options for the length."""
     verb.add_argument('images', help=images)
-    verb.add_argument('--out', required=True, metavar='FOLDER', help='of the run; the same command resumes it')
-    init = 'weights to begin with: any BEiT or plain ViT, by file, run folder or name; none: random ones'
+    verb.add_argument('--out', required=True, metavar='FOLDER', help='for the run; the same command resumes it')
+    init = 'weights to start from: any BEiT or plain ViT, by file, run folder or name; none: random weights'
     init += ' (default: demo on a CPU, see docs/own_images.md for a GPU)'
     verb.add_argument('--init', metavar='CKPT', help=init)
-    verb.add_argument('--batch', type=int, help='images of a step (default: by memory and number of images)')
-    verb.add_argument('--seed', type=int, help='of every random choice (default: 0)')
-    verb.add_argument('--workers', type=int, help='processes that read images (default: by the cores)')
+    verb.add_argument('--batch', type=int, help='images per step (default: by memory and number of images)')
+    verb.add_argument('--seed', type=int, help='seed of all random choices (default: 0)')
+    verb.add_argument('--workers', type=int, help='processes that read images (default: by the number of cores)')
     commands.add_levels(verb)
     length = verb.add_mutually_exclusive_group()
-    length.add_argument('--minutes', type=float, help='wall clock for all of it (default: 15)')
+    length.add_argument('--minutes', type=float, help='time of the whole run (default: 15)')
     return length
 
 

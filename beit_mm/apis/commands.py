@@ -54,11 +54,11 @@ def train_parser() -> argparse.ArgumentParser:
     )
     resume = "resume from a checkpoint, or the work directory's newest intact one; settings are the config's"
     parser.add_argument('--resume', nargs='?', const='auto', metavar='CHECKPOINT', help=resume)
-    short = 'make it a run of N batches: schedules keep their shares, --cfg-options hold, and it validates at the end'
+    short = 'run N batches: schedules keep their shares of the run, --cfg-options apply, and it validates at the end'
     parser.add_argument('--steps', type=number_of_steps, metavar='N', help=short)
     parser.add_argument('--no-validate', action='store_true', help='train without held-out images')
-    parser.add_argument('--auto-scale-lr', action='store_true', help="scale the rates by this batch to the recipe's")
-    parser.add_argument('--verbose', action='store_true', help='print the whole log instead of a line now and then')
+    parser.add_argument('--auto-scale-lr', action='store_true', help="scale the recipe's rates to this run's batch")
+    parser.add_argument('--verbose', action='store_true', help='print the whole log, not just a line now and then')
     parser.add_argument('--compile', action='store_true', help="compile the model's part of a step (CompileHook)")
     return parser
 
@@ -79,7 +79,7 @@ def train_config(args: argparse.Namespace) -> Config:
         cfg.val_cfg = cfg.val_dataloader = cfg.val_evaluator = None
     if args.auto_scale_lr:
         if 'auto_scale_lr' not in cfg:
-            raise UserError(f'--auto-scale-lr: {args.config} has no auto_scale_lr, the batch that its rates belong to')
+            raise UserError(f'--auto-scale-lr: {args.config} has no auto_scale_lr to say which batch its rates are for')
         cfg.auto_scale_lr.enable = True
     if args.amp and cfg.optim_wrapper.get('dtype', 'float32') == 'float32':
         cfg.optim_wrapper.update(type='beit_mm.AutocastOptimWrapper', dtype='bfloat16')
@@ -201,7 +201,7 @@ def test_parser() -> argparse.ArgumentParser:
         """
     )
     parser.add_argument('checkpoint', nargs='?', help="its path; none if the config's model.checkpoint names one")
-    parser.add_argument('--out', type=Path, metavar='FILE', help='also write metrics and predictions to it, JSON')
+    parser.add_argument('--out', type=Path, metavar='FILE', help='also write metrics and predictions as JSON')
     parser.add_argument('--show-dir', metavar='FOLDER', help='also draw the predictions on the images')
     augmentation = "average over the views of the config's tta_pipeline, or over an image and its mirror image"
     parser.add_argument('--tta', action='store_true', help=augmentation)
@@ -224,7 +224,7 @@ def test_config(args: argparse.Namespace) -> Config:
     if cfg.get('test_dataloader') is None:
         raise UserError(f'{args.config} has no test_dataloader: there is nothing to test this model on')
     if not args.checkpoint and not cfg.model.get('checkpoint'):
-        raise UserError('no CHECKPOINT given; name it behind the config')
+        raise UserError('no CHECKPOINT given; give it after the config')
     cfg.default_hooks = cfg.get('default_hooks', {})
     cfg.load_from = args.checkpoint
     hooks = cfg.get('custom_hooks') or []
@@ -237,7 +237,7 @@ def test_config(args: argparse.Namespace) -> Config:
     check_kept(cfg, args.cfg_options)
     if args.tta:
         if 'tta_pipeline' in cfg and any('test_dataloader.dataset.pipeline' in pair for pair in args.cfg_options):
-            raise UserError('--tta takes tta_pipeline in place of test_dataloader.dataset.pipeline; set that one')
+            raise UserError('--tta uses tta_pipeline, not test_dataloader.dataset.pipeline; set tta_pipeline instead')
         enable_tta(cfg)
     if args.show_dir:
         enable_drawing(cfg, args.show_dir)

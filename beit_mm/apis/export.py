@@ -58,7 +58,7 @@ def export(
             notes |= dict(palette=inferencer.palette, short_sides=inferencer.short_sides)
         path = Path(out).expanduser()
         difference = export_onnx(inferencer.model, path, float16, notes)
-        say(f'{path}: images of any height and width, logits within {difference:.1e} of the largest')
+        say(f'{path}: images of any height and width, logits differ by at most {difference:.1e} of the largest')
     return path
 
 
@@ -164,7 +164,7 @@ def _difference(path: Path, batches: list[Tensor], logits: list[Tensor], toleran
         difference = max(difference, ((found - expected).abs().max() / scale).nan_to_num(torch.inf).item())
     if difference > tolerance:
         more = f'by {difference:.1e} of the largest logit, more than {tolerance:.0e}; nothing was written'
-        raise UserError(f'The exported graph differs from the model {more}. Is a layer of it random in evaluation?')
+        raise UserError(f'The exported graph differs from the model {more}. Is one of its layers random in evaluation?')
     return difference
 
 

@@ -206,7 +206,7 @@ def segment(
         segmentor: Segmentor
         if labelled is None:
             if short_side is not None or reduce_zero_label is not None:
-                raise UserError('--short-side and --keep-zero-label only apply to --labelled FOLDER; give that too')
+                raise UserError('--short-side, --keep- and --reduce-zero-label need --labelled FOLDER; give that too')
             segmentor = SegmentationInferencer(opened, multi_scale=multi_scale, max_pixels=max_pixels)
         elif multi_scale:
             raise UserError('--multi-scale is for segmentors; leave it or --labelled out')
@@ -333,7 +333,7 @@ def reconstruct(
     with quiet():
         model = draw_predictions(Checkpoint.open(checkpoint, mean=mean, std=std), images, out)
     if model.target_generator.gives == 'features':
-        say('Features have no picture: each masked patch is drawn as the masked one with the nearest features.')
+        say('Features have no picture: each masked patch shows the masked one with the nearest features.')
     return out
 
 

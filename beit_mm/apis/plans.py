@@ -146,7 +146,7 @@ def new_call(verb: str, images: str | Path, init: str | Path | None = None, **op
     if 'head' in options:
         check_choice('head', options['head'], HEADS)
     if {'lora', 'freeze'} <= {*options}:
-        raise UserError('--lora and --freeze are both given; expected one: by --lora the whole backbone is frozen')
+        raise UserError('--lora and --freeze are both given; leave one out: --lora freezes the whole backbone')
     options['levels'] = given_levels(options.pop('mean', None), options.pop('std', None)) or None
     options['length'] = next((Length(options.pop(unit), unit) for unit in units), None)
     return Record(verb, str(Path(images).expanduser().resolve()), None if init is None else lasting(init), **options)
@@ -233,7 +233,7 @@ def plan_training(images: Images, call: Record) -> Plan:
     if call.targets == FEATURES:
         teacher = call.teacher or DEMO
         if call.teacher is None and device == 'cuda':  # the packaged model is too small to teach what a GPU trains
-            teacher, advice = released_start(None, '--teacher {} would teach better')
+            teacher, advice = released_start(None, '--teacher {} would be a better teacher')
         base, targets = FEATURE_RECIPES[base], dict(type='beit_mm.FeatureTargets', teacher=teacher)
         if targets['teacher'] != EMA:
             of_teacher = rebuild.backbone_config(Checkpoint.open(targets['teacher']))
@@ -243,7 +243,7 @@ def plan_training(images: Images, call: Record) -> Plan:
     depth = sizes_of(backbone['arch'])['num_layers']
     frozen = depth if call.freeze == ALL else call.freeze
     if init == NONE and (call.lora, frozen) != (None, None):
-        raise UserError('--lora and --freeze keep what weights have learned; expected --init with a checkpoint')
+        raise UserError('--lora and --freeze keep what weights have learned; give a checkpoint with --init')
     if frozen is not None and not 0 <= frozen <= depth:
         raise UserError(f'--freeze is {frozen}; expected {ALL}, or blocks from 0 to {depth}')
     workers, batch, number = call.workers, call.batch, len(images.train.names)
@@ -277,7 +277,7 @@ def plan_training(images: Images, call: Record) -> Plan:
     )
 
 
-def released_start(head: str | None, advice: str = '--init {} would begin better') -> tuple[str, str]:
+def released_start(head: str | None, advice: str = '--init {} would be a better start') -> tuple[str, str]:
     """The released model to start or learn from on a GPU, and ''; or else 'demo', and which model would be better."""
     side = own_config(HEADS[head][1]).model.test_cfg.crop_size[0] if head else USUAL_PIXELS
     most = {name: largest_batch('cuda', sizes_of(arch), (side // 14) ** 2, head) for name, arch in STARTS.items()}
@@ -344,9 +344,9 @@ def describe_plan(plan: Plan, images: Images) -> list[str]:
         which = images.bands['load']['bands'] or f'all {len(images.bands["mean"])}'
         lines.append(f'bands      {which}: scaled so that percentiles 1 and 99 of each become 0 and 255')
     if plan.verb == 'pretrain' and plan.init and len(images.train.names) < FEW_IMAGES:
-        lines.append('pays       with so few images `finetune` alone was no worse: "What pays" in docs/own_images.md')
+        lines.append('pays       with few images `finetune` alone is no worse: see "What pays" in docs/own_images.md')
     if plan.fits_head:
-        lines.append('trained    the head, on features that are computed once: images are not augmented')
+        lines.append('trained    only the head, on features that are computed once: images are not augmented')
     if plan.teacher:
         lines.append(f'targets    features of {plan.teacher}')
     elif plan.keeps_head:

@@ -70,7 +70,7 @@ MOST_CLASSES = 30  # in the table of a classifier
 MISTAKES, MISTAKES_COLUMNS, MISTAKES_SIDE = 24, 4, 240  # how many are drawn, columns, side of a tile in pixels
 
 DECODED = 'predicted, the correct tokens decoded'
-FILLED = 'each masked patch drawn as the masked one of all these images with the nearest features'
+FILLED = 'each masked patch drawn as the masked patch of these images with the nearest features'
 
 
 @dataclass(frozen=True)

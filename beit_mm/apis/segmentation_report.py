@@ -157,7 +157,7 @@ def describe_segmentation(
         f'learned from {tested.baseline.images:,} images how frequent each class is at each position and in 512 '
         f'{colours}.',
         f'{OF_PATCHES} {len(labelled):,} labelled images.' if labelled else '',
-        f'No label map holds {preview(unseen)}: not counted in the mean.' if unseen else '',
+        f'The mean leaves out classes that no label map contains: {preview(unseen)}.' if unseen else '',
         table,
         confused(counts, images.classes),
         Picture('overlays.png', 'Held-out images with the highest, the median and the lowest mIoU'),
@@ -197,7 +197,7 @@ def compare_segmentors(segmentors: Mapping[str, Segmentor], images: LabelMaps, l
             tested.counts[name] = tested.counts.get(name, 0) + counts
             found[name].append((counts.diagonal(), counts.sum(dim=0) + counts.sum(dim=1) - counts.diagonal()))
     if not tested.indices:
-        raise UnreadableImageError('none of the held-out images can be read and has labels')
+        raise UnreadableImageError('no held-out image both has labels and can be read')
     for name, of_images in found.items():
         tested.hits[name], tested.unions[name] = map(torch.stack, zip(*of_images, strict=True))
         tested.unions[name][:, images.unseen] = 0  # a class that appears in no map is not counted

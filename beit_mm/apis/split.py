@@ -280,7 +280,7 @@ def find_bands(folder: Path, bands: str | Sequence[int] | None) -> str | Sequenc
     if path.lower().endswith(BAND_EXTENSIONS):
         return 'all' if bands is None and has_hidden_bands(path) else bands
     if bands is not None:
-        raise UserError(f'--bands is for {", ".join(BAND_EXTENSIONS)}, and there is {path}; leave it out')
+        raise UserError(f'--bands is for {", ".join(BAND_EXTENSIONS)}, not for {path}; leave it out')
     return None
 
 

@@ -75,7 +75,7 @@ def check_part(values: Any, types: Sequence[str], place: str) -> dict[str, Any]:
         if values.get('_scope_') == 'beit_mm':  # LoadImage, under the name that mmseg's inferencers look for
             kind = f'beit_mm.{kind}'
         if not isinstance(kind, str) or re.sub(r'^(mmpretrain|mmseg)\.', '', kind) not in types:
-            raise RefusedError(f'{place}.type', kind, 'a type of our configs')
+            raise RefusedError(f'{place}.type', kind, 'a type from the allow-list')
         checked['type'] = kind
     for name, value in values.items():
         of_training = name in TRAINING_KEYS and not (name == 'loss' and isinstance(value, str))  # a tokenizer's

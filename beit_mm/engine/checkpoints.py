@@ -98,7 +98,7 @@ class CheckpointHook(Hook):
                     log(f'load_from={weights} is not read: the weights come from {path}.')
             elif searched:
                 runner._resume = False
-                warn(f'No checkpoint of this run in {folder}: it starts at its beginning, with load_from={weights}.')
+                warn(f'No checkpoint of this run in {folder}: it starts from the beginning, load_from={weights}.')
 
     def after_load_checkpoint(self, runner: Runner, checkpoint: dict) -> None:
         """Takes over the id, position, seed and files of the resumed run."""

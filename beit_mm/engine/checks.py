@@ -118,7 +118,7 @@ def check_effective_batch(runner: Runner) -> None:
     auto_scale_lr = runner.cfg.get('auto_scale_lr') or {}
     expected, enabled = auto_scale_lr.get('base_batch_size'), auto_scale_lr.get('enable', False)
     if enabled and accumulation > 1:
-        raise UserError(f'auto_scale_lr ignores that {accumulation} batches are accumulated; scale lr yourself')
+        raise UserError(f'auto_scale_lr would ignore the accumulation of {accumulation} batches; scale lr yourself')
     for hook in runner.hooks:
         if isinstance(hook, EMAHook) and hook.ema_cfg.get('interval', 1) % accumulation:
             warn(f'The EMAHook counts batches, and a step has {accumulation}; set its interval={accumulation}.')
@@ -265,7 +265,7 @@ def check_num_classes(model: nn.Module, dataset: Dataset) -> None:
         parts = [f'.{name}' for name in wrong if name] or ['']  # a segmentor repeats the number of its head
         settings = ' '.join(f'model{part}.num_classes={len(classes)}' for part in parts)
         raise UserError(
-            f'{path_of(dataset)} has {len(classes)} classes, the model is built for {next(iter(wrong.values()))}; set '
+            f'{path_of(dataset)} has {len(classes)} classes, the model has {next(iter(wrong.values()))}; set '
             f'{settings}, or give the right folder'
         )
 

@@ -218,7 +218,7 @@ def match_groups(state_dict: dict, optimizer: torch.optim.Optimizer) -> None:
         state_dict.update(state={numbers[key]: value for key, value in state if key in numbers}, param_groups=groups)
     elif not alike:
         found = f"the optimizer's {len(saved)} groups of parameters do not match this run's {len(groups)}"
-        raise CheckpointError(f'{found}; set constructor and paramwise_cfg back, or take the weights alone: load_from')
+        raise CheckpointError(f'{found}; restore constructor and paramwise_cfg, or load only the weights: load_from')
 
 
 def numbers_by_name(groups: list[dict]) -> dict[str, int]:

@@ -53,7 +53,7 @@ def follow_config(runner: Runner, checkpoint: dict, config: dict) -> dict[str, t
         changes = changed_settings(config, meta.get('config_dict', {}))
     if changes:
         lines = [f'\n  {quoted(name)} {now:.100}, was {before:.100}' for name, (now, before) in changes.items()]
-        warn(f"The config is not the checkpoint's, and holds from iteration {meta['iter']} on:{''.join(lines)}")
+        warn(f"The config differs from the checkpoint's, and applies from iteration {meta['iter']} on:{''.join(lines)}")
     kind, before = changes.get('optim_wrapper.optimizer.type', (NOT_SET, NOT_SET))
     if before != NOT_SET:
         raise UserError(f'{kind} cannot use the state of {before}; set {before}, or use load_from for the weights')
@@ -93,7 +93,7 @@ def set_states(runner: Runner, checkpoint: dict, moved: bool) -> None:
     if measuring and [scheduler.state_dict().keys() for scheduler in schedulers] == [state.keys() for state in states]:
         names = {scheduler.param_name for scheduler in schedulers}
         kept |= names | {f'initial_{name}' for name in names}
-        warn(f"ReduceOnPlateau goes on from the checkpoint: schedules, and {', '.join(names)}, are not the config's.")
+        warn(f"ReduceOnPlateau resumes: schedules, and {', '.join(names)}, are the checkpoint's, not the config's.")
     else:
         # A run with a length in minutes moves its schedules by the clock: they have their own count.
         counts = [state['_global_step'] for state in states if not state['by_epoch']]

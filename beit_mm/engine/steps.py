@@ -107,5 +107,5 @@ class CompiledInTraining:
             return self.compiled(*args, **kwargs)
         except Exception as error:  # torch's own types are private; an error of the method comes again from `eager`
             self.failure = f'{type(error).__name__}: {" ".join(str(error).split())[:300]}'
-            warn(f'{self.eager.__name__} could not be compiled and runs as it is ({self.failure})')
+            warn(f'{self.eager.__name__} could not be compiled and runs uncompiled ({self.failure})')
         return self.eager(*args, **kwargs)  # out here, where nothing holds on to the failed attempt's tensors

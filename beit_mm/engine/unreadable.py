@@ -75,7 +75,7 @@ class UnreadableImagesHook(Hook):
             added = self.add(runner, set().union(*all_gather_object(self.new_paths)))
             self.new_paths = set()
             for path in added:
-                warn(f'{path} cannot be read, another image replaces it.')
+                warn(f'{path} cannot be read; another image replaces it.')
             if added:
                 self.check_rate(len(self.listed - self.held_out), len(runner.train_dataloader.dataset))
 
