@@ -54,8 +54,8 @@ def train_parser() -> argparse.ArgumentParser:
     )
     resume = "resume from a checkpoint, or the work directory's newest intact one; settings are the config's"
     parser.add_argument('--resume', nargs='?', const='auto', metavar='CHECKPOINT', help=resume)
-    short = 'run N batches: schedules keep their shares of the run, --cfg-options apply, and it validates at the end'
-    parser.add_argument('--steps', type=number_of_steps, metavar='N', help=short)
+    steps = 'run N batches: schedules keep their shares of the run, --cfg-options apply, and it validates at the end'
+    parser.add_argument('--steps', type=number_of_steps, metavar='N', help=steps)
     parser.add_argument('--no-validate', action='store_true', help='train without held-out images')
     parser.add_argument('--auto-scale-lr', action='store_true', help="scale the recipe's rates to this run's batch")
     parser.add_argument('--verbose', action='store_true', help='print the whole log, not just a line now and then')
@@ -250,8 +250,8 @@ def enable_tta(cfg: Config) -> None:
     dataset = cfg.test_dataloader.dataset
     if 'tta_model' not in cfg:
         *transforms, pack = dataset.pipeline
-        of_many_layers = cfg.model.type.endswith('LinearProbe') and not isinstance(cfg.model.get('layers'), int)
-        if pack.type != 'PackInputs' or of_many_layers:
+        probes_layers = cfg.model.type.endswith('LinearProbe') and not isinstance(cfg.model.get('layers'), int)
+        if pack.type != 'PackInputs' or probes_layers:
             raise UserError('--tta is for a classifier, a segmentor, or a probe of one layer: set model.layers=...')
         mirror = [dict(type='RandomFlip', prob=1.0), dict(type='RandomFlip', prob=0.0)]
         cfg.tta_model = dict(type='mmpretrain.AverageClsScoreTTA')
@@ -290,8 +290,8 @@ def argument_parser(description: str, config_only: bool = False) -> argparse.Arg
         return parser
     parser.add_argument('--work-dir', help='folder of logs and checkpoints (default: work_dirs/<name of the config>)')
     parser.add_argument('--amp', action='store_true', help='mixed precision, if the config has none')
-    started = 'how the processes are started (dist_train.sh passes pytorch)'
-    parser.add_argument('--launcher', choices=['none', 'pytorch', 'slurm', 'mpi'], default='none', help=started)
+    launchers = 'how the processes are started (dist_train.sh passes pytorch)'
+    parser.add_argument('--launcher', choices=['none', 'pytorch', 'slurm', 'mpi'], default='none', help=launchers)
     # Launchers older than torchrun pass the rank as an argument, in either spelling.
     parser.add_argument('--local_rank', '--local-rank', type=int, help=argparse.SUPPRESS)
     return parser

@@ -33,8 +33,8 @@ def choose_batch(images: Images, base: str, backbone: Mapping[str, Any], device:
     most = largest_batch(device, sizes, patches, head)
     if head:
         most = min(most, own_config(base).auto_scale_lr.base_batch_size)
-    few = max(4, len(images.train.names) / 8)
-    return 2 ** int(math.log2(max(2, min(most, few))))
+    limit = max(4, len(images.train.names) / 8)
+    return 2 ** int(math.log2(max(2, min(most, limit))))
 
 
 def largest_batch(device: str, sizes: Mapping[str, int], patches: float, head: str | None) -> float:

@@ -236,8 +236,8 @@ def plan_training(images: Images, call: Record) -> Plan:
             teacher, advice = released_start(None, '--teacher {} would be a better teacher')
         base, targets = FEATURE_RECIPES[base], dict(type='beit_mm.FeatureTargets', teacher=teacher)
         if targets['teacher'] != EMA:
-            of_teacher = rebuild.backbone_config(Checkpoint.open(targets['teacher']))
-            teacher_width = sizes_of(of_teacher['arch'])['embed_dims']
+            teacher_backbone = rebuild.backbone_config(Checkpoint.open(targets['teacher']))
+            teacher_width = sizes_of(teacher_backbone['arch'])['embed_dims']
     elif call.verb == 'pretrain':
         targets, keeps_head = choose_tokenizer(call.tokenizer_option, checkpoint, device)
     depth = sizes_of(backbone['arch'])['num_layers']
@@ -442,8 +442,8 @@ def finetuning_settings(base: Config, images: Images, plan: Plan, lists: Path, s
     num_classes = dict(num_classes=len(images.classes))
     length = schedule(steps, steps // 6, plan.batch, base.param_scheduler[-1].eta_min_ratio)
     if plan.fits_head:
-        named = dict(type='PackInputs', meta_keys=('sample_idx', 'img_path', 'unreadable'))
-        pipelines[0] = [*pipelines[1][:-1], named]
+        pack = dict(type='PackInputs', meta_keys=('sample_idx', 'img_path', 'unreadable'))
+        pipelines[0] = [*pipelines[1][:-1], pack]
         length['train_cfg']['type'] = 'beit_mm.HeadFitLoop'
     recipe = own_config(NARROW_FINETUNING if plan.width <= NARROW else WIDE_FINETUNING)
     rate = recipe.optim_wrapper.optimizer.lr if plan.init else RANDOM_RATE
@@ -451,9 +451,9 @@ def finetuning_settings(base: Config, images: Images, plan: Plan, lists: Path, s
     if plan.fits_head:
         data['train_dataloader'].update(drop_last=False, sampler=dict(shuffle=False))
     if plan.balance:
-        learned = dict(type=base.train_dataloader.dataset.type, **data['train_dataloader']['dataset'])
+        dataset = dict(type=base.train_dataloader.dataset.type, **data['train_dataloader']['dataset'])
         largest = max(images.learned.values()) / images.learned.total()  # the share of a class shown once
-        balanced = dict(_delete_=True, type='ClassBalancedDataset', oversample_thr=largest, dataset=learned)
+        balanced = dict(_delete_=True, type='ClassBalancedDataset', oversample_thr=largest, dataset=dataset)
         data['train_dataloader']['dataset'] = balanced
     return dict(
         model=dict(
@@ -492,8 +492,8 @@ def segmentation_heads(base: Config, plan: Plan, num_classes: int) -> dict[str, 
 def segmentation_settings(base: Config, images: Images, plan: Plan, lists: Path, steps: int) -> dict[str, Any]:
     assert isinstance(images, LabelMaps)
     heads = segmentation_heads(base, plan, len(images.classes))
-    of_last = plan.head in ('masks', 'linear')
-    indices = -1 if of_last else released_out_indices(sizes_of(plan.backbone['arch'])['num_layers'])
+    uses_last_only = plan.head in ('masks', 'linear')
+    indices = -1 if uses_last_only else released_out_indices(sizes_of(plan.backbone['arch'])['num_layers'])
     model: dict[str, Any] = dict(
         backbone=tuned_backbone(plan, out_type='featmap', out_indices=indices),
         **heads,

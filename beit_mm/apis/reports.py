@@ -268,10 +268,10 @@ def did_it_help(answers: Mapping[str, Mapping[str, Tensor]]) -> list[list[str]]:
             share = Metric.share(mean_and_error(right[name])[0], len(right[name])) if name in right else None
             row.append(f'{share.value:.1f} +- {share.error:.1f}' if share else '-')
         table.append(row)
-    before = 'start' if 'start' in answers['knn'] else 'random'
-    gains = [gains_by_pairs(right)[before] for right in answers.values()]
+    baseline = 'start' if 'start' in answers['knn'] else 'random'
+    gains = [gains_by_pairs(right)[baseline] for right in answers.values()]
     cells = (f'{gain.value:+.1f} +- {gain.error:.1f}' for gain in gains)
-    return [*table, [f'this pretraining - {names[before]}, by pairs', *cells]]
+    return [*table, [f'this pretraining - {names[baseline]}, by pairs', *cells]]
 
 
 def judge_pretraining(
@@ -304,15 +304,15 @@ def judge_pretraining(
         of_features = {OTHER_FEATURES[name]: gain for name, gain in gains.items()}
         sentence += f'; the learned features are {verdict(of_features)}'
 
-    before, loss_before = ('start', 'mim_loss_start') if start else ('random', 'guess')
-    known = [group[name].sign for group, name in ((gains, before), (loss_gains, loss_before)) if name in group]
-    is_better = next((sign for sign in known if sign != TOO_CLOSE), TOO_CLOSE) == BETTER
+    baseline, loss_baseline = ('start', 'mim_loss_start') if start else ('random', 'guess')
+    signs = [group[name].sign for group, name in ((gains, baseline), (loss_gains, loss_baseline)) if name in group]
+    is_better = next((sign for sign in signs if sign != TOO_CLOSE), TOO_CLOSE) == BETTER
     labelled = str(images.train.root) if images.classes else 'LABELLED_IMAGES'
     init = str(folder) if is_better else start or DEMO
     following = shlex.join(['beit-mm', 'finetune', labelled, '--init', init, '--out', f'{folder}_ft'])
     if not is_better:
         advice = 'skip this pretraining, which did not clearly help, or give it more images and minutes'
-        if not known:
+        if not signs:
             advice = f'without classes nothing shows whether it helped; compare with --init {shlex.quote(str(folder))}'
         following = f'{advice}: {following}'
     return f'Verdict: {sentence}.', f'Next: {following}'
@@ -326,7 +326,7 @@ def describe_finetuning(
     The pictures go beside the weights.
     """
     folder = weights.parent
-    found, learned = compare_classifier(images, seconds)
+    found, num_learned = compare_classifier(images, seconds)
     _, truths = labels_of(images, 2 * asked)
     results = zip(classify(weights, [*truths]), truths.values(), strict=True)
     answers = [dict(result, truth=label) for result, label in results if 'error' not in result]
@@ -336,7 +336,7 @@ def describe_finetuning(
     metrics['accuracy/top1'] = Metric.share(metrics['accuracy/top1'].value, len(images.held_out.names))
     parts: list[Part] = [
         'Trained with --balance: images of small classes were shown more often.' if balance else '',
-        f'Thumbnails and the most frequent class need no network: they learned from {learned:,} of the '
+        f'Thumbnails and the most frequent class need no network: they learned from {num_learned:,} of the '
         f'{len(images.train.names):,} images and were tested on {found["thumbnails"].number:,} held-out ones. This is '
         'one training with one seed. To see what pretraining gains, run it again with --init none.',
         f'The {MOST_CLASSES} worst classes, on {len(answers):,} held-out images:',

@@ -256,8 +256,8 @@ def find_label_maps(
         if not any(found[path] & {*values} for path in part.names):
             where = f'the {len(part.names):,} images {use} in {str(part.root)!r}'
             raise UserError(f'no map of {where} has a labelled pixel; label some ({meaning})')
-    labelled = sum(pixels[value] for value in values) / pixels.total()
-    notes.insert(0, f'{meaning}; {100 - 100 * labelled:.0f} % of the pixels are unlabelled')
+    labelled_share = sum(pixels[value] for value in values) / pixels.total()
+    notes.insert(0, f'{meaning}; {100 - 100 * labelled_share:.0f} % of the pixels are unlabelled')
     measured = None if bands is None else measure_bands([str(train.root / name) for name in train.names], bands)
     maps = folders[0][1], folders[1][1]
     return LabelMaps(train, held_out, classes, maps, suffix, values, notes, colours, unseen, measured)

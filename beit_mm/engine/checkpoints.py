@@ -177,14 +177,14 @@ class CheckpointHook(Hook):
         if self.due_number is None or not (ended or runner.optim_wrapper.should_update()):
             return
         number, self.due_number = self.due_number, None
-        before = [other for other in self.kept_numbers if other != number]
-        self.kept_numbers = [*before, number]
+        others = [other for other in self.kept_numbers if other != number]
+        self.kept_numbers = [*others, number]
         # Stored before the deletion, so that a resumed run deletes what a killed one left.
         runner.message_hub.update_info('keep_ckpt_ids', self.kept_numbers)
         outdated = self.kept_numbers[: -self.max_keep_ckpts] if self.max_keep_ckpts > 0 else []
         replaces = [*(f'{self.unit}_{old}.pth' for old in outdated), INTERRUPTED]
         path = self.save(runner, f'{self.unit}_{number}.pth', replaces=replaces, **position)
-        self.kept_numbers = before if path is None else self.kept_numbers[len(outdated) :]
+        self.kept_numbers = others if path is None else self.kept_numbers[len(outdated) :]
 
     def save_if_best(self, runner: Runner, metric: str, metrics: dict[str, float], number: int) -> bool:
         """Saves the weights if a metric is the best so far; returns whether they were saved."""
@@ -353,11 +353,11 @@ class CheckpointMetaHook(Hook):
 
     def after_load_checkpoint(self, runner: Runner, checkpoint: dict) -> None:
         with as_checkpoint_error(runner._load_from):
-            before, now = meta_of(checkpoint).get('tokenizer'), target_provenance(unwrap(runner))
+            stored, current = meta_of(checkpoint).get('tokenizer'), target_provenance(unwrap(runner))
             # paths may differ: the same file may lie elsewhere
-            keys = [key for key in {**(before or {}), **(now or {})} if not key.endswith('path')]
-            if before and now and any(before.get(key) != now.get(key) for key in keys):
-                warn(f'The checkpoint was trained on the targets of {before}; this run has {now}.')
+            keys = [key for key in {**(stored or {}), **(current or {})} if not key.endswith('path')]
+            if stored and current and any(stored.get(key) != current.get(key) for key in keys):
+                warn(f'The checkpoint was trained on the targets of {stored}; this run has {current}.')
             if runner._resume and 'message_hub' in checkpoint:
                 # No text: the file's `cfg` would get into this run's checkpoints, and mmengine executes it.
                 info = checkpoint['message_hub']['runtime_info'].items()

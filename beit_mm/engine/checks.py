@@ -64,9 +64,9 @@ class FitCheckHook(Hook):
             warn('EarlyStoppingHook has no effect: this run does not validate.')
         check_model(model, dataset)
         if (backbone := backbone_of(model)) is not None:
-            before = self.init_report
-            if before is not None and backbone.load_report is not before and not runner._resume:
-                warn(f'init_cfg has no effect: load_from={runner._load_from} replaced {before.source}.')
+            init_report = self.init_report
+            if init_report is not None and backbone.load_report is not init_report and not runner._resume:
+                warn(f'init_cfg has no effect: load_from={runner._load_from} replaced {init_report.source}.')
             check_groups(backbone, runner.optim_wrapper.param_groups)
         if isinstance(model, BEiTPretrainer):
             check_views(model, transforms_of(dataset))
@@ -240,12 +240,12 @@ def load_whole(model: nn.Module, weights: Mapping[str, Any]) -> None:
         missing, unexpected = model.load_state_dict(weights, strict=False)
         needed = [name for name in missing if not name.startswith('auxiliary_head.')]
         unused = [name for name in unexpected if not name.startswith('auxiliary_head.')]
-        lacks = [f'the {owner} lacks {preview(them)}' for owner, them in (('file', needed), ('model', unused)) if them]
+        faults = [f'the {owner} lacks {preview(them)}' for owner, them in (('file', needed), ('model', unused)) if them]
     except RuntimeError as error:  # other shapes
-        lacks = [' '.join(str(error).split())[:300]]
-    if lacks:
+        faults = [' '.join(str(error).split())[:300]]
+    if faults:
         advice = 'test it with the config that it was trained with, or set num_classes and sizes as in its training'
-        raise UserError(f'the checkpoint is of another model: {" and ".join(lacks)}; {advice}')
+        raise UserError(f'the checkpoint is of another model: {" and ".join(faults)}; {advice}')
 
 
 def check_model(model: nn.Module, dataset: Dataset) -> None:
@@ -300,9 +300,9 @@ def check_normalisation(model: nn.Module) -> None:
     """Warns if the weights were trained with another normalisation: the model would work, but worse."""
     if (backbone := backbone_of(model)) is None or backbone.load_report is None:
         return
-    report, now = backbone.load_report, preprocessing_of_model(model)
-    for name in {'mean', 'std'} & report.preprocessing.keys() & now.keys():
-        before, after = report.preprocessing[name], now[name]
+    report, current = backbone.load_report, preprocessing_of_model(model)
+    for name in {'mean', 'std'} & report.preprocessing.keys() & current.keys():
+        before, after = report.preprocessing[name], current[name]
         if len(before) == len(after) and not np.allclose(before, after, atol=1):  # published ones are rounded
             warn(
                 f'The weights from {report.source} were trained on images with {name} {before}; this config '

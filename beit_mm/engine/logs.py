@@ -209,9 +209,9 @@ class ProgressHook(Hook):
 
     def after_train(self, runner: Runner) -> None:
         if runner.iter < runner.max_iters:  # a hook has set stop_training; only the log may say why
-            saved = find_latest_checkpoint(runner.work_dir) or 'not saved'  # CheckpointHook has already run
-            ended = f'ended by a hook after step {runner.iter:,} of {runner.max_iters:,}'
-            self.say(f'{self.title}: {ended}; weights: {saved}')
+            weights = find_latest_checkpoint(runner.work_dir) or 'not saved'  # CheckpointHook has already run
+            end = f'ended by a hook after step {runner.iter:,} of {runner.max_iters:,}'
+            self.say(f'{self.title}: {end}; weights: {weights}')
 
     def after_test_iter(self, runner: Runner, batch_idx: int, data_batch: Any = None, outputs: Any = None) -> None:
         self.show_batch(batch_idx + 1, len(runner.test_dataloader))

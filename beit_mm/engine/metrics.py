@@ -105,8 +105,8 @@ class FeatureMetric(BaseMetric):
             number = np.isin(np.arange(len(features)), positions).astype(float)  # h*w: 1 where it is predicted
             own = dict(number=number, squares=number * np.square(features).sum(axis=1))
             own |= dict(features=number[:, None] * features, loss=sample['loss'], squared_error=sample['squared_error'])
-            before = self.results.pop() if self.results else dict.fromkeys(own, 0.0)
-            self.results.append({name: before[name] + own[name] for name in own})
+            so_far = self.results.pop() if self.results else dict.fromkeys(own, 0.0)
+            self.results.append({name: so_far[name] + own[name] for name in own})
 
     def compute_metrics(self, results: list[dict]) -> dict[str, float]:
         sums = {name: sum(result[name] for result in results) for name in results[0]}

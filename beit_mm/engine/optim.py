@@ -126,20 +126,20 @@ class AutocastOptimWrapper(OptimWrapper):
         numbers = torch.cat([norm.to(self.counters).view(-1) for norm in (self.counters, *norms)]).tolist()
         for norm in numbers[len(self.counters) :]:
             self.message_hub.update_scalar('train/grad_norm', norm)
-        before, now = self.seen, SkippedSteps._make(map(int, numbers[: len(self.counters)]))
-        self.seen = now
-        self.message_hub.update_scalar('train/skipped_steps', now.not_finite)
-        if skipped := now.not_finite - before.not_finite:
+        last_read, counters = self.seen, SkippedSteps._make(map(int, numbers[: len(self.counters)]))
+        self.seen = counters
+        self.message_hub.update_scalar('train/skipped_steps', counters.not_finite)
+        if skipped := counters.not_finite - last_read.not_finite:
             found = f'{skipped} of the last {len(norms)} steps had no finite gradient and were skipped'
-            warn(f'{found}, {now.not_finite} in this run.')
+            warn(f'{found}, {counters.not_finite} in this run.')
         if self.loss_scaler.is_enabled():
-            self.message_hub.update_scalar('train/overflows', now.overflows)
-        if now.in_a_row >= MAX_SKIPPED_IN_A_ROW:
-            first = (self.inner_count // self.accumulative_counts - now.in_a_row) * self.accumulative_counts
-            found = f'the gradient was not finite in {now.in_a_row} steps in a row, from iteration {first} on'
+            self.message_hub.update_scalar('train/overflows', counters.overflows)
+        if counters.in_a_row >= MAX_SKIPPED_IN_A_ROW:
+            first = (self.inner_count // self.accumulative_counts - counters.in_a_row) * self.accumulative_counts
+            found = f'the gradient was not finite in {counters.in_a_row} steps in a row, from iteration {first} on'
             advice = 'a lower optim_wrapper.optimizer.lr or with optim_wrapper.dtype=float32'
             raise UserError(f'{found}; resume the last checkpoint with {advice}')
-        return now
+        return counters
 
     def state_dict(self) -> dict:
         skipped = dict(counters=self.counters)
@@ -210,10 +210,10 @@ def check_state(state_dict: dict, optimizer: torch.optim.Optimizer) -> None:
 def match_groups(state_dict: dict, optimizer: torch.optim.Optimizer) -> None:
     """Sorts an optimizer's state into this run's groups, by the names that BEiTOptimWrapperConstructor stores."""
     saved, groups = state_dict['param_groups'], optimizer.state_dict()['param_groups']
-    before, now = numbers_by_name(saved), numbers_by_name(groups)
+    saved_numbers, numbers_here = numbers_by_name(saved), numbers_by_name(groups)
     alike = [group['params'] for group in saved] == [group['params'] for group in groups]
-    if before and now and not (alike and before == now):
-        numbers = {before[name]: now[name] for name in before.keys() & now.keys()}
+    if saved_numbers and numbers_here and not (alike and saved_numbers == numbers_here):
+        numbers = {saved_numbers[name]: numbers_here[name] for name in saved_numbers.keys() & numbers_here.keys()}
         state = state_dict['state'].items()
         state_dict.update(state={numbers[key]: value for key, value in state if key in numbers}, param_groups=groups)
     elif not alike:

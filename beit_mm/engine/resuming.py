@@ -27,16 +27,16 @@ def batch_units(runner: Runner) -> dict[str, int]:
 
 def fit_position(runner: Runner, meta: dict) -> bool:
     """Converts a checkpoint's position to this run's batches; returns whether these differ from the checkpoint's."""
-    before, batch = meta['batch'], batch_units(runner)
-    old, new = (entry['images'] * entry['accumulated'] for entry in (before, batch))
+    stored, batch = meta['batch'], batch_units(runner)
+    old, new = (entry['images'] * entry['accumulated'] for entry in (stored, batch))
     if old != new:
         found = f'the checkpoint was trained with {old} images a step, this run has {new}; change batch_size'
         raise UserError(f'{runner._load_from}: {found}')
-    moved = before['images'] != batch['images'] or before['per_epoch'] != batch['per_epoch']
+    moved = stored['images'] != batch['images'] or stored['per_epoch'] != batch['per_epoch']
     if moved:
-        epoch, seen = divmod(meta['iter'], before['per_epoch'])
-        counted = epoch * batch['per_epoch'] + seen * before['images'] // batch['images']
-        sizes = f'batches of {before["images"]} images, is iteration {counted} in batches of {batch["images"]}'
+        epoch, seen = divmod(meta['iter'], stored['per_epoch'])
+        counted = epoch * batch['per_epoch'] + seen * stored['images'] // batch['images']
+        sizes = f'batches of {stored["images"]} images, is iteration {counted} in batches of {batch["images"]}'
         warn(f'Iteration {meta["iter"]}, in {sizes}; max_iters, intervals and schedules count iterations of this run.')
         meta['iter'] = counted
     by_epoch = isinstance(runner.train_loop, EpochBasedTrainLoop)
@@ -52,11 +52,11 @@ def follow_config(runner: Runner, checkpoint: dict, config: dict) -> dict[str, t
         moved = fit_position(runner, meta)
         changes = changed_settings(config, meta.get('config_dict', {}))
     if changes:
-        lines = [f'\n  {quoted(name)} {now:.100}, was {before:.100}' for name, (now, before) in changes.items()]
+        lines = [f'\n  {quoted(name)} {new:.100}, was {old:.100}' for name, (new, old) in changes.items()]
         warn(f"The config differs from the checkpoint's, and applies from iteration {meta['iter']} on:{''.join(lines)}")
-    kind, before = changes.get('optim_wrapper.optimizer.type', (NOT_SET, NOT_SET))
-    if before != NOT_SET:
-        raise UserError(f'{kind} cannot use the state of {before}; set {before}, or use load_from for the weights')
+    kind, old = changes.get('optim_wrapper.optimizer.type', (NOT_SET, NOT_SET))
+    if old != NOT_SET:
+        raise UserError(f'{kind} cannot use the state of {old}; set {old}, or use load_from for the weights')
     if changes or moved:
         set_states(runner, checkpoint, moved)
     return changes

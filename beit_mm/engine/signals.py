@@ -135,12 +135,12 @@ class InterruptionHook(Hook):
         if self.group is None:
             return self.code
         if self.pending is not None:
-            work, told = self.pending
+            work, code = self.pending
             work.wait()
-            if told:
-                return int(told)
-        told = torch.tensor(self.code)
-        self.pending = dist.all_reduce(told, dist.ReduceOp.MAX, group=self.group, async_op=True), told
+            if code:
+                return int(code)
+        code = torch.tensor(self.code)
+        self.pending = dist.all_reduce(code, dist.ReduceOp.MAX, group=self.group, async_op=True), code
         return 0
 
     def stop(self, runner: Runner) -> None:
@@ -149,8 +149,8 @@ class InterruptionHook(Hook):
         if self.group is not None:
             dist.barrier(group=self.group)  # because the launcher kills the others once one exits
             self.handlers = dict.fromkeys(self.handlers, signal.SIG_IGN)
-        saved = 'nothing could be saved' if path is None else f'{path} is saved'
-        log(f'Stopped before iteration {runner.iter + 1}, {saved}. Resume with: {resuming_command()}')
+        outcome = 'nothing could be saved' if path is None else f'{path} is saved'
+        log(f'Stopped before iteration {runner.iter + 1}, {outcome}. Resume with: {resuming_command()}')
         sys.exit(self.agreed)
 
 

@@ -56,13 +56,13 @@ class UnreadableImagesHook(Hook):
             return
         self.held_out = {quoted(error.path) for error in broken.values()}
         self.add(runner, self.held_out)
-        count = f'{len(broken)} of {len(dataset)} held-out images cannot be read, see {self.path}'
+        found = f'{len(broken)} of {len(dataset)} held-out images cannot be read, see {self.path}'
         if dataset.on_error == 'raise':
             advice = "val_dataloader.dataset.on_error='skip' leaves them out"
-            raise UnreadableImageError(f'{next(iter(broken.values()))}; {count}; {advice}')
+            raise UnreadableImageError(f'{next(iter(broken.values()))}; {found}; {advice}')
         self.check_rate(len(broken), len(dataset))
         validate_on(runner, [index for index in range(len(dataset)) if index not in broken])
-        warn(f'{count}. Every validation of this run leaves them out.')
+        warn(f'{found}. Every validation of this run leaves them out.')
 
     def after_train_iter(self, runner: Runner, batch_idx: int, data_batch: dict, outputs: dict | None = None) -> None:
         inputs = data_batch['inputs']
