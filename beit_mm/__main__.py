@@ -6,7 +6,7 @@ Nothing heavy is imported before the arguments are parsed.
 import os
 import sys
 
-# Python would import modules from the current folder, which may be a download. Importing this changes nothing.
+# Python would import modules from the current folder, perhaps of downloads. A program that imports this keeps its path.
 if __name__ == '__main__' or os.path.basename(sys.argv[0]).startswith('beit-mm'):
     package = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
     kept = {package, *os.environ.get('PYTHONPATH', '').split(os.pathsep)}

@@ -318,7 +318,7 @@ def load_config(args: argparse.Namespace, steps: int | None = None) -> Config:
         scale_to_steps(cfg, steps)
     merge_options(cfg, args.cfg_options)
     cfg.launcher = args.launcher
-    if 'find_unused_parameters' in cfg and cfg.get('model_wrapper_cfg'):  # then mmengine ignores it
+    if 'find_unused_parameters' in cfg and cfg.get('model_wrapper_cfg'):  # then mmengine ignores the former
         cfg.model_wrapper_cfg.find_unused_parameters = cfg.find_unused_parameters
     cfg.work_dir = args.work_dir or cfg.get('work_dir') or f'work_dirs/{path.stem}'
     if args.launcher == 'pytorch' and not torch.cuda.is_available():
@@ -377,7 +377,7 @@ def parse_value(key: str, value: str) -> Any:
     """
     from mmengine.config import ConfigDict, DictAction
 
-    is_path = set(', /') & set(value) and os.path.exists(value)  # a number may be the name of a folder, too
+    is_path = set(', /') & set(value) and os.path.exists(value)  # a plain number, too, may be the name of a folder
     is_text = ' ' in value and not set('[({\',"') & set(value)
     if is_path or is_text:
         return value

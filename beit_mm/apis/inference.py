@@ -39,7 +39,7 @@ from beit_mm.terminal import quiet, say, with_bar
 
 Sources = str | Path | Sequence[str | Path]
 SHORT_SIDE = 30  # patches of an image whose attention is drawn, as in the authors' figure
-MAX_ROWS = 64  # of a picture of reconstructions
+MAX_ROWS = 64  # in a picture of reconstructions
 FORMULA = (*'=+-@＝＋－＠', '\t', '\r')  # beginnings of a formula in a spreadsheet
 
 
@@ -146,7 +146,7 @@ def write_results(path: Path, results: Sequence[dict[str, Any]]) -> None:
 
 
 def csv_text(head: Sequence[str], rows: Iterable[tuple[str, str, str]]) -> str:
-    """A CSV of rows (file, text, number), changed where a spreadsheet would run them as a formula."""
+    """A CSV table of rows (file, text, number); text that a spreadsheet would run as a formula is prefixed."""
     text = io.StringIO(newline='')
     table = csv.writer(text, quoting=csv.QUOTE_ALL)
     table.writerow(head)

@@ -11,11 +11,11 @@ from beit_mm.apis.split import Images
 from beit_mm.datasets.transforms import as_size
 from beit_mm.models.vit import sizes_of
 
-NARROW = 192  # width of models up to which the demo's recipes hold
-GIB_PER_IMAGE = 0.2  # of a GPU, for BEiT-Base at 224 pixels with the tokenizer
-# Of a GPU, per image of 1,024 patches, for a segmentor's heads at 768 channels, and for the blocks of BEiT-Base. It is
-# what autograd keeps in bfloat16, and a tenth more. For UperNet it was counted at sizes small, base and large (on an
-# H100 base took 1.2 of its 1.26 GiB), for the others at base.
+NARROW = 192  # largest width of a model for which the demo's recipes hold
+GIB_PER_IMAGE = 0.2  # on a GPU, for BEiT-Base at 224 pixels with the tokenizer
+# On a GPU, per image of 1,024 patches: a segmentor's heads at 768 channels, and the blocks of BEiT-Base. It is what
+# autograd keeps in bfloat16, and a tenth more. For UperNet it was counted at sizes small, base and large (on an H100
+# base took 1.2 of its 1.26 GiB), for the others at base.
 GIB_OF_HEADS = dict(upernet=0.58, setr_pup=1.2, masks=0.82, masks_decoder=1.25, linear=0.38)
 GIB_OF_BLOCKS = 0.68
 HEAD_PARAMETERS = 100_000_000  # each takes 16 bytes: weight, gradient and two moments
@@ -24,7 +24,7 @@ CPU_BATCH = 64, 16  # for a narrow model, as in its recipes, and for a wide one,
 
 
 def choose_batch(images: Images, base: str, backbone: Mapping[str, Any], device: str, head: str | None) -> int:
-    """The largest power of two that fits the memory and leaves several steps in an epoch."""
+    """The largest power of two that fits in memory and leaves several steps in an epoch."""
     sizes = sizes_of(backbone['arch'])
     if device == 'cpu' and head and sizes['embed_dims'] > NARROW:
         return 2  # 512 x 512 pixels each

@@ -37,7 +37,7 @@ MIN_STEPS = 20
 # Released models to start or learn from on a GPU, best first: name in `plain_vits` and architecture
 STARTS = dict(dinov2_vitb14_reg4_pretrain='base', dinov2_vits14_reg4_pretrain='small')
 LEAST_BATCH = 8  # images per step that must fit in memory
-MOST_PIXELS, USUAL_PIXELS = 384, 224  # sides of images: a model for more than the first is trained at the second
+MOST_PIXELS, USUAL_PIXELS = 384, 224  # sides of images: a model for larger ones than the first is trained at the second
 MANY_IMAGES = 100_000  # with at least this many, a new model on a GPU is BEiT-Base
 FEW_IMAGES = 5000  # with fewer, minutes of further pretraining gained nothing
 BACKBONE = 'beit_mm.BEiTBackbone'
@@ -97,7 +97,7 @@ class Record:
     tokenizer: str | None = None  # or teacher, see Plan.targets_name
     found: str = ''  # how many images
     digest: str = ''  # of their names
-    seconds: float = 0.0  # that the run has taken
+    seconds: float = 0.0  # how long the run has taken
     stages: dict[str, dict[str, Any]] = field(default_factory=dict)  # steps, time, and what its validation measured
     metrics: dict[str, Any] = field(default_factory=dict)  # of the report: value, standard error, number of images
     verdict: str = ''
@@ -174,12 +174,12 @@ class Plan:
     batch: int  # images per step
     workers: int  # processes that read images
     init: str | None  # checkpoint to begin with; None for random weights
-    targets: dict[str, Any] | None  # of a pretraining: config of the tokenizer or FeatureTargets; None: to be trained
+    targets: dict[str, Any] | None  # of a pretraining: config of the tokenizer or FeatureTargets; None: train one
     teacher_width: int | None  # of a frozen teacher
     keeps_head: bool  # `init` already predicts tokens of this tokenizer; its head is trained further
     balance: bool  # images of small classes are shown more often
     lora: int | None  # rank of the matrices that are trained in place of the backbone's layers
-    frozen: int | None  # how many of the first blocks are not trained; nor are the embeddings then
+    frozen: int | None  # how many of the first blocks are not trained, with the embeddings before them
     fits_head: bool  # only the head of a classifier is trained, on features that are computed once
     head: str | None  # of a segmentor, one of HEADS
 
@@ -206,7 +206,7 @@ class Plan:
 
 
 def plan_training(images: Images, call: Record) -> Plan:
-    """Plans a training. Number of images, device and memory decide what the call leaves open."""
+    """Plans a training; the number of images, the device and its memory decide what the call leaves open."""
     device = call.device or ('cuda' if torch.cuda.is_available() else 'cpu')
     advice, init = '', call.init or (DEMO if device == 'cpu' or call.verb == 'finetune' else NONE)
     segments = isinstance(images, LabelMaps)
@@ -311,7 +311,7 @@ def choose_model(
 def choose_tokenizer(
     option: str | None, checkpoint: Checkpoint | None, device: str
 ) -> tuple[dict[str, Any] | None, bool]:
-    """The config of the tokenizer (None: one is trained), and whether the checkpoint's head predicts its tokens."""
+    """The config of the tokenizer (None: train one), and whether the checkpoint's head predicts its tokens."""
     if option == NEW:
         return None, False
     stored = None
@@ -429,7 +429,7 @@ def tuned_backbone(plan: Plan, **options: Any) -> dict[str, Any]:
 
 
 def tuned_optimizer(plan: Plan, recipe: Config, rate: float) -> dict[str, Any]:
-    """The recipe's rate for the plan's batch, and its layer decay; without decay for LoRA and random weights."""
+    """The recipe's rate for the plan's batch, and its layer decay, which LoRA and random weights do without."""
     decay = recipe.optim_wrapper.paramwise_cfg.layer_decay_rate if plan.init and not plan.lora else 1.0
     if plan.lora:  # at first its matrices add nothing to the frozen layers, so they tolerate larger steps
         rate *= LORA_RATE

@@ -189,7 +189,7 @@ def verdict(gains: Mapping[str, Metric]) -> str:
 
 
 def gains_over(name: str, metrics: Mapping[str, Metric], ending: str = '') -> Metrics:
-    """A metric's gain over each baseline, by the baseline's words; `ending` completes the baselines' names."""
+    """A metric's gain over each baseline, by the words for the baseline; `ending` completes the baselines' names."""
     return {
         words: metrics[name] - metrics[baseline + ending]
         for baseline, words in BASELINES.items()
@@ -335,8 +335,8 @@ def describe_finetuning(
     metrics = metrics | found | {'class_mean': class_mean(counts)}
     metrics['accuracy/top1'] = Metric.share(metrics['accuracy/top1'].value, len(images.held_out.names))
     parts: list[Part] = [
-        'Trained with --balance: images of small classes were shown more often.' if balance else '',
-        f'Thumbnails and the most frequent class need no network: they learned from {num_learned:,} of the '
+        'It was trained with --balance: images of small classes were shown more often.' if balance else '',
+        f'The baselines (thumbnails, most frequent class) need no network: they learned from {num_learned:,} of the '
         f'{len(images.train.names):,} images and were tested on {found["thumbnails"].number:,} held-out ones. This is '
         'one training with one seed. To see what pretraining gains, run it again with --init none.',
         f'The {MOST_CLASSES} worst classes, on {len(answers):,} held-out images:',
@@ -411,7 +411,7 @@ def draw_mistakes(answers: Sequence[Mapping[str, Any]], classes: Sequence[str], 
 
 
 def labels_of(images: Images, size: int) -> list[dict[str, int]]:
-    """File -> class of at most `size` images to learn from and half as many held-out ones, evenly spread."""
+    """File -> class, of at most `size` images to learn from, and of half as many held-out ones, evenly spread."""
     number = {name: label for label, name in enumerate(images.classes)}
     return [
         {str(part.root / path): number.get(name, 0) for path, name in evenly(part.names.items(), most)}
@@ -509,7 +509,7 @@ def patches_of(
 
 
 def compare_classifier(images: Images, seconds: float) -> tuple[Metrics, int]:
-    """Metrics of ridge regression on `thumbnails` and of the `most_frequent` class, and how many images they saw."""
+    """Metrics of ridge regression on `thumbnails` and of the `most_frequent` class; number of images to learn from."""
     begin, (known, held_out) = time.monotonic(), labels_of(images, MOST_THUMBNAILS)
     x, y = read_thumbnails(drawn_until(known.items(), begin + 0.8 * seconds, MIN_THUMBNAILS))
     pixels, truth = read_thumbnails(drawn_until(held_out.items(), begin + seconds, MIN_THUMBNAILS))

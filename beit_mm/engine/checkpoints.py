@@ -51,7 +51,7 @@ class CheckpointHook(Hook):
 
     Args:
         interval: epochs or iterations between two checkpoints; -1 saves none but the last.
-        by_epoch: whether the interval counts epochs.
+        by_epoch: whether the interval is in epochs.
         max_keep_ckpts: how many of the numbered checkpoints to keep; -1 keeps all.
         save_last: whether to save the end of the training too.
         save_best: metrics whose best checkpoint is kept; 'auto' is the first metric of a validation. An improvement

@@ -265,7 +265,7 @@ def check_num_classes(model: nn.Module, dataset: Dataset) -> None:
         parts = [f'.{name}' for name in wrong if name] or ['']  # a segmentor repeats the number of its head
         settings = ' '.join(f'model{part}.num_classes={len(classes)}' for part in parts)
         raise UserError(
-            f'{path_of(dataset)} has {len(classes)} classes, the model has {next(iter(wrong.values()))}; set '
+            f'{path_of(dataset)} has {len(classes)} classes, the model is built for {next(iter(wrong.values()))}; set '
             f'{settings}, or give the right folder'
         )
 

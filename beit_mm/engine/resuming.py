@@ -56,7 +56,7 @@ def follow_config(runner: Runner, checkpoint: dict, config: dict) -> dict[str, t
         warn(f"The config differs from the checkpoint's, and applies from iteration {meta['iter']} on:{''.join(lines)}")
     kind, old = changes.get('optim_wrapper.optimizer.type', (NOT_SET, NOT_SET))
     if old != NOT_SET:
-        raise UserError(f'{kind} cannot use the state of {old}; set {old}, or use load_from for the weights')
+        raise UserError(f'{kind} cannot use the state of {old}; set {old} again, or load only the weights: load_from')
     if changes or moved:
         set_states(runner, checkpoint, moved)
     return changes

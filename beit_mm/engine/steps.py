@@ -89,7 +89,7 @@ class CompileHook(Hook):
     def after_train(self, runner: Runner) -> None:
         vars(unwrap(runner)).pop(self.method, None)
         if self.compiled.failure:
-            warn(f'This run was not compiled, or not to its end: {self.compiled.failure}')
+            warn(f'At least a part of this run was not compiled: {self.compiled.failure}')
 
 
 class CompiledInTraining:
