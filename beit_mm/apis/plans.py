@@ -62,8 +62,6 @@ RANDOM_RATE = 1e-3  # learning rate of a classifier that starts from random weig
 
 @dataclass(frozen=True)
 class Length:
-    """How long a run is."""
-
     number: float
     unit: str  # 'minutes', 'steps' or 'epochs'
 

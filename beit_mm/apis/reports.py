@@ -104,8 +104,6 @@ Metrics: TypeAlias = dict[str, Metric]  # by the names in ROWS; gains by the nam
 
 
 class Picture(NamedTuple):
-    """A picture of a report."""
-
     file: str  # relative to the report
     caption: str
 
