@@ -401,7 +401,8 @@ def attention(
     with quiet():
         opened = Checkpoint.open(checkpoint, mean=mean, std=std)
         arguments = opened.backbone_arguments()
-        size = short_side or max(min(as_size(arguments['img_size'])), SHORT_SIDE * arguments['patch_size'])
+        usual = max(min(as_size(arguments['img_size'])), SHORT_SIDE * arguments['patch_size'])
+        size = usual if short_side is None else short_side
         extractor = FeatureExtractor(opened, size=size, whole=True)
         places = points.split(';') if isinstance(points, str) else points
         found = attention_of_image(extractor, image, places, layer)

@@ -126,7 +126,7 @@ def new_call(verb: str, images: str | Path, init: str | Path | None = None, **op
     limits = dict(minutes=(1e-3, 1e6), epochs=(1e-3, 1e6), steps=(MIN_STEPS, 10**9))
     units = [unit for unit in limits if unit in options]
     if len(units) > 1:
-        raise UserError(f'{" and ".join(units)} are both given; expected one of them')
+        raise UserError(f'{" and ".join(units)} are given; expected one of them')
     limits |= dict(workers=(0, 1024), seed=(0, 2**32 - 1), lora=(1, 1024))  # NumPy limits the seed
     for name, (least, most) in limits.items():
         if name in options and not least <= options[name] <= most:

@@ -1,6 +1,7 @@
 """The report on a segmentor: IoU of each class, what needs no training, a verdict, overlays."""
 
 import math
+import shlex
 import time
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
@@ -165,9 +166,11 @@ def describe_segmentation(
     ]
     following = 'give it more label maps and minutes'
     if all(gain.sign == reports.BETTER for gain in gains.values()):
-        following = f'beit-mm segment {weights} new_images/ --out maps; beit-mm export {weights} model.onnx'
+        quoted = shlex.quote(str(weights))
+        following = f'beit-mm segment {quoted} new_images/ --out maps; beit-mm export {quoted} model.onnx'
     elif 'patches' in found and not levels and tested.metric('patches', 'position_colour').sign == reports.BETTER:
-        following += f', or without training: beit-mm segment {start} new_images/ --labelled FOLDER --out maps'
+        untrained = f'beit-mm segment {shlex.quote(str(start))} new_images/ --labelled FOLDER --out maps'
+        following += f', or without training: {untrained}'
     sentence = f'Verdict: the segmentor is {reports.verdict(gains)}.'
     return Report(metrics | found, sentence, parts, f'Next: {following}.')
 

@@ -30,9 +30,11 @@ def meta_of(content: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def class_names(meta: Mapping[str, Any]) -> tuple[str, ...] | None:
-    """Class names in a file's `meta`, or None."""
+    """Class names in a file's `meta`, or None; CheckpointError for anything other than a list or tuple."""
     dataset = meta.get('dataset_meta')
     names = (dataset.get('classes') if isinstance(dataset, dict) else None) or meta.get('CLASSES') or ()
+    if not isinstance(names, (list, tuple)):  # text would become its letters
+        raise CheckpointError(f'has classes of type {type(names).__name__}, expected a list of names')
     return tuple(names) or None
 
 

@@ -383,8 +383,9 @@ def band_statistics(
     pixels[~np.isfinite(pixels)] = np.nan
     low, high = np.nanpercentile(pixels, percentiles, axis=0)
     if not (low < high).all():
-        band = int(np.flatnonzero(~(low < high))[0])
-        raise UserError(f'band {band} is {low[band]:g} nearly everywhere; leave it out, or widen the percentiles')
+        column = int(np.flatnonzero(~(low < high))[0])
+        band = column if bands is None else bands[column]
+        raise UserError(f'band {band} is {low[column]:g} nearly everywhere; leave it out, or widen the percentiles')
     low, high = ([float(f'{value:.6g}') for value in values] for values in (low, high))
     scaled = LoadBands(low=low, high=high).scale(pixels[None])
     mean, std = scaled.mean(axis=(0, 1), dtype=np.float64), scaled.std(axis=(0, 1), dtype=np.float64)

@@ -236,6 +236,8 @@ class FeatureExtractor:
         Returns dict(class_token=(B, layers, C), mean=(B, layers, C) of the patches, patches=(B, layers, h, w, C)).
         """
         wanted = [self.layer(layer) for layer in layers]
+        training = self.backbone.training  # a model that was given may be in a training
+        self.backbone.eval()
         normalised = (images.to(self.device).float() - self.mean) / self.std
         states = {}
         with inference_autocast(self.device):
@@ -244,6 +246,7 @@ class FeatureExtractor:
                 x = self.backbone.run_blocks(self.backbone.blocks[index : index + 1], x, grid, shared_bias)
                 if index in wanted:
                     states[index] = x
+        self.backbone.train(training)
         x = torch.stack([states[index] for index in wanted], dim=1).float()  # B, layers, N, C
         tokens = x[:, :, self.backbone.num_prefix_tokens :]
         return dict(class_token=x[:, :, 0], mean=tokens.mean(dim=2), patches=tokens.unflatten(2, grid))

@@ -8,6 +8,7 @@ from helpers import run_tool
 from PIL import Image
 
 from beit_mm import FeatureExtractor, embed
+from beit_mm.models import BEiTBackbone
 from beit_mm.precision import usable_dtype
 
 SIZE = 48  # of the peers: 6 x 6 patches of 8 pixels
@@ -113,6 +114,16 @@ def test_random_weights_are_of_the_same_architecture_and_repeat(checkpoint, imag
     trained, first, again, other = (next(model(images / '00.jpg'))['mean'] for model in models)
     assert torch.equal(torch.random.get_rng_state(), state)
     assert np.array_equal(first, again) and not np.allclose(first, other) and not np.allclose(trained, first)
+
+
+def test_a_network_in_training_gives_the_features_of_evaluation_and_stays_in_training(checkpoint, images):
+    backbone = BEiTBackbone.from_checkpoint(checkpoint)
+    for block in backbone.blocks:
+        block.drop_path.p = 0.5
+    networks = checkpoint, backbone.train()
+    expected, found = (next(FeatureExtractor(network, **LEVELS)(images))['mean'] for network in networks)
+    np.testing.assert_allclose(found, expected, atol=1e-6)
+    assert backbone.training and backbone.blocks[0].training
 
 
 @pytest.mark.parametrize('kind', ['mean', 'class_token', 'patches'])

@@ -94,6 +94,7 @@ UNFIT = [
     (C, f'{CONFIG}/backbone/arch', 'unknown', 'unknown'),
     # what else the meta says
     (C, 'dataset_meta/classes', [1, 2, 3], "'int' object"),
+    (C, 'dataset_meta/classes', 'cat', 'a list of names'),
     (C, 'dataset_meta/classes', ['a'], '1 classes'),
     (S, 'dataset_meta/palette', [[0, 0, 'red']] * 5, 'red'),
 ]
