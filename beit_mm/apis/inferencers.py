@@ -118,6 +118,7 @@ class SegmentationInferencer(Inferencer):
         """The labels of one sample of the pipeline, and their probabilities."""
         from beit_mm.segmentation.segmentor import confidence_of  # classifiers do not need mmseg
 
+        self.model.with_confidence = True
         with torch.no_grad():
             (sample,) = self.model.test_step(pseudo_collate(samples))
         labels = sample.pred_sem_seg.data[0].cpu().numpy()

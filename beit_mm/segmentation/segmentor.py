@@ -79,6 +79,8 @@ class SlidingSegmentor(EncoderDecoder):
         windows_per_batch: windows that go through the network together; default 8, 1 on a CPU.
     """
 
+    with_confidence = False  # of labels of large images too, see `confidence_of`; tests do not need it
+
     def __init__(self, *args, data_preprocessor: dict | None = None, **kwargs):
         if isinstance(data_preprocessor, dict) and len(data_preprocessor.get('mean') or ()) not in (0, 1, 3):
             data_preprocessor = dict(data_preprocessor, type='beit_mm.BandsDataPreprocessor')
@@ -158,7 +160,7 @@ class SlidingSegmentor(EncoderDecoder):
             return self.decode_head(self.extract_feat(images))
 
     def postprocess_result(self, seg_logits: Tensor, data_samples: list[SegDataSample] | None = None) -> list:
-        """As in mmseg, but very large images get only labels and their confidence, in strips of rows."""
+        """As in mmseg, but very large images get only labels, computed in strips of rows."""
         samples = data_samples or []
         sizes = {sample.ori_shape for sample in samples}
         classes = seg_logits.shape[1]
@@ -188,9 +190,11 @@ class SlidingSegmentor(EncoderDecoder):
             for strip in strips:
                 scores = strip @ logits @ columns.T  # C, rows, W
                 labels.append(scores.argmax(dim=0, keepdim=True))
-                confidence.append(confidence_of_strip(scores))
+                if self.with_confidence:
+                    confidence.append(confidence_of_strip(scores))
             sample.pred_sem_seg = PixelData(data=torch.cat(labels, dim=1))  # 1, H, W
-            sample.confidence = PixelData(data=torch.cat(confidence)[None])
+            if self.with_confidence:
+                sample.confidence = PixelData(data=torch.cat(confidence)[None])
         return samples
 
     @property

@@ -112,7 +112,7 @@ def test_mmsegs_inference_of_an_array_is_that_of_its_file(tmp_path, bgr_to_rgb):
 def test_labels_of_large_images_are_made_in_strips(align_corners, monkeypatch):
     """With the same answers, where two classes are not as good as even, and without logits of the image's size."""
     model = narrow_segmentor()
-    model.align_corners = align_corners
+    model.align_corners, model.with_confidence = align_corners, True
     logits = torch.randn(2, CLASSES, 20, 30)
 
     def samples() -> list[SegDataSample]:
@@ -137,7 +137,7 @@ def test_the_confidence_of_probabilities_is_the_share_of_the_highest(monkeypatch
     A pixel that no query is sure of keeps the low probability that they give it.
     """
     model = narrow_segmentor()
-    model.gives_probabilities = True
+    model.gives_probabilities = model.with_confidence = True
     scores = 1.5 * torch.rand(1, CLASSES, 20, 30)
     scores[..., :10] /= 10
     expected = torch.where(scores.sum(dim=1) > 1, scores.amax(dim=1) / scores.sum(dim=1), scores.amax(dim=1))[0]
