@@ -53,7 +53,7 @@ def say(text: object) -> None:
 
 
 class Parser(argparse.ArgumentParser):
-    """Escapes what its messages repeat of the command line, where a pattern can stand for any file name."""
+    """Escapes words of the command line that its messages repeat: a pattern can stand for any file name."""
 
     def error(self, message: str) -> NoReturn:
         super().error(printable(message))

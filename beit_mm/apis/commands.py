@@ -373,13 +373,14 @@ def check_kept(cfg: Config, pairs: Iterable[str]) -> None:
 def parse_value(key: str, value: str) -> Any:
     """The value of an option as mmengine's DictAction reads it, which drops spaces and splits at commas.
 
-    Unlike there, an existing path and plain text with spaces stay as they are, and a list of dicts is read as JSON.
+    Unlike there, a `data_root`, an existing path and plain text with spaces stay as they are; lists of dicts are JSON.
     """
     from mmengine.config import ConfigDict, DictAction
 
+    is_root = key.endswith('data_root') and ',' in value
     is_path = set(', /') & set(value) and os.path.exists(value)  # a plain number, too, may be the name of a folder
     is_text = ' ' in value and not set('[({\',"') & set(value)
-    if is_path or is_text:
+    if is_root or is_path or is_text:
         return value
     if value.startswith('[{'):
         try:

@@ -227,7 +227,7 @@ def segment(
 class PatchSegmentor:
     """Segments images by frozen features: a `patch_classifier` learns, by `method`, from a `patch_dataset`.
 
-    Call it like a SegmentationInferencer; with 'knn' the confidence is the class's share in the nearest patches.
+    Call it like a SegmentationInferencer; with 'knn' the confidence is the label's share in the nearest patches.
     """
 
     def __init__(self, extract: FeatureExtractor, dataset: SegmentationFolder, method: str = 'knn') -> None:

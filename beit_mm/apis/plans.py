@@ -86,7 +86,7 @@ class Record:
     balance: bool | None = None
     bands: str | list[int] | None = None
     lora: int | None = None  # rank
-    freeze: Any = None  # number of blocks, ALL or None
+    freeze: int | str | None = None  # number of blocks, ALL or None
     head: str | None = None  # of a segmentor, one of HEADS
     levels: dict[str, list[float]] | None = None  # mean and std
     workers: int | None = None
@@ -123,6 +123,9 @@ class Record:
 def new_call(verb: str, images: str | Path, init: str | Path | None = None, **options: Any) -> Record:
     """The record of a call before anything is planned; minutes, steps or epochs become its length."""
     options = {name: value for name, value in options.items() if value is not None}
+    for name, words in dict(freeze=(ALL,), lora=(), batch=(), steps=(), workers=(), seed=()).items():
+        if name in options and options[name] not in words and type(options[name]) is not int:
+            raise UserError(f'{name} is {options[name]!r}; expected {" or ".join([*words, "a whole number"])}')
     limits = dict(minutes=(1e-3, 1e6), epochs=(1e-3, 1e6), steps=(MIN_STEPS, 10**9))
     units = [unit for unit in limits if unit in options]
     if len(units) > 1:
@@ -239,7 +242,7 @@ def plan_training(images: Images, call: Record) -> Plan:
     elif call.verb == 'pretrain':
         targets, keeps_head = choose_tokenizer(call.tokenizer_option, checkpoint, device)
     depth = sizes_of(backbone['arch'])['num_layers']
-    frozen = depth if call.freeze == ALL else call.freeze
+    frozen = call.freeze if isinstance(call.freeze, int | None) else depth
     if init == NONE and (call.lora, frozen) != (None, None):
         raise UserError('--lora and --freeze keep what weights have learned; give a checkpoint with --init')
     if frozen is not None and not 0 <= frozen <= depth:

@@ -255,7 +255,9 @@ def classes_of(checkpoint: Checkpoint, number: int) -> tuple[tuple[str, ...], li
         classes = tuple(map(quoted, names))  # a terminal would obey control characters in a name
         if len(classes) != number:
             raise CheckpointError(f'names {len(classes)} classes, but its model has {number}')
-        colours = np.array(palette or distinct_colours(number), np.uint8).reshape(number, 3)
+        colours = np.array(palette or distinct_colours(number), np.uint8)
+        if colours.shape != (number, 3):
+            raise CheckpointError(f'has a palette that is not a list of {number} colours')
     return classes, colours.tolist()
 
 

@@ -30,10 +30,10 @@ def meta_of(content: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def class_names(meta: Mapping[str, Any]) -> tuple[str, ...] | None:
-    """Class names in a file's `meta`, or None; CheckpointError for anything other than a list or tuple."""
+    """Class names in a file's `meta`, or None; CheckpointError for anything other than names."""
     dataset = meta.get('dataset_meta')
     names = (dataset.get('classes') if isinstance(dataset, dict) else None) or meta.get('CLASSES') or ()
-    if not isinstance(names, (list, tuple)):  # text would become its letters
+    if not isinstance(names, (list, tuple)) or not all(isinstance(name, str) for name in names):
         raise CheckpointError(f'has classes of type {type(names).__name__}, expected a list of names')
     return tuple(names) or None
 
@@ -51,8 +51,8 @@ def describe_source(content: Mapping[str, Any], path: Path, format: str | None =
     """
     meta = dict(meta_of(content))
     version = meta.get('beit_mm_format', 0)
-    if version > FORMAT_VERSION:
-        raise CheckpointError(f'has format {version}, but this version reads {FORMAT_VERSION}: upgrade beit_mm.')
+    if not isinstance(version, int) or version > FORMAT_VERSION:
+        raise CheckpointError(f'has format {ascii(version):.40}, but this reads {FORMAT_VERSION}: upgrade beit_mm.')
     config = _neighbour(path, 'config.json')
     activation = config.get('hidden_act', 'gelu')  # no tensor shows it
     if format == 'hf' and activation != 'gelu':
@@ -123,4 +123,10 @@ def _numbers(values: Any, kind: Any = (int, float)) -> list:
 def _neighbour(path: Path, name: str) -> dict[str, Any]:
     """Content of a JSON file beside weights that are named as on the Hub; empty if there is none."""
     file = path.with_name(name)
-    return json.loads(file.read_text()) if path.name in HUB_FILES and file.is_file() else {}
+    if path.name not in HUB_FILES or not file.is_file():
+        return {}
+    try:
+        content = json.loads(file.read_text())
+    except (ValueError, RecursionError) as error:
+        raise CheckpointError(f'{file} beside the weights is not JSON: {error}.') from None
+    return content if isinstance(content, dict) else {}

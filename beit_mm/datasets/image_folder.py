@@ -33,22 +33,48 @@ INDEX = 'shards.npz'
 SUBSTITUTES = 10  # images tried in place of an unreadable one; if all fail, the images are not the cause
 
 
-def list_images(folder: str, extensions: Sequence[str] = EXTENSIONS) -> list[str]:
+class Paths(Sequence[str]):
+    """Many paths in one block of memory, which forked workers share; a string is made only on access."""
+
+    def __init__(self, text: bytes) -> None:
+        self.text = text  # the paths as bytes of the file system, each followed by a NUL
+        self.ends = np.flatnonzero(np.frombuffer(text, np.uint8) == 0)
+        self.starts = np.r_[0, self.ends + 1][:-1]
+
+    @classmethod
+    def of(cls, paths: Iterable[str]) -> 'Paths':
+        return cls(b''.join(os.fsencode(path) + b'\0' for path in paths))
+
+    def __len__(self) -> int:
+        return len(self.ends)
+
+    def __getitem__(self, index: Any) -> Any:
+        if isinstance(index, (slice, np.ndarray)):
+            part = object.__new__(Paths)
+            part.text, part.starts, part.ends = self.text, self.starts[index], self.ends[index]
+            return part
+        return os.fsdecode(self.text[self.starts[index] : self.ends[index]])
+
+
+def list_images(folder: str, extensions: Sequence[str] = EXTENSIONS, subfolders: Sequence[str] = ('',)) -> Paths:
     """Lists the images below a folder, found by extension: sorted paths, relative to the folder.
 
-    Hidden files and folders are skipped, links are followed, and each folder is searched once.
+    Hidden files and folders are skipped, links are followed, and each folder is searched once, `subfolders` in turn.
     """
     unread = HEIF_EXTENSIONS if reading.HeifImageFile is None and '.jpg' in extensions else ()
     paths: list[str] = []
     left_out = 0
-    for parent, names in walk(folder):
-        below = os.path.relpath(parent, folder)
-        prefix = '' if below == '.' else f'{below}/'
-        paths += [prefix + name for name in names if name.lower().endswith(tuple(extensions))]
-        left_out += sum(name.lower().endswith(unread) for name in names)
+    for subfolder in subfolders:
+        found = []
+        for parent, names in walk(os.path.join(folder, subfolder)):
+            below = os.path.relpath(parent, folder)
+            prefix = '' if below == '.' else f'{below}/'
+            found += [prefix + name for name in names if name.lower().endswith(tuple(extensions))]
+            left_out += sum(name.lower().endswith(unread) for name in names)
+        paths += sorted(found, key=os.fsencode)
     if left_out:
         warn(f'{quoted(folder)}: {left_out} HEIC images are left out; to read them, pip install pillow-heif')
-    return sorted(paths, key=os.fsencode)
+    return Paths.of(paths)
 
 
 def walk(folder: str) -> Iterator[tuple[str, list[str]]]:
@@ -73,15 +99,12 @@ def walk(folder: str) -> Iterator[tuple[str, list[str]]]:
 
 @dataclass
 class Samples(Sequence[dict]):
-    """The data_list of a dataset: for each image a dict with `img_path` and, where labels exist, `gt_label`.
-
-    Forked workers share the memory of its arrays, but would copy Python strings.
-    """
+    """The data_list of a dataset: for each image a dict with `img_path` and, where labels exist, `gt_label`."""
 
     folder: str
-    paths: np.ndarray  # bytes (N,), relative to the folder, or names in its archives
-    labels: np.ndarray | None = None  # int (N,); in shards -1 means no label
-    archives: list[str] | None = None  # file names of shards
+    paths: Paths  # relative to the folder, or in its archives
+    labels: np.ndarray | None = None  # int (N,), of shards -1 for none
+    archives: Paths | None = None  # file names of shards
     places: np.ndarray | None = None  # int (N, 3): archive, first byte, number of bytes
 
     def __len__(self) -> int:
@@ -90,9 +113,9 @@ class Samples(Sequence[dict]):
     def __getitem__(self, index: Any) -> Any:
         labels = None if self.labels is None else self.labels[index]
         places = None if self.places is None else self.places[index]
+        path = self.paths[index]
         if isinstance(index, (slice, np.ndarray)):
-            return replace(self, paths=self.paths[index], labels=labels, places=places)
-        path = os.fsdecode(self.paths[index])
+            return replace(self, paths=path, labels=labels, places=places)
         if self.archives is None or places is None:
             sample = dict(img_path=os.path.join(self.folder, path))
         else:
@@ -101,18 +124,14 @@ class Samples(Sequence[dict]):
             sample = dict(img_path=MemberPath(f'{archive}/{path}', archive, *place))
         return sample if labels is None else dict(sample, gt_label=int(labels))
 
-    def listed(self, paths: Sequence[str], source: str) -> 'Samples':
+    def listed(self, paths: Paths, source: str) -> 'Samples':
         """Selects images by name, in the order of the list file `source`."""
-        row_of = {os.fsdecode(path): row for row, path in enumerate(self.paths)}
+        row_of = {path: row for row, path in enumerate(self.paths)}
         if len(row_of) < len(self):
             raise UserError(f'{self.folder}: two images share a name; ann_file cannot tell which one it lists')
         if gone := next((path for path in paths if path not in row_of), None):
             raise FileNotFoundError(f'{source} lists {gone!r}, which is not in {self.folder!r}')
         return self[np.array([row_of[path] for path in paths], np.int64)]
-
-
-def encoded(paths: Iterable[str]) -> np.ndarray:
-    return np.array([os.fsencode(path) for path in paths], np.bytes_)
 
 
 def read_shards(folder: str) -> tuple[Samples | None, list[str]]:
@@ -123,9 +142,7 @@ def read_shards(folder: str) -> tuple[Samples | None, list[str]]:
     rebuild = f'python tools/datasets/make_shards.py --index-only {folder}'
     try:
         with np.load(path, allow_pickle=False) as content:
-            archives = os.fsdecode(content['shards'].tobytes()).split('\0')[:-1]
-            classes = os.fsdecode(content['classes'].tobytes()).split('\0')[:-1]
-            names = np.array(content['names'].tobytes().split(b'\0')[:-1], np.bytes_)
+            archives, classes, names = (Paths(content[name].tobytes()) for name in ('shards', 'classes', 'names'))
             places = np.stack([content[name] for name in ('shard', 'offset', 'length')], axis=1)
             labels, sizes = content['label'], content['sizes'].tolist()
     except Exception as error:  # numpy and zipfile can raise almost anything on damaged bytes
@@ -135,7 +152,7 @@ def read_shards(folder: str) -> tuple[Samples | None, list[str]]:
         if not os.path.isfile(archive) or os.path.getsize(archive) != size:
             problem = f'{quoted(archive)} is missing, truncated or does not match {INDEX}'
             raise UserError(f'{problem}; copy it again, or rebuild the index: {rebuild}')
-    return Samples(folder, names, labels, archives, places), classes
+    return Samples(folder, names, labels, archives, places), list(classes)
 
 
 @DATASETS.register_module()
@@ -186,9 +203,9 @@ class UnlabeledImages(BaseDataset):
         if shards:
             shards = replace(shards, labels=None)
         if not self.ann_file:
-            return shards or Samples(folder, encoded(list_images(folder, self.extensions)))
-        paths = [path for _, path, _ in read_list(self.ann_file)]
-        return shards.listed(paths, self.ann_file) if shards else Samples(folder, encoded(paths))
+            return shards or Samples(folder, list_images(folder, self.extensions))
+        paths = Paths.of(path for _, path, _ in read_list(self.ann_file))
+        return shards.listed(paths, self.ann_file) if shards else Samples(folder, paths)
 
     def no_images(self, path: str) -> FileNotFoundError:
         return FileNotFoundError(f'no images in {path!r}; expected files ending in {" ".join(self.extensions)}')
@@ -279,43 +296,43 @@ class ImageFolder(UnlabeledImages):
         return [self.get_data_info(idx)['gt_label']]
 
     def find_images(self, folder: str) -> Samples:
-        samples, folders = read_shards(folder)
-        if not samples:
+        shards, folders = read_shards(folder)
+        if not shards:
             with os.scandir(folder) as entries:
                 folders = sorted(entry.name for entry in entries if entry.is_dir() and not entry.name.startswith('.'))
         if 'classes' not in self._metainfo:
             # .cls files hold class numbers
-            names = range(samples.labels.max() + 1) if samples and not folders else folders
+            names = range(shards.labels.max() + 1) if shards and not folders else folders
             if not names:
                 raise FileNotFoundError(f'no class folders in {folder!r}; add one for each class, or set classes=...')
             self._metainfo['classes'] = tuple(map(str, names))
         label_of = {name: label for label, name in enumerate(self.CLASSES)}
         if self.ann_file:
             paths, labels = self._read_list(label_of)
-            samples = samples.listed(paths, self.ann_file) if samples else Samples(folder, encoded(paths))
+            samples = shards.listed(paths, self.ann_file) if shards else Samples(folder, paths)
             return replace(samples, labels=labels)
-        if not samples:
-            number_of = {name: number for number, name in enumerate(folders)}
-            paths = list_images(folder, self.extensions)
-            labels = np.array([number_of.get(path.split('/', 1)[0], -1) for path in paths], np.int64)
-            samples = Samples(folder, encoded(paths), labels)
-        return self._select(samples, folders, label_of)
+        if shards:
+            return self._select(shards, folders, label_of)
+        names = self._present(folder, folders, label_of)
+        paths = list_images(folder, self.extensions, names)
+        labels = np.array([label_of[path.split('/', 1)[0]] for path in paths], np.int64)
+        if empty := {label_of[name] for name in names} - set(labels.tolist()):
+            raise self.no_images(os.path.join(folder, self.CLASSES[min(empty)]))
+        return Samples(folder, paths, labels)
 
-    def _select(self, samples: Samples, folders: list[str], label_of: dict[str, int]) -> Samples:
-        """Selects the images of all classes, class by class; their labels so far are indices into `folders`, if any."""
-        labels = np.asarray(samples.labels)
-        if folders or samples.archives is None:
-            present = self._present(samples.folder, folders, label_of)
+    def _select(self, shards: Samples, folders: list[str], label_of: dict[str, int]) -> Samples:
+        """Selects the images of all classes in shards, class by class as in a folder."""
+        labels = np.asarray(shards.labels)
+        if folders:
+            self._present(shards.folder, folders, label_of)
             labels = np.array([label_of.get(name, -1) for name in folders] + [-1])[labels]  # -1 stays -1
-            if empty := {label_of[name] for name in present} - set(labels.tolist()):
-                raise self.no_images(os.path.join(samples.folder, self.CLASSES[min(empty)]))
         elif (wrong := (labels < 0) | (labels >= len(label_of))).any():
             row = int(wrong.argmax())
-            found = f'{samples[row]["img_path"]} has class {labels[row]} in its .cls file (-1: no file)'
+            found = f'{shards[row]["img_path"]} has class {labels[row]} in its .cls file (-1: no file)'
             raise UserError(f'{found}; expected numbers from 0 to {len(label_of) - 1}')
         rows = np.flatnonzero(labels >= 0)
         rows = rows[np.argsort(labels[rows], kind='stable')]
-        return replace(samples[rows], labels=labels[rows])
+        return replace(shards[rows], labels=labels[rows])
 
     def _present(self, folder: str, folders: list[str], label_of: dict[str, int]) -> list[str]:
         """Lists the classes that have a folder; warns about missing folders and about other folders."""
@@ -330,7 +347,7 @@ class ImageFolder(UnlabeledImages):
             warn(f'{message}, which are not tested')
         return names
 
-    def _read_list(self, label_of: dict[str, int]) -> tuple[list[str], np.ndarray]:
+    def _read_list(self, label_of: dict[str, int]) -> tuple[Paths, np.ndarray]:
         """Reads paths and labels of `ann_file`; where a line has no label, the class folder gives it."""
         paths, labels = [], []
         for number, path, label in read_list(self.ann_file):
@@ -344,4 +361,4 @@ class ImageFolder(UnlabeledImages):
                 raise UserError(f'{where}, which is class {self.CLASSES[label]!r}; {expected}')
             paths.append(path)
             labels.append(label)
-        return paths, np.array(labels)
+        return Paths.of(paths), np.array(labels)

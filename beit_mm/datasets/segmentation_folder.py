@@ -232,6 +232,6 @@ def check_range(path: str, labels: np.ndarray, num_classes: int | None, reduced:
     limit = IGNORE_INDEX - 1 if num_classes is None else num_classes - 1 + reduced
     wrong = labels[(labels != IGNORE_INDEX) & ((labels < 0) | (labels > limit))]
     if wrong.size:
-        expected = f'expected {int(reduced)} to {limit}, and {IGNORE_INDEX} for ignored pixels'
+        expected = f'expected {int(reduced)} to {limit} or, for ignored pixels, {IGNORE_INDEX}'
         zero = 'reduce_zero_label=True: 0 for unlabelled pixels too, classes from 1'
         raise UserError(f'{path} holds label {wrong.max()}; {expected} ({zero})')

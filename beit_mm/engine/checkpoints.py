@@ -107,6 +107,9 @@ class CheckpointHook(Hook):
             return
         if 'optimizer' not in checkpoint:
             raise CheckpointError(f'{runner._load_from} has only weights to load_from, not a run to resume')
+        position = {key: meta.get(key) for key in ('iter', 'epoch')}
+        if not all(type(number) is int and number >= 0 for number in position.values()):
+            raise CheckpointError(f'{runner._load_from} has no position to resume from ({position})')
         if 'batch' not in meta:  # mmengine wrote the file
             return
         run_id = meta.get('run')
@@ -275,7 +278,7 @@ def newest_checkpoint(folder: Path, restarted: bool = False, unit: str = 'iter')
         unit: 'epoch' or 'iter', by which the run numbers its checkpoints; files numbered by the other come last.
     """
     run_file = folder / RUN_FILE
-    last_run = run_file.read_text(errors='replace').partition(' ')[0] if run_file.is_file() else None
+    last_run = run_file.read_text(errors='replace').partition(' ')[0] if run_file.is_file() else None  # 0.3.0 adds iter
     numbered = [path for path in folder.glob('*.pth') if re.fullmatch(r'(epoch|iter)_\d+', path.stem)]
     numbered.sort(key=lambda path: (path.stem.startswith(unit), int(path.stem.partition('_')[2])), reverse=True)
     earlier, unusable = [], []

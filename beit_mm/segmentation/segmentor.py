@@ -55,6 +55,8 @@ class BandsDataPreprocessor(SegDataPreProcessor):
 
     def __init__(self, mean: Sequence[float], std: Sequence[float], **kwargs) -> None:
         super().__init__(**kwargs)
+        if len(mean) != len(std):
+            raise UserError(f'data_preprocessor: mean has {len(mean)} numbers, std {len(std)}; expected one per band')
         for name, values in dict(mean=mean, std=std).items():
             self.register_buffer(name, torch.tensor(values, dtype=torch.float32).view(-1, 1, 1), persistent=False)
 
@@ -343,6 +345,9 @@ class MultiScaleViews:
     """
 
     def __init__(self, short_side: int, crop_size: tuple[int, int], ratios: Sequence[float] = RATIOS):
+        if min(short_side, *crop_size, *ratios, len(ratios)) <= 0:
+            settings = f'short_side {short_side}, crop_size {tuple(crop_size)} and ratios {tuple(ratios)}'
+            raise UserError(f'{settings}; expected positive numbers and at least one ratio')
         # The longer side of the window is safe for wide and for tall images.
         self.short_sides = Counter(max(int(short_side * ratio), *crop_size) for ratio in ratios)
         self.pack = PackSegInputs()

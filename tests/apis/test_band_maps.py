@@ -75,6 +75,8 @@ def test_a_segmentor_normalises_each_band_by_its_own_numbers():
     with DefaultScope.overwrite_default_scope('mmseg'):
         model = MODELS.build(config)
         found = model.data_preprocessor(dict(inputs=[images]))['inputs'][0]
+        with pytest.raises(UserError, match='mean has 4 numbers, std 3'):
+            MODELS.build(dict(config, data_preprocessor=dict(preprocessor, std=std[:3])))
     assert torch.equal(found, (images - torch.tensor(mean)[:, None, None]) / torch.tensor(std)[:, None, None])
 
 

@@ -27,6 +27,7 @@ from beit_mm.apis.plans import Plan, Record, describe_plan
 from beit_mm.apis.split import find_images, write_lists
 from beit_mm.checkpoint.checkpoint import Checkpoint
 from beit_mm.datasets.image_folder import ImageFolder, UnlabeledImages
+from beit_mm.errors import UserError
 from beit_mm.registry import MODELS
 
 
@@ -99,6 +100,14 @@ def test_folders_that_are_classes(tmp_path):
         assert (len(images.classes), len(images.held_out.names)) == (classes, held_out)
     with pytest.raises(ValueError, match='45 images to learn from .* 5 held out; .* needs at least 100'):
         find_images(make_folder(tmp_path / 'few', _=50))
+
+
+@pytest.mark.parametrize(
+    'option', [dict(batch=1.5), dict(lora='4'), dict(steps='50'), dict(workers=True), dict(freeze=2.0)]
+)
+def test_numbers_that_are_not_whole_are_refused_before_anything_is_planned(option):
+    with pytest.raises(UserError, match=f'^{[*option][0]} is .*whole number'):
+        plans.new_call('finetune', 'images', **option)
 
 
 def test_a_class_without_images_is_said(tmp_path, monkeypatch):

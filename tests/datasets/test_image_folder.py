@@ -76,6 +76,18 @@ def test_a_folder_is_searched_at_any_depth_in_sorted_order_and_heic_counted(fold
     assert not len(image_folder.list_images(str(folder), image_folder.BAND_EXTENSIONS)) and len(said) == 1
 
 
+def test_each_class_folder_is_searched_by_itself(folder):
+    """Links to images of another class, or of a folder that is not a class, take them from nobody."""
+    (folder / 'blue/more').symlink_to('../red')
+    (folder / 'copy').symlink_to('green')
+    dataset = build(folder, classes=['blue', 'red', 'copy'])
+    names = [name for name, _ in found(dataset)]
+    assert names == [
+        *(f'blue/{i}.png' for i in range(3)),
+        *(f'{name}/{i}.png' for name in ('blue/more', 'red', 'copy') for i in range(3)),
+    ]
+
+
 def test_given_classes_are_matched_by_name(folder):
     (folder / 'names.txt').write_text('red\nblue\n\n')
     for classes in (['red', 'blue'], str(folder / 'names.txt')):

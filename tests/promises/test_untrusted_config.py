@@ -93,10 +93,11 @@ UNFIT = [
     (C, f'{CONFIG}/head/num_classes', 10**12, 'head.fc.weight'),
     (C, f'{CONFIG}/backbone/arch', 'unknown', 'unknown'),
     # what else the meta says
-    (C, 'dataset_meta/classes', [1, 2, 3], "'int' object"),
+    (C, 'dataset_meta/classes', [1, 2, 3], 'a list of names'),
     (C, 'dataset_meta/classes', 'cat', 'a list of names'),
     (C, 'dataset_meta/classes', ['a'], '1 classes'),
     (S, 'dataset_meta/palette', [[0, 0, 'red']] * 5, 'red'),
+    (S, 'dataset_meta/palette', [[0] * 5] * 3, '5 colours'),
 ]
 
 

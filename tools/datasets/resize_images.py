@@ -24,11 +24,10 @@ from beit_mm.terminal import run, with_bar
 MAX_SIDE = 65_500  # pixels, the limit of JPEG
 
 
-def copy(name: bytes, args: argparse.Namespace) -> str:
+def copy(path: str, args: argparse.Namespace) -> str:
     """Copies an image unless the copy exists; returns '' or the reason why it cannot be read."""
     from beit_mm.datasets.reading import UnreadableImageError
 
-    path = os.fsdecode(name)
     target = args.target / path
     try:
         if not target.is_file() or not target.stat().st_size:  # a power cut can leave an empty file
@@ -79,11 +78,9 @@ def main() -> None:
         parser.error('expected --short-side above 0, --quality 1 to 95, --workers 0 (this process) or more')
     from torch.utils.data import DataLoader
 
-    from beit_mm.datasets.image_folder import encoded
-
     paths, options = images_of(args.source, args.target), dict(batch_size=None, worker_init_fn=ignore_interrupts)
     # the workers copy the images in collate_fn, one image in each batch
-    loader = DataLoader(encoded(paths), num_workers=args.workers, collate_fn=partial(copy, args=args), **options)
+    loader = DataLoader(paths, num_workers=args.workers, collate_fn=partial(copy, args=args), **options)
     unreadable = [reason for reason in with_bar(loader, len(paths)) if reason]
     print(f'{args.target}: {len(paths) - len(unreadable):,} images')
     if unreadable:

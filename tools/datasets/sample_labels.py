@@ -34,7 +34,7 @@ def main() -> None:
     dataset = ImageFolder(args.folder, pipeline=[])
     generator, chosen = random.Random(args.seed), []
     for name in dataset.metainfo['classes']:
-        images = [f'{name}/{path}' for path in list_images(f'{args.folder}/{name}')]
+        images = list(list_images(args.folder, subfolders=[name]))
         generator.shuffle(images)
         chosen += images[: args.per_class]
     args.target.parent.mkdir(parents=True, exist_ok=True)
