@@ -107,7 +107,8 @@ def test_the_verb_writes_label_maps_and_overlays(work, tmp_path):
         Image.new('RGB', (20, 30), (10, 200, 30)).save(tmp_path / 'more' / name)
     results = segment(work / 'model.pth', [work / 'images', tmp_path / 'more'], tmp_path / 'out')
     assert len({result['labels'] for result in results}) == len(SIZES) + 2
-    expected = [result['labels'] for result in SegmentationInferencer(work / 'model.pth')(work / 'images')]
+    segmentor = SegmentationInferencer(work / 'model.pth')
+    expected = [result['labels'] for result in segmentor(work / 'images')]
     for result, labels in zip(results, expected, strict=False):
         with Image.open(result['labels']) as saved:
             assert (np.asarray(saved) == labels).all() and saved.mode == 'P'
@@ -115,6 +116,8 @@ def test_the_verb_writes_label_maps_and_overlays(work, tmp_path):
         drawn = np.asarray(Image.open(result['overlay'])).astype(int)
         legend = {tuple(colour) for colour in drawn[labels.shape[0] :].reshape(-1, 3)}
         assert drawn.shape[1] >= labels.shape[1] and len(colours) == len(np.unique(labels)) and colours <= legend
+        squares = [tuple(colour) for colour in drawn[labels.shape[0] :].reshape(-1, 3) if tuple(colour) in colours]
+        assert squares[0] == tuple(segmentor.palette[np.bincount(labels.ravel()).argmax()])  # the most frequent class
     assert (tmp_path / 'out/classes.txt').read_text().split() == list(CLASSES)
 
 

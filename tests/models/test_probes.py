@@ -6,6 +6,7 @@ import torch.nn.functional as F
 from labelled import BACKBONE
 from mmpretrain.structures import DataSample
 
+from beit_mm.apis.rebuild import number_of_classes
 from beit_mm.engine import LayerAccuracy
 from beit_mm.registry import MODELS
 
@@ -58,6 +59,9 @@ def test_one_layer_is_a_classifier_like_any_other():
     sample = model(torch.randn(2, 3, 32, 32), None, mode='predict')[0]
     assert sample.pred_score.sum().item() == pytest.approx(1, abs=1e-5)
     assert sample.layer_labels == {1: int(sample.pred_label)}
+    assert number_of_classes(model) == 3
+    with pytest.raises(ValueError, match='2 layers'):
+        number_of_classes(build(layers=[0, 1]))
 
 
 def test_accuracy_layer_by_layer():
