@@ -7,6 +7,7 @@ import torch.nn.functional as F
 from mmengine.config import ConfigDict
 from mmengine.registry import DefaultScope
 from mmseg.apis import inference_model
+from mmseg.models import SegDataPreProcessor
 from mmseg.structures import SegDataSample
 from narrow_segmentors import CLASSES, build_segmentor, mmsegs_logits, narrow_config, narrow_segmentor
 from PIL import Image
@@ -64,6 +65,10 @@ def test_a_plain_vit_with_registers_and_patches_of_14_pixels(head):
         rates |= dict.fromkeys(group['names'], (group['lr'], group.get('weight_decay')))
     assert rates['backbone.register_tokens'] == rates['backbone.cls_token'] == (0.5**5, 0)
     assert rates['backbone.blocks.3.mlp.fc1.weight'][0] == 0.5
+
+
+def test_images_of_three_means_are_prepared_by_mmseg():
+    assert type(narrow_segmentor().data_preprocessor) is SegDataPreProcessor
 
 
 def test_windows_leave_no_gaps():
