@@ -96,7 +96,7 @@ def export_onnx(
     H, W) for a segmentor, which sees each image as one window. They are probabilities if `probabilities` in the
     metadata is true. H and W are multiples of `divisor`, at most `most`. The metadata `beit_mm` are JSON of `mean` and
     `std` (of pixel values 0 to 255), `size` (height, width) that the model was built for, `divisor`, `most`,
-    `probabilities` and `notes`. A graph above 2 GB has its weights in a second file, PATH.data.
+    `probabilities` and `notes`. A large graph has its weights in a second file, PATH.data.
 
     Args:
         model: such as mmpretrain's ImageClassifier, or a SlidingSegmentor, on a BEiTBackbone; left as it is.

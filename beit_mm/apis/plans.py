@@ -345,7 +345,7 @@ def describe_plan(plan: Plan, images: Images) -> list[str]:
         which = images.bands['load']['bands'] or f'all {len(images.bands["mean"])}'
         lines.append(f'bands      {which}: scaled so that percentiles 1 and 99 of each become 0 and 255')
     if plan.verb == 'pretrain' and plan.init and len(images.train.names) < FEW_IMAGES:
-        lines.append('pays       with few images `finetune` alone is no worse: see "What pays" in docs/own_images.md')
+        lines.append('pays       with few images `finetune` alone did as well: see "What pays" in docs/own_images.md')
     if plan.fits_head:
         lines.append('trained    only the head, on features that are computed once: images are not augmented')
     if plan.teacher:

@@ -162,7 +162,7 @@ def test_two_processes_have_the_same_codes_those_of_one_where_nothing_is_drawn(t
 
 
 def test_teachers_give_the_features_of_their_libraries(tmp_path):
-    """Inner layers of ours: tests/models/test_feature_targets.py."""
+    """Our own inner layers: tests/models/test_feature_targets.py."""
     images = images_of(1)
     mean, std = (torch.tensor(x).view(-1, 1, 1) for x in ([123.675, 116.28, 103.53], [58.395, 57.12, 57.375]))
     options = dict(img_size=32, patch_size=8, embed_dim=64, depth=2, num_heads=1)

@@ -23,7 +23,7 @@ def read_results(out: Path) -> dict[str, Any]:
 
 
 def add_result(out: Path, name: str, figures: dict[str, Any], lock: Lock) -> None:
-    """Adds figures of a run to those that are there, and prints them."""
+    """Adds a run's numbers to results.json, and prints them."""
     with lock:
         results = read_results(out)
         results.setdefault(name, {}).update(figures)
@@ -80,7 +80,7 @@ def print_steps(steps: dict[str, Callable[[], object]], number: int, minutes: fl
 
 
 def pooled_variance(groups: Iterable[list[float]]) -> float:
-    """Of seeds, by their spread within all rows; 0 where no row has two."""
+    """Variance over seeds, pooled over the groups of one row each; 0 if no group has two values."""
     groups = [group for group in groups if group]
     free = sum(len(group) - 1 for group in groups)
     squares = sum((value - statistics.mean(group)) ** 2 for group in groups for value in group)

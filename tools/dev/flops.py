@@ -14,7 +14,7 @@ import copy
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import nullcontext
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 from unittest.mock import patch
 
 from beit_mm.apis.commands import argument_parser, load_config
@@ -131,26 +131,10 @@ def parts_of(model: nn.Module) -> dict[str, list[nn.Module]]:
     return parts
 
 
-def flop_counter() -> Any:
-    """A context that counts by torch's formulas, as FlopCounterMode does; that one also takes each operation apart."""
-    from torch.utils._python_dispatch import TorchDispatchMode  # where torch's documentation has it
-    from torch.utils.flop_counter import flop_registry
-
-    class FlopCounter(TorchDispatchMode):
-        total = 0
-
-        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-            result = function(*args, **(kwargs or {}))
-            if formula := flop_registry.get(function.overloadpacket):
-                self.total += formula(*args, **(kwargs or {}), out_val=result)
-            return result
-
-    return FlopCounter()
-
-
 def count(model: nn.Module, cfg: Config, image: Tensor) -> tuple[Counter[str], Counter[str]]:
     """Parameters, and FLOP for an image (1, C, H, W), of each part."""
     import torch
+    from torch.utils.flop_counter import FlopCounterMode
 
     from beit_mm.models import BEiTPretrainer
     from beit_mm.models.tokenizers.base import TargetGenerator
@@ -158,15 +142,15 @@ def count(model: nn.Module, cfg: Config, image: Tensor) -> tuple[Counter[str], C
     parts = parts_of(model)
     parameters = Counter({part: sum(p.numel() for m in parts[part] for p in m.parameters()) for part in parts})
     parameters[REST] = sum(p.numel() for p in model.parameters()) - parameters.total()
-    counter, flops = flop_counter(), Counter[str]()
+    counter, flops = FlopCounterMode(display=False), Counter[str]()
 
     def measure(module: nn.Module, method: str, part: str) -> None:
         function = getattr(module, method)
 
         def measured(*args: object, **kwargs: object) -> object:
-            before = counter.total - flops.total()  # a mask head runs blocks, which are other parts
+            before = counter.get_total_flops() - flops.total()  # a mask head runs blocks, which are other parts
             result = function(*args, **kwargs)
-            flops[part] += counter.total - flops.total() - before
+            flops[part] += counter.get_total_flops() - flops.total() - before
             return result
 
         setattr(module, method, measured)
@@ -185,7 +169,7 @@ def count(model: nn.Module, cfg: Config, image: Tensor) -> tuple[Counter[str], C
                 head(features)
         else:
             model(image, mode='tensor')
-    flops[REST] = counter.total - flops.total()
+    flops[REST] = counter.get_total_flops() - flops.total()
     return parameters, flops
 
 
