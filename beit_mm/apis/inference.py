@@ -339,7 +339,10 @@ def reconstruct(
 
 def draw_predictions(checkpoint: Checkpoint, images: Sources, out: Path) -> BEiTPretrainer:
     model = rebuild_pretrainer(checkpoint)
-    samples = masked_samples(model, islice(iterate_images(images), MAX_ROWS))
+    sources = [*islice(iterate_images(images), MAX_ROWS + 1)]
+    if len(sources) > MAX_ROWS:
+        say(f'Only the first {MAX_ROWS} images are drawn.')
+    samples = masked_samples(model, sources[:MAX_ROWS])
     with torch.no_grad():
         columns = model.pictures(model.data_preprocessor(default_collate([*samples.values()]))['inputs'])
     sheet_of_columns(columns).save(out)
@@ -363,17 +366,19 @@ def masked_samples(model: BEiTPretrainer, paths: Iterable[ImageInput]) -> dict[s
     steps = resized(steps, size, **views(grid, model.target_generator.stride))
     prepare = Compose([TRANSFORMS.build(step) for step in steps])
     samples: dict[str, dict] = {}
-    problem = 'no images; expected files or folders of images'
+    problems: list[str] = []
     state = random.getstate()
     for index, path in enumerate(paths):
         random.seed(index)  # masks are drawn by this generator
         try:
             samples[str(path)] = prepare(dict(img_path=str(path)))
         except UnreadableImageError as error:
-            problem = str(error)
+            problems.append(str(error))
     random.setstate(state)
     if not samples:
-        raise UnreadableImageError(problem)
+        raise UnreadableImageError(problems[0] if problems else 'no images; expected files or folders of images')
+    for problem in problems:
+        say(f'unreadable: {problem}')
     return samples
 
 

@@ -418,14 +418,16 @@ def test_what_cannot_be_read_costs_no_other_results(run, images, tmp_path, monke
     for sources in ('.', ['a.png', 'gone.png', '~nobody.png']):
         found = beit_mm.classify(run, sources, labelled=images)
         assert [result.get('name') for result in found] == ['red', None, 'blue'] and 'gone.png' in found[1]['error']
-    model = rebuild.rebuild_pretrainer(Checkpoint.open(run))
-    assert [*inference.masked_samples(model, inference.iterate_images('.'))] == ['a.png', '~nobody.png']
     with pytest.raises(OSError, match='gone.png'):
         beit_mm.embed(run, '.')
     call('embed', run, '.', '--out', 'x.npz')
     assert np.load('x.npz')['paths'].tolist() == ['a.png', '~nobody.png']
     unreadable, written = capsys.readouterr().out.splitlines()
     assert unreadable.startswith('unreadable: gone.png') and written.endswith('npz: 2 x 32')
+    monkeypatch.setattr(inference, 'MAX_ROWS', 2)
+    call('reconstruct', run, '.', '--out', 'x.png')  # two of three files
+    limit, unreadable, _ = capsys.readouterr().out.splitlines()
+    assert ' 2 ' in limit and unreadable.startswith('unreadable: gone.png')
 
 
 def test_a_run_can_be_moved(run, images, tmp_path):
