@@ -144,8 +144,9 @@ def message_for_user(error: BaseException) -> str | None:
 
 def mistake(error: BaseException) -> str | None:
     """The message of an error that the user, the machine or another process caused; else None."""
-    if isinstance(error, KeyError) and (missing := UNKNOWN_TYPE.match(str(error))):
-        return f'no registry has the type {missing[1]!r}'
+    unknown = UNKNOWN_TYPE.match(str(error))
+    if isinstance(error, KeyError) and unknown:
+        return f'no registry has the type {unknown[1]!r}'
     if isinstance(error, TypeError) and re.search('unexpected keyword argument|takes no arguments', str(error)):
         frames = [frame.f_code.co_name for frame, _ in traceback.walk_tb(error.__traceback__)]
         while frames and frames[-1] == '__init__':  # constructors that pass the arguments on

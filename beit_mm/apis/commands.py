@@ -364,7 +364,8 @@ def check_kept(cfg: Config, pairs: Iterable[str]) -> None:
     from beit_mm.engine.resuming import settings_by_name
 
     settings = settings_by_name(cfg.to_dict())
-    for key, value in {key: value for key, _, value in (pair.partition('=') for pair in pairs)}.items():
+    parts = [pair.partition('=') for pair in pairs]
+    for key, value in {key: value for key, _, value in parts}.items():
         given = repr(parse_value(key, value))
         if settings.get(key, given) != given:
             raise UserError(f'--cfg-options {key}={value}: another argument makes it {settings[key]}; leave one out')

@@ -372,7 +372,8 @@ def targets_config(checkpoint: Checkpoint) -> dict[str, Any]:
 def head_config(checkpoint: Checkpoint) -> dict[str, Any]:
     """The config of a checkpoint's head, which predicts visual tokens or features."""
     weights = checkpoint.converted.state_dict
-    if (weight := weights.get('head.feature_head.weight')) is not None and weight.dim() == 2:
+    weight = weights.get('head.feature_head.weight')
+    if weight is not None and weight.dim() == 2:
         return dict(type='beit_mm.FeatureRegressionHead', embed_dims=weight.shape[1], target_dims=len(weight))
     weight = weights.get('head.lm_head.weight')
     if weight is None or weight.dim() != 2:

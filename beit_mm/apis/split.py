@@ -106,10 +106,11 @@ def find_images(folder: str | Path) -> Images:
         raise UserError(f'{len(train.names)} images to learn from in {str(root)!r}{held}; {needed}')
     classes = sorted(set(train.names.values()))
     named = len(classes) > 1 and '' not in classes and not all(map(DATE.fullmatch, classes))
-    known = set(held_out.names.values()) <= set(classes)
-    if named and known and (empty := subfolders(root) - {*classes}):
+    if not named or not set(held_out.names.values()) <= set(classes):
+        return Images(train, held_out, [])
+    if empty := subfolders(root) - {*classes}:
         warn(f'{str(root)!r}: no images in {preview(sorted(empty))}; not counted as classes')
-    return Images(train, held_out, classes if named and known else [])
+    return Images(train, held_out, classes)
 
 
 def training_folder(folder: str | Path) -> Path:
@@ -435,7 +436,8 @@ def choose_labels(
         image = next(path for path, held in maps if top in held)
         expected = f'expected 0 to {number - 1}, or 1 to {number}, and {IGNORE_INDEX} for ignored pixels'
         raise UserError(f'the label map of {image} holds {top}, but classes.txt names {number} classes; {expected}')
-    if reduce_zero_label is None and not (top == number or (top == number - 1 and 0 in numbers)):
+    shows_zero = top == number or (top == number - 1 and 0 in numbers)
+    if reduce_zero_label is None and not shows_zero:
         raise UserError(f'the label maps hold {numbers[0]} to {top}, but classes.txt names {number} classes: {ask}')
     first = int(top == number if reduce_zero_label is None else reduce_zero_label)
     meaning = f'{number} classes of classes.txt, 0 is {"unlabelled" if first else repr(names[0])}'

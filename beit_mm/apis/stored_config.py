@@ -96,8 +96,8 @@ def check_value(name: str, value: Any, types: Sequence[str], place: str) -> Any:
         return check_part(value, types, place)
     if isinstance(value, (list, tuple)) and len(value) <= MAX_LENGTH:
         return tuple(check_value(name, item, types, place) for item in value)
-    plain = value is None or type(value) in (bool, int, float) or (isinstance(value, str) and NAME.fullmatch(value))
-    if not plain:
+    is_name = isinstance(value, str) and NAME.fullmatch(value)
+    if not is_name and type(value) not in (type(None), bool, int, float):
         raise RefusedError(place, value, 'a name, number or short list')
     if name in LIMITS and isinstance(value, (int, float)) and value > LIMITS[name]:
         raise RefusedError(place, value, f'at most {LIMITS[name]}')

@@ -357,8 +357,9 @@ class Run:
     def advice_on_passes(self, images: Images, steps: float) -> str:
         """FREEZE if a classifier's whole backbone was tuned in too few passes over the images, else ''."""
         passes = steps * self.plan.batch / len(images.train.names)
-        tuned = self.verb == 'finetune' and self.plan.init and self.plan.frozen is None and not self.plan.lora
-        return FREEZE.format(passes) if tuned and passes < FEW_PASSES and not isinstance(images, LabelMaps) else ''
+        classifies = self.verb == 'finetune' and not isinstance(images, LabelMaps)
+        tunes_all = self.plan.init and self.plan.frozen is None and not self.plan.lora
+        return FREEZE.format(passes) if classifies and tunes_all and passes < FEW_PASSES else ''
 
     def describe(self, images: Images) -> Report:
         """Compares the trained model with baselines, in the time kept for the report."""

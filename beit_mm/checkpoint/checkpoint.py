@@ -272,7 +272,8 @@ def fit_weights(
                 tensor = resize_patch_embedding(tensor, own[name].shape[-1])
             fitted[name] = _adapt_channels(tensor, own[name].shape[1])
             report.adapted.append(name)
-        elif name.endswith(names.POSITIONS) and (before := names.grid_of(name, tensor, file_grid, grid)) != grid:
+        before = names.grid_of(name, tensor, file_grid, grid) if name.endswith(names.POSITIONS) else grid
+        if before != grid:
             if name.endswith(names.TABLE):
                 fitted[name] = resize_bias_table(tensor, before, grid)
             else:
@@ -289,8 +290,8 @@ def fit_weights(
 def _check_sizes(weights: names.Weights, own: Mapping[str, Tensor], file_heads: Any, num_heads: int) -> None:
     blocks, own_blocks = (sum(name.endswith('attn.qkv.weight') for name in part) for part in (weights, own))
     sizes: list[tuple[str, Any, Any]] = [('heads', file_heads, num_heads), ('blocks', blocks, own_blocks)]
-    if (registers := weights.get('register_tokens')) is not None and 'register_tokens' not in own:
-        sizes.append(('num_registers', registers.shape[1], 0))
+    if 'register_tokens' in weights and 'register_tokens' not in own:
+        sizes.append(('num_registers', weights['register_tokens'].shape[1], 0))
     unlike = [name for name in weights if name in own and not _same_shape(name, weights[name], own[name])]
     sizes += [(name, tuple(weights[name].shape), tuple(own[name].shape)) for name in unlike[:1]]  # one is enough
     if differences := [f'{what} {theirs}, the model has {ours}' for what, theirs, ours in sizes if theirs != ours]:
@@ -300,10 +301,11 @@ def _check_sizes(weights: names.Weights, own: Mapping[str, Tensor], file_heads: 
         )
 
 
-def _same_shape(name: str, *tensors: Tensor) -> bool:
-    """Whether tensors have the same shape, apart from axes that can be adapted."""
+def _same_shape(name: str, one: Tensor, other: Tensor) -> bool:
+    """Whether two tensors have the same shape, apart from axes that can be adapted."""
     free_axes = {PATCHES: (1, 2, 3), 'pos_embed': (1,)}.get(name, (0,) if name.endswith(names.TABLE) else ())
-    return len({tuple(s for axis, s in enumerate(tensor.shape) if axis not in free_axes) for tensor in tensors}) == 1
+    fixed = [axis for axis in range(one.dim()) if axis not in free_axes]
+    return one.dim() == other.dim() and all(one.shape[axis] == other.shape[axis] for axis in fixed)
 
 
 def check_finite(weights: Mapping[str, Tensor], source: str) -> None:

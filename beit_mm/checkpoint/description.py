@@ -62,7 +62,8 @@ def describe_source(content: Mapping[str, Any], path: Path, format: str | None =
     mean, std = (_numbers(found.get(name)) for name in ('mean', 'std'))
     size = _numbers(found.get('size'), int)
     meta['preprocessing'] = dict(size=size) if len(size) == 2 and min(size) > 0 else {}
-    if mean and std and min(std) > 0 and len({len(mean), len(std)} - {1}) < 2:  # a single number is for all channels
+    of_equal_lengths = len({len(mean), len(std)} - {1}) < 2  # a single number is for all channels
+    if mean and of_equal_lengths and min(std, default=0) > 0:
         meta['preprocessing'].update(mean=mean, std=std)
     architecture = meta.get('architecture')
     if not architecture and 'num_attention_heads' in config:

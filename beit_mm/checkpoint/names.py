@@ -238,7 +238,8 @@ def backbone_arguments(weights: Mapping[str, Tensor], meta: Mapping[str, Any]) -
         raise CheckpointError(f'has {heads:g} attention heads at a width of {dims}, or does not say how many')
     size, grid = meta['preprocessing'].get('size'), trained_grid(meta, patch)
     position = next((name for name in weights if name.endswith(POSITIONS)), None)
-    if position and (known := grid_of(position, weights[position], grid)) != grid:
+    known = grid_of(position, weights[position], grid) if position else grid
+    if known and known != grid:
         size = [side * patch for side in known]
     bias = {f'backbone.{SHARED_TABLE}': 'shared', f'backbone.blocks.0.attn.{TABLE}': 'per_layer'}
     output = {'backbone.norm.weight': 'raw', 'backbone.fc_norm.weight': 'avg_featmap'}

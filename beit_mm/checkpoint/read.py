@@ -66,10 +66,11 @@ def read_checkpoint(path: str | Path, sha256: str | None = None) -> dict[str, An
     """
     path = Path(path)
     read = _reader_of(path)
-    if sha256 is not None and (actual := file_sha256(path)) != sha256.lower():
-        raise CheckpointError(
-            f'{path} has SHA-256 {actual}, expected {sha256}: it is another file, or was changed on the way.'
-        )
+    if sha256 is not None:
+        actual = file_sha256(path)
+        if actual != sha256.lower():
+            found = f'{path} has SHA-256 {actual}, expected {sha256}'
+            raise CheckpointError(f'{found}: it is another file, or was changed on the way.')
     try:
         content = read(path)
         if not isinstance(content, dict):

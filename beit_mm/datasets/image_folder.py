@@ -229,9 +229,10 @@ class UnlabeledImages(BaseDataset):
 
 def scale_decoding(transforms: Sequence) -> None:
     """Lets LoadImage decode large JPEGs at the scale that the next transform, a TwoViews or ResizeEdge, needs."""
-    if len(transforms) < 2 or not isinstance(load := transforms[0], LoadImage) or not load.scaled:
+    load, step = [*transforms, None, None][:2]
+    if not isinstance(load, LoadImage) or not load.scaled:
         return
-    if isinstance(step := transforms[1], TwoViews):
+    if isinstance(step, TwoViews):
         if not any(isinstance(other, MultiCrop) for other in transforms):  # MultiCrop draws its own boxes
             load.choose_scale = step.choose_scale
     elif isinstance(step, ResizeEdge) and step.edge == 'short':

@@ -190,7 +190,7 @@ def classes_of(dataset: Dataset) -> tuple[str, ...] | None:
 
 def check_same_classes(one: tuple[str, ...] | None, name: str, other: tuple[str, ...] | None, other_name: str) -> None:
     """Raises UserError if two lists number the classes differently; lists that share no name pass."""
-    if not one or not other or one == other or not set(one) & set(other):
+    if one == other or not set(one or ()) & set(other or ()):
         return
     pairs = enumerate(zip_longest(one, other))
     label, (first, second) = next((label, pair) for label, pair in pairs if pair[0] != pair[1])
@@ -298,9 +298,9 @@ def check_size(model: nn.Module, inputs: Any) -> None:
 
 def check_normalisation(model: nn.Module) -> None:
     """Warns if the weights were trained with another normalisation: the model would work, but worse."""
-    if (backbone := backbone_of(model)) is None or backbone.load_report is None:
+    report, current = getattr(backbone_of(model), 'load_report', None), preprocessing_of_model(model)
+    if report is None:
         return
-    report, current = backbone.load_report, preprocessing_of_model(model)
     for name in {'mean', 'std'} & report.preprocessing.keys() & current.keys():
         before, after = report.preprocessing[name], current[name]
         if len(before) == len(after) and not np.allclose(before, after, atol=1):  # published ones are rounded

@@ -212,7 +212,9 @@ def match_groups(state_dict: dict, optimizer: torch.optim.Optimizer) -> None:
     saved, groups = state_dict['param_groups'], optimizer.state_dict()['param_groups']
     saved_numbers, numbers_here = numbers_by_name(saved), numbers_by_name(groups)
     alike = [group['params'] for group in saved] == [group['params'] for group in groups]
-    if saved_numbers and numbers_here and not (alike and saved_numbers == numbers_here):
+    if alike and saved_numbers == numbers_here:
+        return
+    if saved_numbers and numbers_here:
         numbers = {saved_numbers[name]: numbers_here[name] for name in saved_numbers.keys() & numbers_here.keys()}
         state = state_dict['state'].items()
         state_dict.update(state={numbers[key]: value for key, value in state if key in numbers}, param_groups=groups)

@@ -197,7 +197,7 @@ def signals_handled(runner: Runner) -> Iterator[None]:
 def resuming_command() -> str:
     """The command for a user to resume the run; a scheduler that requeues it needs no --resume."""
     given = os.environ.get('BEIT_MM_COMMAND')  # set by dist_train.sh and slurm_train.sh
-    command = given or (get_world_size() == 1 and typed()) or 'the same command'
+    command = given or ('' if get_world_size() > 1 else typed()) or 'the same command'
     has_option = given or Path(sys.argv[0]).name == 'train.py' or sys.argv[1:2] == ['train']  # others have none
     return command if '--resume' in command or not has_option else f'{command} --resume'
 

@@ -176,7 +176,8 @@ class Attention(nn.Module):
 
 def _attend(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None) -> Tensor:
     """Attention of queries (B, heads, K, d), with a bias (1 or B, heads, K, N)."""
-    if q.device.type == 'cpu' and (q.dtype is torch.bfloat16 or bias is not None and bias.requires_grad):
+    learns_bias = bias is not None and bias.requires_grad
+    if q.device.type == 'cpu' and (q.dtype is torch.bfloat16 or learns_bias):
         # On CPUs the fused kernel is slow in bfloat16 (backward five times), and has no gradient for a bias.
         return _attention_scores(q, k, bias).softmax(dim=-1) @ v
     return F.scaled_dot_product_attention(q, k, v, attn_mask=bias)

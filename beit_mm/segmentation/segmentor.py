@@ -345,9 +345,6 @@ class MultiScaleViews:
     """
 
     def __init__(self, short_side: int, crop_size: tuple[int, int], ratios: Sequence[float] = RATIOS):
-        if min(short_side, *crop_size, *ratios, len(ratios)) <= 0:
-            settings = f'short_side {short_side}, crop_size {tuple(crop_size)} and ratios {tuple(ratios)}'
-            raise UserError(f'{settings}; expected positive numbers and at least one ratio')
         # The longer side of the window is safe for wide and for tall images.
         self.short_sides = Counter(max(int(short_side * ratio), *crop_size) for ratio in ratios)
         self.pack = PackSegInputs()
