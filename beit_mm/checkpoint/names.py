@@ -79,6 +79,8 @@ HF: Table = (
     ('backbone.blocks.*.norm2.', 'beit.encoder.layer.*.layernorm_after.'),
     ('backbone.blocks.*.attn.relative_', 'beit.encoder.layer.*.attention.attention.relative_position_bias.relative_'),
     ('backbone.blocks.*.attn.proj.', 'beit.encoder.layer.*.attention.output.dense.'),
+    ('backbone.blocks.*.attn.q_bias', 'beit.encoder.layer.*.attention.attention.query.bias'),
+    ('backbone.blocks.*.attn.v_bias', 'beit.encoder.layer.*.attention.attention.value.bias'),
     ('backbone.blocks.*.attn.', 'beit.encoder.layer.*.attention.attention.'),  # query, key, value
     ('backbone.blocks.*.mlp.fc1.', 'beit.encoder.layer.*.intermediate.dense.'),
     ('backbone.blocks.*.mlp.fc2.', 'beit.encoder.layer.*.output.dense.'),
@@ -213,7 +215,7 @@ def detect_format(names: Iterable[str]) -> str | None:
         return 'unilm' if 'backbone.fpn1.0.weight' in names else 'beit_mm'
     if 'blocks.0.attn.qkv.weight' not in names:
         return None
-    of_vit = {'blocks.0.attn.qkv.bias', 'blocks.0.ls1.gamma', 'reg_token', 'register_tokens'}
+    of_vit = {'blocks.0.attn.qkv.bias', 'blocks.0.ls1.gamma', 'dist_token', 'reg_token', 'register_tokens'}
     return 'timm' if of_vit & names else 'unilm'
 
 
@@ -445,8 +447,6 @@ def _fuse_qkv(weights: Weights) -> None:
         stem = name.removesuffix('query.weight')
         parts = [weights.pop(f'{stem}{part}.weight') for part in ('query', 'key', 'value')]
         weights[f'{stem}qkv.weight'] = torch.cat(parts)
-        weights[f'{stem}q_bias'] = weights.pop(f'{stem}query.bias')
-        weights[f'{stem}v_bias'] = weights.pop(f'{stem}value.bias')
         weights.pop(f'{stem}key.bias', None)
     for name in [name for name in weights if name.endswith('attn.qkv.bias')]:
         q_bias, _, v_bias = weights.pop(name).chunk(3)
@@ -459,8 +459,6 @@ def _split_qkv(weights: Weights) -> None:
         stem = name.removesuffix('qkv.weight')
         for part, rows in zip(('query', 'key', 'value'), weights.pop(name).chunk(3), strict=True):
             weights[f'{stem}{part}.weight'] = rows
-        weights[f'{stem}query.bias'] = weights.pop(f'{stem}q_bias')
-        weights[f'{stem}value.bias'] = weights.pop(f'{stem}v_bias')
 
 
 def _join_bias(weights: Weights) -> None:

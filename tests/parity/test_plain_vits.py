@@ -51,6 +51,11 @@ HF = {
         dict(intermediate_size=4 * DIMS, decoder_hidden_size=64, decoder_num_hidden_layers=1, mask_ratio=0.0),
     ),
     'DeiT': (transformers.DeiTModel, transformers.DeiTConfig, dict(intermediate_size=4 * DIMS)),
+    'ViT without bias of queries, keys and values': (
+        transformers.ViTModel,
+        transformers.ViTConfig,
+        dict(intermediate_size=4 * DIMS, qkv_bias=False),
+    ),
     'DINOv2': (transformers.Dinov2Model, transformers.Dinov2Config, {}),
     'DINOv2 with a classifier': (transformers.Dinov2ForImageClassification, transformers.Dinov2Config, {}),
     'DINOv2 with registers': (
@@ -159,10 +164,10 @@ FILES = {  # layout: how the truth is built, and the content of its file
 }
 
 
-def deit_distilled(shape: tuple[int, int] = (SIZE, SIZE)):
+def deit_distilled(shape: tuple[int, int] = (SIZE, SIZE), qkv_bias: bool = True):
     """timm's model of the released DeiT with a distillation token."""
     sizes = dict(embed_dim=DIMS, depth=DEPTH, num_heads=DIMS // 64, patch_size=PATCH, img_size=shape)
-    return randomise(timm.models.deit.VisionTransformerDistilled(**sizes))
+    return randomise(timm.models.deit.VisionTransformerDistilled(**sizes, qkv_bias=qkv_bias))
 
 
 @torch.no_grad()
@@ -203,9 +208,11 @@ def test_a_folder_of_transformers(name, images, tmp_path):
     assert_features(tmp_path / 'hub', expected, images)
 
 
+@pytest.mark.parametrize('qkv_bias', [True, False])
 @torch.no_grad()
-def test_a_distilled_deit(images, tmp_path):
-    weights, peers = deit_distilled().state_dict(), {shape: deit_distilled(shape) for shape in SHAPES}
+def test_a_distilled_deit(qkv_bias, images, tmp_path):
+    peers = {shape: deit_distilled(shape, qkv_bias) for shape in SHAPES}
+    weights = deit_distilled(qkv_bias=qkv_bias).state_dict()
     torch.save(dict(model=weights), tmp_path / 'deit.pth')
     for shape, peer in peers.items():
         grid = [side // PATCH for side in shape]
