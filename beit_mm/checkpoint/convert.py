@@ -122,7 +122,9 @@ def _hf_config(weights: Mapping[str, Tensor], meta: Mapping[str, Any]) -> dict[s
     """Content of transformers' config.json."""
     task, model = names.task_of(weights), names.backbone_arguments(weights, meta)
     dims, depth = model['arch']['embed_dims'], model['arch']['num_layers']
-    height, width = model['img_size']
+    side, width = model['img_size']
+    if side != width or side % model['patch_size']:  # of others it runs none, or takes wrong rows of the bias tables
+        raise CheckpointError(f"takes images of {side} x {width}; transformers' BEiT needs squares of whole patches")
     config = dict(
         model_type='beit',
         architectures=[HF_CLASSES[task][0]],
@@ -130,7 +132,7 @@ def _hf_config(weights: Mapping[str, Tensor], meta: Mapping[str, Any]) -> dict[s
         num_hidden_layers=depth,
         num_attention_heads=model['arch']['num_heads'],
         intermediate_size=model['arch']['feedforward_channels'],
-        image_size=height if height == width else [height, width],
+        image_size=side,
         patch_size=model['patch_size'],
         num_channels=model['in_channels'],
         layer_norm_eps=1e-6,
