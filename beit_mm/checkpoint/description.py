@@ -47,14 +47,16 @@ def describe_source(content: Mapping[str, Any], path: Path, format: str | None =
         dataset_meta: with the class names as `classes`, even if only transformers' config.json has them.
         Everything else is as in the file.
 
-    Raises CheckpointError for a file of a later version, or a transformers model whose activation is not GELU.
+    Raises CheckpointError for a file of a later version, or a model whose JSON file names what we do not have.
     """
     meta = dict(meta_of(content))
     version = meta.get('beit_mm_format', 0)
     if not isinstance(version, int) or version > FORMAT_VERSION:
         raise CheckpointError(f'has format {ascii(version):.40}, but this reads {FORMAT_VERSION}: upgrade beit_mm.')
     config = _neighbour(path, 'config.json')
-    activation = config.get('hidden_act', 'gelu')  # no tensor shows it
+    activation, model = config.get('hidden_act', 'gelu'), config.get('architecture') or content.get('arch')
+    if format and re.search('rope|enormous', str(model)):  # timm's; no tensor shows it, nor the activation
+        raise CheckpointError(f'is not a BEiT or plain ViT: {ascii(model):.60} has rotary positions or post-norm')
     if format == 'hf' and activation != 'gelu':
         raise CheckpointError(f'is not a BEiT or plain ViT: its activation is {ascii(activation):.40}, not gelu')
     found = meta.get('preprocessing') or _find_preprocessing(content, config, path)
@@ -65,9 +67,7 @@ def describe_source(content: Mapping[str, Any], path: Path, format: str | None =
     of_equal_lengths = len({len(mean), len(std)} - {1}) < 2  # a single number is for all channels
     if mean and of_equal_lengths and min(std, default=0) > 0:
         meta['preprocessing'].update(mean=mean, std=std)
-    architecture = meta.get('architecture')
-    if not architecture and 'num_attention_heads' in config:
-        architecture = dict(num_heads=config.get('num_attention_heads'))
+    architecture = meta.get('architecture') or dict(num_heads=config.get('num_attention_heads'))
     known = architecture.items() if isinstance(architecture, dict) else ()
     meta['architecture'] = {name: value for name, value in known if isinstance(value, int) or _numbers(value, int)}
     labels = config.get('id2label')

@@ -324,6 +324,17 @@ def test_the_extractor_leaves_registers_out_of_the_patches(images, tmp_path):
     torch.testing.assert_close(found['mean'][:, 0], expected.mean(dim=(2, 3)), atol=2e-5, rtol=1e-4)
 
 
+@pytest.mark.parametrize('name', ['vit_small_patch16_rope_ape_224', 'eva02_enormous_patch14_clip_224'])
+def test_what_no_tensor_of_timm_shows_is_refused_by_the_models_name(name, tmp_path):
+    """Rotary positions beside learned ones, and norms behind the branches: both have the tensors of a plain ViT."""
+    model = timm.create_model(name, embed_dim=DIMS, depth=1, num_heads=2, img_size=56)
+    timm.models.save_for_hf(model, tmp_path / 'hub')
+    torch.save(dict(arch=name, state_dict=model.state_dict()), tmp_path / 'training.pth')
+    for path in (tmp_path / 'hub', tmp_path / 'training.pth'):
+        with pytest.raises(CheckpointError, match=name):
+            BEiTBackbone.from_checkpoint(path)
+
+
 def test_another_activation_has_no_weights_and_is_refused_by_its_name(tmp_path):
     hf_vit('ViT', hidden_act='relu').save_pretrained(tmp_path)
     with pytest.raises(CheckpointError, match='relu'):
