@@ -192,6 +192,8 @@ def load_from_file(filename: str, map_location: object = None) -> dict[str, Any]
         raise FileNotFoundError(
             f'{str(error).rstrip(".")}. If a config names it, correct its init_cfg.checkpoint or load_from'
         ) from None
+    if checkpoint.format in TRANSLATED and 'mmengine_version' in checkpoint.meta:
+        return checkpoint.content  # of a run of another library's model, for example mmpretrain's TIMMBackbone
     state_dict: Any = checkpoint.state_dict
     format = state_dict._metadata[''][ORIGIN]['format']
     if format in TRANSLATED:  # drops the optimizer and the like, which belong to the old names

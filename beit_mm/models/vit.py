@@ -510,9 +510,8 @@ def _fit_on_load(
         if prefix.endswith('.module.'):
             hint += ' A config with LoRA takes checkpoints of its own runs, not a merged result.'
         raise CheckpointError(f'No BEiT weights: no tensor is named {prefix}*.{hint} Nothing was loaded.')
-    built = backbone.grid, backbone.num_heads, backbone.interpolate_mode
     with as_checkpoint_error(origin['path'] if origin else 'the state dict'):
-        fitted, report = fit_weights(weights, own, *built, origin)
+        fitted, report = fit_weights(weights, own, backbone.grid, backbone.num_heads, backbone.interpolate_mode, origin)
     backbone.load_report = report
     state_dict.update((prefix + name, tensor) for name, tensor in fitted.items())
     unexpected = drop_task_parts(report.unexpected_keys)

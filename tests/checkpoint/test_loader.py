@@ -10,6 +10,7 @@ from mmengine.runner import load_checkpoint
 from peers import (
     CLASSES,
     HEADS,
+    MMPRETRAIN,
     RESNET,
     assert_equal,
     assert_same_outputs,
@@ -194,6 +195,24 @@ def test_other_mm_models_still_read_their_files(tmp_path):
     torch.save(dict(state_dict=source.state_dict()), tmp_path / 'own.pth')
     load_checkpoint(target, str(tmp_path / 'own.pth'), strict=True)
     assert_equal(target.state_dict(), source.state_dict())
+
+
+def test_a_run_with_timms_vit_in_mmpretrain_goes_on(tmp_path):
+    """Its tensors are a plain ViT's under other names: it needs those names, and its optimizer. Ours takes it too."""
+    backbone = dict(type='TIMMBackbone', model_name='vit_tiny_patch16_224', depth=1, img_size=32)
+    head = dict(type='LinearClsHead', in_channels=192, num_classes=3)
+    source, target = (MMPRETRAIN.build(dict(type='ImageClassifier', backbone=backbone, head=head)) for _ in range(2))
+    meta = dict(mmengine_version='0.10.7', epoch=3)
+    torch.save(dict(state_dict=source.state_dict(), meta=meta, optimizer=dict(lr=1.0)), tmp_path / 'epoch_3.pth')
+    assert load_checkpoint(target, str(tmp_path / 'epoch_3.pth'), strict=True)['optimizer'] == dict(lr=1.0)
+    assert_equal(target.state_dict(), source.state_dict())
+    arch = dict(embed_dims=192, num_layers=1, num_heads=3)
+    mine = MMPRETRAIN.build(dict(type='beit_mm.BEiTBackbone', arch=arch, img_size=32, out_type='cls_token'))
+    mine.init_cfg = dict(type='Pretrained', checkpoint=str(tmp_path / 'epoch_3.pth'), prefix='backbone.')
+    mine.init_weights()
+    images = torch.randn(2, 3, 32, 32)
+    expected = source.eval().backbone.timm_model.forward_features(images)[:, 0]
+    torch.testing.assert_close(mine.eval()(images)[0], expected, atol=1e-5, rtol=1e-5)
 
 
 def test_a_folder_of_transformers(tmp_path):
