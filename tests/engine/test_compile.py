@@ -15,6 +15,7 @@ from torch._dynamo.testing import CompileCounter
 from beit_mm.datasets.masking import masked_positions
 from beit_mm.engine.steps import CompiledInTraining, CompileHook
 from beit_mm.models.vit import DropPath
+from beit_mm.positions import bias_from_table, num_relative_positions
 from beit_mm.registry import MODELS
 
 
@@ -119,6 +120,15 @@ def test_features_of_classifiers_and_segmentors_are_one_graph(name):
         images = torch.randn(2, 3, 64, 64)
         torch.testing.assert_close(model.extract_feat(images), plain(images), atol=1e-5, rtol=1e-4)
     assert counter.frame_count == 1
+
+
+def test_a_table_is_resized_in_compiled_code():
+    """Of two constants with one name aot_autograd, which every compiler uses, makes no graph."""
+    table = torch.randn(num_relative_positions((4, 4)), 2, requires_grad=True)
+    compiled = torch.compile(bias_from_table, fullgraph=True, dynamic=False, backend='aot_eager')
+    bias = compiled(table, (4, 4), (8, 8))
+    torch.testing.assert_close(bias, bias_from_table(table, (4, 4), (8, 8)))
+    bias.sum().backward()
 
 
 def test_a_run_uses_the_compiled_method_and_gives_it_back(pretrain_config):
