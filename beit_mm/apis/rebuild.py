@@ -38,7 +38,6 @@ from beit_mm.registry import MODELS, TRANSFORMS
 ConfigInput: TypeAlias = str | Path | Config | None
 SCOPES = dict(classifier='mmpretrain', segmentor='mmseg')  # task -> the library whose types need no prefix
 ADVICE = 'give the config it was trained with: config=PATH of an inferencer, --config of `export`'
-
 TOKENIZER = 'demo/dvae.py'  # the config that trains a user's own tokenizer
 # arguments of the tokenizers that the config TOKENIZER trains
 OWN_KEYS = ('type', 'arch', 'hidden', 'vocab_size', 'embed_dims', 'num_levels', 'bottleneck_blocks')
@@ -183,6 +182,8 @@ def recipe_of_tensors(checkpoint: Checkpoint, task: str) -> Recipe:
 def classifier_of(checkpoint: Checkpoint, backbone: dict[str, Any], levels: dict[str, Any]) -> Recipe:
     weights = checkpoint.converted.state_dict
     num_classes, dims = weights['head.fc.weight'].shape
+    if {'backbone.norm.weight', 'backbone.fc_norm.weight'} <= weights.keys():
+        raise CheckpointError(f'{checkpoint} has norms before and after the mean of the patches; {ADVICE}')
     model = dict(
         type='ImageClassifier',
         backbone=dict(backbone, out_type='avg_featmap' if 'backbone.fc_norm.weight' in weights else 'cls_token'),

@@ -148,9 +148,9 @@ def _hf_config(weights: Mapping[str, Tensor], meta: Mapping[str, Any]) -> dict[s
     if task == 'pretraining':
         config['vocab_size'] = len(weights['head.lm_head.bias'])
     if task == 'segmentation' and any(len(weights.get(f'{layer}.weight', ())) != dims for layer in HF_HEAD):
-        raise CheckpointError(
-            f'has a segmentation head that transformers lacks: there, UperNet is always as wide as the backbone, {dims}'
-        )
+        raise CheckpointError(f'has a head that transformers lacks: its UperNet is as wide as the backbone, {dims}')
+    if task == 'classification' and {'backbone.norm.weight', 'backbone.fc_norm.weight'} <= weights.keys():
+        raise CheckpointError("has norms before and after the mean of the patches; transformers' BEiT has one")
     if task in ('classification', 'segmentation'):
         number = len(weights['head.fc.bias' if task == 'classification' else 'decode_head.conv_seg.bias'])
         config['num_labels'] = number

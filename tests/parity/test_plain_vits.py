@@ -4,12 +4,14 @@ import pytest
 import timm
 import torch
 import transformers
+from mmengine.config import Config
 from peers import randomise
 from timm.layers import resample_abs_pos_embed
 from timm.layers.patch_embed import resample_patch_embed
 from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor
 
+from beit_mm import ClassificationInferencer
 from beit_mm.checkpoint.checkpoint import Checkpoint
 from beit_mm.checkpoint.convert import convert_checkpoint
 from beit_mm.checkpoint.names import ARCHITECTURES, convert_state_dict
@@ -17,6 +19,7 @@ from beit_mm.errors import CheckpointError
 from beit_mm.features.extractor import FeatureExtractor
 from beit_mm.models.vit import BEiTBackbone
 from beit_mm.positions import resize_patch_embedding
+from beit_mm.registry import MODELS
 
 DIMS, DEPTH, PATCH, SIZE = 128, 3, 14, 84
 SHAPES = [(SIZE, SIZE), (140, 140), (70, 126)]
@@ -358,3 +361,26 @@ def test_a_rectangle_with_as_many_rows_as_a_square(tmp_path):
     torch.save(dict(state_dict=peer.state_dict(), meta=meta), tmp_path / 'vit.pth')
     found = BEiTBackbone.from_checkpoint(tmp_path / 'vit.pth')(images)[0]
     torch.testing.assert_close(found, peer.forward_features(images), atol=1e-5, rtol=1e-5)
+
+
+def test_a_classifier_of_mmpretrain_with_two_final_norms_needs_its_config(tmp_path):
+    """What `out_type='avg_featmap'` alone gives; ours and transformers' BEiT would leave out the first norm."""
+    sizes = dict(arch=dict(embed_dims=DIMS, num_layers=1, num_heads=2, feedforward_channels=DIMS), img_size=28)
+    backbone = dict(type='mmpretrain.VisionTransformer', out_type='avg_featmap', patch_size=PATCH, **sizes)
+    head = dict(type='mmpretrain.LinearClsHead', in_channels=DIMS, num_classes=3)
+    levels = dict(type='mmpretrain.ClsDataPreprocessor', mean=[127.5] * 3, std=[127.5] * 3)
+    model = dict(type='mmpretrain.ImageClassifier', backbone=backbone, head=head, data_preprocessor=levels)
+    peer, path = randomise(MODELS.build(model)), tmp_path / 'epoch_1.pth'
+    torch.save(dict(state_dict=peer.state_dict(), meta=dict(epoch=1)), path)
+    with pytest.raises(CheckpointError, match='norms before and after .* config=PATH'):
+        ClassificationInferencer(path, device='cpu', mean=127.5, std=127.5)
+    with pytest.raises(CheckpointError, match='norms before and after'):
+        convert_checkpoint(path, tmp_path / 'hub', 'hf')
+    pipeline = [dict(type='beit_mm.LoadImage'), dict(type='CenterCrop', crop_size=28), dict(type='PackInputs')]
+    config = Config(dict(model=model, test_dataloader=dict(dataset=dict(pipeline=pipeline))))
+    pixels = torch.randint(256, (28, 28, 3), dtype=torch.uint8)
+    (found,) = ClassificationInferencer(path, 'cpu', config)(pixels.numpy())
+    with torch.no_grad():
+        expected = peer((pixels.permute(2, 0, 1)[None] - 127.5) / 127.5).softmax(dim=1)[0]
+    scores = torch.tensor([score for _, score in sorted(found['scores'])])
+    torch.testing.assert_close(scores, expected, atol=1e-5, rtol=1e-4)
