@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from mmengine.hooks import Hook, LoggerHook, ParamSchedulerHook
+from mmengine.registry import DefaultScope
 from mmengine.runner import Runner
 
 from beit_mm.apis import reports
@@ -90,7 +91,7 @@ def pretrain(
     """
     options: dict[str, Any] = dict(minutes=minutes, steps=steps, workers=workers, batch=batch, seed=seed)
     options |= dict(tokenizer_option=tokenizer, targets=targets, teacher=teacher, mean=mean, std=std)
-    with quiet():
+    with quiet(), DefaultScope.overwrite_default_scope('beit_mm'):  # a Runner would leave its own behind
         return Run(new_call('pretrain', images, init, **options), out).run()
 
 
@@ -135,9 +136,8 @@ def finetune(
     """
     options: dict[str, Any] = dict(minutes=minutes, epochs=epochs, workers=workers, batch=batch, seed=seed)
     options |= dict(reduce_zero_label=reduce_zero_label, balance=balance or None, mean=mean, std=std)
-    options |= dict(lora=lora, freeze=freeze, head=head)
-    options['bands'] = bands if isinstance(bands, str | None) else [*bands]
-    with quiet():
+    options |= dict(lora=lora, freeze=freeze, head=head, bands=bands if isinstance(bands, str | None) else [*bands])
+    with quiet(), DefaultScope.overwrite_default_scope('beit_mm'):
         return Run(new_call('finetune', images, init, **options), out).run()
 
 

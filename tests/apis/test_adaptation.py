@@ -13,6 +13,7 @@ from label_maps import make_label_maps
 from labelled import make_images
 from mmengine.config import Config
 from mmengine.registry import DefaultScope
+from mmseg.registry import MODELS as MMSEG
 from peers import dinov2_layout
 from PIL import Image
 from torch import nn
@@ -55,6 +56,14 @@ def runs(folders, base, tmp_path_factory) -> dict[str, Path]:
         for kind, images in folders.items():
             finetune(images, root / kind, base, lora=2)
     return {kind: root / kind for kind in folders}
+
+
+def test_a_run_leaves_the_default_scope_to_others(folders, base, tmp_path, monkeypatch):
+    """Else mmseg would look for its types in mmpretrain from then on."""
+    monkeypatch.setattr(training.Run, 'report', lambda *_: None)
+    with DefaultScope.overwrite_default_scope('mmseg'):
+        finetune(folders['classes'], tmp_path / 'run', base)
+        MMSEG.build(dict(type='FCNHead', in_channels=8, channels=4, num_classes=2))
 
 
 @pytest.fixture
