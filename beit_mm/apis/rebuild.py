@@ -202,6 +202,8 @@ def segmentor_of(checkpoint: Checkpoint, backbone: dict[str, Any], levels: dict[
     norm = dict(type='beit_mm.SyncBN')
     head = dict(in_channels=[dims] * 4, in_index=[0, 1, 2, 3], channels=channels, num_classes=num_classes)
     out_indices = checkpoint.architecture.get('out_indices') or released_out_indices(depth)
+    if min(out_indices) < 0:  # transformers' number 1
+        raise CheckpointError(f'{checkpoint} segments by the patch embedding, not only by outputs of blocks')
     model = dict(
         type='beit_mm.SlidingSegmentor',
         backbone=dict(backbone, out_type='featmap', out_indices=out_indices),

@@ -166,7 +166,7 @@ def _hf_config(weights: Mapping[str, Tensor], meta: Mapping[str, Any]) -> dict[s
         if max(numbers) > depth:
             warn('transformers cannot take the output of the last block, which this segmentor uses: logits will differ')
             numbers = blocks
-        config['out_indices'] = numbers
+        config['out_indices'], config['beit_mm_out_indices'] = numbers, blocks
         config['use_auxiliary_head'] = 'auxiliary_head.conv_seg.weight' in weights
         if config['use_auxiliary_head']:
             convs = [name for name in weights if re.fullmatch(r'auxiliary_head\.convs\..*\.conv\.weight', name)]

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from beit_mm.checkpoint.find import HUB_FILES
-from beit_mm.checkpoint.names import TABLE
+from beit_mm.checkpoint.names import TABLE, released_out_indices
 from beit_mm.errors import CheckpointError
 
 MAX_NUMBER = 1e6  # limit for pixels, means and numbers of blocks
@@ -67,7 +67,11 @@ def describe_source(content: Mapping[str, Any], path: Path, format: str | None =
     of_equal_lengths = len({len(mean), len(std)} - {1}) < 2  # a single number is for all channels
     if mean and of_equal_lengths and min(std, default=0) > 0:
         meta['preprocessing'].update(mean=mean, std=std)
-    architecture = meta.get('architecture') or dict(num_heads=config.get('num_attention_heads'))
+    numbers = _numbers(config.get('out_indices'), int)
+    if config.get('model_type') != 'beit' or numbers == released_out_indices(config.get('num_hidden_layers', 12)):
+        numbers = []  # released files give the numbers of blocks; to transformers 2 is the first block's output
+    blocks = config.get('beit_mm_out_indices') or [number - 2 for number in numbers]  # the first is in what we write
+    architecture = meta.get('architecture') or dict(num_heads=config.get('num_attention_heads'), out_indices=blocks)
     known = architecture.items() if isinstance(architecture, dict) else ()
     meta['architecture'] = {name: value for name, value in known if isinstance(value, int) or _numbers(value, int)}
     labels = config.get('id2label')

@@ -230,6 +230,32 @@ def test_a_folder_of_transformers_is_a_classifier_with_the_names_of_its_classes(
     assert found['name'] == names[int(np.argmax(expected))]
 
 
+@torch.no_grad()
+def test_a_folder_of_transformers_is_a_segmentor_of_the_blocks_in_its_config(tmp_path):
+    """Blocks 0 to 3 of 5, which are not the released ones; its own logits."""
+    peer = peers.hf_peer('segmentation', 'per_layer')
+    peer.save_pretrained(tmp_path)
+    model = SegmentationInferencer(tmp_path, device='cpu', mean=127.5, std=127.5).model
+    assert model.backbone.out_indices == peers.OUT_INDICES
+    model.test_cfg.precision, (images, _) = 'float32', images_and_mask()
+    torch.testing.assert_close(model.logits(images), peer(images).logits, atol=1e-5, rtol=1e-4)
+    peers.hf_peer('segmentation', 'per_layer', out_indices=[1, 2, 3, 4]).save_pretrained(tmp_path)
+    with pytest.raises(CheckpointError, match='patch embedding'):
+        SegmentationInferencer(tmp_path, device='cpu', mean=127.5, std=127.5)
+
+
+@pytest.mark.parametrize('blocks', [[0, 1, 2, 3], [1, 2, 3, 4], [0, 1, 2, 4]])
+def test_a_segmentor_comes_back_from_transformers_with_its_blocks(blocks, tmp_path):
+    meta = dict(preprocessing=dict(mean=[127.5] * 3, std=[127.5] * 3, size=[SIZE] * 2))
+    state = ours('segmentation', 'per_layer', out_indices=blocks).state_dict()
+    torch.save(dict(state_dict=state, meta=meta | dict(architecture=dict(out_indices=blocks))), tmp_path / 'seg.pth')
+    convert_checkpoint(tmp_path / 'seg.pth', tmp_path / 'hub', 'hf')
+    transformers.BeitForSemanticSegmentation.from_pretrained(tmp_path / 'hub').save_pretrained(tmp_path / 'again')
+    for folder in ('hub', 'again'):
+        convert_checkpoint(tmp_path / folder, tmp_path / 'back.pth')
+        assert torch.load(tmp_path / 'back.pth')['meta']['architecture']['out_indices'] == blocks
+
+
 def test_an_upernet_of_mmseg_is_a_segmentor_whatever_it_says(tmp_path):
     model = narrow_segmentor('bias', 'mmseg.UPerHead')  # head and neck are mmseg's own
     preprocessing = dict(mean=[127.5] * 3, std=[127.5] * 3, size=[CROP, CROP])
