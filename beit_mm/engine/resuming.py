@@ -25,21 +25,24 @@ def batch_units(runner: Runner) -> dict[str, int]:
     return dict(images=get_world_size() * loader.batch_size, accumulated=accumulated, per_epoch=len(loader))
 
 
-def fit_position(runner: Runner, meta: dict) -> bool:
+def fit_position(runner: Runner, meta: dict, weights: dict) -> bool:
     """Converts a checkpoint's position to this run's batches; returns whether these differ from the checkpoint's."""
     stored, batch = meta['batch'], batch_units(runner)
     old, new = (entry['images'] * entry['accumulated'] for entry in (stored, batch))
     if old != new:
         found = f'the checkpoint was trained with {old} images a step, this run has {new}; change batch_size'
         raise UserError(f'{runner._load_from}: {found}')
-    moved = stored['images'] != batch['images'] or stored['per_epoch'] != batch['per_epoch']
+    by_epoch = isinstance(runner.train_loop, EpochBasedTrainLoop)
+    moved = stored['images'] != batch['images'] or (by_epoch and stored['per_epoch'] != batch['per_epoch'])
     if moved:
         epoch, seen = divmod(meta['iter'], stored['per_epoch'])
         counted = epoch * batch['per_epoch'] + seen * stored['images'] // batch['images']
-        sizes = f'batches of {stored["images"]} images, is iteration {counted} in batches of {batch["images"]}'
-        warn(f'Iteration {meta["iter"]}, in {sizes}; max_iters, intervals and schedules count iterations of this run.')
+        was, now = (f'{entry["per_epoch"]} batches of {entry["images"]} images an epoch' for entry in (stored, batch))
+        what = 'max_iters, intervals and schedules count iterations of this run'
+        warn(f'Iteration {meta["iter"]}, with {was}, is iteration {counted} with {now}; {what}.')
+        if 'steps' in weights:  # of DiscreteVAE, whose temperature is a schedule too
+            weights['steps'] = (weights['steps'] + counted - meta['iter']).clamp(min=0)
         meta['iter'] = counted
-    by_epoch = isinstance(runner.train_loop, EpochBasedTrainLoop)
     if by_epoch and meta['iter'] > (meta['epoch'] + 1) * batch['per_epoch']:  # the run before only counted iterations
         meta['epoch'] = meta['iter'] // batch['per_epoch']
     return moved
@@ -49,7 +52,7 @@ def follow_config(runner: Runner, checkpoint: dict, config: dict) -> dict[str, t
     """Changes a checkpoint to this run's settings and batches, at its position; returns the settings that changed."""
     meta = checkpoint['meta']
     with as_checkpoint_error(runner._load_from):
-        moved = fit_position(runner, meta)
+        moved = fit_position(runner, meta, checkpoint['state_dict'])
         changes = changed_settings(config, meta.get('config_dict', {}))
     if changes:
         lines = [f'\n  {quoted(name)} {new:.100}, was {old:.100}' for name, (new, old) in changes.items()]

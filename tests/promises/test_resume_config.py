@@ -31,8 +31,10 @@ class Line(BaseModel):
         super().__init__()
         torch.manual_seed(0)
         self.layers = nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 1))
+        self.register_buffer('steps', torch.zeros((), dtype=torch.int64))  # as in DiscreteVAE
 
     def forward(self, inputs: torch.Tensor, mode: str) -> dict | list:
+        self.steps += mode == 'loss'
         loss = self.layers(inputs).square().mean()
         return dict(loss=loss) if mode == 'loss' else [loss]
 
@@ -247,7 +249,18 @@ def test_a_run_that_accumulates_no_more_has_the_rates_of_its_own_batches(tmp_pat
     config = settings(**schedules('converted', 3))
     run(tmp_path / 'first', settings({'optim_wrapper.accumulative_counts': 2}, **schedules('converted', 3)), batch=2)
     _, whole = run(tmp_path / 'whole', config, batch=4)
-    _, rest = resumed(tmp_path / 'rest', tmp_path / 'first/iter_10.pth', config, batch=4)  # 4 of 6 in its second epoch
+    runner, rest = resumed(
+        tmp_path / 'rest', tmp_path / 'first/iter_10.pth', config, batch=4
+    )  # 4 of 6 in its second epoch
+    assert rest.groups == {step: groups for step, groups in whole.groups.items() if step >= 5}
+    assert runner.model.steps == 9
+
+
+def test_a_run_of_iterations_on_more_images_makes_the_steps_that_were_left(tmp_path, monkeypatch):
+    config = settings(**schedules('by iteration', 3))
+    _, whole = run(tmp_path / 'first', config)
+    monkeypatch.setitem(globals(), 'IMAGES', 20)
+    _, rest = resumed(tmp_path / 'rest', tmp_path / 'first/iter_5.pth', config)
     assert rest.groups == {step: groups for step, groups in whole.groups.items() if step >= 5}
 
 
