@@ -14,7 +14,7 @@ from typing import Any
 import mmengine
 import numpy as np
 from mmengine.dist import all_gather_object, broadcast_object_list, is_main_process, master_only
-from mmengine.hooks import Hook
+from mmengine.hooks import EMAHook, Hook
 from mmengine.optim import OptimWrapper
 from mmengine.runner import Runner
 from mmengine.utils import apply_to
@@ -110,6 +110,11 @@ class CheckpointHook(Hook):
         position = {key: meta.get(key) for key in ('iter', 'epoch')}
         if not all(type(number) is int and number >= 0 for number in position.values()):
             raise CheckpointError(f'{runner._load_from} has no position to resume from ({position})')
+        if not any(isinstance(hook, EMAHook) for hook in runner.hooks):
+            with as_checkpoint_error(runner._load_from):  # an EMAHook stored the average in the place of the weights
+                kept = checkpoint.get('ema_state_dict', {})
+                trained = {name[7:]: kept[name] for name in kept if name.startswith('module.')}
+                checkpoint['state_dict'].update(trained)
         if 'batch' not in meta:  # mmengine wrote the file
             return
         run_id = meta.get('run')

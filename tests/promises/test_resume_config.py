@@ -264,6 +264,15 @@ def test_a_run_of_iterations_on_more_images_makes_the_steps_that_were_left(tmp_p
     assert rest.groups == {step: groups for step, groups in whole.groups.items() if step >= 5}
 
 
+def test_without_its_moving_average_a_run_goes_on_with_the_weights_that_it_trained(tmp_path):
+    config = settings()
+    whole, _ = run(tmp_path / 'whole', config)
+    averaging = settings(custom_hooks=[*config['custom_hooks'], dict(type='EMAHook', momentum=0.1)])
+    run(tmp_path / 'first', averaging)
+    rest, _ = resumed(tmp_path / 'rest', tmp_path / 'first/iter_3.pth', config)
+    assert not differences(whole.model.state_dict(), rest.model.state_dict())
+
+
 def test_a_run_of_iterations_is_continued_by_epochs(tmp_path):
     config = settings(**schedules('by epoch', 3))
     run(tmp_path / 'first', settings(train_cfg=dict(type='beit_mm.IterLoop', max_iters=7)))
