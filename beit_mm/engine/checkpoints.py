@@ -354,6 +354,9 @@ class CheckpointMetaHook(Hook):
             meta['architecture'] = dict(num_heads=backbone.num_heads, out_indices=list(backbone.out_indices))
         if (provenance := target_provenance(model)) is not None:
             meta['tokenizer'] = provenance
+        for hook in runner.hooks:
+            if isinstance(hook, EMAHook):  # mmpretrain's LoRAModel drops the count, and the average would begin anew
+                checkpoint.get('ema_state_dict', {})['steps'] = hook.ema_model.steps
         info = checkpoint['message_hub']['runtime_info'].items()
         storable = (*PLAIN_TYPES, np.generic, Tensor, dict, list, tuple)
         kept = {key: plain_values(item) for key, item in info if isinstance(item, storable)}

@@ -108,11 +108,12 @@ def of_joined_queries(folder: Path, images: Path) -> Config:
 
 
 def with_low_rank_matrices(folder: Path, images: Path) -> Config:
-    """Checkpoints hold the matrices and the head; the frozen weights come from their file each time."""
+    """Checkpoints hold the matrices and the head, and their average; the frozen weights come from their file."""
     config = fine_tuning(folder, images)
     backbone = dict(config.model.backbone, init_cfg=dict(type='Pretrained', checkpoint=str(folder / 'base.pth')))
     torch.save(MODELS.build(config.model.backbone).state_dict(), folder / 'base.pth')
     config.model.backbone = with_lora(backbone, rank=2)
+    config.custom_hooks.append(dict(type='EMAHook', momentum=0.1))
     return config
 
 
