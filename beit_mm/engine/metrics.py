@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader
 
 from beit_mm.datasets.segmentation_folder import SegmentationFolder
 from beit_mm.engine.steps import unwrap
-from beit_mm.errors import UserError
+from beit_mm.errors import UserError, warn
 from beit_mm.features.evaluation import check_same_classes, evaluate_images, evaluate_patches, patch_dataset
 from beit_mm.features.extractor import FeatureExtractor
 from beit_mm.models.provenance import backbone_of, preprocessing_of_model
@@ -311,6 +311,8 @@ def extractor_of(hook: Hook, runner: Runner, **options: Any) -> FeatureExtractor
     model = unwrap(runner)
     if (backbone := backbone_of(model)) is None:
         raise UserError(f'{type(hook).__name__} needs a BEiTBackbone; the {type(model).__name__} has none')
+    if runner.val_loop is None:
+        warn(f'{type(hook).__name__} has no effect: this run does not validate.')
     levels = preprocessing_of_model(model)
     return FeatureExtractor(backbone, mean=levels.get('mean'), std=levels.get('std'), **options)
 
