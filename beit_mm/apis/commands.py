@@ -380,7 +380,7 @@ def check_kept(cfg: Config, pairs: Iterable[str]) -> None:
 def parse_value(key: str, value: str) -> Any:
     """The value of an option as mmengine's DictAction reads it, which drops spaces and splits at commas.
 
-    Unlike there, a `data_root`, an existing path and plain text with spaces stay as they are; lists of dicts are JSON.
+    Unlike there, a `data_root`, an existing path and plain text with spaces stay as they are; dicts are JSON.
     """
     from mmengine.config import ConfigDict, DictAction
 
@@ -389,11 +389,11 @@ def parse_value(key: str, value: str) -> Any:
     is_text = ' ' in value and not set('[({\',"') & set(value)
     if is_root or is_path or is_text:
         return value
-    if value.startswith('[{'):
+    if value.startswith(('{"', "{'", '[{')):
         try:
             return ConfigDict(value=json.loads(value)).value
         except json.JSONDecodeError as error:
-            raise UserError(f'--cfg-options: {key} is a list of dicts but not JSON ({error})') from error
+            raise UserError(f'--cfg-options: {key} holds dicts but is not JSON ({error})') from error
     read = argparse.Namespace()
     DictAction([], dest='values')(None, read, [f'{key}={value}'])
     return read.values[key]

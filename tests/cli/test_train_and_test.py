@@ -205,9 +205,10 @@ def test_mim_trains_from_the_config_alone(options, tmp_path):
         ('lr=1e-3', 'lr is not '),
         ('launcher=pytorch', "launcher=pytorch: another argument makes it 'none'"),
         ('compile=True', 'compile is not a setting'),
+        ("optim_wrapper.clip_grad={'max_norm': 1}", 'optim_wrapper.clip_grad holds dicts but is not JSON'),
         ('train_pipeline.1.size=32', 'train_pipeline'),
         ('param_scheduler.2.end=9', 'param_scheduler.2.end'),
-        ("tta_pipeline=[{'type': 'LoadImage'}]", '--cfg-options: tta_pipeline is a list of dicts but not JSON'),
+        ("tta_pipeline=[{'type': 'LoadImage'}]", '--cfg-options: tta_pipeline holds dicts but is not JSON'),
     ],
 )
 def test_a_mistake_is_one_line(options, option, message):
@@ -300,8 +301,9 @@ def test_the_arguments_of_train(tmp_path):
     assert cfg.model_wrapper_cfg.find_unused_parameters is True
     pipeline = '[{"type": "LoadImage"}, {"type": "Crop", "size": [4, 5], "pad": null}]'
     roots = ['data_root=a', 'test_dataloader.dataset.data_root=other']
-    options = [*roots, f'test_dataloader.dataset.pipeline={pipeline}']
+    options = [*roots, f'test_dataloader.dataset.pipeline={pipeline}', 'optim_wrapper.clip_grad={"max_norm": 2}']
     cfg = config_of('train', 'beit/pretrain_300e', '--compile', '--cfg-options', *options)
+    assert cfg.optim_wrapper.clip_grad == dict(max_norm=2)
     found = [cfg[f'{split}_dataloader'].dataset.data_root for split in ('train', 'val', 'test')]
     assert found == ['a/train', 'a/val', 'other'] and cfg.custom_hooks[-1] == dict(type='beit_mm.CompileHook')
     assert cfg.test_dataloader.dataset.pipeline == json.loads(pipeline)
