@@ -32,6 +32,7 @@ LOST = re.compile('gloo.*(by peer|Broken pipe)')  # the process at the other end
 SECONDS_TO_BE_ENDED = 3.0
 LESS_MEMORY = 'A smaller batch needs less: --cfg-options train_dataloader.batch_size=... (test_dataloader in tests)'
 BUILDERS = ('build_from_cfg', 'build_scheduler_from_cfg')  # mmengine's
+CONSTRUCTORS = ('__init__', 'build_dataloader')  # the latter is Runner's
 
 
 def program() -> str:
@@ -147,11 +148,8 @@ def mistake(error: BaseException) -> str | None:
     unknown = UNKNOWN_TYPE.match(str(error))
     if isinstance(error, KeyError) and unknown:
         return f'no registry has the type {unknown[1]!r}'
-    if isinstance(error, TypeError) and re.search('unexpected keyword argument|takes no arguments', str(error)):
-        frames = [frame.f_code.co_name for frame, _ in traceback.walk_tb(error.__traceback__)]
-        while frames and frames[-1] == '__init__':  # constructors that pass the arguments on
-            frames.pop()
-        return str(error) if frames and frames[-1] in BUILDERS else None  # otherwise a bug in a constructor
+    if (complaint := complaint_of_class(error)) is not None:
+        return complaint
     if type(error).__name__ == 'OutOfMemoryError' or 'DefaultCPUAllocator' in str(error):  # torch's, on a GPU and a CPU
         return f'{". ".join(str(error).split(". ")[:2])}. {LESS_MEMORY}, or --batch of pretrain and finetune'
     if 'more than 1 value per channel when training' in str(error):  # a pool of 1 x 1 in UperNet
@@ -161,3 +159,18 @@ def mistake(error: BaseException) -> str | None:
     if LOST.search(str(error)):
         return f'another process has ended, or can no longer be reached ({error})'
     return str(error) if isinstance(error, UserError) else None
+
+
+def complaint_of_class(error: BaseException) -> str | None:
+    """What a class says of the arguments that a config gives it; None for a bug in its constructor."""
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+    last = frames[-1] if frames else None
+    while frames and frames[-1].f_code.co_name in CONSTRUCTORS:  # they pass the arguments on
+        frames.pop()
+    if not frames or frames[-1].f_code.co_name not in BUILDERS:
+        return None
+    if isinstance(error, TypeError) and re.search('unexpected keyword argument|takes no arguments', str(error)):
+        return str(error)
+    is_library = last is not frames[-1] and not last.f_globals['__name__'].startswith('beit_mm')
+    is_check = is_library and isinstance(error, (AssertionError, ValueError))
+    return f'{type(last.f_locals["self"]).__name__}: {error}' if is_check else None

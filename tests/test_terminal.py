@@ -13,6 +13,7 @@ import pytest
 import torch
 from helpers import ROOT
 from mmengine.logging import MMLogger
+from mmengine.registry import MODELS, build_from_cfg
 
 import beit_mm
 from beit_mm import __main__, terminal
@@ -69,6 +70,15 @@ def test_a_users_mistake_is_told_from_a_fault():
         *((fault('x'), None) for fault in (AssertionError, ValueError, KeyError, RuntimeError)),
     ):
         assert terminal.message_for_user(mistake) == said
+
+
+def test_what_a_librarys_class_says_of_its_arguments_is_told_from_a_bug_in_ours():
+    source = 'class Part:\n    def __init__(self):\n        assert False, "cut is below 0"'
+    for module, said in (('library', 'Part: cut is below 0'), ('beit_mm.models.ours', None)):
+        exec(source, names := dict(__name__=module))
+        with pytest.raises(AssertionError) as error:
+            build_from_cfg(dict(type=names['Part']), MODELS)
+        assert terminal.message_for_user(error.value) == said
 
 
 def test_what_no_program_can_help_is_a_line_that_says_what_does(monkeypatch):

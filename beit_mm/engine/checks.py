@@ -56,6 +56,9 @@ class FitCheckHook(Hook):
         check_schedules(runner)
         model, dataset = unwrap(runner), runner.train_dataloader.dataset
         if runner.val_loop is not None:
+            if runner.train_loop.val_interval < 1:
+                found = f'train_cfg.val_interval is {runner.train_loop.val_interval}; expected a number from 1'
+                raise UserError(f'{found}; --no-validate trains without held-out images')
             val_dataset = runner.val_dataloader.dataset
             check_same_classes(classes_of(val_dataset), path_of(val_dataset), classes_of(dataset), path_of(dataset))
             check_same_zero(dataset, val_dataset)
