@@ -252,7 +252,7 @@ def enable_tta(cfg: Config) -> None:
     if 'tta_model' not in cfg:
         *transforms, pack = dataset.pipeline
         probes_layers = cfg.model.type.endswith('LinearProbe') and not isinstance(cfg.model.get('layers'), int)
-        if pack.type != 'PackInputs' or probes_layers:
+        if not pack.type.endswith('PackInputs') or probes_layers:
             raise UserError('--tta is for a classifier, a segmentor, or a probe of one layer: set model.layers=...')
         mirror = [dict(type='RandomFlip', prob=1.0), dict(type='RandomFlip', prob=0.0)]
         cfg.tta_model = dict(type='mmpretrain.AverageClsScoreTTA')
@@ -265,7 +265,7 @@ def enable_drawing(cfg: Config, folder: str) -> None:
     """Has the hooks of mmpretrain and mmseg draw each prediction and save it in a folder."""
     pipeline = cfg.test_dataloader.dataset.pipeline
     segments, backends = cfg.default_scope == 'mmseg', [dict(type='LocalVisBackend')]
-    if pipeline[0].type.endswith('LoadBands') or not (segments or pipeline[-1].type == 'PackInputs'):
+    if pipeline[0].type.endswith('LoadBands') or not (segments or pipeline[-1].type.endswith('PackInputs')):
         what = 'what classifiers and segmentors predict of single RGB images'
         raise UserError(f'--show-dir draws {what}; leave it or --tta out')
     if segments:

@@ -343,6 +343,9 @@ def test_the_arguments_of_test(tmp_path):
         ('demo/linear_probe_folder', '--tta', 'model.layers='),
         ('demo/pretrain', '--show-dir=x', 'classifiers and segmentors'),
     ):
+    scoped = 'test_dataloader.dataset.pipeline.3.type=mmpretrain.PackInputs'
+    for word in ('--tta', '--show-dir=x'):
+        assert config_of('test', 'demo/finetune_folder', 'x.pth', word, '--cfg-options', scoped)
         with pytest.raises(UserError, match=message):
             config_of('test', name, 'x.pth', word)
 
