@@ -301,9 +301,8 @@ def argument_parser(description: str, config_only: bool = False) -> argparse.Arg
 def load_config(args: argparse.Namespace, steps: int | None = None) -> Config:
     """Reads the config and applies the command line; for torchrun without a GPU it also starts a gloo group."""
     import torch
-    from mmengine.config import Config
 
-    from beit_mm.apis.configs import RunConfig, find_config
+    from beit_mm.apis.configs import RunConfig, find_config, read_config
 
     if args.local_rank is not None:
         os.environ.setdefault('LOCAL_RANK', str(args.local_rank))
@@ -316,7 +315,7 @@ def load_config(args: argparse.Namespace, steps: int | None = None) -> Config:
     if args.launcher in ('slurm', 'mpi') and not torch.cuda.is_available():
         raise UserError(f'--launcher {args.launcher} needs GPUs, and torch sees none; use tools/dist_*.sh on CPUs')
     path = find_config(args.config)
-    cfg = Config.fromfile(str(path))
+    cfg = read_config(path)
     if steps:
         for pair in args.cfg_options:
             if pair.startswith(('train_cfg.max_iters=', 'train_cfg.max_epochs=')):

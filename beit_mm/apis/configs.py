@@ -3,6 +3,7 @@
 import functools
 import math
 import pprint
+import traceback
 from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
 from pathlib import Path
@@ -32,9 +33,22 @@ def find_config(name: str) -> Path:
     raise FileNotFoundError(f'{name!r}: {looked}' + (f'; did you mean {near[0]!r}?' if near else ''))
 
 
+def read_config(path: str | Path) -> Config:
+    """Reads a user's config; UserError if it, or one that it inherits, has a mistake, with the line if it is known."""
+    try:
+        return Config.fromfile(str(path))
+    except OSError:  # names a missing file itself
+        raise
+    except Exception as error:  # of the config's own lines, of a parser, or of mmengine
+        lines = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.name == '<module>']
+        place = f' ({lines[-1].filename}, line {lines[-1].lineno})' if lines else ''
+        found = f'{type(error).__name__}: {error}{place}'
+        raise UserError(f'{path}, or a config that it inherits, has a mistake: {found}') from error
+
+
 def config_text(name: str) -> str:
     """The text of a config, see `find_config`, with all that it inherits."""
-    return inert(Config.fromfile(str(find_config(name))).pretty_text)
+    return inert(read_config(find_config(name)).pretty_text)
 
 
 @functools.cache

@@ -288,6 +288,15 @@ def test_missing_files_are_one_line(options, tmp_path):
     assert all(word in done.stderr for word in ('error: ', 'dalle_encoder.pth', 'random_weights=True', 'https://'))
 
 
+def test_a_mistake_in_a_config_is_named_with_its_line(tmp_path):
+    base, config = tmp_path / 'base.py', tmp_path / 'config.py'
+    config.write_text("_base_ = 'base.py'")
+    for text, said in (('x = dict(', r'SyntaxError: .*line 1\)$'), ('x = 1\ny = z', rf"'z' .*{base}, line 2\)$")):
+        base.write_text(text)
+        with pytest.raises(UserError, match=f'^{config}, or a config that it inherits, .*{said}'):
+            config_of('train', config)
+
+
 def test_the_arguments_of_train(tmp_path):
     (folder := tmp_path / 'a folder, of mine').mkdir()
     words = ['--amp', '--auto-scale-lr', '--no-validate', '--resume', 'x.pth', '--cfg-options', f'data_root={folder}']
@@ -334,6 +343,9 @@ def test_the_arguments_of_test(tmp_path):
         cfg = config_of('test', one_scale, 'x.pth', '--amp', '--tta', '--cfg-options', f'model.test_cfg.{word}')
         assert cfg.model.module.test_cfg.get('precision') == precision and not cfg.test_cfg.get('fp16')
     assert config_of('test', 'demo/finetune_folder', 'x.pth', '--amp').test_cfg.fp16
+    scoped = 'test_dataloader.dataset.pipeline.3.type=mmpretrain.PackInputs'
+    for word in ('--tta', '--show-dir=x'):
+        assert config_of('test', 'demo/finetune_folder', 'x.pth', word, '--cfg-options', scoped)
     exact = tmp_path / 'exact.py'
     text = f"_base_ = '{ROOT}/configs/demo/camvid_upernet.py'\nmodel = dict(test_cfg=dict(precision='float32'))"
     exact.write_text(text)
@@ -343,9 +355,6 @@ def test_the_arguments_of_test(tmp_path):
         ('demo/linear_probe_folder', '--tta', 'model.layers='),
         ('demo/pretrain', '--show-dir=x', 'classifiers and segmentors'),
     ):
-    scoped = 'test_dataloader.dataset.pipeline.3.type=mmpretrain.PackInputs'
-    for word in ('--tta', '--show-dir=x'):
-        assert config_of('test', 'demo/finetune_folder', 'x.pth', word, '--cfg-options', scoped)
         with pytest.raises(UserError, match=message):
             config_of('test', name, 'x.pth', word)
 
