@@ -16,7 +16,7 @@ import numpy as np
 from mmengine.dist import all_gather_object, broadcast_object_list, is_main_process, master_only
 from mmengine.hooks import EMAHook, Hook
 from mmengine.optim import OptimWrapper
-from mmengine.runner import Runner
+from mmengine.runner import EpochBasedTrainLoop, Runner
 from mmengine.utils import apply_to
 from torch import Tensor
 
@@ -144,6 +144,8 @@ class CheckpointHook(Hook):
     def before_train(self, runner: Runner) -> None:
         if self.save_best and runner.val_loop is None:
             warn('save_best has no effect in a run without validation.')
+        if self.unit == 'epoch' and self.interval > 0 and not isinstance(runner.train_loop, EpochBasedTrainLoop):
+            warn('The CheckpointHook counts epochs, the run iterations: only its end is saved. Set by_epoch=False.')
         self.run_id = self.run_id or f'{runner.timestamp}_{secrets.token_hex(4)}'
         self.sign(runner)
 

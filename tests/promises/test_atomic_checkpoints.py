@@ -235,6 +235,15 @@ def test_a_run_that_a_hook_ends_early_is_saved_and_goes_on_from_there(pretrain_c
     assert train(pretrain_config, resume=True).iter == 6
 
 
+def test_an_interval_in_epochs_has_no_effect_in_a_run_of_iterations_which_is_said(config, monkeypatch):
+    monkeypatch.setattr(checkpoints, 'warn', (said := []).append)
+    for unit, number in dict(iter=0, epoch=1).items():
+        config.default_hooks.checkpoint.update(by_epoch=unit == 'epoch', interval=2)
+        config.train_cfg = dict(type='beit_mm.IterLoop', max_iters=6)
+        train(config)
+        assert len([text for text in said if 'by_epoch=False' in text]) == number
+
+
 def test_without_validation_there_is_no_best_which_is_said(config, monkeypatch):
     said = []
     monkeypatch.setattr(checkpoints, 'warn', said.append)
