@@ -76,6 +76,7 @@ class CheckpointHook(Hook):
         self.max_keep_ckpts, self.rule = max_keep_ckpts, rule
         self.save_best = [save_best] if isinstance(save_best, str) else list(save_best or ())
         self.run_id = ''  # id that the run's checkpoints share
+        self.renumbered = False  # whether the resumed file's number counts other batches than this run's
         self.due_number: int | None = None  # number of the checkpoint to be saved
         self.kept_numbers: list[int] = []  # numbers of this run's checkpoints on the disk
 
@@ -120,6 +121,7 @@ class CheckpointHook(Hook):
         run_id = meta.get('run')
         self.run_id = run_id if isinstance(run_id, str) and re.fullmatch(r'\w{1,40}', run_id) else ''
         changes = follow_config(runner, checkpoint, plain_values(runner.cfg.to_dict()))
+        moved = meta['iter'] != position['iter']
         given = runner.cfg.get('randomness', {}).get('seed')
         if given not in (None, meta['seed']):
             warn(f'randomness.seed={given} has no effect: a run keeps the seed that it began with, {meta["seed"]}.')
@@ -127,17 +129,22 @@ class CheckpointHook(Hook):
         if isinstance(sampler, SeededSampler) and sampler.seed == runner.seed:  # the config gave the sampler no seed
             sampler.seed = meta['seed']
         with as_checkpoint_error(runner._load_from):
-            self.take_over_files(runner, checkpoint['message_hub']['runtime_info'], changes.keys())
+            self.take_over_files(runner, checkpoint['message_hub']['runtime_info'], changes.keys(), moved)
 
-    def take_over_files(self, runner: Runner, info: dict, changed: Set[str]) -> None:
+    def take_over_files(self, runner: Runner, info: dict, changed: Set[str], moved: bool) -> None:
         """Takes over the numbers of the run's own files, to delete them later, and the score of its best one."""
         is_own_folder = Path(runner._load_from).resolve().parent == Path(runner.work_dir).resolve()
         numbers = info.get('keep_ckpt_ids')
-        if is_own_folder and isinstance(numbers, list) and all(type(number) is int for number in numbers):
+        self.renumbered = moved and is_own_folder and self.unit == 'iter'
+        if self.renumbered:  # earlier files may have higher numbers: they stay, as those of another run
+            self.run_id = ''
+        elif is_own_folder and isinstance(numbers, list) and all(type(number) is int for number in numbers):
             self.kept_numbers = numbers
         stale: tuple[str, ...] = () if is_own_folder else ('best_number',)
         if changed & {'default_hooks.checkpoint.save_best', 'default_hooks.checkpoint.rule'}:
             stale = ('best_',)  # of another metric
+        if moved:
+            stale += (VALIDATED,)
         for key in [key for key in info if key.startswith(stale)]:
             del info[key]
 
@@ -147,7 +154,8 @@ class CheckpointHook(Hook):
         if self.unit == 'epoch' and self.interval > 0 and not isinstance(runner.train_loop, EpochBasedTrainLoop):
             warn('The CheckpointHook counts epochs, the run iterations: only its end is saved. Set by_epoch=False.')
         self.run_id = self.run_id or f'{runner.timestamp}_{secrets.token_hex(4)}'
-        self.sign(runner)
+        if not self.renumbered:  # otherwise its first file does; until then the earlier ones are the run's
+            self.sign(runner)
 
     def after_train(self, runner: Runner) -> None:
         number = getattr(runner, self.unit)
@@ -242,6 +250,8 @@ class CheckpointHook(Hook):
             if resumable:
                 with atomic_file(Path(runner.work_dir, 'last_checkpoint')) as file:
                     file.write(os.fsencode(path))
+                if self.renumbered:
+                    self.sign(runner)
             for old in replaces:
                 path.with_name(old).unlink(missing_ok=True)
         except OSError as error:

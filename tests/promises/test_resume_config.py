@@ -21,6 +21,7 @@ from torch.utils.data import DataLoader
 
 from beit_mm.checkpoint.read import CheckpointError
 from beit_mm.datasets.samplers import SeededSampler
+from beit_mm.engine import CheckpointHook
 from beit_mm.errors import UserError
 
 IMAGES, BATCH = 12, 4  # three steps an epoch
@@ -254,6 +255,21 @@ def test_a_run_that_accumulates_no_more_has_the_rates_of_its_own_batches(tmp_pat
     )  # 4 of 6 in its second epoch
     assert rest.groups == {step: groups for step, groups in whole.groups.items() if step >= 5}
     assert runner.model.steps == 9
+
+
+def test_a_run_in_larger_batches_validates_and_is_resumed_from_its_own_files(tmp_path, monkeypatch):
+    """Whose numbers are lower than those of the files before; killed before its first one, it has these."""
+    loop = dict(type='beit_mm.IterLoop', max_iters=14, val_interval=4)
+    small = settings({'optim_wrapper.accumulative_counts': 2}, train_cfg=loop)
+    run(tmp_path / 'work', small, batch=2, validated=True)  # its last validation but one is that of iteration 12
+    (tmp_path / 'work/iter_14.pth').unlink()
+    config = settings(train_cfg=dict(loop, max_iters=8))
+    with monkeypatch.context() as patch:
+        patch.setattr(CheckpointHook, 'save', lambda *args, **kwargs: None)
+        run(tmp_path / 'work', config, resume=True)
+    for train_cfg, begun in ((config['train_cfg'], 6), (dict(loop, max_iters=12), 8)):
+        _, notes = run(tmp_path / 'work', settings(train_cfg=train_cfg), validated=True, resume=True)
+        assert min(notes.groups) == begun and notes.called[-1] == 'before_val'
 
 
 def test_a_run_of_iterations_on_more_images_makes_the_steps_that_were_left(tmp_path, monkeypatch):
