@@ -191,7 +191,8 @@ def test_the_options_of_every_verb_reach_its_checkpoint(verb, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    'levels', [dict(mean=[0.485, 0.456, 0.406]), dict(std=0.5), dict(std=[50, 0, 50]), dict(std=-1)]
+    'levels',
+    [dict(mean=[0.485, 0.456, 0.406]), dict(std=0.5), dict(std=[50, 0, 50]), dict(std=-1), dict(mean=float('nan'))],
 )
 def test_numbers_that_pixels_up_to_255_cannot_have_are_refused(levels, tmp_path):
     with pytest.raises(UserError, match='0-255'):
