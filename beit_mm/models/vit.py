@@ -531,7 +531,7 @@ def sizes_of(arch: str | dict) -> dict:
 
 
 def block_indices(indices: int | Sequence[int], depth: int) -> list[int]:
-    indices = [indices] if isinstance(indices, int) else list(indices)
+    indices = list(indices) if isinstance(indices, Sequence) else [indices]
     if bad := [i for i in indices if not -depth <= i < depth]:
         raise UserError(f'there is no block {bad[0]}; expected {-depth} to {depth - 1}')
     return [i % depth for i in indices]

@@ -130,7 +130,7 @@ def test_a_network_in_training_gives_the_features_of_evaluation_and_stays_in_tra
 def test_files_are_read_back(kind, checkpoint, images, tmp_path):
     out, options = tmp_path / 'deep/features.npz', dict(device='cpu', size=40, whole=True)
     sources = [images, Image.new('RGB', (50, 9))]  # of another shape
-    found = embed(checkpoint, sources, out, kind, layer=0, progress=False, **options)
+    found = embed(checkpoint, sources, out, kind, layer=np.int64(0), progress=False, **options)
     rows, read = list(FeatureExtractor(checkpoint, **options)(sources, [kind], layers=0)), dict(np.load(out))
     if kind == 'patches':
         ends = np.cumsum(read['grids'].prod(axis=1))[:-1]
