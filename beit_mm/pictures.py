@@ -229,7 +229,7 @@ def patch_at(point: str, size: tuple[int, int], grid: Grid) -> tuple[int, int]:
         first, second = point.split(',')
         x = float(first) * (width if '.' in first else 1)
         y = float(second) * (height if '.' in second else 1)
-    except ValueError:
+    except (AttributeError, ValueError):  # not a string, or not two numbers
         x = y = -1.0
     if not (0 <= x < width and 0 <= y < height):
         raise UserError(f'--points: {point!r} is not a point of the image; {expected}')

@@ -1,5 +1,7 @@
 """Attention maps are transformers' and those of the forward pass; the mask's rule; pictures."""
 
+import re
+
 import numpy as np
 import peers
 import pytest
@@ -59,8 +61,8 @@ def test_maps_belong_to_the_forward_pass_at_any_size():
 def test_points_lie_in_their_patches():
     points = {'0,0': (0, 0), '99,0': (0, 3), '0,0.999': (2, 0), '50,20': (1, 2), '0.499,19': (0, 1)}
     assert {point: patch_at(point, (60, 100), (3, 4)) for point in points} == points
-    for wrong in ('99.9,0', '100,5', '5,x', '5', '1,2,3', 'nan,1'):
-        with pytest.raises(UserError, match=f'--points: .{wrong}.*100 x 60 pixels'):
+    for wrong in ('99.9,0', '100,5', '5,x', '5', '1,2,3', 'nan,1', (10, 20), 10):
+        with pytest.raises(UserError, match=f'--points: {re.escape(repr(wrong))}.*100 x 60 pixels'):
             patch_at(wrong, (60, 100), (3, 4))
 
 
