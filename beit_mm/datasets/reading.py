@@ -47,6 +47,8 @@ MAX_BANDS = 16
 SAMPLED = 10_000  # pixels of an image that are used for statistics of the bands
 # TIFF's numbers for none, LZW, Deflate (two), PackBits, LZMA, Zstandard; not JPEG, whose own size nothing checks
 COMPRESSIONS = (1, 5, 8, 32946, 32773, 34925, 50000)
+# what Pillow says of a TIFF whose bands are not RGB; the last two if each band is a plane
+MANY_BANDS = ('unknown pixel mode', 'unknown raw mode for given image mode', 'string index out of range')
 WARNED: list[str] = []  # the file that `warn_hidden_bands` has named
 
 
@@ -206,7 +208,7 @@ def unreadable(path: str, *errors: type[Exception]) -> Iterator[None]:
         yield
     except errors as error:
         reason = f'{type(error).__name__}: {error}'
-        if str(error) == 'unknown pixel mode':  # from Pillow's TIFF reader
+        if str(error) in MANY_BANDS:
             reason = 'its bands are not RGB; read images of many bands with LoadBands, see docs/data.md'
         elif isinstance(error, OSError | UserError):
             reason = getattr(error, 'strerror', None) or str(error)

@@ -100,12 +100,14 @@ def test_what_needs_another_reader_or_is_too_large_or_cut_is_said(tmp_path, monk
     monkeypatch.setattr('beit_mm.datasets.reading.HeifImageFile', None)
     (tmp_path / 'a.heic').write_bytes(b'\0\0\0\x18ftypheic\0\0\0\0mif1heic')
     imwrite(tmp_path / 'b.tif', np.zeros((4, 4, 6), np.uint8), photometric='minisblack', planarconfig='contig')
+    for name, kind in dict(e=np.uint8, f=np.float32).items():  # a plane for each band
+        imwrite(tmp_path / f'{name}.tif', np.zeros((6, 4, 4), kind), photometric='minisblack', planarconfig='separate')
     scene.save(tmp_path / 'c.png')
     assert read_image(str(tmp_path / 'c.png'), max_pixels=1200).shape == (30, 40, 3)
     scene.save(tmp_path / 'd.jpg')
     os.truncate(tmp_path / 'd.jpg', 500)
     messages = dict(a='HEIC; pip install pillow-heif', b='LoadBands.*docs/data.md', c='more than max_pixels=1,199')
-    messages['d'] = 'cannot be read as an image'
+    messages |= dict(d='cannot be read as an image', e=messages['b'], f=messages['b'])
     for path in sorted(tmp_path.iterdir()):
         with pytest.raises(UnreadableImageError, match=f'{path.name}: .*{messages[path.stem]}'):
             LoadImage(max_pixels=1199)(dict(img_path=str(path)))
