@@ -373,8 +373,9 @@ def band_statistics(
     generator, sampled = random.Random(0), []
     for path in paths:
         values = read_bands(path)
-        with unreadable(path, IndexError):
-            values = values if bands is None else values[..., list(bands)]
+        if bands is not None and not {*bands} <= {*range(values.shape[2])}:
+            raise UserError(f'{path} has {values.shape[2]} bands, counted from 0; there are no bands {bands}')
+        values = values if bands is None else values[..., list(bands)]
         values = values.reshape(-1, values.shape[2])
         rows = generator.sample(range(len(values)), min(SAMPLED, len(values)))
         sampled.append(values[rows].astype(np.float64))

@@ -1,5 +1,6 @@
 """Segmentors of images with many bands: one call from .tif files and label maps to a report and to label maps."""
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -120,6 +121,12 @@ def test_bands_in_pages_and_arrays_are_found_and_the_first_image_decides(tmp_pat
     assert found.bands['load']['bands'] is None and len(found.bands['mean']) == 4
     assert found.bands['load']['low'][3] == 9000 and found.bands['load']['high'][3] == 24_000
     assert len(found.train.names) == 12
+
+
+def test_bands_may_be_numbers_of_an_array(tmp_path, monkeypatch):
+    monkeypatch.setattr(training.Run, 'run', lambda run: run.write_record())
+    beit_mm.finetune(tmp_path / 'data', tmp_path / 'run', bands=np.array([3, 0]))
+    assert json.loads((tmp_path / 'run/plan.json').read_text())['bands'] == [3, 0]
 
 
 def test_bands_where_there_are_none_are_refused(tmp_path):

@@ -132,5 +132,8 @@ def test_statistics_are_percentiles_and_what_the_loader_makes_of_them(tmp_path, 
     run_tool('datasets/band_statistics.py', tmp_path, '--bands', 2, 0)
     assert f'bands=[2, 0], low=[{found["low"][2]}, {found["low"][0]}]' in capsys.readouterr().out
     np.save(paths[0], np.stack([values[0, ..., 0], *[np.full((64, 64), 7.0)] * 2], axis=2))
+    for wrong in ([1, 3], [-1], '0,1'):
+        with pytest.raises(ValueError, match=r'0.npy has 3 bands, counted from 0; .*'):
+            band_statistics(paths, wrong)
     with pytest.raises(ValueError, match='band 2 is 7 nearly everywhere'):
         band_statistics(paths[:1], [0, 2])
