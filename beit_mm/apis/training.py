@@ -26,6 +26,7 @@ from beit_mm.apis.reports import Metric, Report
 from beit_mm.apis.segmentation_report import describe_segmentation
 from beit_mm.apis.split import Images, LabelMaps, find_images, find_label_maps, write_lists
 from beit_mm.checkpoint.checkpoint import Checkpoint, Levels
+from beit_mm.checkpoint.names import preview
 from beit_mm.checkpoint.read import write_checkpoint
 from beit_mm.engine.checkpoints import CheckpointHook
 from beit_mm.engine.logs import ProgressHook, QuietRunner
@@ -223,8 +224,9 @@ class Run:
             raise UserError(f'{folder} has no label maps; leave out {options}')
         images = find_images(folder)
         if not images.classes:
-            expected = 'expected <class>/<image>, at least two classes, and none in val that train lacks'
-            found = ', '.join(sorted({*images.train.names.values()} - {''})[:3]) or 'none'
+            expected = 'expected <class>/<image>, at least two classes, each with images that are not held out'
+            learned, held_out = ({*part.names.values()} - {''} for part in (images.train, images.held_out))
+            found = f'{preview(sorted(learned))}; only among held-out images: {preview(sorted(held_out - learned))}'
             raise UserError(f'{folder} has class folders: {found}; {expected}; or images/ and annotations/')
         return images
 

@@ -20,7 +20,7 @@ from mmengine.registry import DefaultScope
 from peers import dinov2_layout
 from torch import nn
 
-from beit_mm.apis import memory, plans, rebuild, split
+from beit_mm.apis import memory, plans, rebuild, split, training
 from beit_mm.apis.commands import merge_options
 from beit_mm.apis.configs import own_config, write_config
 from beit_mm.apis.plans import Plan, Record, describe_plan
@@ -108,6 +108,16 @@ def test_folders_that_are_classes(tmp_path):
 def test_numbers_that_are_not_whole_are_refused_before_anything_is_planned(option):
     with pytest.raises(UserError, match=f'^{[*option][0]} is .*whole number'):
         plans.new_call('finetune', 'images', **option)
+
+
+def test_classes_that_nothing_would_be_learned_of_are_named(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    make_folder(tmp_path / 'each', **{f'c{i}': 1 for i in range(150)})
+    make_folder(tmp_path / 'val/train', cat=60, dog=60)
+    make_folder(tmp_path / 'val/val', cat=2, bird=2)
+    for folder, named in dict(each='c0, c1, .* held-out images: c', val='cat, dog; .* held-out images: bird;').items():
+        with pytest.raises(UserError, match=named):
+            training.finetune(folder, 'run')
 
 
 def test_a_class_without_images_is_said(tmp_path, monkeypatch):
