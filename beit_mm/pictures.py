@@ -103,11 +103,11 @@ def sheet_of_columns(columns: Mapping[str, Tensor], channels: Sequence[int] = (0
     return sheet([titled, *others])
 
 
-def draw_neighbours(queries: Mapping[str, Any], bank: Mapping[str, Any], named: bool = True) -> Image.Image:
+def draw_neighbours(queries: Mapping[str, Any], bank: Mapping[str, Any], names: Mapping[str, str]) -> Image.Image:
     """Draws each query beside the images of a bank with the closest features, titled with their cosine.
 
-    `queries` and `bank` are dict(paths=files, features=(N, C)), as `embed` returns them; if `named`, an image's folder
-    is its class, and is shown.
+    `queries` and `bank` are dict(paths=files, features=(N, C)), as `embed` returns them. `names` are the classes of the
+    files that have one.
     """
     rows = []
     features, known = (torch.as_tensor(each['features']) for each in (queries, bank))
@@ -116,7 +116,7 @@ def draw_neighbours(queries: Mapping[str, Any], bank: Mapping[str, Any], named: 
         files = [(bank['paths'][row], f' {cosine:.3f}') for cosine, row in zip(cosines, others, strict=True)]
         files = [each for each in files if Path(each[0]).resolve() != Path(query).resolve()]
         shown = [(query, ''), *files[:NUM_NEIGHBOURS]]
-        rows.append([(named * Path(path).resolve().parent.name + text, center_tile(path)) for path, text in shown])
+        rows.append([(names.get(path, '') + text, center_tile(path)) for path, text in shown])
     return sheet(rows)
 
 

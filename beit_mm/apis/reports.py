@@ -447,7 +447,8 @@ def compare_features(
         if name == 'end':
             chosen = evenly(range(len(held_out['paths'])), NUM_QUERIES)
             queries = dict(paths=[held_out['paths'][row] for row in chosen], features=held_out['features'][chosen])
-            picture = draw_neighbours(queries, bank, bool(number))
+            names = {path: images.classes[label] for part in parts for path, label in part.items()} if number else {}
+            picture = draw_neighbours(queries, bank, names)
         if not number:
             return {}, picture
         right: dict[str, Tensor] = {}

@@ -34,11 +34,11 @@ def test_neighbours_are_the_nearest_and_never_the_image_itself(tmp_path, monkeyp
     bank = dict(features=features, paths=paths)
     drawn = []
     monkeypatch.setattr(pictures, 'sheet', drawn.extend)
-    pictures.draw_neighbours(dict(features=features[:2], paths=paths[:2]), bank)
+    pictures.draw_neighbours(dict(features=features[:2], paths=paths[:2]), bank, {paths[1]: 'cat'})
     levels = [[round(255 * float(image[0, 0, 0])) for _, image in row] for row in drawn]
     assert levels == [[10, 60, 160, 230, 110, 220], [60, 10, 160, 230, 110, 220]]
-    assert drawn[0][1][0].endswith(f'{tmp_path.name[-9:]} 0.985')
+    assert [title for title, _ in drawn[0][:3]] == ['', 'cat 0.985', ' 0.866'] and drawn[1][0][0] == 'cat'
     one = dict(features=features[:1], paths=paths[:1])
     drawn.clear()
-    pictures.draw_neighbours(one, one)
+    pictures.draw_neighbours(one, one, {})
     assert [len(row) for row in drawn] == [1]

@@ -62,7 +62,8 @@ def main() -> None:
             )
             bank = embed(args.checkpoint, args.among, on_error='skip', **options)
             queries = embed(args.checkpoint, files, progress=False, **options)
-            draw_neighbours(queries, bank).save(args.out / 'neighbours.png')
+            names = {path: Path(path).absolute().parent.name for path in (*queries['paths'], *bank['paths'])}
+            draw_neighbours(queries, bank, names).save(args.out / 'neighbours.png')
             print(args.out / 'neighbours.png')
 
 
