@@ -337,7 +337,7 @@ def describe_finetuning(
         f'The baselines (thumbnails, most frequent class) need no network: they learned from {num_learned:,} of the '
         f'{len(images.train.names):,} images and were tested on {found["thumbnails"].number:,} held-out ones. This is '
         'one training with one seed. To see what pretraining gains, run it again with --init none.',
-        f'The {MOST_CLASSES} worst classes, on {len(answers):,} held-out images:',
+        f'At most {MOST_CLASSES} classes, worst first, on {len(answers):,} held-out images:',
         table_of_classes(counts, images),
         *draw_mistakes(answers, images.classes, folder / 'mistakes.png'),
         draw_curves(folder / 'finetune'),

@@ -329,6 +329,7 @@ def test_a_balanced_classifier_and_its_report(run, images, tmp_path, capsys):
         assert f'| {name} | {learned} | 12 | {100 * right / 12:.1f} | {precision} |' in report
     top1 = sum(100 * names.count(name) / 36 for name, names in found.items())
     assert report.count(f'| {top1:.1f} +-') >= 2  # of all images, and averaged over classes of as many images
+    assert 'At most 30 classes, worst first, on 36 held-out images' in report
     assert '--balance' in report and 'Next: ' in report.split('(loss.png)')[1]
     assert '(mistakes.png)' in report and Image.open(out / 'mistakes.png').width > 200
     assert record_of(out)['balance'] is True
