@@ -419,8 +419,9 @@ def test_what_cannot_be_read_costs_no_other_results(run, images, tmp_path, monke
     for sources in ('.', ['a.png', 'gone.png', '~nobody.png']):
         found = beit_mm.classify(run, sources, labelled=images)
         assert [result.get('name') for result in found] == ['red', None, 'blue'] and 'gone.png' in found[1]['error']
-    with pytest.raises(OSError, match='gone.png'):
-        beit_mm.embed(run, '.')
+    for sources, on_error in (('.', 'raise'), ('gone.png', 'skip')):
+        with pytest.raises(OSError, match='gone.png'):
+            beit_mm.embed(run, sources, on_error=on_error)
     call('embed', run, '.', '--out', 'x.npz')
     assert np.load('x.npz')['paths'].tolist() == ['a.png', '~nobody.png']
     unreadable, written = capsys.readouterr().out.splitlines()
