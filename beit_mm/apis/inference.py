@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 import torch
-from mmengine.dataset import Compose, default_collate
+from mmengine.dataset import default_collate
 from PIL import Image
 
 from beit_mm.apis import split
@@ -30,16 +30,16 @@ from beit_mm.datasets.transforms import as_size
 from beit_mm.engine.metrics import describe
 from beit_mm.errors import UserError
 from beit_mm.features.evaluation import knn_votes, patch_classifier, patch_dataset, pixel_scores
-from beit_mm.features.extractor import FeatureExtractor, ImageInput, iterate_images
+from beit_mm.features.extractor import ExistingPath, FeatureExtractor, ImageInput, ImageReader, Sources, iterate_images
 from beit_mm.files import atomic_file
 from beit_mm.models.beit import BEiTPretrainer
 from beit_mm.pictures import ATTENTION_LEGEND, attention_of_image, draw_attention, sheet_of_columns, with_legend
 from beit_mm.registry import TRANSFORMS
 from beit_mm.terminal import quiet, say, with_bar
 
-Sources = str | Path | Sequence[str | Path]
 SHORT_SIDE = 30  # patches of an image whose attention is drawn, as in the authors' figure
 MAX_ROWS = 64  # in a picture of reconstructions
+NO_FILE = '--min-confidence links the files of images, and an array or PIL image has none; give files'
 FORMULA = (*'=+-@＝＋－＠', '\t', '\r')  # beginnings of a formula in a spreadsheet
 
 
@@ -56,7 +56,7 @@ def classify(
 
     Args:
         checkpoint, mean, std: see `Checkpoint.open`.
-        images: files and folders.
+        images: files, folders, arrays, PIL images, see `ImageReader.results`.
         labelled: folder with one folder per class, for a model without classes of its own.
         out: file for the results, .csv or .json.
         min_confidence: make `out` a folder that `finetune` reads: classes.csv has the results, and one folder per class
@@ -100,6 +100,8 @@ def check_confidence(least: float, existing: Sequence[Path]) -> None:
 
 def link_images(folder: Path, results: Sequence[dict[str, Any]], least: float) -> None:
     """Links the images whose class has at least the probability `least`, in one folder per class."""
+    if any(result['path'] is None for result in results):
+        raise UserError(NO_FILE)
     sure = [result for result in results if 'error' not in result and result['scores'][0][1] >= least]
     labels = defaultdict(set)
     for result in sure:
@@ -126,11 +128,12 @@ def classify_by_neighbours(checkpoint: Checkpoint, images: Sources, labelled: st
     classes = sorted({*bank.names.values()} - {''})
     extract = FeatureExtractor(checkpoint)
     known = {str(bank.root / path): classes.index(name) for path, name in bank.names.items() if name}
-    features, labels, _ = extract.labelled(known)
+    features, samples = extract.means([*map(ExistingPath, known)])
+    labels = torch.tensor([known[sample['path']] for sample in samples if 'error' not in sample])
     if (number := len(labels.unique())) < 2:
         folders = f'{len(classes)} class folders, {number} of them with readable images'
         raise UserError(f'--labelled: {str(labelled)!r} has {folders}; expected 2 or more')
-    queries, _, found = extract.labelled({path: 0 for path in extract.reader.sources(images)})
+    queries, found = extract.means([*extract.reader.sources(images)])
     shares = (row / row.sum() for votes in knn_votes(queries, features, labels, len(classes)) for row in votes)
     return [result if 'error' in result else describe(next(shares), classes, result['path']) for result in found]
 
@@ -145,13 +148,13 @@ def write_results(path: Path, results: Sequence[dict[str, Any]]) -> None:
         file.write(os.fsencode(text))  # file names may hold any bytes
 
 
-def csv_text(head: Sequence[str], rows: Iterable[tuple[str, str, str]]) -> str:
+def csv_text(head: Sequence[str], rows: Iterable[tuple[str | None, str, str]]) -> str:
     """A CSV table of rows (file, text, number); text that a spreadsheet would run as a formula is prefixed."""
     text = io.StringIO(newline='')
     table = csv.writer(text, quoting=csv.QUOTE_ALL)
     table.writerow(head)
     for file, name, number in rows:
-        file = f'./{file}' if file.startswith(FORMULA) else file
+        file = f'./{file}' if file and file.startswith(FORMULA) else file  # None for an array
         table.writerow([file, f"'{name}" if name.startswith(FORMULA) else name, number])
     return text.getvalue()
 
@@ -180,7 +183,7 @@ def segment(
 
     Args:
         checkpoint, mean, std: see `Checkpoint.open`.
-        images: files and folders.
+        images: files, folders, arrays (labels/image.png, image_2.png, ...), see `ImageReader.results`.
         out: folder for classes.txt, labels/<name>.png (indices into classes.txt from 0; a palette has the classes'
             colours, if there are at most 256), overlays/<name>.png with a legend, and confidence.csv.
         labelled: folder of images and label maps, see `find_label_maps`, for a model without classes of its own.
@@ -236,7 +239,7 @@ class PatchSegmentor:
         self.scores_of, _ = patch_classifier(extract, dataset, method)
 
     def __call__(
-        self, images: ImageInput | Sequence[ImageInput], on_error: str = 'raise', return_images: bool = False
+        self, images: Sources, on_error: str = 'raise', return_images: bool = False
     ) -> Iterator[dict[str, Any]]:
         return self.reader.results(images, self.predict, on_error=on_error, return_images=return_images)
 
@@ -264,15 +267,16 @@ def write_maps(
         (folder / name).mkdir(parents=True, exist_ok=True)
     split.write_lines(folder / 'classes.txt', lines)
     written: list[dict[str, Any]] = []
-    rows: list[tuple[str, str, str]] = []
+    rows: list[tuple[str | None, str, str]] = []
     used: set[str] = set()
     for result in results:
-        path = result['path']
+        if (path := result['path']) is None and least is not None:
+            raise UserError(NO_FILE)
         if 'error' in result:
             written.append(result)
             rows.append((path, f'unreadable: {result["error"]}', ''))
             continue
-        name = unused(Path(path).stem, '.png', used)
+        name = unused(Path(path or 'image').stem, '.png', used)
         written.append(write_map(result, segmentor, folder, name, least))
         rows.append((path, f'labels/{name}', f'{written[-1]["confidence"]:.3f}'))
         if written[-1].get('labelled'):
@@ -326,7 +330,7 @@ def reconstruct(
 
     Args:
         checkpoint, mean, std: of a pretraining on visual tokens or features, see `Checkpoint.open`.
-        images: files and folders; the first 64 images are drawn, except unreadable ones.
+        images: files, folders, arrays, PIL images; the first 64 images are drawn, except unreadable ones.
         out: picture.
     """
     out = check_picture(out)
@@ -344,7 +348,7 @@ def draw_predictions(checkpoint: Checkpoint, images: Sources, out: Path) -> BEiT
         say(f'Only the first {MAX_ROWS} images are drawn.')
     samples = masked_samples(model, sources[:MAX_ROWS])
     with torch.no_grad():
-        columns = model.pictures(model.data_preprocessor(default_collate([*samples.values()]))['inputs'])
+        columns = model.pictures(model.data_preprocessor(default_collate(samples))['inputs'])
     sheet_of_columns(columns).save(out)
     return model
 
@@ -358,20 +362,20 @@ def check_picture(out: str | Path) -> Path:
     return path
 
 
-def masked_samples(model: BEiTPretrainer, paths: Iterable[ImageInput]) -> dict[str, dict]:
-    """Prepares each file that can be read, with the same masks at every call."""
+def masked_samples(model: BEiTPretrainer, images: Iterable[ImageInput]) -> list[dict]:
+    """Prepares each image that can be read, with the same masks at every call."""
     rows, columns = grid = model.backbone.grid
     size = rows * model.backbone.patch_size, columns * model.backbone.patch_size
     steps = own_config(NARROW_PRETRAINING).val_pipeline
     steps = resized(steps, size, **views(grid, model.target_generator.stride))
-    prepare = Compose([TRANSFORMS.build(step) for step in steps])
-    samples: dict[str, dict] = {}
+    reader = ImageReader([TRANSFORMS.build(step) for step in steps])
+    samples: list[dict] = []
     problems: list[str] = []
     state = random.getstate()
-    for index, path in enumerate(paths):
+    for index, image in enumerate(images):
         random.seed(index)  # masks are drawn by this generator
         try:
-            samples[str(path)] = prepare(dict(img_path=str(path)))
+            samples.append(reader.prepare(reader.load(image)))
         except UnreadableImageError as error:
             problems.append(str(error))
     random.setstate(state)

@@ -1,6 +1,6 @@
 """Classifies and segments images with a checkpoint alone."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
@@ -13,7 +13,7 @@ from beit_mm.apis.rebuild import ConfigInput, rebuild
 from beit_mm.checkpoint.checkpoint import Checkpoint, CheckpointInput, Levels
 from beit_mm.engine.metrics import TOP, describe
 from beit_mm.errors import CheckpointError
-from beit_mm.features.extractor import Device, ImageInput
+from beit_mm.features.extractor import Device, Sources
 from beit_mm.precision import inference_autocast
 
 
@@ -68,7 +68,7 @@ class ClassificationInferencer(Inferencer):
     task, for_task = 'classifier', 'classification'
 
     def __call__(
-        self, images: ImageInput | Sequence[ImageInput], batch_size: int = 32, top: int = TOP, on_error: str = 'raise'
+        self, images: Sources, batch_size: int = 32, top: int = TOP, on_error: str = 'raise'
     ) -> list[dict[str, Any]]:
         """Classifies images.
 
@@ -100,7 +100,7 @@ class SegmentationInferencer(Inferencer):
     task, for_task = 'segmentor', 'segmentation'
 
     def __call__(
-        self, images: ImageInput | Sequence[ImageInput], on_error: str = 'raise', return_images: bool = False
+        self, images: Sources, on_error: str = 'raise', return_images: bool = False
     ) -> Iterator[dict[str, Any]]:
         """Segments images one at a time, each when the iterator reaches it.
 

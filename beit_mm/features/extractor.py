@@ -2,7 +2,7 @@
 
 import copy
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import nullcontext
 from itertools import islice
 from pathlib import Path
@@ -28,6 +28,7 @@ from beit_mm.registry import TRANSFORMS
 from beit_mm.terminal import with_bar
 
 ImageInput: TypeAlias = str | Path | np.ndarray | Image.Image
+Sources: TypeAlias = ImageInput | Sequence[ImageInput]
 Device: TypeAlias = str | torch.device | None
 KINDS = ('mean', 'class_token', 'patches')
 CROP_RATIO = 0.875  # of the configs' test pipelines, which crop nothing at 384 pixels or more
@@ -47,7 +48,7 @@ class ImageReader:
         self.prepare = Compose(steps)
         self.extensions = extensions_of(transforms)
 
-    def sources(self, images: ImageInput | Sequence[ImageInput]) -> Iterator[ImageInput]:
+    def sources(self, images: Sources) -> Iterator[ImageInput]:
         return iterate_images(images, self.extensions)
 
     def load(self, source: ImageInput) -> dict:
@@ -69,7 +70,7 @@ class ImageReader:
 
     def results(
         self,
-        images: ImageInput | Sequence[ImageInput],
+        images: Sources,
         compute: Callable[[list[dict]], Iterable[dict]],
         batch_size: int = 1,
         on_error: str = 'raise',
@@ -114,9 +115,7 @@ class ImageReader:
                 yield result if 'error' in result else {**next(computed), **result}
 
 
-def iterate_images(
-    sources: ImageInput | Sequence[ImageInput], extensions: Sequence[str] = EXTENSIONS
-) -> Iterator[ImageInput]:
+def iterate_images(sources: Sources, extensions: Sequence[str] = EXTENSIONS) -> Iterator[ImageInput]:
     """Yields files, arrays and images one by one; folders and lists are expanded, folders by these extensions."""
     if isinstance(sources, (list, tuple, Iterator)):
         for source in sources:
@@ -253,7 +252,7 @@ class FeatureExtractor:
 
     def __call__(
         self,
-        images: ImageInput | Sequence[ImageInput],
+        images: Sources,
         kinds: Sequence[str] = KINDS,
         layers: int | Sequence[int] | None = None,
         batch_size: int = 32,
@@ -287,17 +286,16 @@ class FeatureExtractor:
 
         return self.reader.results(images, compute, batch_size, on_error, return_images)
 
-    def labelled(self, labels: Mapping[str, int]) -> tuple[Tensor, Tensor, list[dict[str, Any]]]:
-        """Default features float32 (N, C) and classes (N,) of the readable files; dict(path[, error]) of each file."""
-        samples = list(self([*map(ExistingPath, labels)], ['mean'], on_error='skip'))
-        read = [sample for sample in samples if 'error' not in sample]
-        features = np.array([sample.pop('mean') for sample in read], np.float32).reshape(-1, self.backbone.embed_dims)
-        return torch.from_numpy(features), torch.tensor([labels[sample['path']] for sample in read]), samples
+    def means(self, images: Sequence[ImageInput]) -> tuple[Tensor, list[dict[str, Any]]]:
+        """Default features float32 (N, C) of the readable images, and dict(path[, error]) of each image."""
+        samples = list(self(images, ['mean'], on_error='skip'))
+        features = np.array([sample.pop('mean') for sample in samples if 'error' not in sample], np.float32)
+        return torch.from_numpy(features.reshape(-1, self.backbone.embed_dims)), samples
 
 
 def embed(
     checkpoint: CheckpointInput,
-    images: ImageInput | Sequence[ImageInput] = PHOTOS,
+    images: Sources = PHOTOS,
     out: str | Path | None = None,
     kind: str = 'mean',
     layer: int | None = None,

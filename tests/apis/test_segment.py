@@ -196,6 +196,13 @@ def test_a_model_without_classes_segments_by_labelled_patches(tmp_path):
     assert (kept == annotation - 1)[known].mean() > (every == annotation - 1)[annotation > 0].mean()
     assert found[0]['confidence'] == pytest.approx(sure['confidence']) and 0.5 < sure['confidence'] < 1
     assert (tmp_path / 'maps/classes.txt').read_text().split() == CLASSES_OF_MAPS
+    image = Image.open(data / 'images/validation/0.png')
+    arrays = segment(pretrained, [image, np.asarray(image)], tmp_path / 'arrays', labelled=data, short_side=40)
+    for array, name in zip(arrays, ('image.png', 'image_2.png'), strict=True):
+        assert array['path'] is None and Path(array['labels']).name == Path(array['overlay']).name == name
+        assert np.array_equal(np.asarray(Image.open(array['labels'])), every)
+    with pytest.raises(ValueError, match='--min-confidence .*array'):
+        segment(pretrained, image, tmp_path / 'pseudo', labelled=data, min_confidence=0.9)
 
     for part in ('images', 'annotations'):  # without training/ and validation/, numbered from 0
         shutil.move(data / part / 'validation', tmp_path / 'flat' / part)

@@ -355,6 +355,22 @@ def test_names_of_any_bytes_and_formulas_in_results(tmp_path):
     assert found == [[odd, odd], *([f'./{sign}1.png', f"'{sign}1+1"] for sign in signs)]
 
 
+def test_arrays_and_pil_images_are_taken_as_files_are(run, images, tmp_path):
+    """They have no path to write or to link; an image that is given twice has two results."""
+    image = Image.open(images / 'red/0.png')
+    sources = [np.asarray(image), image, images / 'red/0.png', images / 'red/0.png']
+    found = beit_mm.classify(run, sources, labelled=images, out=tmp_path / 'x.csv')
+    assert [result.pop('path') for result in found] == [None, None, *[str(images / 'red/0.png')] * 2]
+    assert all(result == found[0] for result in found) and found[0]['name'] == 'red'
+    with (tmp_path / 'x.csv').open() as file:
+        assert [row['path'] for row in csv.DictReader(file)] == ['', '', *[str(images / 'red/0.png')] * 2]
+    with pytest.raises(ValueError, match='--min-confidence .*array.*give files'):
+        beit_mm.classify(run, sources, labelled=images, out=tmp_path / 'folder', min_confidence=0)
+    for name, source in dict(a=sources[0], b=image, c=sources[2]).items():
+        beit_mm.reconstruct(run, (each for each in [source]), tmp_path / f'{name}.png')
+    assert len({(tmp_path / f'{name}.png').read_bytes() for name in 'abc'}) == 1
+
+
 def test_images_whose_class_is_sure_become_a_folder_to_learn_from(run, images, tmp_path, capsys):
     """A mixture of red and green is near to both and left out; the rest is what `finetune` reads."""
     source, out = tmp_path / 'new', tmp_path / 'out'

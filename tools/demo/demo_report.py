@@ -155,7 +155,7 @@ def draw_predictions(run: Path, images: split.Images) -> None:
     begun = MODELS.build(Config.fromfile(run / 'pretrain/config.py').model)
     after, packaged = (rebuild_pretrainer(Checkpoint.open(weights)) for weights in (run, 'demo'))
     chosen = [images.held_out.root / path for path in split.evenly(images.held_out.names, NUM_PREDICTED)]
-    samples, columns = [*masked_samples(after, chosen).values()], {}
+    samples, columns = masked_samples(after, chosen), {}
     for title, model in {'before': begun.eval(), 'after': after, PACKAGED: packaged}.items():
         drawn = model.pictures(model.data_preprocessor(default_collate(samples))['inputs'])
         columns |= {'image': drawn['image'], 'masked': drawn['masked'], title: drawn['prediction']}
