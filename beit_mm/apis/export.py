@@ -144,7 +144,11 @@ def export_onnx(
             import onnx
             from onnxruntime.transformers.float16 import convert_float_to_float16
 
-            onnx.save(convert_float_to_float16(onnx.load(file), keep_io_types=True), file)
+            half = convert_float_to_float16(onnx.load(file), keep_io_types=True)
+            nodes = {tuple(node.output): node for node in half.graph.node}  # it casts a value once for each use
+            del half.graph.node[:]
+            half.graph.node.extend(nodes.values())
+            onnx.save(half, file)
             file.with_name(f'{file.name}.data').unlink(missing_ok=True)  # of the weights in float32
         difference = _difference(file, batches, logits, TOLERANCES[float16])
         for written in Path(folder).iterdir():
