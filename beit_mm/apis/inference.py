@@ -31,7 +31,7 @@ from beit_mm.engine.metrics import describe
 from beit_mm.errors import UserError
 from beit_mm.features.evaluation import knn_votes, patch_classifier, patch_dataset, pixel_scores
 from beit_mm.features.extractor import ExistingPath, FeatureExtractor, ImageInput, ImageReader, Sources, iterate_images
-from beit_mm.files import atomic_file
+from beit_mm.files import atomic_file, quoted, unquoted
 from beit_mm.models.beit import BEiTPretrainer
 from beit_mm.pictures import ATTENTION_LEGEND, attention_of_image, draw_attention, sheet_of_columns, with_legend
 from beit_mm.registry import TRANSFORMS
@@ -105,10 +105,10 @@ def link_images(folder: Path, results: Sequence[dict[str, Any]], least: float) -
     sure = [result for result in results if 'error' not in result and result['scores'][0][1] >= least]
     labels = defaultdict(set)
     for result in sure:
-        labels[result['name']].add(result['label'])
+        labels[unquoted(result['name'])].add(result['label'])
     used: set[str] = set()
     for result in sure:
-        name, file = result['name'], Path(result['path'])
+        name, file = unquoted(result['name']), Path(result['path'])
         if '/' in name or name.startswith('.'):
             raise UserError(f'class {name!r} cannot be the name of a folder of images')
         name += f' {result["label"]}' if len(labels[name]) > 1 else ''  # two classes of ImageNet are called crane
@@ -135,7 +135,8 @@ def classify_by_neighbours(checkpoint: Checkpoint, images: Sources, labelled: st
         raise UserError(f'--labelled: {str(labelled)!r} has {folders}; expected 2 or more')
     queries, found = extract.means([*extract.reader.sources(images)])
     shares = (row / row.sum() for votes in knn_votes(queries, features, labels, len(classes)) for row in votes)
-    return [result if 'error' in result else describe(next(shares), classes, result['path']) for result in found]
+    names = [*map(quoted, classes)]  # as a classifier's
+    return [result if 'error' in result else describe(next(shares), names, result['path']) for result in found]
 
 
 def write_results(path: Path, results: Sequence[dict[str, Any]]) -> None:
@@ -235,7 +236,7 @@ class PatchSegmentor:
 
     def __init__(self, extract: FeatureExtractor, dataset: SegmentationFolder, method: str = 'knn') -> None:
         self.extract, self.reader = extract, extract.reader
-        self.classes, self.palette = dataset.metainfo['classes'], dataset.metainfo['palette']
+        self.classes, self.palette = [*map(quoted, dataset.metainfo['classes'])], dataset.metainfo['palette']
         self.scores_of, _ = patch_classifier(extract, dataset, method)
 
     def __call__(
@@ -257,7 +258,7 @@ def write_maps(
     results: Iterable[dict[str, Any]], segmentor: Segmentor, folder: Path, least: float | None
 ) -> list[dict[str, Any]]:
     """Writes the files of `segment`; `least` is its `min_confidence`."""
-    lines = [*map(class_line, segmentor.classes)]
+    lines = [class_line(unquoted(name)) for name in segmentor.classes]
     if least is not None:
         if len(lines) >= IGNORE_INDEX:
             raise UserError(f'--min-confidence is for at most {IGNORE_INDEX - 1} classes; the model has {len(lines)}')

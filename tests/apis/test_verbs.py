@@ -7,6 +7,7 @@ import json
 import os
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -21,6 +22,8 @@ from beit_mm import __main__ as command
 from beit_mm import terminal
 from beit_mm.apis import configs, inference, plans, rebuild, split, training
 from beit_mm.checkpoint.checkpoint import Checkpoint
+from beit_mm.datasets.segmentation_folder import named_classes
+from beit_mm.files import quoted
 from beit_mm.pictures import ReconstructionHook
 from beit_mm.registry import MODELS
 
@@ -402,10 +405,11 @@ def test_images_whose_class_is_sure_become_a_folder_to_learn_from(run, images, t
 
 
 def test_classes_of_any_names_become_folders(tmp_path):
-    """Two may have one name, as ImageNet's cranes; none leads out of the folder."""
-    for index in range(3):
+    """Two may have one name, as ImageNet's cranes; none leads out of the folder; a quoted one is what it was."""
+    odd = ' b\n"'
+    for index in range(4):
         Image.new('RGB', (9, 9)).save(tmp_path / f'{index}.png')
-    names = [(134, 'crane'), (517, 'crane'), (2, 'a, b')]
+    names = [(134, 'crane'), (517, 'crane'), (2, 'a, b'), (3, quoted(odd))]
     results = [
         dict(path=str(tmp_path / f'{index}.png'), label=label, name=name, scores=[[label, 0.5]])
         for index, (label, name) in enumerate(names)
@@ -413,11 +417,18 @@ def test_classes_of_any_names_become_folders(tmp_path):
     (tmp_path / 'out').mkdir()
     inference.link_images(tmp_path / 'out', results, 0.5)
     links = [f'{file.parent.name}/{file.name}' for file in sorted((tmp_path / 'out').glob('*/*'))]
-    assert links == ['a, b/2.png', 'crane 134/0.png', 'crane 517/1.png']
-    for name in ('../up', '/etc', '..', '.hidden'):
+    assert links == [f'{odd}/3.png', 'a, b/2.png', 'crane 134/0.png', 'crane 517/1.png']
+    for name in ('../up', '/etc', '..', '.hidden', '"\\u002fetc"'):
         with pytest.raises(ValueError, match='cannot be the name of a folder'):
             inference.link_images(tmp_path / 'out', [dict(results[0], name=name)], 0.5)
     assert not (tmp_path / 'up').exists()
+    for least in (None, 0.5):
+        inference.write_maps([], SimpleNamespace(classes=[quoted(odd), 'c']), tmp_path, least)
+        assert named_classes(str(tmp_path / 'classes.txt')) == ((odd, 'c'), None)
+    folder = make_images(tmp_path / 'data', 1) / 'train'
+    (folder / 'red').rename(folder / odd)
+    (found,) = beit_mm.classify(save_backbone(tmp_path / 'x.pth'), folder / odd, labelled=folder)
+    assert found['name'] == quoted(odd)  # as of a classifier
 
 
 def test_points_of_attention_come_in_a_text_or_in_a_list(run, images, tmp_path):
