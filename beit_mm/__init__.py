@@ -6,7 +6,7 @@ Every registered type is found as `type='beit_mm.NAME'` in any config. Where wha
     errors.py       The user's mistakes, and lines in the log
     files.py        Writes files completely or not at all, hashes them, and makes text safe to print and to store
     pictures.py     Sheets of titled pictures, reconstructions, attention maps and curves
-    positions.py    Relative position bias and position embedding at any patch grid
+    positions.py    Looks up and resizes relative position bias tables and position embeddings for any patch grid
     precision.py    Which floating-point type a device computes in
     registry.py     Child registries of mmengine, scope `beit_mm`: `type='beit_mm.X'` finds our classes from any config
     terminal.py     What a terminal shows: messages that a user can act on

@@ -1,4 +1,4 @@
-"""Relative position bias and position embedding at any patch grid.
+"""Looks up and resizes relative position bias tables and position embeddings for any patch grid.
 
 A bias table has one row for each offset between two patches of an h x w grid, (2h-1)(2w-1) of them, and three rows for
 the class token: cls -> patch, patch -> cls, cls -> cls. A position embedding has a row for the class token and each

@@ -63,7 +63,7 @@ class Recipe:
 class Rebuilt:
     """A classifier or segmentor, and what its results need."""
 
-    model: nn.Module  # in evaluation mode, on the CPU; wrapped for test-time augmentation at all scales
+    model: nn.Module  # in evaluation mode, on the CPU; inside the config's `tta_model` if it tests all scales
     reader: ImageReader
     classes: tuple[str, ...]
     palette: list[list[int]]  # [red, green, blue] of each class, 0-255
@@ -194,7 +194,7 @@ def classifier_of(checkpoint: Checkpoint, backbone: dict[str, Any], levels: dict
 
 
 def segmentor_of(checkpoint: Checkpoint, backbone: dict[str, Any], levels: dict[str, Any]) -> Recipe:
-    """A UperNet as in the released code; tensors of other heads do not show how the head resizes."""
+    """A UperNet as in the released code. KeyError for other heads, whose tensors do not show how they resize."""
     weights = checkpoint.converted.state_dict
     num_classes, channels = weights['decode_head.conv_seg.weight'].shape[:2]
     weights['decode_head.fpn_bottleneck.conv.weight'], weights['neck.upsample_4x.0.weight']  # KeyError: another head

@@ -79,8 +79,8 @@ def pretrain(
         init: checkpoint of any BEiT or plain ViT, or folder of a run, to start from; by default 'demo' (the packaged
             weights) on a CPU and 'none' (random weights) on a GPU.
         tokenizer: 'demo' (packaged), or 'new' to train one on these images; by default the tokenizer of `init`.
-        targets: 'tokens', or 'features' of a teacher in their place; by default 'tokens'.
-        teacher: with features: any BEiT or plain ViT, by file, run folder or name, or 'ema', the model's own moving
+        targets: what to predict: 'tokens' (default), or a teacher's 'features'.
+        teacher: of the features: any BEiT or plain ViT, by file, run folder or name, or 'ema', the model's own moving
             average; by default 'demo', on a GPU DINOv2 if it fits the memory and its file is found or downloaded.
         workers: processes that read images.
         batch: images per step.
@@ -375,10 +375,10 @@ class Run:
         if isinstance(images, LabelMaps):
             known = min(MAX_KNOWN, max(MIN_KNOWN, int(images_in_time / 4)))
             return describe_segmentation(self.weights, images, metrics, seconds, start, known, record.levels or {})
-        if self.verb == 'finetune':  # half of the time for answers: an image costs a third of what it does in training
+        if self.verb == 'finetune':  # half of the time; here an image costs a third of what it does in training
             asked = max(reports.MIN_ANSWERS, int(3 / 2 * images_in_time))
             return reports.describe_finetuning(self.weights, images, metrics, seconds / 2, asked, self.plan.balance)
-        # of these images and half as many held-out ones, each costs at most twice what it costs in training
+        # half as many held-out images are compared too; an image costs at most twice what it does in training
         compared = min(MAX_BANK, max(MIN_BANK, int(images_in_time / 3)))
         return reports.describe_pretraining(self.weights, images, metrics, compared, start, seconds, self.plan.teacher)
 
@@ -412,7 +412,7 @@ class MinutesHook(Hook):
         seconds: time for the training, all calls together.
         began: time.monotonic() when this call's part of `seconds` began.
         planned: steps of the schedules.
-        most: steps after which the training ends even if time is left; it makes at least `MIN_STEPS`.
+        most: steps after which the training ends even if time is left. It never ends before `MIN_STEPS`.
         settings_for: number of steps -> a config's name and settings, which give the intervals.
     """
 

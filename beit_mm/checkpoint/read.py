@@ -170,7 +170,7 @@ class Module(Attributes):  # for a DALL-E network that was saved as a module; it
 
 
 class NumpyType:
-    """For `numpy.dtype` of numbers and text. A real one takes its state from the file, which could forge pointers."""
+    """For `numpy.dtype` of numbers and text. A real one would take its state from the file, and so forged pointers."""
 
     __slots__ = ('code',)
 
@@ -283,7 +283,7 @@ def plain(value: Any, known: Known) -> Any:
 
 def _plain_tensor(tensor: Tensor) -> Tensor:
     new = Tensor.detach(tensor)  # not tensor.detach, which the file may have set
-    # torch does not compare the indices of a sparse tensor with its size: adding it could write outside its memory
+    # torch does not check that a sparse tensor's indices lie inside its size: adding it could write outside memory
     is_dense = new.layout is torch.strided and not new.is_nested and not new.is_quantized
     if not is_dense or new.device.type != 'cpu':
         raise CheckpointError('it holds a tensor that is sparse, nested, quantized or without values')
@@ -304,7 +304,7 @@ def _plain_dict(value: dict, known: Known) -> dict:
 
 
 def _weights_of(module: Module) -> dict[str, Tensor]:
-    """Like torch.nn.Module.state_dict, but empties modules: one that occurs twice, or in itself, raises KeyError."""
+    """A module's tensors by name. Takes them out, so that a module that occurs twice, or in itself, raises KeyError."""
     weights = {name: tensor for name, tensor in module.pop('_parameters').items() if isinstance(tensor, Tensor)}
     for name, child in module.pop('_modules').items():
         weights |= {f'{name}.{key}': tensor for key, tensor in _weights_of(child).items()}

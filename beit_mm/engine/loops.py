@@ -62,7 +62,7 @@ class IterLoop(IterBasedTrainLoop):
 
     Args:
         shortened_from: the recipe's length, dict(max_epochs=...) or dict(max_iters=...), if `--steps` shortened this
-            run. It then validates on that share of the held-out images too, evenly spread, at least one batch.
+            run. Validations then take the same share of the held-out images, evenly spread, at least one batch.
     """
 
     def __init__(self, *args, shortened_from: dict[str, int] | None = None, **kwargs):
@@ -114,7 +114,7 @@ class IterLoop(IterBasedTrainLoop):
             sampler.per_epoch = len(loader) * loader.batch_size
             stream = iter(loader)
             yield next(stream)
-            sampler.per_epoch = None  # the iterator behind `stream` has read it; later ones end after an epoch
+            sampler.per_epoch = None  # `stream` has read it already; any later iterator ends after an epoch
             yield from stream
         while True:
             yield from batches(loader, epoch, first)
@@ -126,7 +126,7 @@ class HeadFitLoop(IterLoop):
     """An IterLoop of one step, which fits the linear head to the features of all images by `choose_penalty`."""
 
     def endless_batches(self) -> Iterator:
-        """What the step reads: an iterator of all batches."""
+        """Yields once, for the only step: an iterator over all batches of an epoch."""
         yield batches(self.dataloader, epoch=0)
 
     @torch.no_grad()

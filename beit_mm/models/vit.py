@@ -1,4 +1,4 @@
-"""The vision Transformer of BEiT (paper sections 2.1 and 2.2): patches, attention, BEiTBackbone.
+"""The vision Transformer of BEiT (paper sections 2.1 and 2.2): patches, attention, bias tables, BEiTBackbone.
 
 Shapes: B images, N tokens (class token, registers, h*w patches), C channels, d channels of a head, K selected tokens,
 P >= N columns of a bias (see bias_from_table).
