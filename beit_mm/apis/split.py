@@ -236,8 +236,8 @@ def find_label_maps(
         parts = parts[:1] * 2 if whole else [*hold_out(parts[0])]
     train, held_out = parts
     if len(train.names) < least:
-        few = f'{len(train.names)} images with label maps in {str(root)!r}; {least} or more are needed'
-        raise UserError('; '.join([few, *notes]))
+        few = f'{len(train.names)} images with label maps to learn from, {len(held_out.names)} held out'
+        raise UserError('; '.join([f'{few}, in {str(root)!r}; at least {least} must remain to learn from', *notes]))
     numbered = table_numbers(root / 'classes.txt') if names else None
     if reduce_zero_label is not None and (colours or numbered):
         has = 'colours' if colours else 'numbers'
