@@ -111,7 +111,7 @@ def parser() -> argparse.ArgumentParser:
     verb.set_defaults(on_error='skip')
 
     verb = add('export', 'write one ONNX file for images of any size', 'run_ft model.onnx')
-    verb.add_argument('checkpoint', help=f'classifier or segmentor: {CHECKPOINT}')
+    verb.add_argument('checkpoint', help='classifier or segmentor: a file, the folder of a run, or a released name')
     verb.add_argument('out', help='ONNX file')
     verb.add_argument('--config', help='path of its config (default: the one in the checkpoint)')
     verb.add_argument('--float16', action='store_true', help='weights and arithmetic in half precision')

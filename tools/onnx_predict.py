@@ -14,7 +14,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument('model', help='ONNX file')
     parser.add_argument('images', nargs='+', type=Path, help='image files')
-    parser.add_argument('--out', type=Path, default=Path('maps'), help='folder for label maps of class indices')
+    parser.add_argument('--out', type=Path, default=Path('maps'), help='folder for label maps (default: maps)')
     parser.add_argument('--multi-scale', action='store_true', help='segment at all scales with flip')
     args, used, failed = parser.parse_args(), set(), 0
     try:

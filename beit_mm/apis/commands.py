@@ -201,7 +201,7 @@ def test_parser() -> argparse.ArgumentParser:
         `predictions`: each image's path, label, name, and scores, [label, probability] of the five best.
         """
     )
-    parser.add_argument('checkpoint', nargs='?', help="its path; none if the config's model.checkpoint names one")
+    parser.add_argument('checkpoint', nargs='?', help='file or released name; none if model.checkpoint names one')
     parser.add_argument('--out', type=Path, metavar='FILE', help='also write metrics and predictions as JSON')
     parser.add_argument('--show-dir', metavar='FOLDER', help='also draw the predictions on the images')
     augmentation = "average over the views of the config's tta_pipeline, or over an image and its mirror image"

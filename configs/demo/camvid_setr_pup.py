@@ -7,7 +7,7 @@ Command: python tools/train.py configs/demo/camvid_setr_pup.py
              --cfg-options model.backbone.init_cfg=None optim_wrapper.paramwise_cfg.layer_decay_rate=1.0
          All scales with flip:
          python tools/test.py configs/demo/camvid_setr_pup.py work_dirs/camvid_setr_pup/iter_600.pth --tta
-Data:    data/camvid/{images,annotations}/{training,validation} and data/camvid/classes.txt, 11 lines after its header;
+Data:    data/camvid/{images,annotations}/{training,validation} and data/camvid/classes.txt, 11 names;
          in the annotations 0 is unlabelled and 1 the first class
 Batch:   1 process x 8 images, lr 2e-3
 Differs: from segment_setr_pup.py in the data, as an example for your own folders and classes, and in length: 600 steps,

@@ -23,7 +23,7 @@ METHODS |= dict(classes=DENSE, keep_zero_label=DENSE, max_patches=DENSE)
 def main() -> None:
     parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument('method', choices=[*IMAGES, *DENSE])
-    parser.add_argument('checkpoint', help='path or URL of any BEiT')
+    parser.add_argument('checkpoint', help='any BEiT or plain ViT, by file, run folder, name or URL')
     parser.add_argument('folders', nargs='+', help='TRAIN and VAL, folders of the same class folders; dense: ROOT')
     parser.add_argument('--k', type=int, help='knn: neighbours (default: 20; dense: 30)')
     parser.add_argument('--layer', type=int, help='block, 0-based, negative from the end (default: at two thirds)')

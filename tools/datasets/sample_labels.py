@@ -1,7 +1,8 @@
 """Writes a list of a few images of each class, for training with few labels.
 
     python tools/datasets/sample_labels.py data/caltech101/train 20 data/caltech101/labels.txt --seed 0
-    python tools/train.py configs/demo/finetune_folder.py --cfg-options train_dataloader.dataset.ann_file=labels.txt
+    python tools/train.py configs/demo/finetune_folder.py --cfg-options data_root=data/caltech101 \\
+        train_dataloader.dataset.ann_file=labels.txt model.head.num_classes=97 model.data_preprocessor.num_classes=97
 
 The list has a path a line, relative to the folder. A generator, random.Random(seed), shuffles the sorted images of each
 class, class by class in the order of the names, and the first images are taken. So with the same seed a list of 5

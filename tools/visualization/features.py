@@ -27,7 +27,7 @@ SPREAD = 0.01  # share of the patches that are clipped at either end of the colo
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument('checkpoint', help='path or URL of any BEiT')
+    parser.add_argument('checkpoint', help='any BEiT or plain ViT, by file, run folder, name or URL')
     parser.add_argument('images', nargs='+', help='files or folders')
     parser.add_argument('--among', metavar='FOLDER', help='folder whose images may be neighbours')
     parser.add_argument('--layer', type=int, help='block, 0-based, negative from the end (default: at two thirds)')
@@ -35,7 +35,7 @@ def main() -> None:
     parser.add_argument('--short-side', type=int, metavar='PIXELS', help=side)
     parser.add_argument('--kind', choices=['mean', 'class_token'], help='feature for --among (default: mean)')
     parser.add_argument('--device', help='such as cpu or cuda:1 (default: a GPU if there is one)')
-    parser.add_argument('--out', type=Path, default=Path('work_dirs/features'), help='folder for the pictures')
+    parser.add_argument('--out', type=Path, default=Path('work_dirs/features'), help='default: %(default)s')
     add_levels(parser)
     args = parser.parse_args()
     if args.kind and not args.among:
