@@ -76,7 +76,7 @@ class CheckpointHook(Hook):
         self.max_keep_ckpts, self.rule = max_keep_ckpts, rule
         self.save_best = [save_best] if isinstance(save_best, str) else list(save_best or ())
         self.run_id = ''  # id that the run's checkpoints share
-        self.renumbered = False  # whether the resumed file's number counts other batches than this run's
+        self.renumbered = False  # whether the resumed file's number counts something else than this run's
         self.due_number: int | None = None  # number of the checkpoint to be saved
         self.kept_numbers: list[int] = []  # numbers of this run's checkpoints on the disk
 
@@ -135,7 +135,8 @@ class CheckpointHook(Hook):
         """Takes over the numbers of the run's own files, to delete them later, and the score of its best one."""
         is_own_folder = Path(runner._load_from).resolve().parent == Path(runner.work_dir).resolve()
         numbers = info.get('keep_ckpt_ids')
-        self.renumbered = moved and is_own_folder and self.unit == 'iter'
+        unit = Path(runner._load_from).stem.partition('_')[0]  # or 'interrupted'
+        self.renumbered = is_own_folder and (unit in {'epoch', 'iter'} - {self.unit} or (moved and self.unit == 'iter'))
         if self.renumbered:  # earlier files may have higher numbers: they stay, as those of another run
             self.run_id = ''
         elif is_own_folder and isinstance(numbers, list) and all(type(number) is int for number in numbers):

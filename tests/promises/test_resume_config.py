@@ -300,6 +300,15 @@ def test_a_run_of_iterations_is_continued_by_epochs(tmp_path):
     ]
 
 
+def test_steps_between_epochs_are_not_made_again(tmp_path):
+    """Files numbered by iteration come after those numbered by epoch, but these are of before."""
+    by_epoch = {'default_hooks.checkpoint.by_epoch': True}
+    steps = settings(train_cfg=dict(type='beit_mm.IterLoop', max_iters=7))
+    for config, begun in ((settings(by_epoch), 0), (steps, 6), (settings(by_epoch | {'train_cfg.max_epochs': 3}), 7)):
+        _, notes = run(tmp_path / 'work', config, resume='auto')
+        assert min(notes.groups) == begun
+
+
 def test_what_follows_measurements_stays_the_checkpoints_and_a_line_says_so(tmp_path, capfd):
     plateau = [dict(type='ReduceOnPlateauLR', monitor='accuracy', rule='greater', patience=0, threshold=0)]
     loop = dict(type='beit_mm.EpochLoop', max_epochs=4)
