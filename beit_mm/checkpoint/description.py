@@ -68,8 +68,8 @@ def describe_source(content: Mapping[str, Any], path: Path, format: str | None =
     if mean and of_equal_lengths and min(std, default=0) > 0:
         meta['preprocessing'].update(mean=mean, std=std)
     numbers = _numbers(config.get('out_indices'), int)
-    if config.get('model_type') != 'beit' or numbers == released_out_indices(config.get('num_hidden_layers', 12)):
-        numbers = []  # released files give the numbers of blocks; to transformers 2 is the first block's output
+    if len(numbers) != 4 or numbers == released_out_indices(config.get('num_hidden_layers', 12)):
+        numbers = []  # not a UperNet, or a released one, with numbers of blocks; to transformers 2 is the first block
     blocks = config.get('beit_mm_out_indices') or [number - 2 for number in numbers]  # the first is in what we write
     architecture = meta.get('architecture') or dict(num_heads=config.get('num_attention_heads'), out_indices=blocks)
     known = architecture.items() if isinstance(architecture, dict) else ()

@@ -13,6 +13,7 @@ from narrow_segmentors import CROP, narrow_segmentor
 from peers import HEADS, SIZE, VARIANTS, assert_equal, assert_same_outputs, images_and_mask, ours, outputs
 
 from beit_mm.apis.inferencers import ClassificationInferencer, SegmentationInferencer
+from beit_mm.checkpoint.checkpoint import Checkpoint
 from beit_mm.checkpoint.convert import convert_checkpoint
 from beit_mm.checkpoint.names import FORMATS, convert_state_dict, task_of
 from beit_mm.checkpoint.read import CheckpointError
@@ -233,6 +234,8 @@ def test_a_folder_of_transformers_is_a_classifier_with_the_names_of_its_classes(
 @torch.no_grad()
 def test_a_folder_of_transformers_is_a_segmentor_of_the_blocks_in_its_config(tmp_path):
     """Blocks 0 to 3 of 5, which are not the released ones; its own logits."""
+    peers.hf_peer('features', 'per_layer').save_pretrained(tmp_path)  # its config.json has the last block's number
+    assert 'out_indices' not in Checkpoint.open(tmp_path).architecture
     peer = peers.hf_peer('segmentation', 'per_layer')
     peer.save_pretrained(tmp_path)
     model = SegmentationInferencer(tmp_path, device='cpu', mean=127.5, std=127.5).model
