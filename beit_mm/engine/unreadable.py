@@ -56,11 +56,12 @@ class UnreadableImagesHook(Hook):
             return
         self.held_out = {quoted(error.path) for error in broken.values()}
         self.add(runner, self.held_out)
-        found = f'{len(broken)} of {len(dataset)} held-out images cannot be read, see {self.path}'
+        first = next(iter(broken.values()))
+        found = f'{first}; {len(broken)} of {len(dataset)} held-out images cannot be read, see {self.path}'
         if dataset.on_error == 'raise':
             advice = "val_dataloader.dataset.on_error='skip' leaves them out"
-            raise UnreadableImageError(f'{next(iter(broken.values()))}; {found}; {advice}')
-        self.check_rate(len(broken), len(dataset))
+            raise UnreadableImageError(f'{found}; {advice}')
+        self.check_rate(len(broken), len(dataset), f'{first}; ')
         validate_on(runner, [index for index in range(len(dataset)) if index not in broken])
         warn(f'{found}. Every validation of this run leaves them out.')
 
@@ -88,10 +89,10 @@ class UnreadableImagesHook(Hook):
                 file.writelines(f'{path}\n' for path in added)
         return added
 
-    def check_rate(self, count: int, total: int) -> None:
+    def check_rate(self, count: int, total: int, first: str = '') -> None:
         limit = min(max(self.max_rate * total, 10), total - 1)  # a few are tolerated, however small the dataset
         if count > limit:
-            raise UserError(f'{count} of {total} images cannot be read, at most {limit:.0f} may be; see {LIST}')
+            raise UserError(f'{first}{count} of {total} images cannot be read, at most {limit:.0f}; see {self.path}')
 
 
 class ReadingErrors(Dataset):

@@ -9,6 +9,7 @@ from mmengine.config import Config
 
 from beit_mm.datasets import UnreadableImageError
 from beit_mm.engine.unreadable import UnreadableImagesHook
+from beit_mm.errors import UserError
 
 
 def break_images(folder: Path) -> list[str]:
@@ -62,6 +63,7 @@ def test_a_resumed_run_goes_on_with_the_list(config, broken, tmp_path):
 
 def test_more_than_a_share_of_the_images_ends_the_run(config, tmp_path):
     hook = UnreadableImagesHook()
+    hook.path = tmp_path / 'list'
     for count, total in ((50, 1000), (10, 40)):
         hook.check_rate(count, total)
         with pytest.raises(ValueError, match=f'{count + 1} of {total} images cannot be read'):
@@ -70,7 +72,7 @@ def test_more_than_a_share_of_the_images_ends_the_run(config, tmp_path):
         hook.check_rate(3, 3)
     for number in range(11):
         (tmp_path / f'data/train/blue/{number}.png').write_bytes(b'')
-    with pytest.raises(ValueError, match='11 of 150 images cannot be read, at most 10'):
+    with pytest.raises(ValueError, match='11 of 150 images cannot be read, at most 10.*work/unreadable_images.txt'):
         train(config)
     assert len(listed(tmp_path)) == 11
 
@@ -91,6 +93,14 @@ def test_a_broken_held_out_image_stops_a_run_before_its_first_step(validated, tm
         runner.train()
     assert runner.iter == 0 and '\n' not in str(error.value)
     assert [Path(line).name for line in listed(tmp_path)] == ['7.png', '20.png', '49.png']
+
+
+def test_too_many_broken_held_out_images_are_told_with_a_reason(validated, tmp_path):
+    validated.val_dataloader.dataset.update(on_error='skip', test_mode=False)
+    for number in range(8):
+        (tmp_path / f'data/val/red/{number}.png').write_bytes(b'')
+    with pytest.raises(UserError, match='val/blue/7.png: .*; 11 of 150 images .*work/unreadable_images.txt'):
+        make_runner(validated).train()
 
 
 def test_or_is_left_out_of_the_metric_and_named_but_of_no_test(validated, tmp_path):
