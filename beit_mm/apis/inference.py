@@ -132,7 +132,8 @@ def classify_by_neighbours(checkpoint: Checkpoint, images: Sources, labelled: st
     labels = torch.tensor([known[sample['path']] for sample in samples if 'error' not in sample])
     if (number := len(labels.unique())) < 2:
         folders = f'{len(classes)} class folders, {number} of them with readable images'
-        raise UserError(f'--labelled: {str(labelled)!r} has {folders}; expected 2 or more')
+        reason = next((f'; {sample["error"]}' for sample in samples if 'error' in sample), '')
+        raise UserError(f'--labelled: {str(labelled)!r} has {folders}; expected 2 or more{reason}')
     queries, found = extract.means([*extract.reader.sources(images)])
     shares = (row / row.sum() for votes in knn_votes(queries, features, labels, len(classes)) for row in votes)
     names = [*map(quoted, classes)]  # as a classifier's

@@ -446,6 +446,10 @@ def test_what_cannot_be_read_costs_no_other_results(run, images, tmp_path, monke
     for sources in ('.', ['a.png', 'gone.png', '~nobody.png']):
         found = beit_mm.classify(run, sources, labelled=images)
         assert [result.get('name') for result in found] == ['red', None, 'blue'] and 'gone.png' in found[1]['error']
+    Path('a/x').mkdir(parents=True)
+    Path('a/x/broken.png').write_bytes(b'nothing')
+    mistake('x/broken.png: cannot be read as an image (unknown format)', 'classify', run, 'a.png', '--labelled', 'a')
+    shutil.rmtree('a')
     for sources, on_error in (('.', 'raise'), ('gone.png', 'skip')):
         with pytest.raises(OSError, match='gone.png'):
             beit_mm.embed(run, sources, on_error=on_error)
