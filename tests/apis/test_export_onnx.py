@@ -280,5 +280,5 @@ def test_what_no_file_can_hold_and_missing_packages_are_named(tmp_path, monkeypa
     with pytest.raises(ValueError, match='expected Resize with keep_ratio'):
         export.describe_step(step)
     monkeypatch.setattr(export, 'find_spec', lambda name: None if name == 'onnxruntime' else object())
-    with pytest.raises(ValueError, match='^ONNX export needs onnxruntime: pip install onnx onnxruntime onnxscript$'):
+    with pytest.raises(ValueError, match='pip install .*onnxruntime'):
         export_onnx(classifier(), tmp_path / 'model.onnx')

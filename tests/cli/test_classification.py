@@ -138,9 +138,9 @@ def test_without_a_test_pipeline_the_usual_one_is_made_and_other_configs_are_ref
         assert (resize.scale, resize.edge, crop.crop_size) == (round(32 / 0.875), 'short', (32, 32))
     cfg.train_dataloader = None
     for config in (None, cfg, ROOT / 'configs/_base_/default_runtime.py'):
-        with pytest.raises(ValueError, match='has no model and test pipeline for a classifier.*config='):
+        with pytest.raises(ValueError, match='pipeline for a classifier.*config='):
             inferencer(cfg, config)
-    with pytest.raises(CheckpointError, match='does not fit its config: .*size mismatch for head.fc.weight'):
+    with pytest.raises(CheckpointError, match='head.fc.weight'):
         (wrong := Config.fromfile(work / 'config.py')).model.head.num_classes = 5
         inferencer(cfg, wrong)
 

@@ -110,7 +110,7 @@ def test_fewer_images_than_a_batch_are_named_before_schedules_are_built(pretrain
     pretrain_config.train_dataloader.batch_size = 13
     pretrain_config.custom_hooks = []
     pretrain_config.param_scheduler = [dict(type='LinearLR', start_factor=0.5, end=1, convert_to_iter_based=True)]
-    with pytest.raises(ValueError, match='has 12 images, fewer than one batch of 13 for each process'):
+    with pytest.raises(ValueError, match=' 12 images.* 13 '):
         make_runner(pretrain_config).train()
 
 

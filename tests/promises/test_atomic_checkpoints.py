@@ -145,9 +145,9 @@ def test_a_flipped_bit_in_a_named_file_is_noticed_too(config, folder):
 def test_checkpoints_of_which_none_is_whole_are_not_started_over(config, folder):
     for path in folder.glob('*.pth'):
         path.write_bytes(b'')
-    with pytest.raises(CheckpointError, match='None of .* can be resumed: iter_6.pth .*; iter_5.pth .*; iter_4.pth '):
+    with pytest.raises(CheckpointError, match='iter_6.pth .*; iter_5.pth .*; iter_4.pth '):
         train(config, resume=True)
-    assert not any(path.stat().st_size for path in folder.glob('*.pth'))
+    assert {path.stat().st_size for path in folder.glob('*.pth')} == {0}
 
 
 @pytest.mark.parametrize('variable', ['TORCHELASTIC_RESTART_COUNT', 'SLURM_RESTART_COUNT'])

@@ -84,7 +84,7 @@ def test_a_signal_saves_and_the_resumed_run_ends_the_same(number, config, whole,
     monkeypatch.setattr('beit_mm.engine.signals.log', lambda message: said.append(message))
     assert train(config, work, Act('after_train_iter', send(number))) == SIGNALS[number]
     assert [path.name for path in work.glob('*.pth')] == ['interrupted.pth']  # in the middle of an epoch of 3
-    assert said == [f'Stopped before iteration 3, {work}/interrupted.pth is saved. Resume with: the same command']
+    assert len(said) == 1 and f' 3, {work}/interrupted.pth ' in said[0] and said[0].endswith('the same command')
     assert train(config, work, resume=True) == 0
     assert not differences(whole, torch.load(work / 'epoch_2.pth', weights_only=True))
     assert not (work / 'interrupted.pth').exists()  # it goes when a newer one to resume from is written

@@ -287,7 +287,7 @@ def test_weights_that_are_no_numbers_are_no_weights(tmp_path):
     for value in (float('nan'), float('inf')):
         weights[name].view(-1)[-1] = value
         write_checkpoint(path, weights)
-        with pytest.raises(CheckpointError, match=f'1 of .* tensors hold NaN or infinity: {name}. Nothing was loaded'):
+        with pytest.raises(CheckpointError, match=f'NaN or infinity: {name}'):
             load_checkpoint(backbone, str(path))
     assert all(torch.equal(before[name], tensor) for name, tensor in backbone.state_dict().items())
     weights[name].fill_(3e38)  # large is not infinite, though the sum is

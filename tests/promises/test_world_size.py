@@ -192,7 +192,7 @@ def test_sixteen_processes_that_are_killed_take_the_steps_of_one(tmp_path):
 def test_another_effective_batch_is_refused(config, tmp_path):
     train(config)
     changes = {'load_from': f'{config.work_dir}/epoch_1.pth', 'resume': True, 'train_dataloader.batch_size': 2}
-    with pytest.raises(ValueError, match='trained with 4 images a step, this run has 2; change'):
+    with pytest.raises(ValueError, match=' 4 images .* 2; change'):
         train(config, work_dir=f'{tmp_path}/other', **changes)
 
 
