@@ -158,7 +158,8 @@ def mistake(error: BaseException) -> str | None:
         return f'port {os.environ.get("MASTER_PORT", "")} of this machine is in use; choose another: PORT=...'
     if LOST.search(str(error)):
         return f'another process has ended, or can no longer be reached ({error})'
-    return str(error) if isinstance(error, UserError) else None
+    lacks_package = isinstance(error, ImportError) and 'pip install' in str(error)  # wandb's backend, for example
+    return str(error) if lacks_package or isinstance(error, UserError) else None
 
 
 def complaint_of_class(error: BaseException) -> str | None:
@@ -173,4 +174,4 @@ def complaint_of_class(error: BaseException) -> str | None:
         return str(error)
     is_library = last is not frames[-1] and not last.f_globals['__name__'].startswith('beit_mm')
     is_check = is_library and isinstance(error, (AssertionError, ValueError))
-    return f'{type(last.f_locals["self"]).__name__}: {error}' if is_check else None
+    return f'{type(last.f_locals.get("self", error)).__name__}: {error}' if is_check else None

@@ -67,6 +67,8 @@ def test_a_users_mistake_is_told_from_a_fault():
         (OSError(worker.format('X', 'a.png is empty')), 'a.png is empty'),
         (UserError(worker.format('UserError', 'a.png is empty')), 'a.png is empty'),
         (OSError('a.png: is empty'), 'a.png: is empty'),
+        (ImportError('run "pip install wandb"'), 'run "pip install wandb"'),
+        (ImportError('cannot import name'), None),
         *((fault('x'), None) for fault in (AssertionError, ValueError, KeyError, RuntimeError)),
     ):
         assert terminal.message_for_user(mistake) == said
