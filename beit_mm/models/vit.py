@@ -57,7 +57,8 @@ class PatchEmbed(nn.Module):
 
     def forward(self, images: Tensor) -> tuple[Tensor, Grid]:
         """Images (B, 3, H, W), padded with zeros to whole patches, to tokens (B, h*w, C) and their grid (h, w)."""
-        bottom, right = (-side % self.patch_size for side in images.shape[2:])
+        # not -side % patch_size, which torch.compile cannot trace for an open size
+        bottom, right = ((self.patch_size - side % self.patch_size) % self.patch_size for side in images.shape[2:])
         if bottom or right:
             images = F.pad(images, (0, right, 0, bottom))
         if images.is_cuda and is_plain(self.proj):  # cuDNN takes several times as long for three channels

@@ -14,7 +14,7 @@ from torch._dynamo.testing import CompileCounter
 
 from beit_mm.datasets.masking import masked_positions
 from beit_mm.engine.steps import CompiledInTraining, CompileHook
-from beit_mm.models.vit import DropPath
+from beit_mm.models.vit import BEiTBackbone, DropPath
 from beit_mm.positions import bias_from_table, num_relative_positions
 from beit_mm.registry import MODELS
 
@@ -129,6 +129,17 @@ def test_a_table_is_resized_in_compiled_code():
     bias = compiled(table, (4, 4), (8, 8))
     torch.testing.assert_close(bias, bias_from_table(table, (4, 4), (8, 8)))
     bias.sum().backward()
+
+
+@pytest.mark.slow  # generates and compiles C++
+def test_one_graph_takes_images_of_any_size():
+    arch = dict(embed_dims=32, num_layers=1, num_heads=2)
+    backbone = BEiTBackbone(arch, img_size=32, out_type='featmap').eval()
+    compiled = torch.compile(backbone, fullgraph=True, dynamic=True)
+    with torch.no_grad():
+        for size in ((32, 48), (70, 33)):  # of whole patches, and padded
+            images = torch.randn(1, 3, *size)
+            torch.testing.assert_close(compiled(images), backbone(images), atol=1e-5, rtol=1e-4)
 
 
 def test_a_run_uses_the_compiled_method_and_gives_it_back(pretrain_config):
