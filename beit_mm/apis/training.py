@@ -272,6 +272,8 @@ class Run:
             steps = NOMINAL_STEPS
         elif length.unit == 'epochs':
             steps = max(1, round(length.number * (len(images.train.names) // self.plan.batch)))
+            if steps < MIN_STEPS:
+                say(f'{length} are {steps} steps, too few to learn much; give more epochs or a smaller batch.')
         else:
             steps = int(length.number)
         self.record.stages[stage] = dict(steps=int(min(steps, most_steps(stage))), **planned)

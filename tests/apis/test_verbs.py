@@ -15,6 +15,7 @@ import torch
 from helpers import interrupt_after
 from labelled import CLASSES, make_images, save_backbone
 from mmengine.config import Config
+from mmengine.registry import DefaultScope
 from PIL import Image
 
 import beit_mm
@@ -286,7 +287,8 @@ def test_fine_tuning_and_classifying(run, images, tmp_path, capsys):
     assert cfg.train_cfg.max_iters == 2 * (36 // 4) and cfg.model.backbone.init_cfg.checkpoint.startswith(str(run))
     weights = torch.load(out / 'finetuned.pth', weights_only=True)['state_dict']
     for config in (cfg, Config.fromfile(out / 'finetune/config.py')):  # ours, and the one that mmengine leaves
-        MODELS.build(config.model).load_state_dict(weights)  # strictly, in any program
+        with DefaultScope.overwrite_default_scope(config.default_scope):
+            MODELS.build(config.model).load_state_dict(weights)  # strictly
     (tmp_path / 'gone.png').symlink_to('nowhere')
     call('classify', out, tmp_path / 'gone.png', images, '--out', table)
     head, gone, *rows = csv.reader(table.open())
@@ -338,11 +340,12 @@ def test_a_balanced_classifier_and_its_report(run, images, tmp_path, capsys):
     assert record_of(out)['balance'] is True
 
 
-def test_few_epochs_are_as_few_steps(run, images, tmp_path, monkeypatch):
+def test_few_epochs_are_as_few_steps(run, images, tmp_path, monkeypatch, capsys):
     """Of nine batches in an epoch."""
     monkeypatch.setattr(training.Run, 'report', lambda *_: None)
     weights = beit_mm.finetune(images, tmp_path / 'run', run, epochs=0.2)
     assert torch.load(weights, weights_only=True)['meta']['iter'] == 2
+    assert '0.2 epochs are 2 steps' in capsys.readouterr().out
     mistake('balance', 'finetune', images, '--out', tmp_path / 'run', '--balance')
 
 
