@@ -82,8 +82,10 @@ def train_config(args: argparse.Namespace) -> Config:
         if 'auto_scale_lr' not in cfg:
             raise UserError(f'--auto-scale-lr: {args.config} has no auto_scale_lr to say which batch its rates are for')
         cfg.auto_scale_lr.enable = True
-    if args.amp and cfg.optim_wrapper.get('dtype', 'float32') == 'float32':
-        cfg.optim_wrapper.update(type='beit_mm.AutocastOptimWrapper', dtype='bfloat16')
+    wrapper = cfg.optim_wrapper
+    is_mixed = wrapper.get('type') == 'AmpOptimWrapper' or wrapper.get('dtype', 'float32') != 'float32'
+    if args.amp and not is_mixed:
+        wrapper.update(type='beit_mm.AutocastOptimWrapper', dtype='bfloat16')
     if args.compile:
         cfg.custom_hooks = [*cfg.get('custom_hooks', []), dict(type='beit_mm.CompileHook')]
     check_kept(cfg, args.cfg_options)

@@ -346,6 +346,8 @@ def test_the_arguments_of_test(tmp_path):
     scoped = 'test_dataloader.dataset.pipeline.3.type=mmpretrain.PackInputs'
     for word in ('--tta', '--show-dir=x'):
         assert config_of('test', 'demo/finetune_folder', 'x.pth', word, '--cfg-options', scoped)
+    float16 = ('optim_wrapper.type=AmpOptimWrapper', 'optim_wrapper.dtype=None')  # which is float16 to mmengine
+    assert config_of('train', 'demo/pretrain', '--amp', '--cfg-options', *float16).optim_wrapper.dtype is None
     exact = tmp_path / 'exact.py'
     text = f"_base_ = '{ROOT}/configs/demo/camvid_upernet.py'\nmodel = dict(test_cfg=dict(precision='float32'))"
     exact.write_text(text)
