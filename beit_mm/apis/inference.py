@@ -272,7 +272,8 @@ def write_maps(
     rows: list[tuple[str | None, str, str]] = []
     used: set[str] = set()
     for result in results:
-        if (path := result['path']) is None and least is not None:
+        path = result['path']
+        if path is None and least is not None:
             raise UserError(NO_FILE)
         if 'error' in result:
             written.append(result)

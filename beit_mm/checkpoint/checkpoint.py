@@ -175,7 +175,8 @@ def given_levels(mean: Levels = None, std: Levels = None) -> dict[str, list[floa
         if levels is None:
             continue
         given[name] = values = torch.as_tensor(levels, dtype=torch.float64).flatten().tolist()
-        if 0 < max(values) <= 1 or (name == 'std' and min(values) <= 0) or not all(map(math.isfinite, values)):
+        too_small = 0 < max(values) <= 1 or (name == 'std' and min(values) <= 0)
+        if too_small or not all(map(math.isfinite, values)):
             raise UserError(f'{name} is {values}; expected values for pixels 0-255, such as 127.5, not 0.5')
     return given
 

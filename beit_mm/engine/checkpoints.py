@@ -136,7 +136,8 @@ class CheckpointHook(Hook):
         is_own_folder = Path(runner._load_from).resolve().parent == Path(runner.work_dir).resolve()
         numbers = info.get('keep_ckpt_ids')
         unit = Path(runner._load_from).stem.partition('_')[0]  # or 'interrupted'
-        self.renumbered = is_own_folder and (unit in {'epoch', 'iter'} - {self.unit} or (moved and self.unit == 'iter'))
+        has_other_unit = unit in {'epoch', 'iter'} - {self.unit}
+        self.renumbered = is_own_folder and (has_other_unit or (moved and self.unit == 'iter'))
         if self.renumbered:  # earlier files may have higher numbers: they stay, as those of another run
             self.run_id = ''
         elif is_own_folder and isinstance(numbers, list) and all(type(number) is int for number in numbers):

@@ -44,7 +44,6 @@ CONFIGS = [
     ('train', 'docs/examples/mmpretrain_folder.py', '--amp', 'optim_wrapper.type optim_wrapper.dtype'),
     ('train', PRETRAINING, '--amp', ''),  # it has mixed precision
     ('train', PRETRAINING, '--cfg-options randomness.seed=3', 'randomness.seed'),
-    ('train', PRETRAINING, '--launcher slurm', 'launcher'),
     ('train', PRETRAINING, '--resume', 'resume'),
     ('train', PRETRAINING, '--resume a.pth', 'resume load_from'),
     ('train', PRETRAINING, '--no-validate', 'val_cfg val_dataloader val_evaluator'),
@@ -53,7 +52,6 @@ CONFIGS = [
     ('test', CLASSIFIER, '--work-dir a', 'work_dir'),
     ('test', CLASSIFIER, '--amp', 'test_cfg.fp16'),
     ('test', CLASSIFIER, '--cfg-options model.head.topk=1', 'model.head.topk'),
-    ('test', CLASSIFIER, '--launcher slurm', 'launcher'),
     ('test', CLASSIFIER, '--tta', 'model tta_model tta_pipeline test_dataloader.dataset.pipeline'),
     ('test', CLASSIFIER, '--show-dir a', 'default_hooks.visualization visualizer'),
     ('test', SEGMENTOR, '--show-dir a', 'default_hooks.visualization visualizer'),
