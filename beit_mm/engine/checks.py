@@ -193,7 +193,8 @@ def classes_of(dataset: Dataset) -> tuple[str, ...] | None:
 
 def check_same_classes(one: tuple[str, ...] | None, name: str, other: tuple[str, ...] | None, other_name: str) -> None:
     """Raises UserError if two lists number the classes differently; lists that share no name pass."""
-    if one == other or not set(one or ()) & set(other or ()):
+    one, other = one or (), other or ()
+    if one == other or not set(one) & set(other):
         return
     pairs = enumerate(zip_longest(one, other))
     label, (first, second) = next((label, pair) for label, pair in pairs if pair[0] != pair[1])
