@@ -1,11 +1,13 @@
 """Evaluation of frozen features: colours are told apart, the tool's table and file, and what is refused."""
 
 import json
+import math
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 from helpers import run_tool
 from label_maps import make_label_maps
 from labelled import make_images, save_backbone
@@ -17,10 +19,12 @@ from beit_mm.features.evaluation import (
     choose_attentive,
     class_ious,
     confusion,
+    fit_attentive,
     hold_patches,
     linear_predict,
     ridge,
 )
+from beit_mm.models.probe import attentive_classifier
 
 TOOL = 'analysis/evaluate_features.py'
 
@@ -92,6 +96,23 @@ def test_an_attentive_probe_finds_the_patch_that_the_mean_hides():
         assert len(found['held_out']) == 6
         assert found['held_out'][f'rate {found["rate"]:g}, {found["epochs"]} epochs'] == max(found['held_out'].values())
     assert shares[0] == shares[1] and min(shares) > 0.85 and (of_means == truth).double().mean() < 0.65
+
+
+def test_an_attentive_probe_learns_by_adamw_and_half_a_cosine():
+    patches, labels = needles(32, torch.Generator().manual_seed(0))
+    (probe,) = fit_attentive((patches, labels), torch.arange(32), 3, 1, [1e-2], epochs=2, seed=5)
+    with torch.random.fork_rng():
+        torch.manual_seed(5)
+        expected = attentive_classifier(16, 1, 3)
+    optimizer, generator = torch.optim.AdamW(expected.parameters(), lr=1e-2), torch.Generator().manual_seed(5)
+    orders = [torch.randperm(32, generator=generator).split(16) for _ in range(2)]
+    for step, rows in enumerate([*orders[0], *orders[1]]):
+        optimizer.param_groups[0]['lr'] = 1e-2 * (1 + math.cos(math.pi * step / 4)) / 2
+        expected.zero_grad()
+        F.cross_entropy(expected(patches[rows]), labels[rows]).backward()
+        optimizer.step()
+    for name, tensor in expected.state_dict().items():
+        torch.testing.assert_close(probe.state_dict()[name], tensor, atol=1e-5, rtol=1e-4)
 
 
 def test_patches_that_do_not_fit_are_left_out_evenly_and_said(monkeypatch, warnings):

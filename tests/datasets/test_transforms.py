@@ -90,6 +90,7 @@ def test_any_number_of_channels_and_floating_point(image, resize, resample, size
     crop = (255 * (crop > crop.mean((0, 1)))).astype(np.uint8)  # edges, beside which the filters overshoot
     values = 0.999 * crop.astype(np.float32) + 0.25
     levels, smooth = resize(np.ascontiguousarray(crop), size), resize(np.ascontiguousarray(values), size)
+    assert levels.min() == 0 and levels.max() == 255
     for found, dtype in ((levels, np.uint8), (smooth, np.float32)):
         assert found.dtype == dtype and found.shape == (*size, channels) and found.flags.c_contiguous
     for channel in range(channels):
