@@ -237,7 +237,7 @@ def find_label_maps(
     train, held_out = parts
     if len(train.names) < least:
         few = f'{len(train.names)} images with label maps to learn from, {len(held_out.names)} held out'
-        raise UserError('; '.join([f'{few}, in {str(root)!r}; at least {least} must remain to learn from', *notes]))
+        raise UserError('; '.join([f'{few}, in {str(root)!r}; expected at least {least}', *notes]))
     numbered = table_numbers(root / 'classes.txt') if names else None
     if reduce_zero_label is not None and (colours or numbered):
         has = 'colours' if colours else 'numbers'

@@ -77,7 +77,7 @@ MISTAKES: dict[str, tuple[Callable[[Path], object], str]] = {
     'empty folder': (lambda f: only(f, 0), "no label map has the name of an image: 'none' in "),
     'other names': (lambda f: rename(f, 'map{}'.format), "no label map has the name .*: 'map0.png' in .*'0.png' in"),
     'two kinds of maps': (colour_too, 'end in _.*.png and in _.*.png: two kinds for the same .*; keep the one to'),
-    'few pairs': (lambda f: only(f, 9), f'9 images .* held out, in .*; at least 10 .*; 3 of 12 {WITHOUT}.*/10.png'),
+    'few pairs': (lambda f: only(f, 9), f'9 images .* held out, .*; expected at least 10; 3 of 12 {WITHOUT}.*/10.png'),
     'few images': (
         lambda f: removed(*(file for file in f.glob('images/*/*') if int(file.stem) >= 9)),
         '9 images .* held out, in .*; 3 label maps left out, without an image: .*/10.png',
