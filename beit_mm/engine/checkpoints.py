@@ -135,8 +135,7 @@ class CheckpointHook(Hook):
         """Takes over the numbers of the run's own files, to delete them later, and the score of its best one."""
         is_own_folder = Path(runner._load_from).resolve().parent == Path(runner.work_dir).resolve()
         numbers = info.get('keep_ckpt_ids')
-        unit = Path(runner._load_from).stem.partition('_')[0]  # or 'interrupted'
-        has_other_unit = unit in {'epoch', 'iter'} - {self.unit}
+        has_other_unit = 'default_hooks.checkpoint.by_epoch' in changed
         self.renumbered = is_own_folder and (has_other_unit or (moved and self.unit == 'iter'))
         if self.renumbered:  # earlier files may have higher numbers: they stay, as those of another run
             self.run_id = ''
@@ -156,6 +155,7 @@ class CheckpointHook(Hook):
         if self.unit == 'epoch' and self.interval > 0 and not isinstance(runner.train_loop, EpochBasedTrainLoop):
             warn('The CheckpointHook counts epochs, the run iterations: only its end is saved. Set by_epoch=False.')
         self.run_id = self.run_id or f'{runner.timestamp}_{secrets.token_hex(4)}'
+        runner.message_hub.update_info('keep_ckpt_ids', self.kept_numbers)
         if not self.renumbered:  # otherwise its first file does; until then the earlier ones are the run's
             self.sign(runner)
 
@@ -370,7 +370,7 @@ class CheckpointMetaHook(Hook):
             meta['tokenizer'] = provenance
         for hook in runner.hooks:
             if isinstance(hook, EMAHook):  # mmpretrain's LoRAModel drops the count, and the average would begin anew
-                checkpoint.get('ema_state_dict', {})['steps'] = hook.ema_model.steps
+                checkpoint.get('ema_state_dict', {}).update(hook.ema_model.named_buffers(recurse=False))
         info = checkpoint['message_hub']['runtime_info'].items()
         storable = (*PLAIN_TYPES, np.generic, Tensor, dict, list, tuple)
         kept = {key: plain_values(item) for key, item in info if isinstance(item, storable)}

@@ -13,15 +13,17 @@ from mmengine.config import Config
 from mmengine.evaluator import BaseMetric, Evaluator
 from mmengine.hooks import Hook
 from mmengine.model import BaseModel
-from mmengine.registry import OPTIMIZERS
+from mmengine.registry import MODELS, OPTIMIZERS
 from mmengine.runner import Runner
 from promises.test_resume import differences
 from torch import nn
+from torch.optim.swa_utils import AveragedModel
 from torch.utils.data import DataLoader
 
 from beit_mm.checkpoint.read import CheckpointError
 from beit_mm.datasets.samplers import SeededSampler
 from beit_mm.engine import CheckpointHook
+from beit_mm.engine.checkpoints import INTERRUPTED, checkpoint_hook_of
 from beit_mm.errors import UserError
 
 IMAGES, BATCH = 12, 4  # three steps an epoch
@@ -72,6 +74,20 @@ class Notes(Hook):
 
     def before_val(self, runner: Runner) -> None:
         self.called.append('before_val')
+
+
+class Interruption(Hook):
+    """Ends the run after a step, and saves it as a signal does."""
+
+    priority = 'LOWEST'
+
+    def __init__(self, steps: int):
+        self.steps = steps
+
+    def after_train_iter(self, runner: Runner, batch_idx: int, data_batch: dict | None = None, outputs=None) -> None:
+        if runner.iter + 1 == self.steps:
+            checkpoint_hook_of(runner).save(runner, INTERRUPTED, iter=self.steps)
+            raise KeyboardInterrupt
 
 
 def loader(batch_size: int, train: bool) -> DataLoader:
@@ -250,9 +266,8 @@ def test_a_run_that_accumulates_no_more_has_the_rates_of_its_own_batches(tmp_pat
     config = settings(**schedules('converted', 3))
     run(tmp_path / 'first', settings({'optim_wrapper.accumulative_counts': 2}, **schedules('converted', 3)), batch=2)
     _, whole = run(tmp_path / 'whole', config, batch=4)
-    runner, rest = resumed(
-        tmp_path / 'rest', tmp_path / 'first/iter_10.pth', config, batch=4
-    )  # 4 of 6 in its second epoch
+    # iteration 10 is the fourth of six in its epoch
+    runner, rest = resumed(tmp_path / 'rest', tmp_path / 'first/iter_10.pth', config, batch=4)
     assert rest.groups == {step: groups for step, groups in whole.groups.items() if step >= 5}
     assert runner.model.steps == 9
 
@@ -307,6 +322,41 @@ def test_steps_between_epochs_are_not_made_again(tmp_path):
     for config, begun in ((settings(by_epoch), 0), (steps, 6), (settings(by_epoch | {'train_cfg.max_epochs': 3}), 7)):
         _, notes = run(tmp_path / 'work', config, resume='auto')
         assert min(notes.groups) == begun
+
+
+def test_steps_after_an_interruption_between_epochs_are_not_made_again(tmp_path):
+    by_epoch = settings({'default_hooks.checkpoint.by_epoch': True})
+    with pytest.raises(KeyboardInterrupt):
+        run(tmp_path / 'work', by_epoch, hooks=[Interruption(4)])
+    for config, begun in ((settings(train_cfg=dict(type='beit_mm.IterLoop', max_iters=5)), 4), (by_epoch, 5)):
+        _, notes = run(tmp_path / 'work', config, resume=True)
+        assert min(notes.groups) == begun
+
+
+def test_a_run_that_is_interrupted_twice_deletes_its_old_files(tmp_path):
+    config = settings({'default_hooks.checkpoint.interval': 3, 'default_hooks.checkpoint.max_keep_ckpts': 1})
+    for steps in (4, 5):
+        with pytest.raises(KeyboardInterrupt):
+            run(tmp_path, config, resume=True, hooks=[Interruption(steps)])
+    run(tmp_path, config, resume=True)
+    assert [path.name for path in tmp_path.glob('*.pth')] == ['iter_6.pth']
+
+
+def test_an_average_of_torchs_is_saved_and_resumed(tmp_path):
+    """It has another name for its count than mmengine's."""
+
+    @MODELS.register_module(force=True)
+    class TorchAverage(AveragedModel):
+        def __init__(self, model: nn.Module, **others: object):
+            super().__init__(model)
+
+    config = settings(custom_hooks=[dict(type='beit_mm.CheckpointMetaHook'), dict(type='EMAHook')])
+    config['custom_hooks'][1]['ema_type'] = 'TorchAverage'
+    run(tmp_path / 'whole', config)
+    resumed(tmp_path / 'rest', tmp_path / 'whole/iter_3.pth', config)
+    whole, rest = (torch.load(tmp_path / name / 'iter_6.pth') for name in ('whole', 'rest'))
+    assert rest['ema_state_dict']['n_averaged'] == 6
+    assert not differences(whole['state_dict'], rest['state_dict'])
 
 
 def test_what_follows_measurements_stays_the_checkpoints_and_a_line_says_so(tmp_path, capfd):
