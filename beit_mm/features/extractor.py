@@ -272,8 +272,8 @@ class FeatureExtractor:
         """
         for kind in kinds:
             check_choice('kind', kind, KINDS)
-        several = isinstance(layers, Sequence)
-        blocks = layers if isinstance(layers, Sequence) else [layers]
+        several = np.ndim(layers) > 0
+        blocks = layers if several else [layers]
 
         def compute(samples: list[dict]) -> Iterator[dict[str, Any]]:
             inputs = [sample['inputs'] for sample in samples]

@@ -9,6 +9,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import torch
 import torch.nn as nn
 import torch.nn.functional as F
@@ -532,7 +533,7 @@ def sizes_of(arch: str | dict) -> dict:
 
 
 def block_indices(indices: int | Sequence[int], depth: int) -> list[int]:
-    indices = list(indices) if isinstance(indices, Sequence) else [indices]
-    if bad := [i for i in indices if not -depth <= i < depth]:
+    numbers = np.atleast_1d(indices).tolist()  # also of arrays
+    if bad := [i for i in numbers if not -depth <= i < depth]:
         raise UserError(f'there is no block {bad[0]}; expected {-depth} to {depth - 1}')
-    return [i % depth for i in indices]
+    return [i % depth for i in numbers]

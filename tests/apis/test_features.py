@@ -56,7 +56,8 @@ def test_features_are_the_peers_hidden_states(library, task, variant, images, tm
     mean, std = (torch.tensor(LEVELS[name]).view(3, 1, 1) for name in ('mean', 'std'))
     states = states_of(peer, (seen - mean) / std)
     states = torch.stack([states[0], states[-1]], dim=1).numpy()  # images, layers, N, C
-    for file, found, tokens in zip(files, extractor(files, layers=[0, -1], batch_size=2), states, strict=True):
+    results = extractor(files, layers=np.array([0, -1]), batch_size=2)
+    for file, found, tokens in zip(files, results, states, strict=True):
         patches = tokens[:, 1:].reshape(found['patches'].shape)
         expected = dict(class_token=tokens[:, 0], mean=patches.mean(axis=(1, 2)), patches=patches)
         assert found.pop('path') == file and found.keys() == expected.keys()
