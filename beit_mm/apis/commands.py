@@ -83,7 +83,7 @@ def train_config(args: argparse.Namespace) -> Config:
             raise UserError(f'--auto-scale-lr: {args.config} has no auto_scale_lr to say which batch its rates are for')
         cfg.auto_scale_lr.enable = True
     wrapper = cfg.optim_wrapper
-    is_mixed = wrapper.get('type') == 'AmpOptimWrapper' or wrapper.get('dtype', 'float32') != 'float32'
+    is_mixed = 'AmpOptimWrapper' in str(wrapper.get('type')) or wrapper.get('dtype', 'float32') != 'float32'
     if args.amp and not is_mixed:
         wrapper.update(type='beit_mm.AutocastOptimWrapper', dtype='bfloat16')
     if args.compile:

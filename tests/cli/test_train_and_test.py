@@ -346,8 +346,10 @@ def test_the_arguments_of_test(tmp_path):
     scoped = 'test_dataloader.dataset.pipeline.3.type=mmpretrain.PackInputs'
     for word in ('--tta', '--show-dir=x'):
         assert config_of('test', 'demo/finetune_folder', 'x.pth', word, '--cfg-options', scoped)
-    float16 = ('optim_wrapper.type=AmpOptimWrapper', 'optim_wrapper.dtype=None')  # which is float16 to mmengine
-    assert config_of('train', 'demo/pretrain', '--amp', '--cfg-options', *float16).optim_wrapper.dtype is None
+    for name in ('AmpOptimWrapper', 'mmengine.AmpOptimWrapper'):  # without a dtype it is float16
+        wrapper = f"dict(_delete_=True, type='{name}', optimizer=dict(type='AdamW', lr=1e-3))"
+        Path(tmp_path, 'amp.py').write_text(f"_base_ = '{ROOT}/configs/demo/pretrain.py'\noptim_wrapper = {wrapper}")
+        assert config_of('train', tmp_path / 'amp.py', '--amp').optim_wrapper.type == name
     exact = tmp_path / 'exact.py'
     text = f"_base_ = '{ROOT}/configs/demo/camvid_upernet.py'\nmodel = dict(test_cfg=dict(precision='float32'))"
     exact.write_text(text)
