@@ -103,14 +103,20 @@ def resize_bias_table(table: Tensor, source: Grid, target: Grid) -> Tensor:
     patch_rows, cls_rows = table[:-NUM_CLS_ROWS], table[-NUM_CLS_ROWS:]
     patch_rows = patch_rows.view(2 * source[0] - 1, 2 * source[1] - 1, heads)
     exact = torch.promote_types(table.dtype, torch.float32)
-    along_height = offset_spline(source[0], target[0], table.device).to(exact)
-    along_width = offset_spline(source[1], target[1], table.device).to(exact)
+    both = _offset_splines(source, target, table.device).to(exact)
+    end = (2 * target[0] - 1) * (2 * source[0] - 1)
+    along_height, along_width = both[:end].view(-1, 2 * source[0] - 1), both[end:].view(-1, 2 * source[1] - 1)
     with torch.autocast(table.device.type, enabled=False):  # bfloat16 would change the bias by 2 %
         resized = torch.einsum('ys,xt,sth->yxh', along_height, along_width, patch_rows.to(exact))
     return torch.cat([resized.reshape(-1, heads).to(table.dtype), cls_rows])
 
 
 @_remember(maxsize=64)
+def _offset_splines(source: Grid, target: Grid, device: torch.device) -> Tensor:
+    """`offset_spline` of both axes, flat, because aot_autograd takes only one constant of a function."""
+    return torch.cat([offset_spline(*sides, device).flatten() for sides in zip(source, target, strict=True)])
+
+
 def offset_spline(source: int, target: int, device: torch.device) -> Tensor:
     """Matrix (2*target-1, 2*source-1) that resamples offsets along an axis of `source` patches."""
     num_source = 2 * source - 1

@@ -215,7 +215,7 @@ class ResamplingBackbone(BEiTBackbone):
 
     def prepare(self, most: int) -> None:
         cpu = torch.device('cpu')
-        splines = [Resampling(side, most, lambda *sides: offset_spline(*sides, cpu)) for side in self.grid]
+        splines = [Resampling(side, most, lambda one, other: offset_spline(one, other, cpu)) for side in self.grid]
         for module in self.modules():
             if isinstance(module, Attention | SharedRelativePositionBias) and module.table_grid is not None:
                 module.splines = nn.ModuleList(splines)

@@ -126,9 +126,10 @@ def test_a_table_is_resized_in_compiled_code():
     """Of two constants with one name aot_autograd, which every compiler uses, makes no graph."""
     table = torch.randn(num_relative_positions((4, 4)), 2, requires_grad=True)
     compiled = torch.compile(bias_from_table, fullgraph=True, dynamic=False, backend='aot_eager')
-    bias = compiled(table, (4, 4), (8, 8))
-    torch.testing.assert_close(bias, bias_from_table(table, (4, 4), (8, 8)))
-    bias.sum().backward()
+    for grid in ((8, 8), (5, 7)):
+        bias = compiled(table, (4, 4), grid)
+        torch.testing.assert_close(bias, bias_from_table(table, (4, 4), grid))
+        bias.sum().backward()
 
 
 @pytest.mark.slow  # generates and compiles C++
