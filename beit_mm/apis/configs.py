@@ -11,6 +11,7 @@ from typing import Any
 
 from mmengine.config import Config
 
+from beit_mm.checkpoint.read import one_line
 from beit_mm.errors import UserError
 from beit_mm.files import atomic_file, config_folders, inert
 
@@ -42,8 +43,7 @@ def read_config(path: str | Path) -> Config:
     except Exception as error:  # of the config's own lines, of a parser, or of mmengine
         lines = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.name == '<module>']
         place = f' ({lines[-1].filename}, line {lines[-1].lineno})' if lines else ''
-        found = f'{type(error).__name__}: {error}{place}'
-        raise UserError(f'{path}, or a config that it inherits, has a mistake: {found}') from error
+        raise UserError(f'{path}, or a config that it inherits, has a mistake: {one_line(error)}{place}') from error
 
 
 def config_text(name: str) -> str:

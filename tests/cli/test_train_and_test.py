@@ -295,6 +295,10 @@ def test_a_mistake_in_a_config_is_named_with_its_line(tmp_path):
         base.write_text(text)
         with pytest.raises(UserError, match=f'^{config}, or a config that it inherits, .*{said}'):
             config_of('train', config)
+    (tmp_path / 'config.yaml').write_text('a: [1\n')  # whose parser says more than a line
+    with pytest.raises(UserError, match='^.*config.yaml.* mistake: ParserError: .*, line 2, .*$') as error:
+        config_of('train', tmp_path / 'config.yaml')
+    assert len(str(error.value).splitlines()) == 1
 
 
 def test_the_arguments_of_train(tmp_path):
