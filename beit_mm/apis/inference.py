@@ -225,6 +225,8 @@ def segment(
                 dataset = patch_dataset(extract, **found.dataset(Path(lists), 'train'))
             segmentor = PatchSegmentor(extract, dataset)
         sources = list(segmentor.reader.sources(images))
+        if min_confidence is not None and not all(isinstance(source, (str, Path)) for source in sources):
+            raise UserError(NO_FILE)
         results = with_bar(segmentor(sources, on_error='skip', return_images=True), len(sources))
         return write_maps(results, segmentor, folder, min_confidence)
 
@@ -273,8 +275,6 @@ def write_maps(
     used: set[str] = set()
     for result in results:
         path = result['path']
-        if path is None and least is not None:
-            raise UserError(NO_FILE)
         if 'error' in result:
             written.append(result)
             rows.append((path, f'unreadable: {result["error"]}', ''))

@@ -202,7 +202,8 @@ def test_a_model_without_classes_segments_by_labelled_patches(tmp_path):
         assert array['path'] is None and Path(array['labels']).name == Path(array['overlay']).name == name
         assert np.array_equal(np.asarray(Image.open(array['labels'])), every)
     with pytest.raises(ValueError, match='--min-confidence .*array'):
-        segment(pretrained, image, tmp_path / 'pseudo', labelled=data, min_confidence=0.9)
+        segment(pretrained, [image.filename, image], tmp_path / 'pseudo', labelled=data, min_confidence=0.9)
+    assert not (tmp_path / 'pseudo').exists()  # it has not begun
 
     for part in ('images', 'annotations'):  # without training/ and validation/, numbered from 0
         shutil.move(data / part / 'validation', tmp_path / 'flat' / part)
