@@ -173,5 +173,7 @@ def complaint_of_class(error: BaseException) -> str | None:
     if isinstance(error, TypeError) and re.search('unexpected keyword argument|takes no arguments', str(error)):
         return str(error)
     is_library = last is not frames[-1] and not last.f_globals['__name__'].startswith('beit_mm')
-    is_check = is_library and isinstance(error, (AssertionError, ValueError))
-    return f'{type(last.f_locals.get("self", error)).__name__}: {error}' if is_check else None
+    if not is_library or not isinstance(error, (AssertionError, ValueError)):
+        return None
+    said = str(error) or traceback.extract_tb(error.__traceback__)[-1].line  # of a bare assertion, itself
+    return f'{type(last.f_locals.get("self", error)).__name__}: {said}'

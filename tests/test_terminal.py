@@ -14,6 +14,7 @@ import torch
 from helpers import ROOT
 from mmengine.logging import MMLogger
 from mmengine.registry import MODELS, build_from_cfg
+from mmpretrain.datasets import RandomResizedCrop
 
 import beit_mm
 from beit_mm import __main__, terminal
@@ -81,6 +82,9 @@ def test_what_a_librarys_class_says_of_its_arguments_is_told_from_a_bug_in_ours(
         with pytest.raises(AssertionError) as error:
             build_from_cfg(dict(type=names['Part']), MODELS)
         assert terminal.message_for_user(error.value) == said
+    with pytest.raises(AssertionError) as error:
+        build_from_cfg(dict(type=RandomResizedCrop, scale=0), MODELS)
+    assert terminal.message_for_user(error.value) == 'RandomResizedCrop: assert scale > 0'
 
 
 def test_what_no_program_can_help_is_a_line_that_says_what_does(monkeypatch):
