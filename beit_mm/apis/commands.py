@@ -10,6 +10,7 @@ import contextlib
 import inspect
 import json
 import os
+import re
 import sys
 from collections.abc import Iterable, Sequence
 from difflib import get_close_matches
@@ -390,7 +391,7 @@ def parse_value(key: str, value: str) -> Any:
     is_text = ' ' in value and not set('[({\',"') & set(value)
     if is_root or is_path or is_text:
         return value
-    if value.startswith(('{"', "{'", '[{')):
+    if re.match(r'\{ *["\'}]|\[ *\{', value):
         try:
             return ConfigDict(value=json.loads(value)).value
         except json.JSONDecodeError as error:

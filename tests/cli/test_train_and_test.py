@@ -318,7 +318,7 @@ def test_the_arguments_of_train(tmp_path):
     assert cfg.model_wrapper_cfg.find_unused_parameters is True
     pipeline = '[{"type": "LoadImage"}, {"type": "Crop", "size": [4, 5], "pad": null}]'
     roots = ['data_root=a', 'test_dataloader.dataset.data_root=other']
-    options = [*roots, f'test_dataloader.dataset.pipeline={pipeline}', 'optim_wrapper.clip_grad={"max_norm": 2}']
+    options = [*roots, f'test_dataloader.dataset.pipeline={pipeline}', 'optim_wrapper.clip_grad={ "max_norm": 2}']
     cfg = config_of('train', 'beit/pretrain_300e', '--compile', '--cfg-options', *options)
     assert cfg.optim_wrapper.clip_grad == dict(max_norm=2)
     found = [cfg[f'{split}_dataloader'].dataset.data_root for split in ('train', 'val', 'test')]
