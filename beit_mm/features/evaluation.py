@@ -92,15 +92,16 @@ def evaluate_images(
 def image_features(
     extractor: FeatureExtractor, loader: DataLoader, layer: int | None, kind: str
 ) -> tuple[Tensor, Tensor]:
-    """Features (N, C) and classes (N,) from all processes, in the dataset's order."""
-    pooled, rows = [], []
+    """Features (N, C) and classes (N,) from all processes, in the order of the loader's sampler."""
+    pooled, labels = [], []
     for batch in loader:
         pooled.append(extractor.features(batch['inputs'], [layer])[kind][:, 0])
-        rows += [(sample.sample_idx, int(sample.gt_label)) for sample in batch['data_samples']]
-    features = torch.cat(all_gather(torch.cat(pooled)))
-    index, labels = torch.cat(all_gather(torch.tensor(rows, device=features.device))).unbind(1)
-    _, once = np.unique(index.cpu(), return_index=True)  # samplers repeat images so that all processes get equally many
-    return features[once], labels[once]
+        labels += [sample.gt_label for sample in batch['data_samples']]
+    features, classes = torch.cat(pooled), torch.cat(labels).to(pooled[0].device)
+    if len(loader.sampler) < len(loader.dataset):  # it deals images to the processes, and repeats the first at the end
+        dealt = (torch.stack(all_gather(part), dim=1).flatten(0, 1) for part in (features, classes))
+        features, classes = (part[: len(loader.dataset)] for part in dealt)
+    return features, classes
 
 
 def image_patches(

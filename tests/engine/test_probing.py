@@ -9,9 +9,11 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from helpers import make_runner, narrow_model
+from helpers import make_runner, narrow_model, run_ranks
 from label_maps import CLASSES, make_label_maps, options
-from labelled import loader, make_images
+from labelled import TEST_PIPELINE, loader, make_images, save_backbone
+from mmengine.registry import DefaultScope
+from mmengine.runner import Runner
 from scipy.optimize import minimize
 
 from beit_mm.engine import metrics
@@ -21,6 +23,7 @@ from beit_mm.features.evaluation import (
     choose_penalty,
     class_shares,
     confusion,
+    evaluate_images,
     evaluate_patches,
     fit_linear,
     knn_predict,
@@ -190,3 +193,22 @@ def test_votes_as_a_plain_loop_does():
         torch.testing.assert_close(votes / votes.sum(dim=1, keepdim=True), expected, atol=1e-5, rtol=1e-4)
         found = knn_predict(features, known, labels, 5, k, *temperature)
         assert found.tolist() == expected.argmax(dim=1).tolist()
+
+
+def test_folders_that_are_joined_count_whole_however_many_processes_read_them(tmp_path):
+    """Also where PackInputs leaves the numbers of the images out, which begin anew in each folder."""
+    images = make_images(tmp_path, per_class=5)
+    extractor = FeatureExtractor(save_backbone(tmp_path / 'ours.pth'), 'cpu')
+    pipeline = [*TEST_PIPELINE[:-1], dict(type='PackInputs', meta_keys=('img_path',))]
+
+    def evaluate(rank: int) -> dict:
+        configs = [loader(images, 'val', pipeline=pipeline) for _ in range(2)]
+        for config, number in zip(configs, (2, 3), strict=True):
+            config['dataset'] = dict(type='ConcatDataset', datasets=[config['dataset']] * number)
+        with DefaultScope.overwrite_default_scope('mmpretrain'):
+            loaders = [Runner.build_dataloader(config, seed=0) for config in configs]
+            return evaluate_images(extractor, *loaders, k=1)
+
+    alone, ranks = evaluate(0), run_ranks(evaluate, tmp_path)
+    assert alone['images'] == [30, 45] and alone['top1'] == 100
+    assert ranks == [alone, alone]  # 45 images are not equally many for two processes
