@@ -24,7 +24,7 @@ from beit_mm.datasets.samplers import SeededSampler
 from beit_mm.datasets.segmentation_folder import SegmentationFolder
 from beit_mm.datasets.transforms import resize_bicubic
 from beit_mm.errors import UserError, check_choice, warn
-from beit_mm.features.extractor import FeatureExtractor
+from beit_mm.features.extractor import KINDS, FeatureExtractor
 from beit_mm.models.probe import attentive_classifier
 from beit_mm.positions import Grid
 
@@ -58,6 +58,7 @@ def evaluate_images(
     validation image]) with what the method chose.
     """
     check_choice('method', method, ('knn', 'linear', 'attentive'))
+    check_choice('kind', kind, KINDS[:2])
 
     def loader(source: str | Path | DataLoader) -> DataLoader:
         if isinstance(source, DataLoader):
@@ -232,6 +233,8 @@ def sample_patches(
 
 def neighbours(features: Tensor, bank: Tensor, k: int) -> Iterator[tuple[Tensor, Tensor]]:
     """Yields cosines (n, k), highest first, and rows (n, k) of the nearest in a bank, for n features at a time."""
+    if k < 1:
+        raise UserError(f'k is {k}; expected the number of neighbours that vote, from 1')
     bank = F.normalize(bank, dim=1)
     for chunk in F.normalize(features, dim=1).split(CHUNK):
         yield (chunk @ bank.T).topk(min(k, len(bank)), dim=1)

@@ -11,7 +11,7 @@ from mmpretrain.models import ClsDataPreprocessor
 from mmpretrain.structures import DataSample
 from torch import Tensor
 
-from beit_mm.errors import check_choice
+from beit_mm.errors import UserError, check_choice
 from beit_mm.models.vit import INIT_STD, NORM_EPS, sizes_of
 from beit_mm.registry import MODELS
 
@@ -105,6 +105,8 @@ class AttentivePooling(nn.Module):
 
     def __init__(self, dims: int, num_queries: int):
         super().__init__()
+        if num_queries < 1 or dims % num_queries:
+            raise UserError(f'{num_queries} queries; expected a divisor of the width, {dims}')
         self.queries = nn.Parameter(INIT_STD * torch.randn(num_queries, dims))
         self.value = nn.Linear(dims, dims, bias=False)
 

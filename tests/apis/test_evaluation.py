@@ -68,9 +68,11 @@ def test_images_and_pixels_are_told_apart_by_their_colour(method, data, tmp_path
         ('knn', '--seed 3'),
         ('linear', '--queries 3'),
         ('attentive', '--kind class_token'),
+        ('dense-knn', '--max-patches 0'),
+        ('linear', '--workers -1'),
     ],
 )
-def test_options_of_other_methods_are_refused(method, words, capsys):
+def test_options_without_effect_or_sense_are_refused(method, words, capsys):
     with pytest.raises(SystemExit, match='2'):
         run_tool(TOOL, method, 'gone.pth', *['folder'] * (1 if 'dense' in method else 2), *words.split())
     assert words.split()[0] in capsys.readouterr().err.splitlines()[-1]

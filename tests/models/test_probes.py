@@ -8,6 +8,7 @@ from mmpretrain.structures import DataSample
 
 from beit_mm.apis.rebuild import number_of_classes
 from beit_mm.engine import LayerAccuracy
+from beit_mm.errors import UserError
 from beit_mm.registry import MODELS
 
 LABELS = (0, 2, 1)
@@ -120,3 +121,9 @@ def test_the_last_block_is_normalised_and_inner_ones_are_not():
         inner, last = model.features(torch.randn(2, 3, 32, 32))
     assert last.std(dim=2).mean() == pytest.approx(3, rel=0.05)
     assert inner.std(dim=2).mean() < 1
+
+
+@pytest.mark.parametrize('num_queries', [0, 7])
+def test_queries_that_cannot_share_the_channels_are_refused(num_queries):
+    with pytest.raises(UserError, match=f'{num_queries} queries; expected a divisor of the width'):
+        build('AttentiveProbe', layers=-1, num_queries=num_queries)

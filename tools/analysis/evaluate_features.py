@@ -48,8 +48,9 @@ def main() -> None:
     if args.seed and not (dense or args.random or args.method in ATTENTIVE):
         parser.error('--seed has no effect here; add --random')
     args.k = (30 if dense else 20) if args.k is None else args.k
-    if len(args.folders) != 2 - dense or min(args.k, args.queries, args.size or 1) < 1:
-        parser.error('expected TRAIN and VAL, for dense methods only ROOT; --k, --queries and --size from 1')
+    if len(args.folders) != 2 - dense or min(args.k, args.queries, args.max_patches, args.workers + 1) < 1:
+        numbers = '--k, --queries and --max-patches from 1, --workers from 0'
+        parser.error(f'expected TRAIN and VAL, for dense methods only ROOT; {numbers}')
     with quiet():
         from beit_mm.features.extractor import FeatureExtractor
 
