@@ -221,6 +221,8 @@ def main() -> None:
     parser.add_argument('--dry-run', action='store_true', help='print commands and finished steps, run nothing')
     parser.add_argument('--cfg-options', nargs='+', default=[], action='extend', metavar='KEY=VALUE')
     args = parser.parse_args()
+    if length := next((one for one in args.cfg_options if one.startswith('train_cfg.max_')), None):
+        parser.error(f'{length}: a training is expected to have the length of its config; use --steps')
     table, demo = DATA['tables'][args.table], args.scale == 'demo'
     known = {key: one for key, one in (DATA['demo']['stages'] if demo else table['columns']).items() if 'metric' in one}
     if demo and 'demo' not in table:

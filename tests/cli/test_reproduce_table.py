@@ -77,7 +77,12 @@ def test_every_training_of_the_demo_scale_is_made_once_and_builds(plan, table):
 
 
 @pytest.mark.parametrize(
-    ('words', 'said'), [('--rows 2 99', 'no 99 in ablation; choose from 1, 2, 3'), ('--steps -5', "'-5'; expected a")]
+    ('words', 'said'),
+    [
+        ('--rows 2 99', 'no 99 in ablation; choose from 1, 2, 3'),
+        ('--steps -5', "'-5'; expected a"),
+        ('--cfg-options train_cfg.max_epochs=2', 'train_cfg.max_epochs=2: a training is expected to have the length'),
+    ],
 )
 def test_what_is_not_there_is_said(words, said, capsys):
     with pytest.raises(SystemExit):
