@@ -137,3 +137,7 @@ def test_statistics_are_percentiles_and_what_the_loader_makes_of_them(tmp_path, 
             band_statistics(paths, wrong)
     with pytest.raises(ValueError, match='band 2 is 7 nearly everywhere'):
         band_statistics(paths[:1], [0, 2])
+    for words in (('--num-images', 0), ('--percentiles', 0, 101), ('--percentiles', 99, 1)):
+        with pytest.raises(SystemExit):
+            run_tool('datasets/band_statistics.py', tmp_path, *words)
+        assert 'expected --num-images from 1' in capsys.readouterr().err

@@ -22,6 +22,8 @@ def main() -> None:
     parser.add_argument('--percentiles', type=float, nargs=2, default=(1, 99), metavar=('LOW', 'HIGH'), help=ends)
     parser.add_argument('--num-images', type=int, default=200, help='images to draw at random (default: %(default)s)')
     args = parser.parse_args()
+    if args.num_images < 1 or not 0 <= args.percentiles[0] < args.percentiles[1] <= 100:
+        parser.error('expected --num-images from 1, --percentiles LOW below HIGH, from 0 to 100')
     from beit_mm.datasets.image_folder import BAND_EXTENSIONS, list_images
     from beit_mm.datasets.reading import band_statistics
 
