@@ -197,13 +197,20 @@ def test_an_index_that_cannot_be_read_is_named_and_executes_nothing(root, damage
     assert path.read_bytes() == content  # what the headers tell is what was written
 
 
-def test_an_interrupted_writer_goes_on(root):
+def test_a_size_is_refused_where_no_archive_is_written(tmp_path, capsys):
+    with pytest.raises(SystemExit):
+        run_tool('datasets/make_shards.py', '--index-only', tmp_path, '--shard-size', '1MB')
+    assert '--shard-size has no effect' in capsys.readouterr().err
+
+
+def test_an_interrupted_writer_goes_on(root, capsys):
     shards, whole = root / 'shards', tree(root / 'shards')
     for name in (INDEX, *(f'shard-00000{number}.tar' for number in (2, 3, 4))):
         (shards / name).unlink()
     (shards / 'shard-000002.tar.0123abcd.part').write_bytes(b'half')
     first = (shards / 'shard-000000.tar').stat()
     run_tool('datasets/make_shards.py', root / 'data/train', shards, '--shard-size', '20KB')
+    assert '2 archives of an earlier run' in capsys.readouterr().out  # another size would not apply to them
     assert tree(shards) == whole and (shards / 'shard-000000.tar').stat().st_mtime_ns == first.st_mtime_ns
 
 

@@ -171,6 +171,8 @@ def write_shards(folder: Path, target: Path, size: int) -> None:
             raise UserError(f'{path} does not hold the images of {folder}; choose an empty folder to write to')
         index.add(path, members)
         done += len(members)
+    if done:
+        print(f'{target}: {len(index.sizes):,} archives of an earlier run, with {done:,} images, are kept as they are')
     (target / INDEX).unlink(missing_ok=True)  # until all shards are complete
     remove_leftovers(target)
     names = with_bar((paths[row] for row in range(done, len(paths))), len(paths) - done)
@@ -197,12 +199,17 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument('folder', type=Path, help='folder of images, to any depth; with --index-only of tar archives')
     parser.add_argument('target', type=Path, nargs='?', help='folder to write to')
-    parser.add_argument('--shard-size', type=size_of, default='1GB', help='size of an archive (default: %(default)s)')
+    parser.add_argument('--shard-size', type=size_of, help='size of an archive (default: 1GB)')
     parser.add_argument('--index-only', action='store_true', help='only write the index of existing archives')
     args = parser.parse_args()
     if args.index_only == bool(args.target):
         parser.error('expected FOLDER TARGET, or --index-only FOLDER')
-    index_shards(args.folder) if args.index_only else write_shards(args.folder, args.target, args.shard_size)
+    if not args.index_only:
+        write_shards(args.folder, args.target, args.shard_size or UNITS['GB'])
+    elif args.shard_size:
+        parser.error('--shard-size has no effect with --index-only, which keeps the archives as they are')
+    else:
+        index_shards(args.folder)
 
 
 if __name__ == '__main__':
