@@ -292,8 +292,9 @@ def read_scalars(work_dir: str | Path) -> tuple[Scalars, Scalars]:
                 row = json.loads(line)
                 (training if 'iter' in row else validation)[row['step']] = row
     training = dict(sorted(training.items()))
-    # a run that counts epochs logs its validations by epoch
     ends = {row['epoch']: step for step, row in training.items() if 'epoch' in row}
+    if max(validation, default=0) > max(ends, default=0):  # validations are not logged by epoch, but by step
+        ends = {}
     return training, {ends.get(step, step): row for step, row in sorted(validation.items())}
 
 

@@ -41,6 +41,10 @@ def test_each_run_has_a_curve_in_each_panel_and_of_a_step_the_later_start_counts
     rows = [trained(50, 9.0, epoch=1), trained(100, 8.0, epoch=1), dict(top1=10.0, step=1)]
     write_start(tmp_path, '20260101_000000', [*rows, trained(200, 7.0, epoch=2), dict(top1=30.0, step=2)])
     assert [(step, row['top1']) for step, row in read_scalars(tmp_path)[1].items()] == [(100, 10.0), (200, 30.0)]
+    # also where they are logged by step, as configs/ have it, and the number of a step is an epoch's too
+    rows = [trained(2 * epoch, 9.0, epoch=epoch) for epoch in range(1, 5)]
+    write_start(tmp_path / 'steps', '20260101_000000', [*rows, *(dict(top1=step, step=step) for step in (2, 4, 6, 8))])
+    assert list(read_scalars(tmp_path / 'steps')[1]) == [2, 4, 6, 8]
 
 
 def test_guessing_is_drawn_beside_the_loss_of_a_pretraining(tmp_path, monkeypatch):
