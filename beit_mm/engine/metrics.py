@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from mmengine.dist import get_rank, get_world_size
 from mmengine.evaluator import BaseMetric
 from mmengine.hooks import Hook
 from mmengine.runner import Runner
@@ -107,6 +108,12 @@ class FeatureMetric(BaseMetric):
             own |= dict(features=number[:, None] * features, loss=sample['loss'], squared_error=sample['squared_error'])
             so_far = self.results.pop() if self.results else dict.fromkeys(own, 0.0)
             self.results.append({name: so_far[name] + own[name] for name in own})
+            self.last = own
+
+    def evaluate(self, size: int) -> dict[str, float]:
+        if get_rank() >= size % get_world_size() > 0:  # its last image is the repetition of another process's
+            self.results[0] = {name: number - self.last[name] for name, number in self.results[0].items()}
+        return super().evaluate(size)
 
     def compute_metrics(self, results: list[dict]) -> dict[str, float]:
         sums = {name: sum(result[name] for result in results) for name in results[0]}

@@ -5,7 +5,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from conftest import narrow_feature_pretraining
-from helpers import make_runner, narrow_batch, narrow_feature_model
+from helpers import make_runner, narrow_batch, narrow_feature_model, run_ranks
 from peers import save_clip
 from torch import Tensor, nn
 
@@ -262,6 +262,22 @@ def test_the_share_of_variance_that_is_explained():
     assert found['explained'] == pytest.approx(1 - error / about_mean)
     assert found['explained_at_position'] == pytest.approx(1 - error / about_others)
     assert measured(np.broadcast_to(mean, features.shape))['explained'] == pytest.approx(0)
+
+
+@pytest.mark.parametrize('number', [1, 4, 5])
+def test_an_image_that_two_processes_measure_counts_once(number, tmp_path):
+    drawn = np.random.default_rng(0).normal(size=(number, 6, 4))
+    samples = [dict(loss=i, squared_error=i, features=torch.tensor(image)) for i, image in enumerate(drawn, start=1)]
+
+    def measured(dealt: list[dict]) -> dict:
+        metric = FeatureMetric()
+        for sample in dealt:
+            metric.process({}, [sample])
+        return metric.evaluate(number)
+
+    alone = measured(samples)
+    for found in run_ranks(lambda rank: measured([*samples, samples[0]][rank : number + number % 2 : 2]), tmp_path):
+        assert found == pytest.approx(alone)
 
 
 @pytest.mark.parametrize('loss', ['smooth_l1', 'cosine'])
