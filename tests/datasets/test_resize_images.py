@@ -72,6 +72,15 @@ def test_an_interrupted_copy_goes_on(source):
     assert tree(target) == dict(whole, **{'cat/gray.webp': b'kept'})
 
 
+def test_copies_of_another_size_are_not_taken_for_this_one(source):
+    target = resize(source)
+    before = tree(target)
+    words = (source, target, '--workers', 0, '--short-side')
+    refused('cat/a.jpg has a short side of 48 pixels; expected 64', TOOL, *words, 64)
+    run_tool(f'datasets/{TOOL}.py', *words, 48)
+    assert tree(target) == before
+
+
 def test_what_cannot_be_read_is_listed_and_the_rest_is_done(source, capsys):
     (source / 'cat/broken.png').write_bytes((source / 'cat/a.png').read_bytes()[:300])
     target = source.parent / 'target'

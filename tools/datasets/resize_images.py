@@ -61,6 +61,16 @@ def resized(path: str, short_side: int, quality: int) -> bytes:
     return content.getvalue()
 
 
+def check_earlier(path: str, args: argparse.Namespace) -> None:
+    """Raises UserError if an earlier run has made a copy of another size."""
+    from beit_mm.datasets.reading import open_image
+
+    with open_image(str(args.source / path)) as image, open_image(str(args.target / path)) as made:
+        if min(made.size) not in (args.short_side, min(image.size)):
+            found = f'{args.target / path} has a short side of {min(made.size)} pixels'
+            raise UserError(f'{found}; expected {args.short_side}: choose another folder for another size')
+
+
 def ignore_interrupts(_: int) -> None:
     """Leaves Ctrl-C to the main process, which ends its workers."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -79,6 +89,9 @@ def main() -> None:
     from torch.utils.data import DataLoader
 
     paths, options = images_of(args.source, args.target), dict(batch_size=None, worker_init_fn=ignore_interrupts)
+    # a power cut can leave an empty file
+    if (earlier := args.target / paths[0]).is_file() and earlier.stat().st_size:
+        check_earlier(paths[0], args)
     # the workers copy the images in collate_fn, one image in each batch
     loader = DataLoader(paths, num_workers=args.workers, collate_fn=partial(copy, args=args), **options)
     unreadable = [reason for reason in with_bar(loader, len(paths)) if reason]
