@@ -14,7 +14,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument('model', help='ONNX file')
     parser.add_argument('images', nargs='+', type=Path, help='image files')
-    parser.add_argument('--out', type=Path, default=Path('maps'), help='folder for label maps (default: maps)')
+    parser.add_argument('--out', type=Path, help='folder for label maps (default: maps)')
     parser.add_argument('--multi-scale', action='store_true', help='segment at all scales with flip')
     args, used, failed = parser.parse_args(), set(), 0
     try:
@@ -23,18 +23,21 @@ def main() -> None:
         parser.error(f'{args.model!r}: expected an ONNX file of `beit-mm export` ({error!r:.300})')
     if args.multi_scale and not model.notes.get('short_sides'):
         parser.error('--multi-scale: the ONNX file has no scales; export a segmentor whose config has a tta_pipeline')
+    segments, out = 'crop_size' in model.notes, args.out or Path('maps')
+    if args.out and not segments:
+        parser.error('--out: a classifier makes no label maps; its answers are printed')
     for path in args.images:
         try:
-            if 'crop_size' in model.notes:
+            if segments:
                 labels = model.segment(read(path), args.multi_scale)
                 names = (f'{path.stem}_{number}.png' if number > 1 else f'{path.stem}.png' for number in count(1))
                 used.add(name := next(name for name in names if name not in used))
                 image = Image.fromarray(labels.astype(np.uint8 if len(model.notes['classes']) <= 256 else np.uint16))
                 if image.mode == 'L':
                     image.putpalette(np.array(model.notes['palette'], np.uint8).tobytes())
-                args.out.mkdir(parents=True, exist_ok=True)
-                image.save(args.out / name)
-                result = f'{args.out / name} with ' + ', '.join(model.notes['classes'][i] for i in np.unique(labels))
+                out.mkdir(parents=True, exist_ok=True)
+                image.save(out / name)
+                result = f'{out / name} with ' + ', '.join(model.notes['classes'][i] for i in np.unique(labels))
             else:
                 probabilities = softmax(model.logits(prepare(read(path), model.notes['steps'])))
                 result = f'{model.notes["classes"][probabilities.argmax()]} {probabilities.max():.3f}'

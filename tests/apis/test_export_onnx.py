@@ -232,6 +232,7 @@ def test_classes_are_those_of_the_classifier_in_half_precision_too(tmp_path, tra
             best, second, *_ = [score for _, score in result['scores']]
             assert abs(float(probability) - best) < tolerance and (name == result['name'] or best - second < tolerance)
     assert '--multi-scale' in predict(path, *images, '--multi-scale', status=2)  # a classifier has no scales
+    assert '--out' in predict(path, *images, '--out', tmp_path / 'maps', status=2).splitlines()[-1]  # and no label maps
     sizes = [(tmp_path / f'{float16}.onnx').stat().st_size for float16 in (False, True)]
     assert sizes[1] < 0.75 * sizes[0]
     notes = {entry.key: entry.value for entry in onnx.load(tmp_path / 'False.onnx').metadata_props}
