@@ -210,8 +210,9 @@ def check_same_zero(one: Dataset, other: Dataset) -> None:
         warn(f'reduce_zero_label is {reduced} for {path_of(one)}, {expected} for {path_of(other)}. Is this intended?')
 
 
-def check_labels(samples: Sequence[BaseDataElement], num_classes: int, ignore_index: int) -> None:
+def check_labels(samples: Sequence[BaseDataElement], num_classes: int, ignore_index: int | None) -> None:
     """Raises UserError for a label without a class, where a GPU would only assert; warns if most are ignored."""
+    ignore_index = -1 if ignore_index is None else ignore_index  # with None all pixels count
     if 0 <= ignore_index < num_classes:
         advice = 'remove it, and if 0 marks unlabelled pixels set reduce_zero_label=True in the data'
         raise UserError(f'ignore_index of a decode head is {ignore_index}, a class that metrics still count; {advice}')
@@ -227,8 +228,7 @@ def check_labels(samples: Sequence[BaseDataElement], num_classes: int, ignore_in
                 'unlabelled pixels'
             )
         shares.append(ignored.float().mean())
-    share = sum(shares) / len(shares)
-    if share > 0.5:
+    if (share := sum(shares) / len(shares)) > 0.5:
         cause = f'label {ignore_index}, and label 0 with reduce_zero_label=True'
         warn(f'{share:.0%} of the pixels of the first batch are ignored ({cause}). Is this intended?')
 

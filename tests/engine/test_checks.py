@@ -95,6 +95,9 @@ def test_a_label_without_a_class_is_named_with_its_file(monkeypatch):
     monkeypatch.setattr('beit_mm.engine.checks.warn', said.append)
     check_labels([sample([0, 1, 2, 255]), sample([2, 2, 2, 2])], 3, 255)
     check_labels([sample([0, 1, 254])], 3, 254)
+    check_labels([sample([0, 1])], 3, None)
+    with pytest.raises(UserError, match='has label 255'):
+        check_labels([sample([0, 255])], 3, None)
     with pytest.raises(UserError, match='ignore_index.* 0.*reduce_zero_label'):  # the loss would leave class 0 out
         check_labels([sample([0, 1])], 3, 0)
     with pytest.raises(UserError, match=r'data/x.png .*label 3.*num_classes'):
