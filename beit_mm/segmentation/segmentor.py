@@ -70,9 +70,9 @@ class BandsDataPreprocessor(SegDataPreProcessor):
 class SlidingSegmentor(EncoderDecoder):
     """mmseg's EncoderDecoder with its own inference, which takes images of any size in little memory.
 
-    The windows of all images of a batch go through the network together, padded with zeros to whole patches (with a
-    pyramid, to whole cells of its coarsest level). A `data_preprocessor` whose `mean` has neither one nor three
-    numbers becomes a BandsDataPreprocessor.
+    The windows of all images of a batch, if these have one size, go through the network together, padded with zeros to
+    whole patches (with a pyramid, to whole cells of its coarsest level). A `data_preprocessor` whose `mean` has neither
+    one nor three numbers becomes a BandsDataPreprocessor.
 
     Args: as in EncoderDecoder. `test_cfg` has, besides mmseg's mode='slide',
         crop_size, stride: size and distance of the windows in pixels (height, width); a smaller image is one window.
@@ -111,14 +111,17 @@ class SlidingSegmentor(EncoderDecoder):
         return x, grid, bias
 
     def test_step(self, data: dict) -> list[SegDataSample]:
+        pairs = list(zip(data['inputs'], data['data_samples'], strict=True))
+        if len({image.shape for image, _ in pairs}) > 1:  # mmseg stacks a batch
+            singles = [dict(inputs=[image], data_samples=[sample]) for image, sample in pairs]
+            return [found for single in singles for found in self.test_step(single)]
         # For an array, mmseg's `inference_model` replaces LoadImage with a loader of BGR that sets img_path=None.
         if self.takes_rgb:
-            images = [
-                image.flip(0) if sample.get('img_path', '') is None else image  # 3, h, w
-                for image, sample in zip(data['inputs'], data['data_samples'], strict=True)
-            ]
-            data = dict(data, inputs=images)
+            images = [image.flip(0) if sample.get('img_path', '') is None else image for image, sample in pairs]
+            data = dict(data, inputs=images)  # each 3, h, w
         return super().test_step(data)
+
+    val_step = test_step
 
     def inference(self, inputs: Tensor, batch_img_metas: list[dict] | None = None) -> Tensor:
         logits = list(self.slide([View(image, tuple(inputs.shape[2:])) for image in inputs]))
@@ -166,8 +169,8 @@ class SlidingSegmentor(EncoderDecoder):
         samples = data_samples or []
         sizes = {sample.ori_shape for sample in samples}
         classes = seg_logits.shape[1]
-        changed = any(  # mmseg handles mirrored and padded images
-            sample.get('flip') or any(sample.get('img_padding_size', sample.get('padding_size', ())))
+        changed = any(  # mmseg handles padded and mirrored images; its SegTTAModel needs the logits of each view
+            'flip' in sample or any(sample.get('img_padding_size', sample.get('padding_size', ())))
             for sample in samples
         )
         large = classes > 1 and len(sizes) == 1 and classes * math.prod(*sizes) > MAX_LOGITS

@@ -113,6 +113,29 @@ def test_mmsegs_inference_of_an_array_is_that_of_its_file(tmp_path, bgr_to_rgb):
 
 
 @torch.no_grad()
+@pytest.mark.parametrize('step', ['val_step', 'test_step'])
+def test_a_batch_may_hold_images_of_several_sizes(step):
+    model = narrow_segmentor()
+    images = [torch.randint(0, 256, (3, *size), dtype=torch.uint8) for size in [(70, 90), (64, 33), (70, 90)]]
+
+    def labels(batch: list[torch.Tensor]) -> list[torch.Tensor]:
+        samples = [SegDataSample(metainfo=dict(ori_shape=image.shape[1:], img_path='a.png')) for image in batch]
+        return [found.pred_sem_seg.data for found in getattr(model, step)(dict(inputs=batch, data_samples=samples))]
+
+    for found, image in zip(labels(images), images, strict=True):
+        assert torch.equal(found, labels([image])[0])
+
+
+@torch.no_grad()
+@pytest.mark.parametrize('flip', [False, True])
+def test_a_view_of_mmsegs_test_time_augmentation_keeps_its_logits(flip, monkeypatch):
+    monkeypatch.setattr('beit_mm.segmentation.segmentor.MAX_LOGITS', 1)
+    meta = dict(ori_shape=(40, 50), img_shape=(20, 30), flip=flip, flip_direction='horizontal')
+    (sample,) = narrow_segmentor().postprocess_result(torch.randn(1, CLASSES, 20, 30), [SegDataSample(metainfo=meta)])
+    assert sample.seg_logits.data.shape == (CLASSES, 40, 50)
+
+
+@torch.no_grad()
 @pytest.mark.parametrize('align_corners', [False, True])
 def test_labels_of_large_images_are_made_in_strips(align_corners, monkeypatch):
     """With the same answers, where two classes are not as good as even, and without logits of the image's size."""
