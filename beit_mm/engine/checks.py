@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import zip_longest
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -26,7 +27,7 @@ from beit_mm.datasets.transforms import TwoViews
 from beit_mm.engine.dino import TeacherMomentumHook
 from beit_mm.engine.optim import AutocastOptimWrapper, check_state
 from beit_mm.engine.steps import unwrap
-from beit_mm.errors import UserError, log, warn
+from beit_mm.errors import UserError, check_choice, log, warn
 from beit_mm.models.beit import BEiTPretrainer
 from beit_mm.models.provenance import backbone_of, preprocessing_of_model, target_provenance
 from beit_mm.models.vit import BEiTBackbone
@@ -63,6 +64,7 @@ class FitCheckHook(Hook):
             check_same_classes(classes_of(val_dataset), path_of(val_dataset), classes_of(dataset), path_of(dataset))
             check_same_zero(dataset, val_dataset)
             check_topk(runner.val_loop.evaluator, val_dataset)
+            check_label_metrics(runner.val_loop.evaluator, val_dataset)
         elif any(isinstance(hook, EarlyStoppingHook) for hook in runner.hooks):
             warn('EarlyStoppingHook has no effect: this run does not validate.')
         check_model(model, dataset)
@@ -112,6 +114,7 @@ class FitCheckHook(Hook):
             self.checkpoint = None
         check_model(unwrap(runner), dataset)
         check_topk(runner.test_loop.evaluator, dataset)
+        check_label_metrics(runner.test_loop.evaluator, dataset)
 
 
 def check_effective_batch(runner: Runner) -> None:
@@ -282,6 +285,21 @@ def check_topk(evaluator: Evaluator, dataset: Dataset) -> None:
         if classes and most > len(classes):
             found = f'the evaluator counts the best {most} of {len(classes)} classes'
             raise UserError(f'{found}; add --cfg-options val_evaluator.topk=1 test_evaluator.topk=1')
+
+
+def check_label_metrics(evaluator: Evaluator, dataset: Any) -> None:
+    """Raises UserError where mmseg's IoUMetric would fail after the last image, or write one file for two images."""
+    for metric in (metric for metric in evaluator.metrics if type(metric).__name__ == 'IoUMetric'):
+        for name in np.ravel(metric.metrics):
+            check_choice('iou_metrics', str(name), ('mIoU', 'mDice', 'mFscore'))
+        if metric.format_only and metric.output_dir is None:
+            raise UserError('format_only=True only writes label maps; give the evaluator an output_dir for them')
+        first: dict[str, str] = {}  # the image of each file
+        for index in range(len(dataset) if metric.output_dir else 0):
+            image = dataset.get_data_info(index)['img_path']
+            if image != first.setdefault(Path(image).stem, image):
+                found = f'output_dir would have one label map for {first[Path(image).stem]} and {image}'
+                raise UserError(f'{found}; test each folder by itself, or use `beit-mm segment`, which numbers files')
 
 
 def check_size(model: nn.Module, inputs: Any) -> None:
