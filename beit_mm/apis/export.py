@@ -16,6 +16,7 @@ from torch.nn.utils.rnn import pad_sequence
 from beit_mm.apis.inferencers import ClassificationInferencer, SegmentationInferencer
 from beit_mm.apis.rebuild import ConfigInput
 from beit_mm.checkpoint.checkpoint import Checkpoint, CheckpointInput, Levels
+from beit_mm.engine.checks import swaps_colours
 from beit_mm.errors import UserError
 from beit_mm.models.provenance import preprocessing_of_model
 from beit_mm.models.vit import Attention, BEiTBackbone, SharedRelativePositionBias
@@ -56,10 +57,21 @@ def export(
         if segments:
             notes |= {key: list(inferencer.model.test_cfg.get(key, ())) for key in ('crop_size', 'stride')}
             notes |= dict(palette=inferencer.palette, short_sides=inferencer.short_sides)
+        if inferencer.reader.ours == swaps_colours(inferencer.model):
+            see_rgb(inferencer.model)
         path = Path(out).expanduser()
         difference = export_onnx(inferencer.model, path, float16, notes)
         say(f'{path}: images of any height and width, logits differ by at most {difference:.1e} of the largest')
     return path
+
+
+@torch.no_grad()
+def see_rgb(model: nn.Module) -> None:
+    """Changes in place a model that sees BGR, so that its results for RGB are the same."""
+    weight = model.backbone.patch_embed.proj.weight  # C, 3, p, p
+    weight.copy_(weight.flip(1))
+    for levels in model.data_preprocessor.buffers():  # mean and std, each 3, 1, 1
+        levels.copy_(levels.flip(0))
 
 
 def describe_step(transform: Any) -> dict[str, Any]:

@@ -334,11 +334,13 @@ def check_normalisation(model: nn.Module) -> None:
 
 def check_colours(model: nn.Module, dataset: Dataset) -> None:
     """Raises UserError if a library's data preprocessor would swap the red and blue that LoadImage reads."""
-    transforms = transforms_of(dataset)
-    preprocessor = getattr(model, 'data_preprocessor', None)
-    names = ('to_rgb', 'channel_conversion', '_channel_conversion')  # mmpretrain's, mmseg's in its two versions
-    if any(getattr(preprocessor, name, False) for name in names) and any(isinstance(t, LoadImage) for t in transforms):
+    if swaps_colours(model) and any(isinstance(transform, LoadImage) for transform in transforms_of(dataset)):
         raise UserError('LoadImage gives RGB, the preprocessor would swap red and blue; set to_rgb or bgr_to_rgb=False')
+
+
+def swaps_colours(model: nn.Module) -> bool:
+    names = ('to_rgb', 'channel_conversion', '_channel_conversion')  # mmpretrain's, mmseg's in its two versions
+    return any(getattr(getattr(model, 'data_preprocessor', None), name, False) for name in names)
 
 
 def check_views(model: BEiTPretrainer, transforms: Sequence) -> None:

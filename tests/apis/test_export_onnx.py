@@ -155,6 +155,26 @@ def test_the_program_without_torch_gives_the_segmentors_labels(segmentor, images
     check_labels(segmentor, images, tmp_path, multi_scale)
 
 
+@torch.no_grad()
+@pytest.mark.parametrize(('loader', 'sees_bgr'), [('LoadImageFromFile', True), ('beit_mm.LoadImage', False)])
+def test_a_model_that_sees_bgr_is_written_for_rgb(segmentor, tmp_path, monkeypatch, loader, sees_bgr):
+    content = torch.load(segmentor[0], weights_only=True)
+    config = content['meta']['config_dict']
+    config['test_dataloader']['dataset']['pipeline'][0] = dict(type=loader)
+    config['model']['data_preprocessor']['mean'] = [10, 20, 30]
+    write_checkpoint(tmp_path / 'model.pth', content)
+    models = [beit_mm.SegmentationInferencer(tmp_path / 'model.pth', 'cpu').model]
+    monkeypatch.setattr(export, 'export_onnx', lambda model, *_: models.append(model) or 0.0)
+    beit_mm.export(tmp_path / 'model.pth', tmp_path / 'model.onnx')
+    pixels = 255 * torch.rand(1, 3, CROP, CROP)
+    seen = pixels.flip(1) if sees_bgr else pixels, pixels
+    expected, found = (
+        model.logits((image - model.data_preprocessor.mean) / model.data_preprocessor.std)
+        for model, image in zip(models, seen, strict=True)
+    )
+    torch.testing.assert_close(found, expected, atol=1e-4, rtol=1e-4)
+
+
 def test_the_program_takes_the_results_of_a_mask_head_as_probabilities(mask_segmentor, images, tmp_path):
     for multi_scale in (False, True):
         check_labels(mask_segmentor, images, tmp_path / str(multi_scale), multi_scale)
