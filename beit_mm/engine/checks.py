@@ -262,7 +262,7 @@ def check_model(model: nn.Module, dataset: Dataset) -> None:
 
 
 def check_num_classes(model: nn.Module, dataset: Dataset) -> None:
-    """Raises UserError if a part of a model is built for a different number of classes than the dataset has."""
+    """Raises UserError if a part of a model, or weights in its loss, are for other classes than the dataset has."""
     if (classes := classes_of(dataset)) is None:
         return
     model = getattr(model, 'module', model)  # inside a wrapper for test-time augmentation
@@ -275,6 +275,10 @@ def check_num_classes(model: nn.Module, dataset: Dataset) -> None:
             f'{path_of(dataset)} has {len(classes)} classes, the model is built for {next(iter(wrong.values()))}; set '
             f'{settings}, or give the right folder'
         )
+    for name, module in model.named_modules():
+        weights = getattr(module, 'class_weight', None)
+        if isinstance(weights, Sequence) and len(weights) not in (1, len(classes)):  # 1: of a single logit
+            raise UserError(f'model.{name}.class_weight is {weights}; expected {len(classes)} numbers, one a class')
 
 
 def check_topk(evaluator: Evaluator, dataset: Dataset) -> None:

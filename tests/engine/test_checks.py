@@ -41,6 +41,11 @@ def test_number_of_classes(cfg):
     refused(cfg, 'images/val has 3 classes', loop='test')
 
 
+def test_number_of_class_weights(cfg):
+    cfg.model.head.loss = dict(type='CrossEntropyLoss', class_weight=[1, 2])
+    refused(cfg, r'model.head.loss.*.class_weight is \[1, 2\]; expected 3 numbers')
+
+
 @pytest.mark.parametrize('loop', ['train', 'test'])
 def test_an_accuracy_among_more_classes_than_there_are_is_refused_before_a_step(cfg, loop):
     cfg.val_evaluator = cfg.test_evaluator = dict(type='Accuracy', topk=(1, 5))
