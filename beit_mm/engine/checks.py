@@ -89,8 +89,9 @@ class FitCheckHook(Hook):
         self.first_batch = False
         samples = data_batch.get('data_samples')
         if samples and 'gt_sem_seg' in samples[0]:  # then the model is a segmentor
-            head = unwrap(runner).decode_head
-            check_labels(samples, head.num_classes, head.ignore_index)
+            main, others = unwrap(runner).decode_head, getattr(unwrap(runner), 'auxiliary_head', ())
+            for head in (main, *([others] if hasattr(others, 'ignore_index') else others)):
+                check_labels(samples, head.num_classes, head.ignore_index)
         check_size(unwrap(runner), data_batch.get('inputs'))
 
     def after_load_checkpoint(self, runner: Runner, checkpoint: dict) -> None:
