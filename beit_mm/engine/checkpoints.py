@@ -135,8 +135,9 @@ class CheckpointHook(Hook):
         """Takes over the numbers of the run's own files, to delete them later, and the score of its best one."""
         is_own_folder = Path(runner._load_from).resolve().parent == Path(runner.work_dir).resolve()
         numbers = info.get('keep_ckpt_ids')
-        has_other_unit = 'default_hooks.checkpoint.by_epoch' in changed
-        self.renumbered = is_own_folder and (has_other_unit or (moved and self.unit == 'iter'))
+        counts_other_batches = moved and self.unit == 'iter'
+        counts_other_unit = 'default_hooks.checkpoint.by_epoch' in changed
+        self.renumbered = is_own_folder and (counts_other_batches or counts_other_unit)
         if self.renumbered:  # earlier files may have higher numbers: they stay, as those of another run
             self.run_id = ''
         elif is_own_folder and isinstance(numbers, list) and all(type(number) is int for number in numbers):

@@ -27,7 +27,7 @@ from beit_mm.datasets.transforms import TwoViews
 from beit_mm.engine.dino import TeacherMomentumHook
 from beit_mm.engine.optim import AutocastOptimWrapper, check_state
 from beit_mm.engine.steps import unwrap
-from beit_mm.errors import UserError, check_choice, log, warn
+from beit_mm.errors import UserError, log, warn
 from beit_mm.models.beit import BEiTPretrainer
 from beit_mm.models.provenance import backbone_of, preprocessing_of_model, target_provenance
 from beit_mm.models.vit import BEiTBackbone
@@ -64,7 +64,7 @@ class FitCheckHook(Hook):
             check_same_classes(classes_of(val_dataset), path_of(val_dataset), classes_of(dataset), path_of(dataset))
             check_same_zero(dataset, val_dataset)
             check_topk(runner.val_loop.evaluator, val_dataset)
-            check_label_metrics(runner.val_loop.evaluator, val_dataset)
+            check_label_files(runner.val_loop.evaluator, val_dataset)
         elif any(isinstance(hook, EarlyStoppingHook) for hook in runner.hooks):
             warn('EarlyStoppingHook has no effect: this run does not validate.')
         check_model(model, dataset)
@@ -89,8 +89,9 @@ class FitCheckHook(Hook):
         self.first_batch = False
         samples = data_batch.get('data_samples')
         if samples and 'gt_sem_seg' in samples[0]:  # then the model is a segmentor
-            main, others = unwrap(runner).decode_head, getattr(unwrap(runner), 'auxiliary_head', ())
-            for head in (main, *([others] if hasattr(others, 'ignore_index') else others)):
+            model = unwrap(runner)
+            others = getattr(model, 'auxiliary_head', ())  # a head, or several
+            for head in (model.decode_head, *([others] if hasattr(others, 'ignore_index') else others)):
                 check_labels(samples, head.num_classes, head.ignore_index)
         check_size(unwrap(runner), data_batch.get('inputs'))
 
@@ -115,7 +116,7 @@ class FitCheckHook(Hook):
             self.checkpoint = None
         check_model(unwrap(runner), dataset)
         check_topk(runner.test_loop.evaluator, dataset)
-        check_label_metrics(runner.test_loop.evaluator, dataset)
+        check_label_files(runner.test_loop.evaluator, dataset)
 
 
 def check_effective_batch(runner: Runner) -> None:
@@ -292,18 +293,17 @@ def check_topk(evaluator: Evaluator, dataset: Dataset) -> None:
             raise UserError(f'{found}; add --cfg-options val_evaluator.topk=1 test_evaluator.topk=1')
 
 
-def check_label_metrics(evaluator: Evaluator, dataset: Any) -> None:
-    """Raises UserError where mmseg's IoUMetric would fail after the last image, or write one file for two images."""
-    for metric in (metric for metric in evaluator.metrics if type(metric).__name__ == 'IoUMetric'):
-        for name in np.ravel(metric.metrics):
-            check_choice('iou_metrics', str(name), ('mIoU', 'mDice', 'mFscore'))
-        if metric.format_only and metric.output_dir is None:
+def check_label_files(evaluator: Evaluator, dataset: Any) -> None:
+    """Raises UserError where mmseg's IoUMetric would write the label maps of two images into one file, or into none."""
+    for metric in evaluator.metrics:
+        if getattr(metric, 'format_only', False) and metric.output_dir is None:
             raise UserError('format_only=True only writes label maps; give the evaluator an output_dir for them')
         first: dict[str, str] = {}  # the image of each file
-        for index in range(len(dataset) if metric.output_dir else 0):
+        for index in range(len(dataset) if getattr(metric, 'output_dir', None) else 0):
             image = dataset.get_data_info(index)['img_path']
-            if image != first.setdefault(Path(image).stem, image):
-                found = f'output_dir would have one label map for {first[Path(image).stem]} and {image}'
+            other = first.setdefault(Path(image).stem, image)
+            if image != other:
+                found = f'output_dir would have one label map for {other} and {image}'
                 raise UserError(f'{found}; test each folder by itself, or use `beit-mm segment`, which numbers files')
 
 

@@ -13,7 +13,7 @@ from mmpretrain.evaluation import Accuracy
 from mmseg.evaluation import IoUMetric
 from mmseg.structures import SegDataSample
 
-from beit_mm.engine.checks import FitCheckHook, check_label_metrics, check_labels
+from beit_mm.engine.checks import FitCheckHook, check_label_files, check_labels
 from beit_mm.errors import UserError
 from beit_mm.registry import MODELS
 
@@ -64,21 +64,20 @@ def test_early_stopping_without_validation_is_warned_of(cfg, monkeypatch):
 @pytest.mark.parametrize(
     ('options', 'message'),
     [
-        (dict(iou_metrics=['mIoU', 'mIOU']), "iou_metrics is 'mIOU'.*'mFscore'"),
         (dict(format_only=True), 'output_dir'),
         (dict(output_dir='labels'), 'output_dir .*a/1.png and b/1.jpg'),
         (dict(output_dir='labels', iou_metrics='mDice'), None),
     ],
     ids=str,
 )
-def test_label_metrics_that_would_fail_or_lose_files_at_the_end(options, message, monkeypatch, tmp_path):
+def test_label_maps_that_would_be_lost(options, message, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)  # where the metric makes its folder
     images = ['a/1.png', 'a/2.png', 'b/1.jpg' if message else 'a/1.png']  # the last: a dataset that repeats an image
     methods = dict(__len__=lambda _: len(images), get_data_info=lambda _, index: dict(img_path=images[index]))
     dataset = type('Dataset', (), methods)()
     evaluator = SimpleNamespace(metrics=[Accuracy(), IoUMetric(**options)])
     with pytest.raises(UserError, match=message) if message else nullcontext():
-        check_label_metrics(evaluator, dataset)
+        check_label_files(evaluator, dataset)
 
 
 @pytest.mark.parametrize('wrapped', [False, True])
