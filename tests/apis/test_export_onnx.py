@@ -90,7 +90,9 @@ def files(folder: Path, head: str = 'beit_mm.EfficientUPerHead') -> tuple[Path, 
     return folder / 'model.pth', beit_mm.export(folder / 'model.pth', folder / 'model.onnx')
 
 
-@pytest.fixture(scope='module', params=['decoder', pytest.param('backbone', marks=pytest.mark.slow)])
+@pytest.fixture(
+    scope='module', params=[pytest.param(where, marks=pytest.mark.slow) for where in ('decoder', 'backbone')]
+)
 def mask_segmentor(request, tmp_path_factory) -> tuple[Path, Path]:
     return files(tmp_path_factory.mktemp('onnx_masks'), request.param)
 

@@ -21,7 +21,10 @@ from beit_mm.errors import UserError
 from beit_mm.registry import MODELS
 
 TYPES = dict(upernet='EfficientUPerHead', setr_pup='EfficientSETRUPHead', linear='FCNHead')
-ADAPTED = [('masks', dict(lora=2)), ('masks_decoder', dict(freeze='all'))]  # heads of pixels: test_adaptation.py
+ADAPTED = [  # heads of pixels: test_adaptation.py
+    pytest.param('masks', dict(lora=2), marks=pytest.mark.slow),
+    pytest.param('masks_decoder', dict(freeze='all'), marks=pytest.mark.slow),
+]
 
 
 @pytest.fixture(scope='module')
