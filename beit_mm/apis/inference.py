@@ -39,7 +39,6 @@ from beit_mm.terminal import quiet, say, with_bar
 
 SHORT_SIDE = 30  # patches of an image whose attention is drawn, as in the authors' figure
 MAX_ROWS = 64  # in a picture of reconstructions
-NO_FILE = '--min-confidence links the files of images, and an array or PIL image has none; give files'
 FORMULA = (*'=+-@＝＋－＠', '\t', '\r')  # beginnings of a formula in a spreadsheet
 
 
@@ -70,7 +69,7 @@ def classify(
         if out is None or Path(out).suffix in ('.csv', '.json'):
             raise UserError(f'--out is {out}; expected a folder with --min-confidence')
         folder = Path(out).expanduser()
-        check_confidence(min_confidence, [path for path in folder.glob('*') if path.is_dir()])
+        check_confidence(min_confidence, images, [path for path in folder.glob('*') if path.is_dir()])
     elif out is not None and Path(out).suffix not in ('.csv', '.json'):
         raise UserError(f'{str(out)!r}: expected a file ending in .csv or .json')
     with quiet():
@@ -90,18 +89,19 @@ def classify(
     return results
 
 
-def check_confidence(least: float, existing: Sequence[Path]) -> None:
-    """Checks a `min_confidence`, and that there are no images from an earlier call, which would be learned from too."""
+def check_confidence(least: float, images: Sources, existing: Sequence[Path]) -> None:
+    """Checks a `min_confidence`, that images are files, and that an earlier call left none, to be learned from too."""
     if not 0 <= least <= 1:
         raise UserError(f'--min-confidence is {least}; expected a number from 0 to 1')
+    given = images if isinstance(images, (list, tuple)) else [images]
+    if any(isinstance(image, (np.ndarray, Image.Image)) for image in given):
+        raise UserError('--min-confidence links the files of images, and an array or PIL image has none; give files')
     if existing:
         raise UserError(f'{existing[0]} is there already; give another --out')
 
 
 def link_images(folder: Path, results: Sequence[dict[str, Any]], least: float) -> None:
     """Links the images whose class has at least the probability `least`, in one folder per class."""
-    if any(result['path'] is None for result in results):
-        raise UserError(NO_FILE)
     sure = [result for result in results if 'error' not in result and result['scores'][0][1] >= least]
     labels = defaultdict(set)
     for result in sure:
@@ -205,7 +205,7 @@ def segment(
         opened = Checkpoint.open(checkpoint, 'segmentor' if labelled is None else 'pretrained', mean=mean, std=std)
         folder = Path(out).expanduser()
         if min_confidence is not None:
-            check_confidence(min_confidence, [*folder.glob('images')])
+            check_confidence(min_confidence, images, [*folder.glob('images')])
         elif any(path.is_symlink() for path in folder.glob('images/*')):
             raise UserError(f'{folder} holds pseudo labels of an earlier call, which would change; give another --out')
         segmentor: Segmentor
@@ -225,8 +225,6 @@ def segment(
                 dataset = patch_dataset(extract, **found.dataset(Path(lists), 'train'))
             segmentor = PatchSegmentor(extract, dataset)
         sources = list(segmentor.reader.sources(images))
-        if min_confidence is not None and not all(isinstance(source, (str, Path)) for source in sources):
-            raise UserError(NO_FILE)
         results = with_bar(segmentor(sources, on_error='skip', return_images=True), len(sources))
         return write_maps(results, segmentor, folder, min_confidence)
 
