@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 READ_TOO = 'runner_type model_wrapper_cfg tta_model tta_pipeline sync_bn find_unused_parameters data_root'
 # Keys that builders of hooks, optimizer wrappers and schedulers read besides the arguments of a class.
 READ_BY_BUILDERS = '_scope_ _delete_ priority constructor paramwise_cfg convert_to_iter_based'
-VARIABLES = dict(pytorch='RANK', slurm='SLURM_PROCID', mpi='OMPI_COMM_WORLD_LOCAL_RANK')  # which launchers set
+RANK_VARIABLES = dict(pytorch='RANK', slurm='SLURM_PROCID', mpi='OMPI_COMM_WORLD_LOCAL_RANK')  # which launchers set
 
 
 def train(arguments: Sequence[str] | None = None) -> None:
@@ -312,7 +312,7 @@ def load_config(args: argparse.Namespace, steps: int | None = None) -> Config:
     if args.launcher == 'none' and os.environ.get('WORLD_SIZE', '1') not in ('', '1'):
         given = f'WORLD_SIZE={os.environ["WORLD_SIZE"]}'
         raise UserError(f'{given}, but without a launcher each process would run alone; add --launcher pytorch')
-    variable = VARIABLES.get(args.launcher)
+    variable = RANK_VARIABLES.get(args.launcher)
     if variable and variable not in os.environ:
         raise UserError(f'--launcher {args.launcher}, but {variable} is not set: use tools/dist_*.sh, srun or mpirun')
     if args.launcher in ('slurm', 'mpi') and not torch.cuda.is_available():

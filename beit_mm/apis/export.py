@@ -57,7 +57,8 @@ def export(
         if segments:
             notes |= {key: list(inferencer.model.test_cfg.get(key, ())) for key in ('crop_size', 'stride')}
             notes |= dict(palette=inferencer.palette, short_sides=inferencer.short_sides)
-        if inferencer.reader.ours == swaps_colours(inferencer.model):
+        gives_rgb = inferencer.reader.ours  # OpenMMLab's readers give BGR
+        if gives_rgb == swaps_colours(inferencer.model):
             see_rgb(inferencer.model)
         path = Path(out).expanduser()
         difference = export_onnx(inferencer.model, path, float16, notes)

@@ -67,10 +67,11 @@ def describe_source(content: Mapping[str, Any], path: Path, format: str | None =
     of_equal_lengths = len({len(mean), len(std)} - {1}) < 2  # a single number is for all channels
     if mean and of_equal_lengths and min(std, default=0) > 0:
         meta['preprocessing'].update(mean=mean, std=std)
+    # to transformers 2 is the first block's output; but files of the released UperNets have the blocks' own numbers
     numbers = _numbers(config.get('out_indices'), int)
-    if len(numbers) != 4 or numbers == released_out_indices(config.get('num_hidden_layers', 12)):
-        numbers = []  # not a UperNet, or a released one, with numbers of blocks; to transformers 2 is the first block
-    blocks = config.get('beit_mm_out_indices') or [number - 2 for number in numbers]  # the first is in what we write
+    is_released = numbers == released_out_indices(config.get('num_hidden_layers', 12))
+    of_upernet = [] if is_released or len(numbers) != 4 else [number - 2 for number in numbers]
+    blocks = config.get('beit_mm_out_indices') or of_upernet  # the former stands in what we write
     architecture = meta.get('architecture') or dict(num_heads=config.get('num_attention_heads'), out_indices=blocks)
     known = architecture.items() if isinstance(architecture, dict) else ()
     meta['architecture'] = {name: value for name, value in known if isinstance(value, int) or _numbers(value, int)}

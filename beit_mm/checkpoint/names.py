@@ -351,7 +351,8 @@ def _to_ours(weights: Weights, source: str, grid: Grid | None) -> tuple[Weights,
         weights = {roots.sub('beit.', name, count=1) if roots.match(name) else name: weights[name] for name in weights}
     elif 'layers.0.attn.qkv.weight' in weights:
         weights = {f'backbone.{name}': tensor for name, tensor in weights.items()}
-    table = UNILM_SEGMENTATION if source == 'unilm' and 'backbone.fpn1.0.weight' in weights else READ[source]
+    is_unilm_segmentation = source == 'unilm' and 'backbone.fpn1.0.weight' in weights
+    table = UNILM_SEGMENTATION if is_unilm_segmentation else READ[source]
     ours, dropped = _rename(weights, tuple((theirs, mine) for mine, theirs in table if theirs is not None))
     _fuse_qkv(ours)
     foreign = [name for name in dropped if name.startswith(HF_ENCODER_PARTS)]

@@ -114,7 +114,7 @@ class CheckpointHook(Hook):
         if not any(isinstance(hook, EMAHook) for hook in runner.hooks):
             with as_checkpoint_error(runner._load_from):  # an EMAHook stored the average in the place of the weights
                 kept = checkpoint.get('ema_state_dict', {})
-                trained = {name[7:]: kept[name] for name in kept if name.startswith('module.')}
+                trained = {name.removeprefix('module.'): kept[name] for name in kept if name.startswith('module.')}
                 checkpoint['state_dict'].update(trained)
         if 'batch' not in meta:  # mmengine wrote the file
             return

@@ -90,8 +90,9 @@ class FitCheckHook(Hook):
         samples = data_batch.get('data_samples')
         if samples and 'gt_sem_seg' in samples[0]:  # then the model is a segmentor
             model = unwrap(runner)
-            others = getattr(model, 'auxiliary_head', ())  # a head, or several
-            for head in (model.decode_head, *([others] if hasattr(others, 'ignore_index') else others)):
+            heads = getattr(model, 'auxiliary_head', ())  # one, or several
+            heads = [heads] if hasattr(heads, 'ignore_index') else heads
+            for head in (model.decode_head, *heads):
                 check_labels(samples, head.num_classes, head.ignore_index)
         check_size(unwrap(runner), data_batch.get('inputs'))
 
@@ -233,7 +234,8 @@ def check_labels(samples: Sequence[BaseDataElement], num_classes: int, ignore_in
                 'unlabelled pixels'
             )
         shares.append(ignored.float().mean())
-    if (share := sum(shares) / len(shares)) > 0.5:
+    share = sum(shares) / len(shares)
+    if share > 0.5:
         cause = f'label {ignore_index}, and label 0 with reduce_zero_label=True'
         warn(f'{share:.0%} of the pixels of the first batch are ignored ({cause}). Is this intended?')
 
@@ -344,6 +346,7 @@ def check_colours(model: nn.Module, dataset: Dataset) -> None:
 
 
 def swaps_colours(model: nn.Module) -> bool:
+    """Whether a model's data preprocessor swaps the red and blue of its images."""
     names = ('to_rgb', 'channel_conversion', '_channel_conversion')  # mmpretrain's, mmseg's in its two versions
     return any(getattr(getattr(model, 'data_preprocessor', None), name, False) for name in names)
 

@@ -111,7 +111,8 @@ class FeatureMetric(BaseMetric):
             self.last = own
 
     def evaluate(self, size: int) -> dict[str, float]:
-        if get_rank() >= size % get_world_size() > 0:  # its last image is the repetition of another process's
+        remainder = size % get_world_size()
+        if remainder and get_rank() >= remainder:  # its last image is the repetition of another process's
             self.results[0] = {name: number - self.last[name] for name, number in self.results[0].items()}
         return super().evaluate(size)
 

@@ -26,7 +26,7 @@ def batch_units(runner: Runner) -> dict[str, int]:
 
 
 def fit_position(runner: Runner, meta: dict, weights: dict) -> bool:
-    """Converts a checkpoint's position to this run's batches; returns whether these differ from the checkpoint's."""
+    """Converts the position in a checkpoint's meta and weights to this run's batches; returns whether these differ."""
     stored, batch = meta['batch'], batch_units(runner)
     old, new = (entry['images'] * entry['accumulated'] for entry in (stored, batch))
     if old != new:

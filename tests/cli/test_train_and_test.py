@@ -229,7 +229,7 @@ def test_processes_that_would_train_alone_are_refused(options, monkeypatch):
 
 def test_a_launcher_that_has_started_nothing_is_named(monkeypatch):
     monkeypatch.setattr(torch.cuda, 'is_available', lambda: False)
-    for launcher, variable in commands.VARIABLES.items():
+    for launcher, variable in commands.RANK_VARIABLES.items():
         monkeypatch.delenv(variable, raising=False)
         with pytest.raises(UserError, match=f'--launcher {launcher}, but {variable} is not set'):
             config_of('train', CONFIG, '--launcher', launcher)
