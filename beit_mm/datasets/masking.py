@@ -39,10 +39,8 @@ class BlockwiseMask(BaseTransform):
     """
 
     def __init__(self, grid: tuple[int, int], num_masked: float, min_block: int = 16, variant: str = 'released'):
-        check_number(num_masked, grid)
         check_choice('variant', variant, ('released', 'exact', 'paper'))
-        if variant != 'paper' and num_masked != int(num_masked):
-            raise UserError(f"num_masked is {num_masked}; only variant='paper' takes a fraction")
+        check_number(num_masked, grid, whole=variant != 'paper')
         self.grid = self.height, self.width = tuple(grid)
         self.num_masked, self.min_block, self.variant = num_masked, min_block, variant
         row = [(1 << w) - 1 for w in range(self.width + 1)]
@@ -141,6 +139,8 @@ def masked_positions(mask: np.ndarray, num_slots: int) -> np.ndarray:
     return positions
 
 
-def check_number(num_masked: float, grid: tuple[int, int]) -> None:
-    if not 0 < num_masked <= math.prod(grid):
+def check_number(num_masked: float, grid: tuple[int, int], whole: bool = True) -> None:
+    if not 1 <= num_masked <= math.prod(grid):
         raise UserError(f'num_masked is {num_masked}; expected 1 to {math.prod(grid)}, the patches of grid={grid}')
+    if whole and num_masked != int(num_masked):
+        raise UserError(f"num_masked is {num_masked}; only BlockwiseMask with variant='paper' takes a fraction")
