@@ -214,6 +214,16 @@ def test_schedules_follow_the_saved_step():
     assert model.steps == 6  # evaluation does not move them
 
 
+def test_schedules_of_no_steps_begin_at_their_end():
+    model = DiscreteVAE('conv', temperature=(1.0, 0.2), temperature_steps=0, kl_weight=2.0, kl_steps=0, **SMALL_VAE)
+    images = dict(images=torch.rand(1, 3, 8, 8))
+    logits = model.encoder(2 * images['images'] - 1)
+    losses = model(images, mode='loss')
+    assert losses['temperature'].item() == pytest.approx(0.2)
+    kl = (logits.softmax(1) * (logits.log_softmax(1) + math.log(model.vocab_size))).sum()
+    torch.testing.assert_close(losses['loss_kl'], 2 * kl / images['images'].numel())
+
+
 def test_the_metric_counts_over_the_whole_set():
     metric = TokenizerMetric()
     for i, grid in enumerate([[[0, 0], [1, 1]], [[2, 2], [3, 3]]], start=1):

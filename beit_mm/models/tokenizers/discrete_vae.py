@@ -105,7 +105,7 @@ class DiscreteVAE(base.TrainableTokenizer, base.CodebookTokenizer, BaseModel):
         self.grid_size(*images.shape[-2:])
         target = self.to_input(images)  # B, C, H, W
         logits = self.encoder(target).float()  # B, V, h, w
-        tau = _cosine(*self.temperature, self.steps / self.temperature_steps)
+        tau = _cosine(*self.temperature, self.steps, self.temperature_steps)
         z = gumbel_softmax(logits, tau, self.straight_through)  # B, V, h, w
         output = self.decoder(z).float()  # B, C or 2 C, H, W
         if self.loss == 'laplace':
@@ -115,7 +115,7 @@ class DiscreteVAE(base.TrainableTokenizer, base.CodebookTokenizer, BaseModel):
         log_q = logits.log_softmax(dim=1)
         # at each position KL(q || uniform) = sum q ln q + ln V
         kl = (log_q.exp() * log_q).sum(dim=1) + math.log(self.vocab_size)  # B, h, w
-        beta = _cosine(0.0, self.kl_weight, self.steps / self.kl_steps)
+        beta = _cosine(0.0, self.kl_weight, self.steps, self.kl_steps)
         if self.training:
             self.steps += 1
         losses = dict(loss_recon=loss_recon, loss_kl=beta * kl.sum() / target.numel(), temperature=tau)
@@ -151,9 +151,10 @@ def gumbel_softmax(logits: Tensor, tau: Tensor | float, hard: bool) -> Tensor:
     return one_hot - soft.detach() + soft
 
 
-def _cosine(start: float, end: float, progress: Tensor) -> Tensor:
-    """Goes from `start` to `end` along half a cosine while `progress` goes from 0 to 1."""
-    return end + (start - end) * 0.5 * (1 + torch.cos(math.pi * progress.clamp(max=1)))
+def _cosine(start: float, end: float, step: Tensor, steps: int) -> Tensor:
+    """Goes from `start` to `end` along half a cosine while `step` goes from 0 to `steps`, which may be 0."""
+    progress = (step / steps).clamp(max=1) if steps else torch.ones_like(step)
+    return end + (start - end) * 0.5 * (1 + torch.cos(math.pi * progress))
 
 
 class ConvResBlock(nn.Module):
