@@ -141,6 +141,8 @@ class AttentiveProbe(LinearProbe):
     """
 
     def __init__(self, backbone: dict, num_classes: int, num_queries: int = 1, **others: Any):
+        if 'feature' in others:
+            raise UserError(f'feature is {others["feature"]!r}; an AttentiveProbe reads the patches: leave it out')
         super().__init__(backbone, num_classes, **others)
         dims = self.backbone.embed_dims
         self.backbone.norm = nn.LayerNorm(dims, eps=NORM_EPS)
