@@ -119,7 +119,9 @@ class BEiTPretrainer(BaseModel):
         if self.target_generator is None:
             if not isinstance(self.head, PixelRegressionHead):
                 raise UserError(f'{type(self.head).__name__} does not predict pixels; set target_generator')
-            pixels = F.pixel_unshuffle(inputs['images'], self.head.patch_size).flatten(2).mT  # B, h*w, P
+            side, (height, width) = self.head.patch_size, inputs['images'].shape[2:]
+            padded = F.pad(inputs['images'], (0, -width % side, 0, -height % side))  # as PatchEmbed does
+            pixels = F.pixel_unshuffle(padded, side).flatten(2).mT  # B, h*w, P
             return pixels if positions is None else take_tokens(pixels, positions.clamp(min=0))
         return self.target_generator.targets(inputs, positions)
 

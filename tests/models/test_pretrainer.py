@@ -76,6 +76,13 @@ def test_pixel_regression():
     torch.testing.assert_close(losses['loss'], torch.stack(errors).mean())
 
 
+def test_pixels_of_an_image_that_is_not_whole_patches_are_those_of_the_image_padded_with_zeros():
+    model, inputs = MODELS.build(narrow_model(target_generator=None, head=PIXELS)), narrow_batch()
+    cut = inputs['images'][:, :, :29, :27]
+    padded = F.pad(cut, (0, 5, 0, 3))
+    torch.testing.assert_close(model.loss(dict(inputs, images=cut)), model.loss(dict(inputs, images=padded)))
+
+
 def test_a_tokenizer_without_encode_at_gives_the_same_loss():
     @MODELS.register_module(name='PlainTokenizer', force=True)
     class PlainTokenizer(Tokenizer):
