@@ -14,7 +14,7 @@ from mmengine.runner import Runner
 from torch import nn
 
 from beit_mm.datasets.samplers import mixed_seed
-from beit_mm.errors import log, warn
+from beit_mm.errors import UserError, log, warn
 from beit_mm.models.beit import BEiTPretrainer
 from beit_mm.models.tokenizers.base import TargetGenerator
 from beit_mm.registry import HOOKS
@@ -63,10 +63,10 @@ class CompressGradientsHook(Hook):
 class CompileHook(Hook):
     """Compiles the model's part of a training step, as one graph for one shape.
 
-    This part is `loss` of a BEiTPretrainer, and `extract_feat` of classifiers and segmentors. Validation stays eager.
-    If compiling fails, the run falls back to eager and warns. It also fails after eight compilations, when shapes
-    change with every batch, as with masks of variant 'paper'. The graph draws its own random numbers: with drop
-    path a compiled run differs from an eager one, but can be repeated and resumed.
+    This part is `loss` of a BEiTPretrainer, and `extract_feat` of classifiers and segmentors; probes and tokenizers are
+    refused. Validation stays eager. If compiling fails, the run falls back to eager and warns. It also fails after
+    eight compilations, when shapes change with every batch, as with masks of variant 'paper'. The graph draws its own
+    random numbers: with drop path a compiled run differs from an eager one, but can be repeated and resumed.
 
     Args:
         options: of torch.compile: backend, mode, options.
@@ -78,7 +78,9 @@ class CompileHook(Hook):
     def before_train(self, runner: Runner) -> None:
         model = unwrap(runner)
         self.method = 'loss' if isinstance(model, BEiTPretrainer) else 'extract_feat'
-        eager = getattr(model, self.method)
+        eager = getattr(model, self.method, None)
+        if eager is None:
+            raise UserError(f'CompileHook cannot compile the training of a {type(model).__name__}: leave --compile out')
         generator = getattr(model, 'target_generator', None)
         if isinstance(generator, TargetGenerator):  # a graph cannot cast the weights of a module
             generator.prepare(next(model.parameters()).device)

@@ -14,6 +14,7 @@ from torch._dynamo.testing import CompileCounter
 
 from beit_mm.datasets.masking import masked_positions
 from beit_mm.engine.steps import CompiledInTraining, CompileHook
+from beit_mm.errors import UserError
 from beit_mm.models.vit import BEiTBackbone, DropPath
 from beit_mm.positions import bias_from_table, num_relative_positions
 from beit_mm.registry import MODELS
@@ -148,6 +149,12 @@ def test_a_run_uses_the_compiled_method_and_gives_it_back(pretrain_config):
     counter = CompileCounter()
     runner = train(pretrain_config, CompileHook(backend=counter))
     assert counter.frame_count == 1 and 'loss' not in vars(runner.model)
+
+
+def test_a_model_without_a_part_to_compile_is_refused():
+    model = MODELS.build(dict(type='beit_mm.DiscreteVAE', hidden=8, vocab_size=8, embed_dims=8))
+    with pytest.raises(UserError, match='DiscreteVAE: leave --compile out'):
+        CompileHook().before_train(SimpleNamespace(model=model))
 
 
 def test_a_run_that_cannot_be_compiled_goes_on_and_says_so_once_and_at_its_end(pretrain_config):
