@@ -289,7 +289,7 @@ def check_topk(evaluator: Evaluator, dataset: Dataset) -> None:
     """Raises UserError for a top-k accuracy of too few classes, at which mmpretrain would fail after the epoch."""
     classes = classes_of(dataset) or ()
     for metric in evaluator.metrics:
-        most = np.max(getattr(metric, 'topk', 1))  # `topk` is one number or several
+        most = np.max(getattr(metric, 'topk', None) or 1)  # `topk` is one number, several, or None
         if classes and most > len(classes):
             found = f'the evaluator counts the best {most} of {len(classes)} classes'
             raise UserError(f'{found}; add --cfg-options val_evaluator.topk=1 test_evaluator.topk=1')

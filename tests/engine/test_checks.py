@@ -9,11 +9,11 @@ import torch
 from helpers import make_runner, train
 from labelled import classifier_config, make_images, save_backbone
 from mmengine.structures import PixelData
-from mmpretrain.evaluation import Accuracy
+from mmpretrain.evaluation import Accuracy, MultiLabelMetric
 from mmseg.evaluation import IoUMetric
 from mmseg.structures import SegDataSample
 
-from beit_mm.engine.checks import FitCheckHook, check_label_files, check_labels
+from beit_mm.engine.checks import FitCheckHook, check_label_files, check_labels, check_topk
 from beit_mm.errors import UserError
 from beit_mm.registry import MODELS
 
@@ -50,6 +50,11 @@ def test_number_of_class_weights(cfg):
 def test_an_accuracy_among_more_classes_than_there_are_is_refused_before_a_step(cfg, loop):
     cfg.val_evaluator = cfg.test_evaluator = dict(type='Accuracy', topk=(1, 5))
     refused(cfg, 'best 5 of 3 classes.*val_evaluator.topk=1', loop)
+
+
+def test_a_metric_of_several_labels_without_a_top_k():
+    evaluator = SimpleNamespace(metrics=[MultiLabelMetric(thr=0.5)])
+    check_topk(evaluator, SimpleNamespace(metainfo=dict(classes=('a', 'b'))))
 
 
 def test_early_stopping_without_validation_is_warned_of(cfg, monkeypatch):
