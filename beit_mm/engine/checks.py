@@ -90,10 +90,9 @@ class FitCheckHook(Hook):
         samples = data_batch.get('data_samples')
         if samples and 'gt_sem_seg' in samples[0]:  # then the model is a segmentor
             model = unwrap(runner)
-            heads = getattr(model, 'auxiliary_head', ())  # one, or several
-            heads = [heads] if hasattr(heads, 'ignore_index') else heads
-            for head in (model.decode_head, *heads):
-                check_labels(samples, head.num_classes, head.ignore_index)
+            for part in (model.decode_head, getattr(model, 'auxiliary_head', ())):  # each is one head, or several
+                for head in [part] if hasattr(part, 'ignore_index') else part:
+                    check_labels(samples, head.num_classes, head.ignore_index)
         check_size(unwrap(runner), data_batch.get('inputs'))
 
     def after_load_checkpoint(self, runner: Runner, checkpoint: dict) -> None:

@@ -147,12 +147,21 @@ def test_the_hook_looks_once_a_run():
     hook.before_train_iter(runner, 1, wrong)
 
 
-@pytest.mark.parametrize('several', [False, True])
-def test_labels_are_compared_with_auxiliary_heads_too(several):
-    head, other = (SimpleNamespace(num_classes=3, ignore_index=index) for index in (255, 254))
-    model = SimpleNamespace(decode_head=head, auxiliary_head=[head, other] if several else other)
+HEADS = [SimpleNamespace(num_classes=3, ignore_index=index) for index in (255, 254)]
+
+
+@pytest.mark.parametrize(
+    'heads',
+    [
+        dict(decode_head=HEADS[0], auxiliary_head=HEADS[1]),
+        dict(decode_head=HEADS[0], auxiliary_head=HEADS),
+        dict(decode_head=HEADS),  # of mmseg's CascadeEncoderDecoder
+    ],
+)
+def test_labels_are_compared_with_all_heads(heads):
+    runner, batch = SimpleNamespace(model=SimpleNamespace(**heads)), dict(data_samples=[sample([0, 255])])
     with pytest.raises(UserError, match='label 255'):
-        FitCheckHook().before_train_iter(SimpleNamespace(model=model), 0, dict(data_samples=[sample([0, 255])]))
+        FitCheckHook().before_train_iter(runner, 0, batch)
 
 
 def test_the_hook_checks_the_groups_of_the_optimizer(cfg):
