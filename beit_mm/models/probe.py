@@ -177,9 +177,10 @@ class ClassificationDataPreprocessor(ClsDataPreprocessor):
             if 'erase_box' in sample:
                 top, left, height, width = sample.erase_box
                 image[:, top : top + height, left : left + width].normal_()
-        if self.batch_augments is not None and 'gt_score' in samples[0]:
-            scores = torch.stack([sample.gt_score for sample in samples])
-            data['inputs'], scores = self.batch_augments(inputs, scores)
+        if 'gt_score' in samples[0]:
+            scores = torch.stack([sample.gt_score for sample in samples]).float()  # as CrossEntropyLoss needs them
+            if self.batch_augments is not None:
+                data['inputs'], scores = self.batch_augments(inputs, scores)
             for sample, score in zip(samples, scores, strict=True):
                 sample.set_gt_score(score)
         return data

@@ -127,6 +127,19 @@ def test_evaluation_and_images_without_labels_are_only_normalised():
     assert torch.equal(data['inputs'], normalised()) and data['data_samples'] is None
 
 
+@pytest.mark.parametrize('kind', ['CrossEntropyLoss', 'LabelSmoothLoss'])
+def test_one_hot_labels_give_the_loss_of_class_numbers(kind):
+    smooth = dict(label_smooth_val=0.1, mode='original') if kind == 'LabelSmoothLoss' else {}
+    head = MODELS.build(
+        dict(type='mmpretrain.LinearClsHead', num_classes=4, in_channels=5, loss=dict(smooth, type=kind))
+    )
+    features, losses = torch.rand(4, 5), []
+    for to_onehot in (True, False):
+        samples = build(to_onehot=to_onehot)(batch(), training=True)['data_samples']
+        losses.append(head.loss((features,), samples)['loss'])
+    torch.testing.assert_close(*losses)
+
+
 def test_mixing_comes_after_erasing(monkeypatch):
     monkeypatch.setattr('numpy.random.beta', lambda *_: 0.75)
     monkeypatch.setattr('torch.randperm', lambda n: torch.arange(n).flip(0))
