@@ -62,7 +62,7 @@ class AutocastOptimWrapper(OptimWrapper):
     Args:
         dtype: 'bfloat16', 'float16' or 'float32'. Where bfloat16 is not fast, a GPU (V100, T4) uses float16 and a CPU
             float32. A CPU uses float32 instead of float16 too. The log says which is used.
-        kwargs: mmengine's OptimWrapper arguments: optimizer, accumulative_counts, clip_grad (by norm).
+        kwargs: mmengine's OptimWrapper arguments: optimizer, accumulative_counts, clip_grad.
     """
 
     def __init__(self, dtype: str = 'bfloat16', **kwargs):
@@ -103,7 +103,11 @@ class AutocastOptimWrapper(OptimWrapper):
     def step(self, **kwargs) -> None:
         self.loss_scaler.unscale_(self.optimizer)
         parameters = [p for group in self.optimizer.param_groups for p in group['params'] if p.grad is not None]
-        norm = torch.nn.utils.clip_grad_norm_(parameters, **(self.clip_grad_kwargs or dict(max_norm=math.inf)))
+        clip = self.clip_grad_kwargs or dict(max_norm=math.inf)
+        by_value = 'clip_value' in clip
+        norm = torch.nn.utils.clip_grad_norm_(parameters, **(dict(max_norm=math.inf) if by_value else clip))
+        if by_value:
+            torch.nn.utils.clip_grad_value_(parameters, **clip)
         self.norms.append(norm)
         bad = ~norm.isfinite()
         self._step_unless(bad, **kwargs)

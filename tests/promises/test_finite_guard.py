@@ -60,14 +60,16 @@ def test_a_bad_step_changes_nothing_and_training_goes_on_as_without_it(optimizer
     assert wrapper.read_counters() == (0, 3, 0)
 
 
-def test_a_good_step_is_the_optimizers_own():
+@pytest.mark.parametrize('clip', [dict(max_norm=0.1), dict(type='value', clip_value=0.01)])
+def test_a_good_step_is_the_optimizers_own(clip):
     """Bit by bit, with clipping and batch norm."""
-    (model, wrapper), (peer, _) = make(clip_grad=dict(max_norm=0.1)), make()
+    (model, wrapper), (peer, _) = make(clip_grad=dict(clip)), make()
+    clip_peer = nn.utils.clip_grad_value_ if 'type' in clip else nn.utils.clip_grad_norm_
     optimizer = OPTIMIZERS['fused AdamW'](peer.parameters())
     for step in range(4):
         train(model, wrapper, GOOD + step)
         peer(GOOD + step).square().mean().backward()
-        nn.utils.clip_grad_norm_(peer.parameters(), 0.1)
+        clip_peer(peer.parameters(), [*clip.values()][-1])
         optimizer.step()
         optimizer.zero_grad()
     assert all(map(torch.equal, model.state_dict().values(), peer.state_dict().values()))
