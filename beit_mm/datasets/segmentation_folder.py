@@ -177,6 +177,8 @@ class LoadAnnotation(BaseTransform):
         if reduced:
             table[1:IGNORE_INDEX] -= 1
             table[0] = IGNORE_INDEX
+        if label_map := results.get('label_map'):  # of mmseg's datasets whose metainfo chooses among their classes
+            table = np.array([label_map.get(label, label) for label in table.tolist()], np.uint8)
         results['gt_seg_map'] = table[labels]
         results['seg_fields'] = ['gt_seg_map']
         return results

@@ -10,7 +10,13 @@ from scipy.spatial.distance import pdist
 
 from beit_mm.datasets import segmentation_folder
 from beit_mm.datasets.reading import UnreadableImageError
-from beit_mm.datasets.segmentation_folder import class_line, distinct_colours, named_classes, read_labels
+from beit_mm.datasets.segmentation_folder import (
+    LoadAnnotation,
+    class_line,
+    distinct_colours,
+    named_classes,
+    read_labels,
+)
 from beit_mm.registry import DATASETS
 
 CLASSES = ['sky', 'road', 'tree']
@@ -60,6 +66,16 @@ def test_labels_are_those_of_mmseg(root, reduced):
         assert sample['gt_seg_map'][0, :2].tolist() == ([255, 255] if reduced else [255, 0])
     save(root / 'one_bit.png', np.eye(4, dtype=bool))
     assert np.array_equal(read_labels(str(root / 'one_bit.png')), np.eye(4))
+
+
+@pytest.mark.parametrize('reduced', [False, True])
+def test_labels_of_mmsegs_datasets_that_choose_among_their_classes(root, reduced):
+    chosen = dict(metainfo=dict(classes=('low_vegetation', 'building')), reduce_zero_label=reduced)
+    data = DATASETS.build(dict(chosen, type='mmseg.ISPRSDataset', data_root=str(root), data_prefix=PREFIX))
+    for sample in data:
+        ours = LoadAnnotation().transform(dict(sample, ori_shape=(12, 16)))
+        assert np.array_equal(ours['gt_seg_map'], LoadAnnotations().transform(sample)['gt_seg_map'])
+        assert {*ours['gt_seg_map'].flat} <= {0, 1, 255}
 
 
 def test_classes_from_anywhere(root):
