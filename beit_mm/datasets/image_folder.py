@@ -280,11 +280,14 @@ class ImageFolder(UnlabeledImages):
     """
 
     def __init__(self, data_root: str = '', classes: str | Sequence[str] | None = None, **kwargs) -> None:
+        metainfo = dict(kwargs.pop('metainfo', None) or {})  # where mmpretrain's datasets take the names
+        classes = metainfo.get('classes', classes)
         if isinstance(classes, str):
             classes = [unquoted(line) for line in read_lines(classes) if line]
         if classes is not None and len(set(classes)) < len(classes):
             raise UserError(f'classes holds a name twice; expected unique names: {preview(sorted(classes))}')
-        metainfo = None if classes is None else dict(classes=tuple(classes))
+        if classes is not None:
+            metainfo['classes'] = tuple(classes)
         super().__init__(data_root, metainfo=metainfo, **kwargs)
 
     @property

@@ -59,6 +59,8 @@ class SegmentationFolder(UnlabeledImages):
         label_values: Sequence[int] | None = None,
         **kwargs,
     ) -> None:
+        given = kwargs.pop('metainfo', None) or {}  # where mmseg's datasets take names and colours
+        classes = given.get('classes', classes)
         names, palette, by_colour = tuple(classes), None, False
         if isinstance(classes, str):
             path = os.path.join(data_root, classes)
@@ -76,8 +78,8 @@ class SegmentationFolder(UnlabeledImages):
         self.seg_map_suffix, self.label_values, self.by_colour = seg_map_suffix, label_values, by_colour
         if isinstance(data_prefix, dict):  # None is how --cfg-options removes a key
             data_prefix = {name: folder for name, folder in data_prefix.items() if folder is not None}
-        palette = palette or distinct_colours(len(names))
-        metainfo = dict(classes=names, palette=palette, reduce_zero_label=reduce_zero_label)
+        palette = palette or given.get('palette') or distinct_colours(len(names))
+        metainfo = dict(given, classes=names, palette=palette, reduce_zero_label=reduce_zero_label)
         super().__init__(data_root, data_prefix=data_prefix, metainfo=metainfo, **kwargs)
 
     def load_data_list(self) -> Samples:

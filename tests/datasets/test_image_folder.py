@@ -91,6 +91,7 @@ def test_each_class_folder_is_searched_by_itself(folder):
 def test_given_classes_are_matched_by_name(folder):
     (folder / 'names.txt').write_text('red\nblue\n\n')
     for classes in (['red', 'blue'], str(folder / 'names.txt')):
+        assert build(folder, metainfo=dict(classes=classes)).CLASSES == ('red', 'blue')
         assert (dataset := build(folder, classes=classes)).CLASSES == ('red', 'blue')
         assert found(dataset) == [*((name, 0) for name, _ in WHOLE[6:]), *((name, 1) for name, _ in WHOLE[:3])]
 

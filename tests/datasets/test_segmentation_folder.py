@@ -83,6 +83,10 @@ def test_classes_from_anywhere(root):
     (root / 'table.txt').write_text('Idx\tRatio\tName\n1\t0.5\tsky\n2\t0.3\troad, way\n3\t0.1\ttree\n')
     for file, second in (('names.txt', 'road'), (str(root / 'names.txt'), 'road'), ('table.txt', 'road, way')):
         assert dataset(root, classes=file).metainfo['classes'] == ('sky', second, 'tree')
+    given = dict(classes=CLASSES[::-1], palette=[[1, 2, 3], [4, 5, 6], [7, 8, 9]])  # as to mmseg's datasets
+    assert dataset(root, metainfo=given).metainfo == dict(
+        given, classes=('tree', 'road', 'sky'), reduce_zero_label=True
+    )
     ade = dataset(root, classes='mmseg.ADE20KDataset').metainfo
     assert len(ade['classes']) == len(ade['palette']) == 150
     assert (ade['classes'][0], ade['palette'][:2]) == ('wall', [[120, 120, 120], [180, 120, 120]])
