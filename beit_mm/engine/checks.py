@@ -160,8 +160,8 @@ def check_schedules(runner: Runner) -> None:
 
 
 def check_number_of_images(loader: DataLoader) -> None:
-    images, batch = loader.dataset, loader.batch_size
-    if not len(loader):
+    if not len(loader):  # mmpretrain's vis_scheduler.py gives a list, without a batch size
+        images, batch = loader.dataset, loader.batch_size
         raise UserError(f'{path_of(images)} has {len(images)} images, fewer than one batch of {batch} for each process')
 
 

@@ -7,7 +7,7 @@ import pytest
 from torch.utils.data import DataLoader, Dataset
 
 from beit_mm.datasets.samplers import RepeatedAugmentationSampler, SeededSampler
-from beit_mm.engine.loops import IterLoop
+from beit_mm.engine.loops import EpochLoop, IterLoop, batches
 
 
 class Keys(Dataset):
@@ -62,7 +62,17 @@ def test_an_incomplete_batch_ends_an_epoch_where_it_is_kept():
     """And nothing is read to get to the second batch of the second epoch."""
     loader = loader_of(SeededSampler, 0, drop_last=False)
     stream = IterLoop.endless_batches(SimpleNamespace(dataloader=loader, _iter=5))
-    batches = [*islice(stream, 7)]
-    assert [len(batch) for batch in batches] == [3, 3, 1, 3, 3, 3, 1]
+    first = [*islice(stream, 7)]
+    assert [len(batch) for batch in first] == [3, 3, 1, 3, 3, 3, 1]
     loader.sampler.set_epoch(1)
-    assert loader.dataset.read == [*chain(*batches)] and batches[:3] == [*loader][1:]
+    assert loader.dataset.read == [*chain(*first)] and first[:3] == [*loader][1:]
+
+
+def test_batches_in_a_list():
+    """mmpretrain's vis_scheduler.py gives them to the loop, to draw a config's schedules."""
+
+    class Batches(list):
+        dataset = None
+
+    loop = EpochLoop(SimpleNamespace(), Batches('ab'), max_epochs=1)
+    assert [*batches(loop.dataloader, epoch=0)] == ['a', 'b']
