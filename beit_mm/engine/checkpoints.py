@@ -6,7 +6,7 @@ import re
 import secrets
 import time
 import zipfile
-from collections.abc import Callable, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence, Set
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ from typing import Any
 import mmengine
 import numpy as np
 from mmengine.dist import all_gather_object, broadcast_object_list, is_main_process, master_only
-from mmengine.hooks import EMAHook, Hook
+from mmengine.hooks import EarlyStoppingHook, EMAHook, Hook
 from mmengine.optim import OptimWrapper
 from mmengine.runner import EpochBasedTrainLoop, Runner
 from mmengine.utils import apply_to
@@ -191,7 +191,9 @@ class CheckpointHook(Hook):
         improved = [self.save_if_best(runner, metric, metrics or {}, number) for metric in self.save_best]
         if any(improved) and self.kept_numbers:  # a resumed run reads the best score from its numbered file
             self.due_number = number
-            self.save_due(runner)
+
+    def after_val(self, runner: Runner) -> None:
+        self.save_due(runner)  # with what all hooks have counted, also an EarlyStoppingHook
 
     def save_due(self, runner: Runner, ended: bool = False, **position: int) -> None:
         # Between accumulated batches a run cannot be resumed exactly.
@@ -372,7 +374,7 @@ class CheckpointMetaHook(Hook):
         for hook in runner.hooks:
             if isinstance(hook, EMAHook):  # mmpretrain's LoRAModel drops the count, and the average would begin anew
                 checkpoint.get('ema_state_dict', {}).update(hook.ema_model.named_buffers(recurse=False))
-        info = checkpoint['message_hub']['runtime_info'].items()
+        info = {**checkpoint['message_hub']['runtime_info'], **early_stopping(runner)}.items()
         storable = (*PLAIN_TYPES, np.generic, Tensor, dict, list, tuple)
         kept = {key: plain_values(item) for key, item in info if isinstance(item, storable)}
         checkpoint['message_hub'] = stored_hub(kept)
@@ -389,6 +391,19 @@ class CheckpointMetaHook(Hook):
                 info = checkpoint['message_hub']['runtime_info'].items()
                 kept = {key: item for key, item in info if isinstance(item, (int, float, Tensor)) and key.isprintable()}
                 checkpoint['message_hub'] = stored_hub(kept)
+                early_stopping(runner, kept)
+
+
+def early_stopping(runner: Runner, stored: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """The state of each EarlyStoppingHook, which mmengine does not store; `stored` values replace it first."""
+    state = {}
+    for hook in runner.hooks:
+        for name in ('wait_count', 'best_score') if isinstance(hook, EarlyStoppingHook) else ():
+            key = f'early_stopping_{name}_{hook.monitor}'
+            if stored and isinstance(stored.get(key), (int, float)):
+                setattr(hook, name, stored[key])
+            state[key] = getattr(hook, name)
+    return state
 
 
 def plain_values(value: Any) -> Any:

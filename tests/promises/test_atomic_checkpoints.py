@@ -235,6 +235,16 @@ def test_a_run_that_a_hook_ends_early_is_saved_and_goes_on_from_there(pretrain_c
     assert train(pretrain_config, resume=True).iter == 6
 
 
+@pytest.mark.parametrize('save_best', [None, 'mim_loss'])  # which saves again after a validation
+def test_a_resumed_run_ends_early_where_the_whole_one_does(pretrain_config, save_best):
+    pretrain_config.default_hooks.checkpoint.update(interval=1, max_keep_ckpts=-1, save_best=save_best)
+    pretrain_config.train_cfg.update(max_epochs=6, val_interval=1)
+    hook = dict(type='EarlyStoppingHook', monitor='mim_loss', patience=2, min_delta=100.0)
+    config = Config(dict(pretrain_config, custom_hooks=[*pretrain_config.custom_hooks, hook]))
+    assert (whole := train(config)).iter == 9  # after three epochs: the first one has the best loss
+    assert train(config, resume=True, load_from=str(Path(whole.work_dir, 'epoch_2.pth'))).iter == 9
+
+
 def test_an_interval_in_epochs_has_no_effect_in_a_run_of_iterations_which_is_said(config, monkeypatch):
     monkeypatch.setattr(checkpoints, 'warn', (said := []).append)
     for unit, number in dict(iter=0, epoch=1).items():
