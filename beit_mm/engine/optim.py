@@ -205,7 +205,7 @@ def check_state(state_dict: dict, optimizer: torch.optim.Optimizer) -> None:
                 if not isinstance(value, Tensor):
                     continue
                 expected = torch.Size() if name == 'step' else parameter.shape
-                if value.shape != expected:
+                if 'fused' in group and value.shape != expected:  # NAdam and Adafactor, which cannot be, have others
                     raise CheckpointError(f'optimizer of another model: {name} is {[*value.shape]}, not {[*expected]}')
                 state[name] = tensors[f'state.{number}.{name}'] = value.contiguous()
     check_finite(tensors, "The checkpoint's optimizer")

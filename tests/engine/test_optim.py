@@ -92,9 +92,9 @@ def test_deep_frozen_and_fused():
     assert {name for name, p in model.named_parameters() if not torch.equal(p, before[name])} == set(rates)
 
 
-def make_wrapper(dtype: str) -> tuple[nn.Linear, AutocastOptimWrapper]:
+def make_wrapper(dtype: str, kind: type = torch.optim.SGD) -> tuple[nn.Linear, AutocastOptimWrapper]:
     model = nn.Linear(4, 4)
-    return model, AutocastOptimWrapper(dtype, optimizer=torch.optim.SGD(model.parameters(), 1.0))
+    return model, AutocastOptimWrapper(dtype, optimizer=kind(model.parameters(), 1.0))
 
 
 def test_forward_runs_in_the_type_that_the_device_has():
@@ -158,6 +158,15 @@ def test_a_state_of_another_shape_is_refused(fused, name, shape):
     state['state'][0][name] = torch.zeros(shape)
     with pytest.raises(CheckpointError, match=f'optimizer of another model: {name} is'):
         wrapper.load_state_dict(state)
+
+
+@pytest.mark.parametrize('kind', [torch.optim.NAdam, torch.optim.ASGD, torch.optim.Adafactor])
+def test_a_state_of_numbers_rows_and_columns_is_resumed(kind):
+    model, wrapper = make_wrapper('float32', kind)
+    wrapper.update_params(model(torch.ones(1, 4)).sum())
+    other = make_wrapper('float32', kind)[1]
+    other.load_state_dict(copy.deepcopy(wrapper.state_dict()))
+    assert str(other.state_dict()) == str(wrapper.state_dict())
 
 
 def test_a_states_memory_and_kernel_are_the_runs(fused):
