@@ -71,6 +71,10 @@ launch() {
   [[ ${NODE_RANK:-0} == 0 || -n ${NNODES:-} ]] ||
     echo "warning: NODE_RANK=$NODE_RANK has no effect without NNODES, the number of nodes; this one trains alone." >&2
   local nodes=${NNODES:-1} address=${MASTER_ADDR:-127.0.0.1}
+  if [[ $nodes != 1 && ${NODE_RANK:-0} != 0 && -z ${MASTER_ADDR:-} ]]; then
+    echo "$0: NODE_RANK=$NODE_RANK needs MASTER_ADDR, the address of node 0; this node would wait for itself." >&2
+    exit 2
+  fi
   local meeting=(--standalone --local-addr=127.0.0.1)  # on a port that torchrun chooses
   if [[ -n ${PORT:-} || $nodes != 1 ]]; then
     export PORT=${PORT:-29500}  # _torchrun.py checks that it is free

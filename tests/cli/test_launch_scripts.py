@@ -153,6 +153,7 @@ def test_too_few_gpus_or_cores_print_the_line_that_fits(start, gpus, cores, word
     [
         ('dist_train.sh c.py', {}, 2, 'Usage: '),
         ('dist_train.sh c.py 0', {}, 2, "GPUS is '0'"),
+        ('dist_train.sh c.py 8', dict(NNODES='2', NODE_RANK='1'), 2, 'needs MASTER_ADDR'),
         ('slurm_train.sh p j c.py', dict(PYTHON='/bin/false'), 1, 'cannot import torch'),
         ('slurm_train.sh p j c.py', dict(PATH='/usr/bin:/bin'), 1, 'without Slurm use dist_*.sh'),
     ],
