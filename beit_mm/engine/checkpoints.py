@@ -13,7 +13,7 @@ from typing import Any
 
 import mmengine
 import numpy as np
-from mmengine.dist import all_gather_object, broadcast_object_list, is_main_process, master_only
+from mmengine.dist import all_gather_object, broadcast, broadcast_object_list, is_main_process, master_only
 from mmengine.hooks import EarlyStoppingHook, EMAHook, Hook
 from mmengine.optim import OptimWrapper
 from mmengine.runner import EpochBasedTrainLoop, Runner
@@ -182,6 +182,10 @@ class CheckpointHook(Hook):
         if self.unit == 'epoch' and (last or self.every_n_epochs(runner, self.interval)):
             self.due_number = runner.epoch + 1
         self.save_due(runner, epoch=runner.epoch + 1, iter=runner.iter)
+
+    def before_val_epoch(self, runner: Runner) -> None:
+        for buffer in unwrap(runner).buffers():  # statistics of batch norm: all validate those that are saved
+            broadcast(buffer)
 
     def after_val_epoch(self, runner: Runner, metrics: dict[str, float] | None = None) -> None:
         if not is_training(runner):

@@ -14,6 +14,7 @@ import torch
 from conftest import narrow_dino_pretraining, narrow_feature_pretraining, narrow_pretraining
 from helpers import ROOT, run_ranks
 from helpers import train as train_run
+from labelled import BACKBONE, classifier_config, make_images
 from mmengine.config import Config
 from mmengine.dist import all_gather
 from mmengine.hooks import Hook
@@ -147,6 +148,27 @@ def test_gradients_in_bfloat16_are_half_the_bytes_and_learn_alike(config, tmp_pa
     parameters = MODELS.build(config.model).parameters()
     assert nothing == 0 and sent == 2 * len(losses) * sum(each.numel() for each in parameters if each.requires_grad)
     assert others == pytest.approx(losses, abs=1e-3) and others != losses
+
+
+def test_all_processes_validate_the_batch_norm_that_is_saved(tmp_path):
+    """Each has seen other images; averaged weights bring their own statistics."""
+    config = classifier_config(make_images(tmp_path), tmp_path / 'work')
+    config.model = dict(type='beit_mm.AttentiveProbe', backbone=BACKBONE, layers=-1, num_classes=3)
+    config.model.data_preprocessor = dict(type='ClsDataPreprocessor', mean=[127.5] * 3, std=[127.5] * 3)
+    config.default_hooks.ema = dict(type='EMAHook', momentum=0.5)
+    name = 'heads.2.1.running_mean'
+
+    class Validated(Hook):
+        def before_val_iter(self, runner, batch_idx, data_batch=None):
+            self.mean = unwrap(runner).state_dict()[name].clone()
+
+    def validated(rank: int) -> torch.Tensor:
+        train_run(config, noted := Validated(), **TWO_RANKS, **{'train_dataloader.drop_last': True})
+        return noted.mean
+
+    one, other = run_ranks(validated, tmp_path)
+    assert one.abs().max() > 0 and torch.equal(one, other)
+    assert torch.equal(one, Checkpoint.open(tmp_path / 'work/epoch_2.pth').state_dict[name])
 
 
 @pytest.mark.slow
