@@ -8,7 +8,7 @@ from itertools import chain
 import torch
 import torch.nn.functional as F
 from mmengine.dataset import BaseDataset
-from mmengine.dist import all_gather, get_world_size
+from mmengine.dist import get_world_size
 from mmengine.runner import EpochBasedTrainLoop, IterBasedTrainLoop, Runner
 from torch import nn
 from torch.utils.data import DataLoader
@@ -20,7 +20,7 @@ from beit_mm.engine.logs import ProgressHook
 from beit_mm.engine.signals import end_workers, signals_handled
 from beit_mm.engine.steps import unwrap
 from beit_mm.errors import log, warn
-from beit_mm.features.evaluation import choose_penalty, mean_and_std
+from beit_mm.features.evaluation import choose_penalty, deal_back, mean_and_std
 from beit_mm.precision import inference_autocast
 from beit_mm.registry import LOOPS
 
@@ -147,7 +147,8 @@ class HeadFitLoop(IterLoop):
                 hook.show_batch(number, len(self.dataloader), 'features')
         own = torch.cat(parts)
         rows = torch.tensor([(sample.sample_idx, int(sample.gt_label)) for sample in samples], device=own.device)
-        features, (indices, labels) = torch.cat(all_gather(own)), torch.cat(all_gather(rows)).unbind(1)
+        features, rows = (deal_back(part, len(self.dataloader.dataset)) for part in (own, rows))
+        indices, labels = rows.unbind(1)
         (mean, std), layer = mean_and_std(features), model.head.fc
         num_classes = len(layer.weight)
         fitted, found = choose_penalty(

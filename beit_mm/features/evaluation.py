@@ -99,10 +99,14 @@ def image_features(
         pooled.append(extractor.features(batch['inputs'], [layer])[kind][:, 0])
         labels += [sample.gt_label for sample in batch['data_samples']]
     features, classes = torch.cat(pooled), torch.cat(labels).to(pooled[0].device)
-    if len(loader.sampler) < len(loader.dataset):  # it deals images to the processes, and repeats the first at the end
-        dealt = (torch.stack(all_gather(part), dim=1).flatten(0, 1) for part in (features, classes))
-        features, classes = (part[: len(loader.dataset)] for part in dealt)
+    if len(loader.sampler) < len(loader.dataset):  # it deals images to the processes
+        features, classes = (deal_back(part, len(loader.dataset)) for part in (features, classes))
     return features, classes
+
+
+def deal_back(part: Tensor, number: int) -> Tensor:
+    """What all processes have of `number` images, in their order, without those that a sampler repeats at the end."""
+    return torch.stack(all_gather(part), dim=1).flatten(0, 1)[:number]
 
 
 def image_patches(
