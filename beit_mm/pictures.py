@@ -182,6 +182,20 @@ class ReconstructionHook(Hook):
             log(f'Pictures: {path}')
 
 
+@HOOKS.register_module()
+class DrawingHook(Hook):
+    """Draws what a classifier predicts of each tested image into `folder`; numbered, as images may share a name."""
+
+    def __init__(self, folder: str):
+        self.folder = folder
+
+    def after_test_iter(self, runner: Runner, batch_idx: int, data_batch: dict, outputs: Sequence) -> None:
+        first = batch_idx * runner.test_dataloader.batch_size + 1
+        for number, (image, sample) in enumerate(zip(data_batch['inputs'], outputs, strict=True), start=first):
+            path = f'{self.folder}/{Path(sample.img_path).name}_{number}.png'
+            runner.visualizer.visualize_cls(image.permute(1, 2, 0).numpy().astype('uint8'), sample, out_file=path)
+
+
 class ImageAttention(NamedTuple):
     """What points of an image attend to."""
 

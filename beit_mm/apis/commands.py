@@ -265,7 +265,7 @@ def enable_tta(cfg: Config) -> None:
 
 
 def enable_drawing(cfg: Config, folder: str) -> None:
-    """Has the hooks of mmpretrain and mmseg draw each prediction and save it in a folder."""
+    """Has hooks draw each prediction and save it in a folder."""
     pipeline = cfg.test_dataloader.dataset.pipeline
     segments, backends = cfg.default_scope == 'mmseg', [dict(type='LocalVisBackend')]
     if pipeline[0].type.endswith('LoadBands') or not (segments or pipeline[-1].type.endswith('PackInputs')):
@@ -276,7 +276,7 @@ def enable_drawing(cfg: Config, folder: str) -> None:
         cfg.visualizer = dict(dict(vis_backends=backends), **cfg.get('visualizer', {}))
         cfg.visualizer.update(type='SegLocalVisualizer', save_dir=folder)
     else:
-        cfg.default_hooks.visualization = dict(type='VisualizationHook', enable=True, interval=1, out_dir=folder)
+        cfg.default_hooks.visualization = dict(type='beit_mm.DrawingHook', folder=folder)
         cfg.visualizer = dict(type='UniversalVisualizer', vis_backends=backends)
 
 

@@ -69,7 +69,7 @@ def test_predictions_are_drawn_mirrored_and_the_inferencers(work):
         assert sorted(labels) == [0, 1, 2] and list(scores) == sorted(scores, reverse=True)
         assert sum(scores) == pytest.approx(1, abs=1e-5) and labels[0] == theirs['label']
         assert theirs == dict(ours, scores=[[label, pytest.approx(score, abs=1e-5)] for label, score in ours['scores']])
-    assert len(list(Path('drawn').glob('*.png'))) == 7  # named as their files, which are alike in each class
+    assert len(list(Path('drawn').glob('*.png'))) == 21  # numbered: files have the same names in each class
 
     mirrored = evaluate('mirrored', '--tta')['predictions'][5]
     image = Image.open(mirrored['path'])
