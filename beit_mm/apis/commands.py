@@ -169,13 +169,15 @@ def test(arguments: Sequence[str] | None = None) -> None:
     if args.out:  # a file that cannot be written fails here, not after the test
         args.out.parent.mkdir(parents=True, exist_ok=True)
         args.out.open('a').close()
-    from mmengine.dist import is_main_process
+    from mmengine.dist import get_world_size, is_main_process
     from mmengine.registry import RUNNERS
 
     from beit_mm.engine import Predictions
 
     cfg = test_config(args)
     runner = RUNNERS.build(cfg)
+    if args.show_dir and get_world_size() > 1:  # mmengine draws in the first alone
+        raise UserError('--show-dir draws only what one process tests; leave it out, or start one process')
     runner.register_hook(progress_hook(Path(args.config).stem))
     predictions = None
     dataset = runner.test_dataloader.dataset

@@ -78,6 +78,12 @@ def test_predictions_are_drawn_mirrored_and_the_inferencers(work):
         assert score == pytest.approx((both[0][label] + both[1][label]) / 2, abs=1e-5)
 
 
+def test_processes_of_which_all_but_one_would_draw_nothing_are_refused(monkeypatch):
+    monkeypatch.setattr('mmengine.dist.get_world_size', lambda: 2)
+    with pytest.raises(SystemExit, match='--show-dir .* one process'):
+        evaluate('two', '--show-dir', 'drawn')
+
+
 def test_a_probe_of_all_layers_has_an_accuracy_for_each_and_no_predictions(work):
     preprocessor = dict(type='ClsDataPreprocessor', mean=[127.5] * 3, std=[127.5] * 3)
     probe = dict(type='beit_mm.LinearProbe', data_preprocessor=preprocessor, backbone=BACKBONE, num_classes=3)
