@@ -39,6 +39,7 @@ from beit_mm.terminal import quiet, say, with_bar
 
 SHORT_SIDE = 30  # patches of an image whose attention is drawn, as in the authors' figure
 MAX_ROWS = 64  # in a picture of reconstructions
+CONFIDENCE = 'confidence.csv'
 FORMULA = (*'=+-@＝＋－＠', '\t', '\r')  # beginnings of a formula in a spreadsheet
 
 
@@ -208,6 +209,9 @@ def segment(
             check_confidence(min_confidence, images, [*folder.glob('images')])
         elif any(path.is_symlink() for path in folder.glob('images/*')):
             raise UserError(f'{folder} holds pseudo labels of an earlier call, which would change; give another --out')
+        theirs = [folder / name for name in ('labels', 'classes.txt') if (folder / name).exists()]
+        if theirs and not (folder / CONFIDENCE).exists():
+            raise UserError(f'{theirs[0]} is there already, and not from `segment`; give another --out')
         segmentor: Segmentor
         if labelled is None:
             if short_side is not None or reduce_zero_label is not None:
@@ -265,6 +269,7 @@ def write_maps(
             raise UserError(f'--min-confidence is for at most {IGNORE_INDEX - 1} classes; the model has {len(lines)}')
         # if no pixel keeps some class, the number of names does not show what 0 means
         lines = ['Number\tName', *(f'{number}\t{line}' for number, line in enumerate(lines))]
+    write_confidences(folder, [])  # first, so that a later call recognises the folder as one of `segment`
     for name in ('labels', 'overlays'):
         (folder / name).mkdir(parents=True, exist_ok=True)
     split.write_lines(folder / 'classes.txt', lines)
@@ -283,9 +288,13 @@ def write_maps(
         if written[-1].get('labelled'):
             (folder / 'images').mkdir(exist_ok=True)
             (folder / 'images' / name).with_suffix(Path(path).suffix).symlink_to(Path(path).resolve())
-    with atomic_file(folder / 'confidence.csv') as file:
-        file.write(os.fsencode(csv_text(['path', 'labels', 'confidence'], rows)))
+    write_confidences(folder, rows)
     return written
+
+
+def write_confidences(folder: Path, rows: Sequence[tuple[str | None, str, str]]) -> None:
+    with atomic_file(folder / CONFIDENCE) as file:
+        file.write(os.fsencode(csv_text(['path', 'labels', 'confidence'], rows)))
 
 
 def write_map(

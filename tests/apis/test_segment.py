@@ -5,6 +5,7 @@ import json
 import os
 import shutil
 from pathlib import Path
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -119,6 +120,21 @@ def test_the_verb_writes_label_maps_and_overlays(work, tmp_path):
         squares = [tuple(colour) for colour in drawn[labels.shape[0] :].reshape(-1, 3) if tuple(colour) in colours]
         assert squares[0] == tuple(segmentor.palette[np.bincount(labels.ravel()).argmax()])  # the most frequent class
     assert (tmp_path / 'out/classes.txt').read_text().split() == list(CLASSES)
+
+
+@pytest.mark.parametrize('theirs', ['labels/square.png', 'classes.txt'])
+def test_label_maps_and_names_of_the_users_are_not_overwritten(work, tmp_path, theirs):
+    """A folder of data as --out; what an interrupted call has left is written again."""
+    out, image = tmp_path / 'data', work / 'images/square.png'
+    (out / theirs).parent.mkdir(parents=True)
+    (out / theirs).write_bytes(b'precious')
+    with pytest.raises(ValueError, match=f'{theirs.split("/")[0]} is there already.*--out'):
+        segment(work / 'model.pth', image, out)
+    assert [path for path in out.rglob('*') if path.is_file()] == [out / theirs]
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(SegmentationInferencer, 'predict', Mock(side_effect=KeyboardInterrupt))
+        segment(work / 'model.pth', image, tmp_path / 'out')
+    assert len(segment(work / 'model.pth', image, tmp_path / 'out')) == 1
 
 
 def test_pixels_that_are_not_sure_are_ignored_in_a_folder_that_finetune_reads(work, tmp_path, capsys):
