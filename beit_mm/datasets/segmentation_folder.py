@@ -17,7 +17,7 @@ from beit_mm.files import quoted, unquoted
 from beit_mm.registry import DATASETS, TRANSFORMS
 
 IGNORE_INDEX = 255  # label of pixels that do not count, as in mmseg
-NUMBERS, COLOURS = ('1', 'L', 'P', 'I', 'I;16'), ('1', 'L', 'LA', 'P', 'PA', 'RGB', 'RGBA')  # Pillow's image modes
+NUMBERS, COLOURS = ('1', 'L', 'P', 'I', 'I;16', 'I;16B'), ('1', 'L', 'LA', 'P', 'PA', 'RGB', 'RGBA')  # Pillow's modes
 NUM_NAMED = 8  # most colours that a message names
 # Okabe and Ito's colours without black; each further one is the most unlike all before, also for the red-green blind
 SEEN_BY_ALL = (

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from label_maps import CLASSES, make_label_maps
 from PIL import Image
+from tifffile import imwrite
 
 import beit_mm
 from beit_mm import __main__ as command
@@ -228,6 +229,16 @@ def test_gray_maps_hold_numbers_or_grays_whatever_their_channels(folder, tmp_pat
         classes(folder, *names)
         after = sum(pairs(find_label_maps(folder), tmp_path / f'after_{number}').values(), [])
         assert all(np.array_equal(old, new) for (_, old), (_, new) in zip(before, after, strict=True))
+
+
+def test_maps_of_16_bits_may_be_big_endian(folder, tmp_path):
+    """As ImageJ writes them."""
+    before = sum(pairs(find_label_maps(folder), tmp_path / 'before').values(), [])
+    for file in folder.glob('annotations/*/*.png'):
+        imwrite(file.with_suffix('.tif'), np.asarray(Image.open(file)).astype(np.uint16), byteorder='>')
+        file.unlink()
+    after = sum(pairs(find_label_maps(folder), tmp_path / 'after').values(), [])
+    assert all(np.array_equal(old, new) for (_, old), (_, new) in zip(before, after, strict=True))
 
 
 def test_a_config_says_which_colours_no_class_has(folder, tmp_path, monkeypatch):
