@@ -41,15 +41,16 @@ MAX_PIXELS = 178_956_970  # Pillow's limit for decompression bombs
 MAX_BYTES_PER_PIXEL = 16  # four channels of 32 bits
 MAX_ASPECT = 50  # resizing the short side of a longer image could use up all memory
 MARGIN = 2  # decode to at least twice the wanted size: then pixels differ by 1 level on average from full decoding
-ORIENTATION_TAG, SAMPLES_TAG = 0x0112, 277
+ORIENTATION_TAG, BITS_TAG, SAMPLES_TAG = 0x0112, 258, 277
 SIDEWAYS = (5, 6, 7, 8)  # EXIF orientations that swap height and width
 MAX_BANDS = 16
+MOST_DARK = 63  # of 255: an image of 16 bits whose highest value is at most this is mostly 12 or 14 bits
 SAMPLED = 10_000  # pixels of an image that are used for statistics of the bands
 # TIFF's numbers for none, LZW, Deflate (two), PackBits, LZMA, Zstandard; not JPEG, whose own size nothing checks
 COMPRESSIONS = (1, 5, 8, 32946, 32773, 34925, 50000)
 # what Pillow says of a TIFF whose bands are not RGB; the last two if each band is a plane
 MANY_BANDS = ('unknown pixel mode', 'unknown raw mode for given image mode', 'string index out of range')
-WARNED: list[str] = []  # the file that `warn_hidden_bands` has named
+WARNED: list[str] = []  # the file that `warn_loss` has named
 
 
 class UnreadableImageError(OSError):
@@ -174,25 +175,32 @@ def read_image(
             data = torch.frombuffer(bytearray(image.fp.read()), dtype=torch.uint8)
             return np.ascontiguousarray(decode_jpeg(data, mode=ImageReadMode.RGB).permute(1, 2, 0).numpy())
         image.load()  # decodes; some formats read their palette or transparency only here
-        if image.format == 'TIFF':
-            warn_hidden_bands(path, image)
+        warn_loss(path, image)
     with unreadable(path, OSError, ValueError, MemoryError):  # any other error is a bug
         return rgb_array(image)
 
 
-def warn_hidden_bands(path: str, image: Image.Image) -> None:
-    """Warns once if reading a TIFF as RGB loses bands."""
+def warn_loss(path: str, image: Image.Image) -> None:
+    """Warns once if reading an image as RGB loses bands, or nearly all of 16 bits that use little of their range."""
     if WARNED or not warns_here():
         return
-    samples, read = image.tag_v2.get(SAMPLES_TAG, 1), len(image.getbands())
-    if image.mode == 'RGBA' and image.getchannel('A').getextrema()[0] < 255:
+    tags = image.tag_v2 if image.format == 'TIFF' else {}
+    samples, read, bits = tags.get(SAMPLES_TAG, 1), len(image.getbands()), max(tags.get(BITS_TAG, (8,)))
+    deep_gray = is_deep_gray(image)
+    if image.mode == 'RGBA' and tags and image.getchannel('A').getextrema()[0] < 255:
         hidden = 'its fourth band is marked as transparency and blended with white'
     elif samples > read:
         hidden = f'only {read} of its {samples} bands are read'
+    elif deep_gray or bits == 16:
+        highest = int(np.asarray(image).max()) >> (8 if deep_gray else 0)  # Pillow reads the high bytes of RGB
+        if highest > MOST_DARK:
+            return
+        hidden = f'its values use little of their 16 bits, so that all lie in levels 0 to {highest} of 255'
     else:
         return
     WARNED.append(path)
-    warn(f'{quoted(path)}: {hidden}; to read all: finetune --bands all, or LoadBands in a config (docs/data.md)')
+    advice = 'to read all: finetune --bands all, or LoadBands in a config (docs/data.md)'
+    warn(f'{quoted(path)}: {hidden}; {advice if tags else "scale them to 0 to 65,535"}')
 
 
 def warns_here() -> bool:
@@ -281,13 +289,16 @@ def rgb_array(image: Image.Image) -> np.ndarray:
     return np.array(rgb)
 
 
+def is_deep_gray(image: Image.Image) -> bool:
+    """Whether an image has one channel of 16 bits."""
+    # Pillow reads 16-bit PGM, and older Pillow 16-bit PNG, in the mode for 32 bits, 'I'.
+    return image.mode.startswith('I;16') or (image.mode == 'I' and image.format in ('PNG', 'PPM'))
+
+
 def deep_gray_to_rgb(image: Image.Image) -> Image.Image:
     """Scales 16 bits from 0-65535 to 0-255, 32 bits and floats from the image's range."""
     values = np.nan_to_num(np.asarray(image).astype(np.float64))
-    low, high = values.min(), values.max()
-    # Pillow reads 16-bit PGM, and older Pillow 16-bit PNG, in the mode for 32 bits, 'I'.
-    if image.mode.startswith('I;16') or (image.mode == 'I' and image.format in ('PNG', 'PPM')):
-        low, high = 0, 65535
+    low, high = (0, 65535) if is_deep_gray(image) else (values.min(), values.max())
     gray = np.rint((values - low) * (255 / max(high - low, 1e-12))).astype(np.uint8)
     if 'transparency' in image.info:
         gray[values == image.info['transparency']] = 255

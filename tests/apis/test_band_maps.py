@@ -107,6 +107,31 @@ def test_a_band_that_is_marked_as_transparency_is_named_and_read_as_one(tmp_path
         assert [rest in line for line in said] == [True] * (rest != 'opaque')
 
 
+@pytest.mark.parametrize('bands', [1, 3])
+def test_sixteen_bits_of_gray_or_rgb_are_read_in_full(tmp_path, bands):
+    """As RGB they would be nearly black: values up to 3,000 of 65,535."""
+    folder = make_bands(tmp_path / 'data')
+    for file in folder.glob('images/*/*.tif'):
+        imwrite(file, reading.read_bands(str(file))[..., :bands].squeeze(), photometric='rgb' if bands == 3 else None)
+    load = find_label_maps(folder).bands['load']
+    assert len(load['low']) == bands and 2900 < max(load['high']) <= 3000
+
+
+@pytest.mark.parametrize('name', ['gray.png', 'gray.tif', 'rgb.tif'])
+def test_sixteen_bits_that_become_nearly_black_are_named(tmp_path, monkeypatch, name):
+    said, file = [], tmp_path / name
+    monkeypatch.setattr(reading, 'warn', said.append)
+    for highest in (4095, 65_535):  # of 12 and of 16 bits
+        monkeypatch.setattr(reading, 'WARNED', [])
+        values = np.full((4, 4), highest, np.uint16)
+        Image.fromarray(values).save(file) if name == 'gray.png' else imwrite(file, values)
+        if name == 'rgb.tif':
+            imwrite(file, np.dstack([values] * 3), photometric='rgb')
+        assert reading.read_image(str(file)).max() in (15, 16, 255)
+    (line,) = said
+    assert name in line and ' 15 of 255' in line and ('LoadBands' in line) == name.endswith('tif')
+
+
 @pytest.mark.parametrize('kind', ['page', 'npy'])
 def test_bands_in_pages_and_arrays_are_found_and_the_first_image_decides(tmp_path, kind):
     folder = make_bands(tmp_path / 'data')
