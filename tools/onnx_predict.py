@@ -21,6 +21,8 @@ def main() -> None:
         model = Model(args.model)
     except Exception as error:  # from onnxruntime, from JSON, or a missing key
         parser.error(f'{args.model!r}: expected an ONNX file of `beit-mm export` ({error!r:.300})')
+    if model.notes.get('bands'):
+        parser.error(f'{args.model!r} sees bands as its metadata `bands` say; this program reads only RGB')
     if args.multi_scale and not model.notes.get('short_sides'):
         parser.error('--multi-scale: the ONNX file has no scales; export a segmentor whose config has a tta_pipeline')
     segments, out = 'crop_size' in model.notes, args.out or Path('maps')

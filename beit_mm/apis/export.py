@@ -8,6 +8,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -16,6 +17,7 @@ from torch.nn.utils.rnn import pad_sequence
 from beit_mm.apis.inferencers import ClassificationInferencer, SegmentationInferencer
 from beit_mm.apis.rebuild import ConfigInput
 from beit_mm.checkpoint.checkpoint import Checkpoint, CheckpointInput, Levels
+from beit_mm.datasets.reading import LoadBands
 from beit_mm.engine.checks import swaps_colours
 from beit_mm.errors import UserError
 from beit_mm.models.provenance import preprocessing_of_model
@@ -45,7 +47,8 @@ def export(
 
     Returns:
         The path. The metadata, see `export_onnx`, also hold `classes` and `steps`, what the test pipeline does to an
-        image after reading it; for a segmentor also `palette`, `crop_size`, `stride` and `short_sides` of all scales.
+        image after reading it; for a segmentor also `palette`, `crop_size`, `stride` and `short_sides` of all scales;
+        for a model of bands also `bands`, the settings of LoadBands.
     """
     with quiet():
         opened = Checkpoint.open(checkpoint, mean=mean, std=std)
@@ -57,6 +60,10 @@ def export(
         if segments:
             notes |= {key: list(inferencer.model.test_cfg.get(key, ())) for key in ('crop_size', 'stride')}
             notes |= dict(palette=inferencer.palette, short_sides=inferencer.short_sides)
+        loader = inferencer.reader.loader
+        if isinstance(loader, LoadBands):
+            low, high = (np.asarray(value).tolist() for value in (loader.low, loader.high))
+            notes['bands'] = dict(bands=loader.bands, low=low, high=high)
         gives_rgb = inferencer.reader.ours  # OpenMMLab's readers give BGR
         if gives_rgb == swaps_colours(inferencer.model):
             see_rgb(inferencer.model)

@@ -14,7 +14,7 @@ from tifffile import imwrite
 
 import beit_mm
 from beit_mm import __main__ as command
-from beit_mm.apis import training
+from beit_mm.apis import export, training
 from beit_mm.apis.inferencers import SegmentationInferencer
 from beit_mm.apis.split import find_label_maps
 from beit_mm.datasets import reading
@@ -67,6 +67,14 @@ def test_an_inferencer_takes_arrays_of_the_values_in_files(run):
     assert np.array_equal(of_file, of_array)
     multi_scale = SegmentationInferencer(run / 'finetuned.pth', multi_scale=True)
     assert next(multi_scale(file))['labels'].shape == of_file.shape
+
+
+def test_an_export_says_how_the_values_of_bands_are_scaled(run, tmp_path, monkeypatch):
+    written = []
+    monkeypatch.setattr(export, 'export_onnx', lambda *args: written.append(json.dumps(args[3])) or 0.0)
+    beit_mm.export(run / 'finetuned.pth', tmp_path / 'model.onnx')
+    bands = find_label_maps(run.parent / 'data').bands['load']
+    assert json.loads(written[0])['bands'] == dict(bands=None, low=bands['low'], high=bands['high'])
 
 
 def test_a_segmentor_normalises_each_band_by_its_own_numbers():

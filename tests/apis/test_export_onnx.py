@@ -207,6 +207,7 @@ def test_one_bad_image_costs_none_of_the_others_and_starts_no_program(segmentor,
         (dict(divisor=10**9), 2, 'divisor=1000000000'),
         (dict(short_sides=[10**6]), 1, 'pixels become'),
         (dict(classes=None), 1, 'failed'),
+        (dict(bands=dict(bands=None, low=[0], high=[9])), 2, 'reads only RGB'),
         (None, 2, 'beit-mm export'),
     ],
 )
