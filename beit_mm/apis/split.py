@@ -372,21 +372,21 @@ def find_pairs(
     for path in with_bar(listed, len(listed)):
         name = os.path.splitext(path)[0] + suffix
         if name not in existing:
-            left_out['without a map'].append(path)
+            left_out['without a map'].append(str(images / path))
             continue
         try:
             labels = read(str(images / path), str(maps / name))
-        except UnreadableImageError:
-            left_out['unreadable, or with an unreadable map'].append(path)
+        except UnreadableImageError as error:
+            left_out['unreadable'].append(str(error))
             continue
         if labels is None:
-            left_out['whose map has another size'].append(path)
+            left_out['whose map has another size'].append(str(images / path))
             continue
         found, counts = np.unique(labels, return_counts=True)
         pixels.update(dict(zip(found.tolist(), counts.tolist(), strict=True)))
         numbers[path] = {*found.tolist()}
-    for why, paths in left_out.items():
-        notes.append(f'{len(paths):,} of {len(listed):,} images left out, {why}: {images / paths[0]}')
+    for why, cases in left_out.items():
+        notes.append(f'{len(cases):,} of {len(listed):,} images left out, {why}: {cases[0]}')
     expected = {os.path.splitext(path)[0] + suffix for path in listed}
     if unused := [name for name in existing - expected if name.endswith(suffix)]:
         notes.append(f'{len(unused):,} label maps left out, without an image: {maps / min(unused)}')

@@ -235,7 +235,7 @@ class Run:
         record, digest = self.record, digest_of(images)
         resumes = bool(record.digest)
         if resumes and record.digest != digest:
-            changed = f'other images or file names than when {self.folder} was planned'
+            changed = f'other images, file names or classes than when {self.folder} was planned'
             advice = 'choose another --out, or delete the folder'
             raise UserError(f'{record.images} has {changed} ({record.found}; now {images}); {advice}')
         plan = self.plan = plan_training(images, record)
