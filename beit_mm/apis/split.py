@@ -337,6 +337,14 @@ def find_folders(root: Path, least: int) -> list[tuple[Path, Path]]:
     return folders
 
 
+def check_images_alone(folder: Path) -> None:
+    """Refuses a folder that has label maps beside its images, for those who take each file as an image."""
+    for part in (folder, *(folder / name for name in TRAINING)):
+        maps = [part / name for name in MAPS if any((part / images).is_dir() for images in IMAGES)]
+        if found := next((path for path in maps if path.is_dir() and list_images(str(path))), None):
+            raise UserError(f'{found} has label maps, which would count as images; give a folder of the images alone')
+
+
 def find_suffix(images: Path, maps: Path) -> str:
     """What replaces the image's ending in a map's name: '.png', '_mask.png', ..."""
     names = list_images(str(maps))

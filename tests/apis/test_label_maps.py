@@ -9,6 +9,7 @@ from unittest.mock import Mock
 
 import numpy as np
 import pytest
+from helpers import refused, run_tool
 from label_maps import CLASSES, make_label_maps
 from PIL import Image
 from tifffile import imwrite
@@ -346,6 +347,26 @@ def test_a_segmentor_its_report_and_its_labels_in_one_call(example, tmp_path, ca
     assert 0 < float(row.split('|')[2].split()[0]) < 100
     for name in ('overlays', 'loss'):
         assert f'({name}.png)' in report and Image.open(run / f'{name}.png').width > 100
+
+
+def test_label_maps_are_not_taken_as_images(folder, tmp_path):
+    answer, out = 'annotations has label maps, which would count as images', tmp_path / 'out'
+    with pytest.raises(UserError, match=answer):
+        beit_mm.pretrain(folder, out, steps=20)
+    refused(answer, 'make_shards', folder, out)
+    refused(answer, 'resize_images', folder, out, '--short-side', 16)
+    assert not out.exists()
+    removed(folder / 'annotations')
+    run_tool('datasets/resize_images.py', folder, out, '--short-side', 16, '--workers', 0)
+    assert len([*out.rglob('*.png')]) == 15
+
+
+def test_smaller_copies_are_no_advice_where_there_are_label_maps(example, tmp_path, monkeypatch):
+    measured = training.Run.results
+    monkeypatch.setattr(training.Run, 'results', lambda *args: dict(measured(*args), waiting=0.9))
+    beit_mm.finetune(example, tmp_path / 'run', epochs=1, workers=0)
+    report = (tmp_path / 'run/report.md').read_text()
+    assert 'More workers help' in report and 'resize' not in report
 
 
 def test_classes_of_label_maps_are_not_balanced(example, tmp_path):
