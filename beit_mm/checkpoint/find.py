@@ -48,7 +48,9 @@ def locate_weights(source: str, advice: str) -> Path:
         places = [path / name for name in (*HUB_FILES, *RUN_FILES)] if path.is_dir() else [path]
         if found := [place for place in places if place.is_file()]:
             return found[0]
-        raise FileNotFoundError(f'weight file not found: looked for {", ".join(map(str, places))}.\n{advice}')
+        newest = max(path.glob('*.pth'), key=os.path.getmtime, default=None)  # of a run of tools/train.py
+        hint = f' The folder has {newest.name}: name the file.' if newest else ''
+        raise FileNotFoundError(f'weight file not found: looked for {", ".join(map(str, places))}.{hint}\n{advice}')
     folder, places = os.environ.get(WEIGHTS_VARIABLE), places_of_url(source)
     reason = ''  # known only to the first process of a node
     first_of_node = int(os.environ.get('LOCAL_RANK', dist.get_rank())) == 0

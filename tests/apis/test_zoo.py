@@ -84,6 +84,12 @@ def test_a_name_is_a_checkpoint_unless_a_file_or_folder_is_called_so_but_demo(we
         path_of_checkpoint(PRETRAINED)
 
 
+def test_a_folder_without_weights_of_its_own_names_the_checkpoints_in_it(tmp_path):
+    (tmp_path / 'iter_4.pth').touch()
+    with pytest.raises(FileNotFoundError, match='The folder has iter_4.pth: name the file'):
+        path_of_checkpoint(tmp_path)
+
+
 def test_a_head_of_imagenet_names_its_classes(tmp_path):
     """By the name of the file or folder; of a narrow BEiT of timm's, with the released names of parameters."""
     for name, number, named in (
