@@ -127,6 +127,8 @@ def test_weights_from_files(tmp_path):
         assert (model.provenance['path'], model.provenance['decoder_path']) == (encoder, decoder)
         assert len(model.provenance['sha256']) == 64
 
+    with pytest.raises(ValueError, match='no decoder; give it decoder_checkpoint'):
+        DALLETokenizer(encoder, **SMALL_DALLE).decode(torch.zeros(1, 2, 2, dtype=torch.int64))
     with pytest.raises(CheckpointError, match='SHA-256'):
         DALLETokenizer(encoder, sha256='0' * 64, **SMALL_DALLE)
     for decoder_file, network in ((None, 'DALLEEncoder'), (encoder, 'DALLEDecoder')):

@@ -68,6 +68,8 @@ class Tokenizer(TargetGenerator):
 
         Tokens are int64 (B, h, w), or weights of all tokens, float (B, vocab_size, h, w), which sum to 1.
         """
+        if not self.can_decode:
+            raise UserError(f'the {type(self).__name__} has no decoder; give it decoder_checkpoint or pixel_decoder')
         self.prepare(tokens.device)
         with without_autocast(tokens):
             return self._decode(tokens)
