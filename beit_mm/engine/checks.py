@@ -99,10 +99,17 @@ class FitCheckHook(Hook):
         self.checkpoint = checkpoint
         self.init_report = getattr(backbone_of(unwrap(runner)), 'load_report', None)
         weights = checkpoint.get('state_dict', checkpoint)
+        own = unwrap(runner).state_dict()
         # the backbone checks its own tensors when it loads them
-        others = [name for name in unwrap(runner).state_dict() if not name.startswith('backbone.') and name in weights]
+        others = [name for name in own if not name.startswith('backbone.') and name in weights]
         check_finite({name: weights[name] for name in others}, 'The checkpoint')
         wrapper, is_resumed = runner.optim_wrapper, runner._resume and 'optimizer' in checkpoint
+        unfit = preview(name for name in others if weights[name].shape != own[name].shape)
+        if unfit != 'none' and isinstance(wrapper, OptimWrapper):  # mmengine prints it, but not into the log
+            found = f"{runner._load_from}: shapes differ from this model's: {unfit}"
+            if is_resumed:
+                raise UserError(f'{found}; resume with the sizes that the run began with')
+            warn(f'{found}. They are not loaded and start anew.')
         if is_resumed and isinstance(wrapper, OptimWrapper) and not isinstance(wrapper, AutocastOptimWrapper):
             check_state(checkpoint['optimizer'], wrapper.optimizer)  # AutocastOptimWrapper checks it itself
 

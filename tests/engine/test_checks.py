@@ -223,6 +223,22 @@ def test_a_scaled_rate_ends_at_its_share_and_is_logged_as_the_last_layers(cfg, b
     assert 'train/base_lr' not in scalars  # which mmengine does not scale
 
 
+@pytest.mark.parametrize('resume', [False, True])
+def test_weights_of_other_shapes_are_named(cfg, tmp_path, resume, monkeypatch):
+    train(cfg)
+    path = tmp_path / 'work/epoch_1.pth'
+    content = torch.load(path, weights_only=True)
+    content['state_dict']['head.fc.weight'] = torch.zeros(5, 7)
+    torch.save(content, path)
+    cfg.load_from, cfg.resume, cfg.train_cfg.max_epochs = str(path), resume, 2
+    if resume:
+        return refused(cfg, "epoch_1.pth: shapes differ from this model's: head.fc.weight; resume")
+    said = []
+    monkeypatch.setattr('beit_mm.engine.checks.warn', said.append)
+    train(cfg)
+    assert [text for text in said if 'head.fc.weight' in text and 'start anew' in text]
+
+
 @pytest.mark.parametrize('both', [False, True])
 def test_weights_that_others_take_the_place_of_are_named(cfg, tmp_path, both, monkeypatch):
     cfg.model.backbone.init_cfg = dict(type='Pretrained', checkpoint=save_backbone(tmp_path / 'first.pth'))
