@@ -233,12 +233,13 @@ def _rename_mmpretrain(model: nn.Module, state_dict: dict, prefix: str, *_: obje
 
 
 def _start_average(model: BEiTPretrainer, state_dict: dict, prefix: str, *_: object) -> None:
-    """Starts the moving average at the backbone's weights in a file that does not have it."""
-    average, backbone = prefix + AVERAGE_PREFIX, f'{prefix}backbone.'
-    is_complete = any(name.startswith(average) for name in state_dict)
-    if getattr(model.target_generator, 'ema', None) is not None and not is_complete:
-        given = [name for name in state_dict if name.startswith(backbone) and not name.endswith('.mask_token')]
-        state_dict.update({average + name.removeprefix(prefix): state_dict[name] for name in given})
+    """Starts moving averages at the weights in a file that does not have them."""
+    for average in model.averages:
+        names = [name.removeprefix(average) for name, _ in model.named_parameters() if name.startswith(average)]
+        starts = tuple({f'{prefix}{name.partition(".")[0]}.' for name in names})  # of parts that have an average
+        if not any(name.startswith(prefix + average) for name in state_dict):
+            given = [name for name in state_dict if name.startswith(starts) and not name.endswith('.mask_token')]
+            state_dict.update({prefix + average + name.removeprefix(prefix): state_dict[name] for name in given})
 
 
 def _expect_no_tokenizer(model: nn.Module, incompatible_keys: Any) -> None:

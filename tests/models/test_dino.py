@@ -165,6 +165,17 @@ def test_checkpoint_holds_student_teacher_and_center_and_other_formats_get_the_s
     assert 'lm_head.weight' in converted.state_dict
 
 
+@pytest.mark.parametrize('heads', [(), ('dino_head.',)])
+def test_a_teacher_starts_at_the_weights_of_a_file_without_one(heads):
+    given = {name: torch.randn_like(tensor) for name, tensor in make_model().state_dict().items()}
+    given = {name: tensor for name, tensor in given.items() if name.startswith(('backbone.', 'head.', *heads))}
+    model = make_model()
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    assert not model.load_state_dict(given, strict=False).unexpected_keys
+    for name, tensor in model.teacher.state_dict().items():
+        assert torch.equal(tensor, given.get(name, before[f'teacher.{name}']))
+
+
 def test_student_or_teacher_is_fine_tuned(tmp_path):
     model, path = make_model(), str(tmp_path / 'epoch_1.pth')
     torch.save(dict(state_dict=model.state_dict()), path)
