@@ -355,7 +355,10 @@ def merge_options(cfg: Config, pairs: Iterable[str]) -> None:
             check_key(cfg, key)
         if 'data_root' in part:
             part = roots_of_datasets(cfg, part['data_root']) | part
-        cfg.merge_from_dict(part)
+        try:
+            cfg.merge_from_dict(part)
+        except TypeError as error:  # a setting of what is None or a plain value in the config
+            raise UserError(f'--cfg-options: {error}') from error
 
 
 def roots_of_datasets(cfg: Config, new: str) -> dict[str, str]:

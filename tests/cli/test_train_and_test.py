@@ -212,6 +212,7 @@ def test_mim_trains_from_the_config_alone(options, tmp_path):
         ("optim_wrapper.clip_grad={'max_norm': 1}", 'optim_wrapper.clip_grad holds dicts but is not JSON'),
         ('train_pipeline.1.size=32', 'train_pipeline'),
         ('param_scheduler.2.end=9', 'param_scheduler.2.end'),
+        ('load_from.checkpoint=a.pth', "--cfg-options: load_from={'checkpoint': 'a.pth'}"),  # it is None
         ("tta_pipeline=[{'type': 'LoadImage'}]", '--cfg-options: tta_pipeline holds dicts but is not JSON'),
     ],
 )
