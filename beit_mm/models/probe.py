@@ -141,7 +141,7 @@ class AttentiveProbe(LinearProbe):
     """
 
     def __init__(self, backbone: dict, num_classes: int, num_queries: int = 1, **others: Any):
-        if 'feature' in others:
+        if others.get('feature', 'mean') != 'mean':  # the base class's default may stand in a config that is changed
             raise UserError(f'feature is {others["feature"]!r}; an AttentiveProbe reads the patches: leave it out')
         super().__init__(backbone, num_classes, **others)
         dims = self.backbone.embed_dims
