@@ -256,7 +256,7 @@ def enable_tta(cfg: Config) -> None:
     dataset = cfg.test_dataloader.dataset
     if 'tta_model' not in cfg:
         *transforms, pack = dataset.pipeline
-        probes_layers = cfg.model.type.endswith('LinearProbe') and not isinstance(cfg.model.get('layers'), int)
+        probes_layers = cfg.model.type.endswith('Probe') and not isinstance(cfg.model.get('layers'), int)
         if not pack.type.endswith('PackInputs') or probes_layers:
             raise UserError('--tta is for a classifier, a segmentor, or a probe of one layer: set model.layers=...')
         mirror = [dict(type='RandomFlip', prob=1.0), dict(type='RandomFlip', prob=0.0)]

@@ -37,7 +37,7 @@ LIMITS = {
 LAYERS = 'beit_mm.BEiTBackbone BN SyncBN beit_mm.SyncBN LN GN ReLU GELU'
 PARTS = dict(
     classifier=f"""
-        ImageClassifier beit_mm.LinearProbe LinearClsHead StackedLinearClsHead
+        ImageClassifier beit_mm.LinearProbe beit_mm.AttentiveProbe LinearClsHead StackedLinearClsHead
         ClsDataPreprocessor beit_mm.ClassificationDataPreprocessor {LAYERS}
     """.split(),
     segmentor=f"""

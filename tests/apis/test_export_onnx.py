@@ -263,6 +263,14 @@ def test_classes_are_those_of_the_classifier_in_half_precision_too(tmp_path, tra
     assert [described[name] for name in ('mean', 'std', 'size', 'divisor')] == [MEAN, STD, [32, 32], 8]
 
 
+def test_a_probe_of_one_layer_is_a_classifier_too(tmp_path):
+    with DefaultScope.overwrite_default_scope('mmpretrain'):
+        preprocessor = CLASSIFIER['data_preprocessor']
+        sizes = dict(backbone=BACKBONE, num_classes=3, layers=1, data_preprocessor=preprocessor)
+        probe = MODELS.build(dict(type='beit_mm.AttentiveProbe', **sizes)).eval()
+    assert export_onnx(probe, tmp_path / 'probe.onnx') < 1e-4  # compares it with the model
+
+
 def test_resizing_is_that_of_cv2_and_pooling_that_of_torch():
     sys.path.insert(0, str(ROOT / 'tools'))
     from onnx_predict import resize

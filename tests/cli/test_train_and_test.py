@@ -362,10 +362,11 @@ def test_the_arguments_of_test(tmp_path):
     for name, word, message in (
         ('demo/pretrain', '--tta', '--tta is for a classifier'),
         ('demo/linear_probe_folder', '--tta', 'model.layers='),
+        ('beit/attentive_probe_in1k_90e', '--tta --cfg-options model.layers=[1,2]', 'model.layers='),
         ('demo/pretrain', '--show-dir=x', 'classifiers and segmentors'),
     ):
         with pytest.raises(UserError, match=message):
-            config_of('test', name, 'x.pth', word)
+            config_of('test', name, 'x.pth', *word.split())
 
 
 @pytest.mark.parametrize(

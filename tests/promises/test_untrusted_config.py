@@ -137,7 +137,7 @@ def test_every_config_of_ours_is_on_the_list():
                 stored_recipe(SimpleNamespace(meta=dict(config_dict=values)), 'classifier', False)
             return
         kind = values['model']['type']
-        inferencer = C if kind in ('ImageClassifier', 'beit_mm.LinearProbe') else S
+        inferencer = C if kind == 'ImageClassifier' or kind.endswith('Probe') else S
         for multi_scale in {False, inferencer is S and kind != 'beit_mm.MultiScaleTTA'}:
             checkpoint: Any = SimpleNamespace(meta=dict(config_dict=values))
             recipe = stored_recipe(checkpoint, 'classifier' if inferencer is C else 'segmentor', multi_scale)
@@ -145,6 +145,9 @@ def test_every_config_of_ours_is_on_the_list():
             seen[multi_scale] += 1
 
     check_all(
-        list_configs('finetune', 'bands_finetune', 'segment', 'setr', 'upernet', 'linear', 'masks', demo=True), check
+        list_configs(
+            'finetune', 'bands_finetune', 'segment', 'setr', 'upernet', 'linear', 'attentive', 'masks', demo=True
+        ),
+        check,
     )
     assert seen[False] > 40 and seen[True] > 15, seen
