@@ -69,7 +69,8 @@ class Plan:
         if not (config := row.get('configs', {}).get(column)):
             return []
         if weights := row.get('weights', {}).get(column):  # weights from elsewhere: nothing is trained
-            return [self.test(Step(config, [], TABLES_DIR / Path(config).stem / 'none', [], config, 1, weights))]
+            options = [*weights, *self.args.cfg_options]
+            return [self.test(Step(config, [], changed_dir(config, options) / 'none', [], config, 1, options))]
         start, options = (row.get(key, {}).get(column) for key in ('start', 'options'))
         tta = 'tta' in table['columns'][column]
         return [self.test(self.training_of_config(config, seed, start, options), tta) for seed in self.args.seeds]
@@ -119,8 +120,7 @@ class Plan:
         changes += self.args.cfg_options
         folder = work_dir(config)
         if words or changes:
-            digest = hashlib.sha256('\n'.join([config, *words, *changes]).encode()).hexdigest()
-            folder = TABLES_DIR / f'{Path(config).stem}-{digest[:8]}'
+            folder = changed_dir(config, [*words, *changes])
             words = [*words, '--work-dir', str(folder)]
         command = launch('train', gpus, [f'configs/{config}'], ['--resume', *words], batch + changes)
         return self.add(f'{title}, seed {seed}', command, folder / result, needs, config, gpus, changes)
@@ -144,6 +144,11 @@ def load(config: str):
 
 def work_dir(config: str) -> Path:
     return Path(load(config).get('work_dir') or f'work_dirs/{Path(config).stem}')
+
+
+def changed_dir(config: str, changes: list[str]) -> Path:
+    digest = hashlib.sha256('\n'.join([config, *changes]).encode()).hexdigest()
+    return TABLES_DIR / f'{Path(config).stem}-{digest[:8]}'
 
 
 @functools.cache

@@ -67,6 +67,13 @@ def test_commands_of_the_full_scale_are_those_of_the_headers(plan):
     assert single[0] == 'tools/dist_test.sh' and '--tta' in multi and '--tta' not in single
 
 
+def test_weights_of_others_are_tested_with_the_options_given_each_time(plan):
+    words = ('tokenizer', '--scale', 'full', '--rows', '1', '--columns', 'error')
+    tests = [plan(*words, '--cfg-options', f'model.checkpoint={name}.pkl')[0] for name in 'ab']
+    given, folders = zip(*((test[-1], test[test.index('--out') + 1]) for test in tests), strict=True)
+    assert given == ('model.checkpoint=a.pkl', 'model.checkpoint=b.pkl') and folders[0] != folders[1]
+
+
 @pytest.mark.parametrize('table', [name for name, table in TABLES.items() if 'demo' in table])
 def test_every_training_of_the_demo_scale_is_made_once_and_builds(plan, table):
     commands = [words for words in plan(table, '--scale', 'demo') if words[1] == 'tools/train.py']
