@@ -9,6 +9,7 @@ from beit_mm.datasets.masking import RandomMask
 from beit_mm.datasets.transforms import TwoViewCenterCrop
 from beit_mm.engine.checks import check_views
 from beit_mm.engine.optim import parameter_groups
+from beit_mm.models.provenance import target_provenance
 from beit_mm.models.tokenizers import Tokenizer
 from beit_mm.registry import MODELS
 
@@ -97,6 +98,7 @@ def test_a_tokenizer_without_encode_at_gives_the_same_loss():
     model = MODELS.build(narrow_model(target_generator=dict(type='beit_mm.PlainTokenizer')))
     inputs = narrow_batch()
     torch.testing.assert_close(model(inputs, mode='loss')['loss'], plain_loss(model, inputs)[0])
+    assert target_provenance(model) == dict(type='PlainTokenizer')  # which a run logs and stores
 
 
 def test_tokenizer_stays_out_of_training_and_checkpoints():

@@ -28,7 +28,11 @@ class TargetGenerator(nn.Module, ABC):
     gives: str  # 'tokens' or 'features'
     can_decode: bool = False
     stride: int | None = None  # pixels of a token along a side; None: it needs no view of its own
-    provenance: dict[str, Any]  # type, path and SHA-256 of the weights, and settings; stored in checkpoints of a run
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        # Type, path and SHA-256 of the weights, and settings; stored in checkpoints of a run
+        self.provenance: dict[str, Any] = dict(type=type(self).__name__)
 
     @abstractmethod
     def targets(self, inputs: dict, positions: Tensor | None) -> Tensor:
