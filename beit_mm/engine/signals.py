@@ -68,7 +68,7 @@ class InterruptionHook(Hook):
             lock.flush()
         except BlockingIOError:
             lock.seek(0)
-            raise UserError(f'{folder} has a run already: {lock.read()}; choose another --work-dir') from None
+            raise UserError(f'{folder} has a run already: {lock.read()}; choose another --work-dir or --out') from None
         except OSError as error:
             warn(f'{folder} cannot be locked ({error}): make sure that no other run writes there.')
 

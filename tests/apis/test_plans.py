@@ -110,6 +110,13 @@ def test_numbers_that_are_not_whole_are_refused_before_anything_is_planned(optio
         plans.new_call('finetune', 'images', **option)
 
 
+@pytest.mark.parametrize('verb', ['pretrain', 'finetune'])
+def test_processes_that_would_plan_the_same_run_are_refused(verb, monkeypatch):
+    monkeypatch.setenv('WORLD_SIZE', '2')  # by torchrun
+    with pytest.raises(UserError, match=f'^{verb} .*one process.*dist_train'):
+        plans.new_call(verb, 'images')
+
+
 def test_classes_that_nothing_would_be_learned_of_are_named(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     make_folder(tmp_path / 'each', **{f'c{i}': 1 for i in range(150)})

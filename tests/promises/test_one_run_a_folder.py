@@ -34,7 +34,7 @@ def other(tmp_path):
 def test_a_second_run_is_refused_and_touches_nothing(other, pretrain_config, tmp_path):
     half_written = tmp_path / 'work/epoch_1.pth.0123abcd.part'  # by the other process, just now
     half_written.touch()
-    with pytest.raises(ValueError, match=f'process {other.pid} on .+ --work-dir'):
+    with pytest.raises(ValueError, match=f'process {other.pid} on .+ --work-dir or --out'):
         make_runner(pretrain_config).train()
     assert half_written.exists() and not list((tmp_path / 'work').glob('*.pth'))
 
