@@ -328,12 +328,14 @@ def load_config(args: argparse.Namespace, steps: int | None = None) -> Config:
         scale_to_steps(cfg, steps)
     merge_options(cfg, args.cfg_options)
     cfg.launcher = args.launcher
+    if args.launcher == 'pytorch' and not torch.cuda.is_available():
+        # mmengine's launcher and wrapper would select a GPU; it accepts an existing group, and another wrapper.
+        torch.distributed.init_process_group('gloo')
+        wrapper = dict(type='MMDistributedDataParallel', device_ids=None, broadcast_buffers=False)
+        cfg.model_wrapper_cfg = cfg.get('model_wrapper_cfg') or wrapper
     if 'find_unused_parameters' in cfg and cfg.get('model_wrapper_cfg'):  # then mmengine ignores the former
         cfg.model_wrapper_cfg.find_unused_parameters = cfg.find_unused_parameters
     cfg.work_dir = args.work_dir or cfg.get('work_dir') or f'work_dirs/{path.stem}'
-    if args.launcher == 'pytorch' and not torch.cuda.is_available():
-        # mmengine's launcher would select a GPU; it accepts an existing group.
-        torch.distributed.init_process_group('gloo')
     # Without a name mmengine writes the config as Python, where RunConfig removes templates; JSON and YAML keep them.
     return RunConfig(cfg.to_dict(), filename=cfg.filename if path.suffix == '.py' else None)
 

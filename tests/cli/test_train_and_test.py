@@ -8,10 +8,12 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 import torch
-from helpers import NO_WORKERS, ROOT, interrupt_after, load_config, run_tool
+from helpers import NO_WORKERS, ROOT, interrupt_after, load_config, run_ranks, run_tool
+from labelled import classifier_config, make_images
 from mmengine.config import Config
 
 from beit_mm.apis import commands
@@ -179,6 +181,20 @@ def test_two_processes_agree_and_a_signal_to_the_launcher_ends_them_in_our_sente
     run_tool('test.py', CONFIG, 'work_dirs/pretrain/iter_3.pth', '--out', 'metrics.json', *options)
     alone = json.loads((tmp_path / 'metrics.json').read_text())['mim_loss']
     assert float(found[0]) == pytest.approx(alone, abs=1e-3)
+
+
+def test_two_processes_without_a_gpu_train_a_config_that_names_no_wrapper(tmp_path):
+    """As mmpretrain's and mmseg's do not: mmengine's own would name a GPU."""
+    config = classifier_config(make_images(tmp_path), tmp_path / 'work')
+    config.pop('model_wrapper_cfg')
+    config.dump(tmp_path / 'config.py')
+
+    def train(rank: int) -> None:
+        with patch('torch.distributed.init_process_group'):  # run_ranks has called it
+            run_tool('train.py', tmp_path / 'config.py', '--launcher', 'pytorch')
+
+    run_ranks(train, tmp_path)
+    assert (tmp_path / 'work/epoch_2.pth').exists()
 
 
 def test_mim_trains_from_the_config_alone(options, tmp_path):
