@@ -23,11 +23,12 @@ from beit_mm.datasets import UnlabeledImages
 from beit_mm.datasets.masking import BlockwiseMask, RandomMask
 from beit_mm.datasets.reading import LoadImage
 from beit_mm.datasets.samplers import SeededSampler
-from beit_mm.datasets.transforms import TwoViews
+from beit_mm.datasets.transforms import RandomErasing, TwoViews
 from beit_mm.engine.dino import TeacherMomentumHook
 from beit_mm.engine.optim import AutocastOptimWrapper, check_state
 from beit_mm.engine.steps import unwrap
 from beit_mm.errors import UserError, log, warn
+from beit_mm.models import ClassificationDataPreprocessor
 from beit_mm.models.beit import BEiTPretrainer
 from beit_mm.models.provenance import backbone_of, preprocessing_of_model, target_provenance
 from beit_mm.models.vit import BEiTBackbone
@@ -68,6 +69,7 @@ class FitCheckHook(Hook):
         elif any(isinstance(hook, EarlyStoppingHook) for hook in runner.hooks):
             warn('EarlyStoppingHook has no effect: this run does not validate.')
         check_model(model, dataset)
+        check_erasing(model, transforms_of(dataset))
         if (backbone := backbone_of(model)) is not None:
             init_report = self.init_report
             if init_report is not None and backbone.load_report is not init_report and not runner._resume:
@@ -98,8 +100,7 @@ class FitCheckHook(Hook):
     def after_load_checkpoint(self, runner: Runner, checkpoint: dict) -> None:
         self.checkpoint = checkpoint
         self.init_report = getattr(backbone_of(unwrap(runner)), 'load_report', None)
-        weights = checkpoint.get('state_dict', checkpoint)
-        own = unwrap(runner).state_dict()
+        weights, own = checkpoint.get('state_dict', checkpoint), unwrap(runner).state_dict()
         # the backbone checks its own tensors when it loads them
         others = [name for name in own if not name.startswith('backbone.') and name in weights]
         check_finite({name: weights[name] for name in others}, 'The checkpoint')
@@ -379,6 +380,15 @@ def check_views(model: BEiTPretrainer, transforms: Sequence) -> None:
     for transform in transforms:
         if isinstance(transform, (BlockwiseMask, RandomMask)) and transform.grid != grid:
             raise UserError(f'the mask has {transform.grid} cells, the backbone {grid} patches; set its grid to {grid}')
+
+
+def check_erasing(model: nn.Module, transforms: Sequence) -> None:
+    """Raises UserError if the boxes of a RandomErasing do not reach a data preprocessor that fills them."""
+    erases = any(isinstance(transform, RandomErasing) for transform in transforms)
+    is_packed = any('erase_box' in getattr(transform, 'meta_keys', ()) for transform in transforms)
+    if erases and not (is_packed and isinstance(model.data_preprocessor, ClassificationDataPreprocessor)):
+        needed = "'erase_box' in the meta_keys of PackInputs, and a beit_mm.ClassificationDataPreprocessor"
+        raise UserError(f'RandomErasing would have no effect; it needs {needed}')
 
 
 def check_groups(backbone: BEiTBackbone, groups: Sequence[dict]) -> None:

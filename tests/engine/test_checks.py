@@ -46,6 +46,19 @@ def test_number_of_class_weights(cfg):
     refused(cfg, r'model.head.loss.*.class_weight is \[1, 2\]; expected 3 numbers')
 
 
+@pytest.mark.parametrize('missing', ['erase_box', 'ClassificationDataPreprocessor', None])
+def test_boxes_that_nothing_would_erase(cfg, missing):
+    *steps, pack = cfg.train_dataloader.dataset.pipeline
+    keys = ('img_path',) if missing == 'erase_box' else ('img_path', 'erase_box')
+    cfg.train_dataloader.dataset.pipeline = [*steps, dict(type='beit_mm.RandomErasing'), dict(pack, meta_keys=keys)]
+    if missing != 'ClassificationDataPreprocessor':
+        cfg.model.data_preprocessor.type = 'beit_mm.ClassificationDataPreprocessor'
+    if missing:
+        refused(cfg, f'RandomErasing would have no effect.*{missing}')
+    else:
+        train(cfg)
+
+
 @pytest.mark.parametrize('loop', ['train', 'test'])
 def test_an_accuracy_among_more_classes_than_there_are_is_refused_before_a_step(cfg, loop):
     cfg.val_evaluator = cfg.test_evaluator = dict(type='Accuracy', topk=(1, 5))

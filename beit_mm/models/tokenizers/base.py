@@ -31,7 +31,7 @@ class TargetGenerator(nn.Module, ABC):
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
-        # Type, path and SHA-256 of the weights, and settings; stored in checkpoints of a run
+        # of a file also path and SHA-256, and settings; stored in checkpoints of a run
         self.provenance: dict[str, Any] = dict(type=type(self).__name__)
 
     @abstractmethod
