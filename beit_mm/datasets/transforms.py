@@ -213,7 +213,10 @@ class TwoViewColorJitter(BaseTransform):
         if self.device == 'model':
             results['jitter'] = np.array([*factors, level, *order], np.float32)
             return results
-        for view in {'images', 'tokenizer_images'} & results.keys():
+        views = {'images', 'tokenizer_images'} & results.keys()
+        if not views:
+            raise UserError('TwoViewColorJitter finds no views to change; put it after the crop that makes them')
+        for view in views:
             results[view] = jitter_pixels(results[view], factors, level, order)
         return results
 

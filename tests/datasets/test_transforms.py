@@ -211,6 +211,11 @@ def test_factors_are_uniform_and_all_orders_equally_likely():
     assert len(orders) == 6 and all(abs(count - 500) < 100 for count in orders.values())
 
 
+def test_jitter_before_the_crop_is_refused(image):
+    with pytest.raises(ValueError, match='no views.* put it after the crop'):
+        TwoViewColorJitter()(dict(img=image))
+
+
 # --- DINO's crops ---------------------------------------------------------------------------------
 
 CROPS = ('images', 'second_images', 'local_images')
