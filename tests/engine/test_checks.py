@@ -6,8 +6,9 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from helpers import make_runner, train
+from helpers import make_runner, narrow_dino_model, train
 from labelled import classifier_config, make_images, save_backbone
+from mmengine.optim import OptimWrapper
 from mmengine.structures import PixelData
 from mmpretrain.evaluation import Accuracy, MultiLabelMetric
 from mmseg.evaluation import IoUMetric
@@ -250,6 +251,20 @@ def test_weights_of_other_shapes_are_named(cfg, tmp_path, resume, monkeypatch):
     monkeypatch.setattr('beit_mm.engine.checks.warn', said.append)
     train(cfg)
     assert [text for text in said if 'head.fc.weight' in text and 'start anew' in text]
+
+
+def test_positions_of_a_teacher_are_resized_without_a_warning(monkeypatch):
+    def runner_of(size: int) -> SimpleNamespace:
+        model = narrow_dino_model()
+        model['backbone'] = dict(model['backbone'], img_size=size)
+        return SimpleNamespace(model=MODELS.build(model), _resume=False, _load_from='a.pth')
+
+    small, large, said = runner_of(32), runner_of(48), []
+    large.optim_wrapper = OptimWrapper(torch.optim.SGD(large.model.parameters(), lr=0.1))
+    monkeypatch.setattr('beit_mm.engine.checks.warn', said.append)
+    FitCheckHook().after_load_checkpoint(large, dict(state_dict=small.model.state_dict()))
+    large.model.load_state_dict(small.model.state_dict(), strict=False)
+    assert not said and large.model.teacher['backbone'].pos_embed.shape == (1, 37, 32)
 
 
 @pytest.mark.parametrize('both', [False, True])
