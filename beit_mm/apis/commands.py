@@ -353,14 +353,28 @@ def merge_options(cfg: Config, pairs: Iterable[str]) -> None:
     types = {key: value for key, value in options.items() if key.rpartition('.')[2] in ('type', '_delete_')}
     others = {key: value for key, value in options.items() if key not in types}
     for part in (types, others):  # the other keys are arguments of these types
-        for key in part:
+        for key, value in part.items():
             check_key(cfg, key)
+            replace_none(cfg, key.split('.')[: None if isinstance(value, dict) else -1])
         if 'data_root' in part:
             part = roots_of_datasets(cfg, part['data_root']) | part
-        try:
-            cfg.merge_from_dict(part)
-        except TypeError as error:  # a setting of what is None or a plain value in the config
-            raise UserError(f'--cfg-options: {error}') from error
+        for key, value in part.items():
+            try:
+                cfg.merge_from_dict({key: value})
+            except TypeError as error:
+                advice = 'a dict takes the place of another kind of value only with "_delete_": true in it'
+                raise UserError(f'--cfg-options {key}: {advice}') from error
+
+
+def replace_none(entry: Any, path: Sequence[str]) -> None:
+    """Turns each None along the path into an empty dict: mmengine merges no settings into a None."""
+    for name in path:
+        key = int(name) if isinstance(entry, list | tuple) else name
+        if key == name and name not in entry:
+            return
+        if entry[key] is None:
+            entry[key] = {}
+        entry = entry[key]
 
 
 def roots_of_datasets(cfg: Config, new: str) -> dict[str, str]:

@@ -226,6 +226,8 @@ def test_mim_trains_from_the_config_alone(options, tmp_path):
         ('optim_wrapper.accumulative_counts=0', 'error: AutocastOptimWrapper: '),
         ('train_cfg.val_interval=0', 'error: train_cfg.val_interval is 0; expected a number from 1'),
         ("optim_wrapper.clip_grad={'max_norm': 1}", 'optim_wrapper.clip_grad holds dicts but is not JSON'),
+        ('param_scheduler={"type": "StepLR"}', 'param_scheduler: a dict takes the place'),
+        ('log_level.x=1', 'log_level.x: a dict takes the place'),
         ('train_pipeline.1.size=32', 'train_pipeline'),
         ('param_scheduler.2.end=9', 'param_scheduler.2.end'),
         ('load_from.checkpoint=a.pth', "--cfg-options: load_from={'checkpoint': 'a.pth'}"),  # it is None
@@ -286,6 +288,15 @@ def test_a_key_is_an_argument_of_the_class_that_another_option_names():
         assert cfg.model.head.patch_size == 8
     with pytest.raises(UserError, match='patch_size'):
         config_of('train', 'beit/pretrain_300e', '--cfg-options', options[1])
+
+
+def test_options_may_fill_what_a_config_leaves_empty():
+    name = 'beit_plus/linear_512_ade20k_39k_after_in22k'
+    filled = config_of('train', name, '--cfg-options', 'optim_wrapper.clip_grad={"max_norm": 1}')
+    assert filled.optim_wrapper.clip_grad == dict(max_norm=1)
+    mixup = ['model.train_cfg.augments.type=Mixup', 'model.train_cfg.augments.alpha=0.8']
+    filled = config_of('train', 'demo/finetune_folder', '--cfg-options', *mixup)
+    assert filled.model.train_cfg == dict(augments=dict(type='Mixup', alpha=0.8))
 
 
 def test_missing_files_are_one_line(options, tmp_path):
