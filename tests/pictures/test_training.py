@@ -71,6 +71,18 @@ def test_label_maps_are_drawn_beside_their_images(tmp_path):
     assert len(seen) > 1 and all(channel == brightest for channel, brightest in seen.items())  # if augmented too
 
 
+def test_crops_of_images_narrower_than_a_crop_are_padded(tmp_path):
+    root = make_label_maps(tmp_path)
+    for part in ('images', 'annotations'):
+        with Image.open(file := root / f'{part}/training/1.png') as image:
+            image.resize((600, 20), Image.Resampling.NEAREST).save(file)
+    words = '--number', 4, '--out', tmp_path / 'out.png', '--cfg-options', f'data_root={root}'
+    run_tool('visualization/browse_dataset.py', ROOT / 'configs/demo/camvid_setr_pup.py', *words)
+    picture = np.asarray(Image.open(tmp_path / 'out.png').convert('RGB'))
+    image, labels = (tile(picture, 1, column) for column in (0, 1))
+    assert (image[-20:] == 0).all() and (labels[-20:] == 255).all()
+
+
 def test_a_picture_that_cannot_be_written_is_refused_before_any_work(tmp_path):
     with pytest.raises(SystemExit, match='samples.svg'):
         run_tool('visualization/browse_dataset.py', tmp_path / 'gone.py', '--out', tmp_path / 'samples.svg')

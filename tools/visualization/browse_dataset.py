@@ -73,13 +73,23 @@ def draw_samples(
         samples.append(dataset[key if isinstance(dataset, UnlabeledImages) else key.index])
     if isinstance(samples[0]['inputs'], dict):
         return sheet_of_columns(view_columns(cfg, default_collate(samples), tokens), channels)
-    columns = dict(image=torch.stack([sample['inputs'] for sample in samples]) / 255)
+    columns = dict(image=stack_padded([sample['inputs'] for sample in samples], 0) / 255)
     if 'gt_sem_seg' in samples[0]['data_samples']:
         colours = dataset.metainfo['palette']
         palette = torch.tensor([*colours, *[[255] * 3] * (256 - len(colours))]) / 255  # ignored pixels are white
-        maps = torch.stack([sample['data_samples'].gt_sem_seg.data[0] for sample in samples])  # B, H, W
+        maps = stack_padded([sample['data_samples'].gt_sem_seg.data[0] for sample in samples], 255)  # B, H, W
         columns['labels'] = palette[maps.long()].permute(0, 3, 1, 2)
     return sheet_of_columns(columns, channels)
+
+
+def stack_padded(images: Sequence[Tensor], value: int) -> Tensor:
+    """Stacks images (..., h, w), padded below and on the right: crops of images that are smaller than a crop differ."""
+    import torch
+    import torch.nn.functional as F
+
+    height, width = (max(image.shape[axis] for image in images) for axis in (-2, -1))
+    pads = ((0, width - image.shape[-1], 0, height - image.shape[-2]) for image in images)
+    return torch.stack([F.pad(image, pad, value=value) for image, pad in zip(images, pads, strict=True)])
 
 
 def view_columns(cfg: Config, batch: dict, tokens: bool) -> dict[str, Tensor]:
