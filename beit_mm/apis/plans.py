@@ -223,7 +223,7 @@ def plan_training(images: Images, call: Record) -> Plan:
     else:  # bands are measured, whatever the checkpoint records for its RGB images
         usual = bands or IMAGENET
         preprocessing, assumed = normalisation_of('the new model', usual, (), len(usual['mean']), **levels)
-    base, backbone = choose_model(images, call.verb, device, checkpoint, len(preprocessing['mean']))
+    base, backbone = choose_model(images, call.verb, device, checkpoint, len(bands['mean']) if bands else 3)
     head = None
     if segments:
         is_wide = sizes_of(backbone['arch'])['embed_dims'] > NARROW

@@ -18,7 +18,7 @@ from beit_mm.apis import export, training
 from beit_mm.apis.inferencers import SegmentationInferencer
 from beit_mm.apis.split import find_label_maps
 from beit_mm.datasets import reading
-from beit_mm.errors import UserError
+from beit_mm.errors import CheckpointError, UserError
 from beit_mm.registry import MODELS
 
 
@@ -75,6 +75,13 @@ def test_an_export_says_how_the_values_of_bands_are_scaled(run, tmp_path, monkey
     beit_mm.export(run / 'finetuned.pth', tmp_path / 'model.onnx')
     bands = find_label_maps(run.parent / 'data').bands['load']
     assert json.loads(written[0])['bands'] == dict(bands=None, low=bands['low'], high=bands['high'])
+
+
+def test_a_model_of_bands_is_no_start_for_rgb_images(run, tmp_path):
+    images = make_label_maps(tmp_path / 'data', 12)
+    with pytest.raises(CheckpointError, match='takes images with 4 bands; expected RGB'):
+        beit_mm.finetune(images, tmp_path / 'run', run, epochs=1)
+    assert not (tmp_path / 'run').exists()
 
 
 def test_a_segmentor_normalises_each_band_by_its_own_numbers():
