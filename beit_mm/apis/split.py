@@ -251,8 +251,11 @@ def find_label_maps(
     if not 1 < len(values) < IGNORE_INDEX:
         raise UserError(f'{len(values)} classes in {str(root)!r} ({meaning}); expected 2 to {IGNORE_INDEX - 1}')
     unseen = [label for label, value in enumerate(values) if not pixels[value]]
-    if unseen:
-        meaning += f', never seen: {preview(classes[label] for label in unseen)}'
+    learned = set().union(*(numbers[0][path] for path in train.names))
+    unlearned = [label for label, value in enumerate(values) if pixels[value] and value not in learned]
+    for what, labels in (('never seen', unseen), ('only in held-out maps', unlearned)):
+        if labels:
+            meaning += f', {what}: {preview(classes[label] for label in labels)}'
     for use, part, found in zip(('to learn from', 'held out'), parts, numbers, strict=True):
         if not any(found[path] & {*values} for path in part.names):
             where = f'the {len(part.names):,} images {use} in {str(part.root)!r}'

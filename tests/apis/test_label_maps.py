@@ -293,6 +293,12 @@ def test_maps_without_a_pixel_of_a_class_are_named_first(folder, part):
         find_label_maps(folder)
 
 
+def test_classes_that_only_held_out_maps_hold_are_named(folder):
+    change(folder, lambda labels: np.where(labels == 2, 0, labels), 'training')
+    found = find_label_maps(folder)
+    assert 'only in held-out maps: green;' in found.notes[0] and not found.unseen
+
+
 def test_what_cannot_be_named_is_said_first(folder):
     classes(folder, 'Idx\tName', *(f'{number}\tname{number}' for number in range(1, 4)), '4')
     with pytest.raises(UserError, match='classes.txt.* 2 columns'):
