@@ -303,8 +303,12 @@ def check_topk(evaluator: Evaluator, dataset: Dataset) -> None:
 
 
 def check_label_files(evaluator: Evaluator, dataset: Any) -> None:
-    """Raises UserError where mmseg's IoUMetric would write the label maps of two images into one file, or into none."""
+    """Raises UserError where mmseg's IoUMetric lacks label maps, or would write two into one file, or one into none."""
+    unlabelled = isinstance(dataset, UnlabeledImages) and dataset.data_prefix.get('seg_map_path') is None
     for metric in evaluator.metrics:
+        if unlabelled and getattr(metric, 'format_only', None) is False:
+            advice = 'set seg_map_path in data_prefix, or format_only=True and output_dir of the evaluator'
+            raise UserError(f'{path_of(dataset)} has no label maps to compare predictions with; {advice}')
         if getattr(metric, 'format_only', False) and metric.output_dir is None:
             raise UserError('format_only=True only writes label maps; give the evaluator an output_dir for them')
         first: dict[str, str] = {}  # the image of each file

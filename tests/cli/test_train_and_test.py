@@ -230,7 +230,6 @@ def test_mim_trains_from_the_config_alone(options, tmp_path):
         ('log_level.x=1', 'log_level.x: a dict takes the place'),
         ('train_pipeline.1.size=32', 'train_pipeline'),
         ('param_scheduler.2.end=9', 'param_scheduler.2.end'),
-        ('load_from.checkpoint=a.pth', "--cfg-options: load_from={'checkpoint': 'a.pth'}"),  # it is None
         ("tta_pipeline=[{'type': 'LoadImage'}]", '--cfg-options: tta_pipeline holds dicts but is not JSON'),
     ],
 )

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from helpers import make_runner, narrow_dino_model, train
+from label_maps import make_label_maps
 from labelled import classifier_config, make_images, save_backbone
 from mmengine.optim import OptimWrapper
 from mmengine.structures import PixelData
@@ -14,6 +15,7 @@ from mmpretrain.evaluation import Accuracy, MultiLabelMetric
 from mmseg.evaluation import IoUMetric
 from mmseg.structures import SegDataSample
 
+from beit_mm.datasets.segmentation_folder import SegmentationFolder
 from beit_mm.engine.checks import FitCheckHook, check_label_files, check_labels, check_topk
 from beit_mm.errors import UserError
 from beit_mm.registry import MODELS
@@ -97,6 +99,15 @@ def test_label_maps_that_would_be_lost(options, message, monkeypatch, tmp_path):
     evaluator = SimpleNamespace(metrics=[Accuracy(), IoUMetric(**options)])
     with pytest.raises(UserError, match=message) if message else nullcontext():
         check_label_files(evaluator, dataset)
+
+
+def test_predictions_that_have_no_label_maps_to_be_compared_with(tmp_path):
+    make_label_maps(tmp_path)
+    folders, evaluator = dict(img_path='images'), SimpleNamespace(metrics=[IoUMetric()])
+    for maps in (None, 'annotations'):
+        dataset = SegmentationFolder(str(tmp_path), 'classes.txt', True, dict(folders, seg_map_path=maps))
+        with nullcontext() if maps else pytest.raises(UserError, match='images has no label maps.*format_only'):
+            check_label_files(evaluator, dataset)
 
 
 @pytest.mark.parametrize('wrapped', [False, True])
