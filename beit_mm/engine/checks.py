@@ -70,6 +70,8 @@ class FitCheckHook(Hook):
             warn('EarlyStoppingHook has no effect: this run does not validate.')
         check_model(model, dataset)
         check_erasing(model, transforms_of(dataset))
+        if hasattr(model, 'decode_head') and has_no_label_maps(dataset):
+            raise UserError(f'{path_of(dataset)} has no label maps to learn from; set seg_map_path in data_prefix')
         if (backbone := backbone_of(model)) is not None:
             init_report = self.init_report
             if init_report is not None and backbone.load_report is not init_report and not runner._resume:
@@ -304,9 +306,8 @@ def check_topk(evaluator: Evaluator, dataset: Dataset) -> None:
 
 def check_label_files(evaluator: Evaluator, dataset: Any) -> None:
     """Raises UserError where mmseg's IoUMetric lacks label maps, or would write two into one file, or one into none."""
-    unlabelled = isinstance(dataset, UnlabeledImages) and dataset.data_prefix.get('seg_map_path') is None
     for metric in evaluator.metrics:
-        if unlabelled and getattr(metric, 'format_only', None) is False:
+        if has_no_label_maps(dataset) and getattr(metric, 'format_only', None) is False:
             advice = 'set seg_map_path in data_prefix, or format_only=True and output_dir of the evaluator'
             raise UserError(f'{path_of(dataset)} has no label maps to compare predictions with; {advice}')
         if getattr(metric, 'format_only', False) and metric.output_dir is None:
@@ -318,6 +319,10 @@ def check_label_files(evaluator: Evaluator, dataset: Any) -> None:
             if image != other:
                 found = f'output_dir would have one label map for {other} and {image}'
                 raise UserError(f'{found}; test each folder by itself, or use `beit-mm segment`, which numbers files')
+
+
+def has_no_label_maps(dataset: Any) -> bool:
+    return isinstance(dataset, UnlabeledImages) and dataset.data_prefix.get('seg_map_path') is None
 
 
 def check_size(model: nn.Module, inputs: Any) -> None:

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from helpers import make_runner, narrow_dino_model, train
-from label_maps import make_label_maps
+from label_maps import make_label_maps, mask_training
 from labelled import classifier_config, make_images, save_backbone
 from mmengine.optim import OptimWrapper
 from mmengine.structures import PixelData
@@ -108,6 +108,9 @@ def test_predictions_that_have_no_label_maps_to_be_compared_with(tmp_path):
         dataset = SegmentationFolder(str(tmp_path), 'classes.txt', True, dict(folders, seg_map_path=maps))
         with nullcontext() if maps else pytest.raises(UserError, match='images has no label maps.*format_only'):
             check_label_files(evaluator, dataset)
+    training = mask_training(tmp_path, tmp_path / 'work')
+    training.train_dataloader.dataset.data_prefix = dict(img_path='images/training', ann_path='annotations/training')
+    refused(training, 'training has no label maps to learn from; set seg_map_path')
 
 
 @pytest.mark.parametrize('wrapped', [False, True])
