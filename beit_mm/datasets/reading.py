@@ -199,7 +199,7 @@ def warn_loss(path: str, image: Image.Image) -> None:
     else:
         return
     WARNED.append(path)
-    advice = 'to read all: finetune --bands all, or LoadBands in a config (docs/data.md)'
+    advice = 'to read all: finetune --bands all with label maps, LoadBands in a config without (docs/data.md)'
     warn(f'{quoted(path)}: {hidden}; {advice if tags else "scale them to 0 to 65,535"}')
 
 
