@@ -149,7 +149,8 @@ def export_onnx(
         for number, sides in ((2, grid), (3, (2 * divisor, 3 * divisor)))
     ]
     with torch.no_grad():
-        logits = [output if isinstance(output, Tensor) else output[0] for output in map(original, batches)]
+        outputs = [original(images) for images in batches]
+        logits = [output if isinstance(output, Tensor) else output[0] for output in outputs]  # a probe's: a tuple
         rows, columns = (divisor * torch.export.Dim(name, max=most // divisor) for name in ('rows', 'columns'))
         shapes = ({0: torch.export.Dim('batch'), 2: rows, 3: columns},)
         options: dict[str, Any] = dict(input_names=['images'], output_names=['logits'], verbose=False, optimize=True)

@@ -39,7 +39,8 @@ class TwoViews(BaseTransform, ABC):
     """
 
     def __init__(self, size: Size = 224, second_size: Size | None = 112) -> None:
-        self.size, self.second_size = as_size(size), None if second_size is None else as_size(second_size)
+        self.size = as_size(size)
+        self.second_size = None if second_size is None else as_size(second_size)
 
     @abstractmethod
     def draw(self, height: int, width: int) -> tuple[Box, bool]:

@@ -102,14 +102,15 @@ class FitCheckHook(Hook):
     def after_load_checkpoint(self, runner: Runner, checkpoint: dict) -> None:
         self.checkpoint = checkpoint
         self.init_report = getattr(backbone_of(unwrap(runner)), 'load_report', None)
-        weights, own = checkpoint.get('state_dict', checkpoint), unwrap(runner).state_dict()
+        weights = checkpoint.get('state_dict', checkpoint)
+        own = unwrap(runner).state_dict()
         # a backbone, a teacher's too, fits and checks its own tensors when it loads them
         others = [name for name in own if not name.startswith('backbone.') and name in weights]
         check_finite({name: weights[name] for name in others}, 'The checkpoint')
         wrapper, is_resumed = runner.optim_wrapper, runner._resume and 'optimizer' in checkpoint
-        unfit = preview(n for n in others if 'backbone.' not in n and weights[n].shape != own[n].shape)
-        if unfit != 'none' and isinstance(wrapper, OptimWrapper):  # mmengine prints it, but not into the log
-            found = f"{runner._load_from}: shapes differ from this model's: {unfit}"
+        unfit = [name for name in others if 'backbone.' not in name and weights[name].shape != own[name].shape]
+        if unfit and isinstance(wrapper, OptimWrapper):  # mmengine prints it, but not into the log
+            found = f"{runner._load_from}: shapes differ from this model's: {preview(unfit)}"
             if is_resumed:
                 raise UserError(f'{found}; resume with the sizes that the run began with')
             warn(f'{found}. They are not loaded and start anew.')

@@ -179,7 +179,8 @@ class FeatureExtractor:
             levels, _ = normalisation_of(self.checkpoint, recorded, own, self.channels, mean=mean, std=std)
         else:
             opened = Checkpoint.open(checkpoint, mean=mean, std=std)
-            self.checkpoint, self.device = str(opened), torch.device(device or get_device())
+            self.checkpoint = str(opened)
+            self.device = torch.device(device or get_device())
             self.backbone_arguments = opened.backbone_arguments()
             self.backbone = BEiTBackbone.from_checkpoint(opened).to(self.device)
             levels, _ = opened.normalisation

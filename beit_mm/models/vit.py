@@ -100,7 +100,8 @@ class Attention(nn.Module):
         super().__init__()
         self.num_heads = num_heads
         self.qkv = nn.Linear(dims, 3 * dims, bias=False)
-        self.q_bias, self.v_bias = nn.Parameter(torch.zeros(dims)), nn.Parameter(torch.zeros(dims))
+        self.q_bias = nn.Parameter(torch.zeros(dims))
+        self.v_bias = nn.Parameter(torch.zeros(dims))
         self.proj = nn.Linear(dims, dims)
         self.table_grid = table_grid
         self.relative_position_bias_table = None

@@ -31,7 +31,7 @@ class TargetGenerator(nn.Module, ABC):
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
-        # of a file also path and SHA-256, and settings; stored in checkpoints of a run
+        # stored in a run's checkpoints; with weights from a file also its path, SHA-256 and settings
         self.provenance: dict[str, Any] = dict(type=type(self).__name__)
 
     @abstractmethod

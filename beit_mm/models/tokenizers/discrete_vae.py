@@ -202,7 +202,8 @@ class ConvDecoder(nn.Module):
         self, hidden: int, vocab_size: int, width: int, num_levels: int, bottleneck_blocks: int | None, channels: int
     ) -> None:
         super().__init__()
-        self.codebook, self.levels = nn.Embedding(vocab_size, width), nn.Sequential()
+        self.codebook = nn.Embedding(vocab_size, width)
+        self.levels = nn.Sequential()
         if bottleneck_blocks is not None:
             self.levels.append(nn.Conv2d(width, hidden, 1))
             self.levels.extend(ConvResBlock(hidden) for _ in range(bottleneck_blocks))
