@@ -107,6 +107,8 @@ class CheckpointHook(Hook):
         """Takes over the id, position, seed and files of the resumed run."""
         meta = meta_of(checkpoint)
         if not runner._resume:
+            if is_training(runner):  # DiscreteVAE's temperature begins anew, as the learning rate does
+                checkpoint.get('state_dict', checkpoint).pop('steps', None)
             return
         if 'optimizer' not in checkpoint:
             raise CheckpointError(f'{runner._load_from} has only weights to load_from, not a run to resume')

@@ -142,6 +142,12 @@ def resumed(folder: Path, at: Path, config: dict, **arguments: object) -> tuple:
     return run(folder, config, resume=True, load_from=str(at), **arguments)
 
 
+def test_weights_of_another_run_leave_the_temperature_at_its_start(tmp_path):
+    run(tmp_path / 'first', settings())
+    runner, _ = run(tmp_path / 'second', settings(), load_from=str(tmp_path / 'first/iter_6.pth'))
+    assert runner.model.steps == 6
+
+
 def schedules(kind: str, epochs: int) -> dict:
     """Loop and schedules of a run: a warm-up of one epoch, then a cosine or a polynomial."""
     loop, begin, end, counted = dict(type='beit_mm.EpochLoop', max_epochs=epochs), 1, epochs, {}
