@@ -1,4 +1,4 @@
-"""The vision Transformer of BEiT (paper sections 2.1 and 2.2): patches, attention, bias tables, BEiTBackbone.
+"""The vision Transformer of BEiT (paper 2.1, 2.2): patches, attention, its relative position bias, BEiTBackbone.
 
 Shapes: B images, N tokens (class token, registers, h*w patches), C channels, d channels of a head, K selected tokens,
 P >= N columns of a bias (see bias_from_table).
