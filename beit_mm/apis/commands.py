@@ -350,9 +350,11 @@ def merge_options(cfg: Config, pairs: Iterable[str]) -> None:
         options[key] = parse_value(key, value)
         if key.endswith('init_cfg.checkpoint'):
             options.setdefault(key.replace('init_cfg.checkpoint', 'init_cfg.type'), 'Pretrained')
-    types = {key: value for key, value in options.items() if key.rpartition('.')[2] in ('type', '_delete_')}
-    others = {key: value for key, value in options.items() if key not in types}
-    for part in (types, others):  # the other keys are arguments of these types
+    parts: dict[str, dict[str, Any]] = {'_delete_': {}, 'type': {}, '': {}}  # the others are types' arguments
+    for key, value in options.items():
+        last = key.rpartition('.')[2]
+        parts[last if last in parts else ''][key] = value
+    for part in parts.values():
         for key, value in part.items():
             check_key(cfg, key)
             replace_none(cfg, key.split('.')[: None if isinstance(value, dict) else -1])

@@ -289,6 +289,13 @@ def test_a_key_is_an_argument_of_the_class_that_another_option_names():
         config_of('train', 'beit/pretrain_300e', '--cfg-options', options[1])
 
 
+def test_a_part_is_emptied_before_it_gets_a_type_whatever_the_order_of_options():
+    options = ['model.head.type=beit_mm.PixelRegressionHead', 'model.head.patch_size=8', 'model.head._delete_=True']
+    for order in (options, options[::-1]):
+        cfg = config_of('train', 'beit/pretrain_300e', '--cfg-options', *order)
+        assert cfg.model.head == dict(type='beit_mm.PixelRegressionHead', patch_size=8)
+
+
 def test_options_may_fill_what_a_config_leaves_empty():
     name = 'beit_plus/linear_512_ade20k_39k_after_in22k'
     filled = config_of('train', name, '--cfg-options', 'optim_wrapper.clip_grad={"max_norm": 1}')
