@@ -192,7 +192,8 @@ class DrawingHook(Hook):
     def after_test_iter(self, runner: Runner, batch_idx: int, data_batch: dict, outputs: Sequence) -> None:
         first = batch_idx * runner.test_dataloader.batch_size + 1
         for number, (image, sample) in enumerate(zip(data_batch['inputs'], outputs, strict=True), start=first):
-            path = f'{self.folder}/{Path(sample.img_path).name}_{number}.png'
+            name = Path(sample.get('img_path', 'image')).name  # CIFAR's images are not files
+            path = f'{self.folder}/{name}_{number}.png'
             runner.visualizer.visualize_cls(image.permute(1, 2, 0).numpy().astype('uint8'), sample, out_file=path)
 
 

@@ -3,6 +3,7 @@
 import json
 import re
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -11,6 +12,8 @@ from helpers import ROOT, library_tools, load_config, make_runner, run_tool
 from labelled import BACKBONE, CLASSES, classifier_config, make_images, save_backbone
 from mmengine.config import Config
 from mmengine.registry import init_default_scope
+from mmpretrain.structures import DataSample
+from mmpretrain.visualization import UniversalVisualizer
 from PIL import Image, ImageOps
 
 from beit_mm.apis.inferencers import ClassificationInferencer
@@ -19,6 +22,7 @@ from beit_mm.checkpoint.read import CheckpointError
 from beit_mm.engine.checkpoints import plain_values
 from beit_mm.errors import UserError
 from beit_mm.features.extractor import usual_preparation
+from beit_mm.pictures import DrawingHook
 from beit_mm.registry import MODELS
 
 LARGER = ['--cfg-options', 'model.backbone.img_size=48', 'test_dataloader.dataset.pipeline.1.scale=54']
@@ -76,6 +80,15 @@ def test_predictions_are_drawn_mirrored_and_the_inferencers(work):
     both = [dict(map(tuple, found['scores'])) for found in classifier([image, ImageOps.mirror(image)])]
     for label, score in mirrored['scores']:
         assert score == pytest.approx((both[0][label] + both[1][label]) / 2, abs=1e-5)
+
+
+def test_images_that_are_not_files_are_drawn_too(tmp_path):
+    """As those of CIFAR."""
+    images = torch.zeros(2, 3, 64, 64, dtype=torch.uint8)
+    visualizer = UniversalVisualizer(vis_backends=[dict(type='LocalVisBackend')], save_dir=str(tmp_path))
+    runner = SimpleNamespace(test_dataloader=SimpleNamespace(batch_size=2), visualizer=visualizer)
+    DrawingHook(str(tmp_path)).after_test_iter(runner, 1, dict(inputs=images), [DataSample(), DataSample()])
+    assert {path.name for path in tmp_path.glob('*.png')} == {'image_3.png', 'image_4.png'}
 
 
 def test_processes_of_which_all_but_one_would_draw_nothing_are_refused(monkeypatch):
