@@ -204,7 +204,11 @@ def check_state(state_dict: dict, optimizer: torch.optim.Optimizer) -> None:
                 if not isinstance(value, Tensor):
                     continue
                 expected = torch.Size() if name == 'step' else parameter.shape
-                if 'fused' in group and value.shape != expected:  # NAdam and Adafactor, which cannot be, have others
+                fits = value.shape == expected
+                # without a fused kernel also NAdam's numbers, Adafactor's rows and columns
+                if 'fused' not in group and value.ndim in (0, len(expected)):
+                    fits = all(size in (1, full) for size, full in zip(value.shape, expected, strict=False))
+                if not fits:
                     raise CheckpointError(f'optimizer of another model: {name} is {[*value.shape]}, not {[*expected]}')
                 state[name] = tensors[f'state.{number}.{name}'] = value.contiguous()
     check_finite(tensors, "The checkpoint's optimizer")

@@ -160,13 +160,16 @@ def test_a_state_of_another_shape_is_refused(fused, name, shape):
         wrapper.load_state_dict(state)
 
 
-@pytest.mark.parametrize('kind', [torch.optim.NAdam, torch.optim.ASGD, torch.optim.Adafactor])
-def test_a_state_of_numbers_rows_and_columns_is_resumed(kind):
+@pytest.mark.parametrize('kind', [torch.optim.RMSprop, torch.optim.NAdam, torch.optim.ASGD, torch.optim.Adafactor])
+def test_a_state_without_a_fused_kernel_is_resumed_by_its_own_model_alone(kind):
     model, wrapper = make_wrapper('float32', kind)
     wrapper.update_params(model(torch.ones(1, 4)).sum())
     other = make_wrapper('float32', kind)[1]
     other.load_state_dict(copy.deepcopy(wrapper.state_dict()))
     assert str(other.state_dict()) == str(wrapper.state_dict())
+    with pytest.raises(CheckpointError, match='optimizer of another model'):
+        other_size = AutocastOptimWrapper('float32', optimizer=kind(nn.Linear(4, 5).parameters()))
+        other_size.load_state_dict(copy.deepcopy(wrapper.state_dict()))
 
 
 def test_a_states_memory_and_kernel_are_the_runs(fused):
