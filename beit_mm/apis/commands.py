@@ -357,7 +357,8 @@ def merge_options(cfg: Config, pairs: Iterable[str]) -> None:
     for part in parts.values():
         for key, value in part.items():
             check_key(cfg, key)
-            replace_none(cfg, key.split('.')[: None if isinstance(value, dict) else -1])
+            path = key.split('.')
+            replace_none(cfg, path if isinstance(value, dict) else path[:-1])
         if 'data_root' in part:
             part = roots_of_datasets(cfg, part['data_root']) | part
         for key, value in part.items():

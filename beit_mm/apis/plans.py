@@ -123,8 +123,9 @@ class Record:
 def new_call(verb: str, images: str | Path, init: str | Path | None = None, **options: Any) -> Record:
     """The record of a call before anything is planned; minutes, steps or epochs become its length."""
     options = {name: value for name, value in options.items() if value is not None}
-    if os.environ.get('WORLD_SIZE', '1') not in ('', '1'):  # set by torchrun
-        raise UserError(f'{verb} runs in one process. Start it without a launcher; dist_train.sh takes its config')
+    if (processes := os.environ.get('WORLD_SIZE', '1')) not in ('', '1'):  # set by torchrun
+        found = f'{verb} runs in one process, and WORLD_SIZE is {processes}'
+        raise UserError(f'{found}; start it without a launcher, or train its config with dist_train.sh')
     for name, words in dict(freeze=(ALL,), lora=(), batch=(), steps=(), workers=(), seed=()).items():
         if name in options and options[name] not in words and type(options[name]) is not int:
             raise UserError(f'{name} is {options[name]!r}; expected {" or ".join([*words, "a whole number"])}')

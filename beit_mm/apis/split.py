@@ -341,11 +341,13 @@ def find_folders(root: Path, least: int) -> list[tuple[Path, Path]]:
 
 
 def check_images_alone(folder: Path) -> None:
-    """Refuses a folder that has label maps beside its images, for those who take each file as an image."""
+    """Refuses a folder that has label maps beside its images, for callers that read each file as an image."""
     for part in (folder, *(folder / name for name in TRAINING)):
-        maps = [part / name for name in MAPS if any((part / images).is_dir() for images in IMAGES)]
-        if found := next((path for path in maps if path.is_dir() and list_images(str(path))), None):
-            raise UserError(f'{found} has label maps, which would count as images; give a folder of the images alone')
+        if not any((part / name).is_dir() for name in IMAGES):
+            continue
+        for maps in (part / name for name in MAPS):
+            if maps.is_dir() and list_images(str(maps)):
+                raise UserError(f'{maps} has label maps, which would count as images; give the folder of the images')
 
 
 def find_suffix(images: Path, maps: Path) -> str:

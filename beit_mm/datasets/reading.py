@@ -44,7 +44,7 @@ MARGIN = 2  # decode to at least twice the wanted size: then pixels differ by 1 
 ORIENTATION_TAG, BITS_TAG, SAMPLES_TAG = 0x0112, 258, 277
 SIDEWAYS = (5, 6, 7, 8)  # EXIF orientations that swap height and width
 MAX_BANDS = 16
-MOST_DARK = 63  # of 255: an image of 16 bits whose highest value is at most this is mostly 12 or 14 bits
+MOST_DARK = 63  # of 255: an image of 16 bits whose highest value is at most this usually has 12 or 14
 SAMPLED = 10_000  # pixels of an image that are used for statistics of the bands
 # TIFF's numbers for none, LZW, Deflate (two), PackBits, LZMA, Zstandard; not JPEG, whose own size nothing checks
 COMPRESSIONS = (1, 5, 8, 32946, 32773, 34925, 50000)
@@ -181,11 +181,12 @@ def read_image(
 
 
 def warn_loss(path: str, image: Image.Image) -> None:
-    """Warns once if reading an image as RGB loses bands, or nearly all of 16 bits that use little of their range."""
+    """Warns once if reading an image as RGB loses bands, or makes 12 or 14 bits that are stored in 16 nearly black."""
     if WARNED or not warns_here():
         return
     tags = image.tag_v2 if image.format == 'TIFF' else {}
-    samples, read, bits = tags.get(SAMPLES_TAG, 1), len(image.getbands()), max(tags.get(BITS_TAG, (8,)))
+    samples, read = tags.get(SAMPLES_TAG, 1), len(image.getbands())
+    bits = max(tags.get(BITS_TAG, (8,)))
     deep_gray = is_deep_gray(image)
     if image.mode == 'RGBA' and tags and image.getchannel('A').getextrema()[0] < 255:
         hidden = 'its fourth band is marked as transparency and blended with white'
@@ -199,7 +200,7 @@ def warn_loss(path: str, image: Image.Image) -> None:
     else:
         return
     WARNED.append(path)
-    advice = 'to read all: finetune --bands all with label maps, LoadBands in a config without (docs/data.md)'
+    advice = 'to read all, use LoadBands in a config or, if there are label maps, finetune --bands all (docs/data.md)'
     warn(f'{quoted(path)}: {hidden}; {advice if tags else "scale them to 0 to 65,535"}')
 
 

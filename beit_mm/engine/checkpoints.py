@@ -405,8 +405,9 @@ class CheckpointMetaHook(Hook):
 def early_stopping(runner: Runner, stored: Mapping[str, Any] | None = None) -> dict[str, Any]:
     """The state of each EarlyStoppingHook, which mmengine does not store; `stored` values replace it first."""
     state = {}
-    for hook in runner.hooks:
-        for name in ('wait_count', 'best_score') if isinstance(hook, EarlyStoppingHook) else ():
+    hooks = [hook for hook in runner.hooks if isinstance(hook, EarlyStoppingHook)]
+    for hook in hooks:
+        for name in ('wait_count', 'best_score'):
             key = f'early_stopping_{name}_{hook.monitor}'
             if stored and isinstance(stored.get(key), (int, float)):
                 setattr(hook, name, stored[key])

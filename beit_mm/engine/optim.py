@@ -104,8 +104,10 @@ class AutocastOptimWrapper(OptimWrapper):
         self.loss_scaler.unscale_(self.optimizer)
         parameters = [p for group in self.optimizer.param_groups for p in group['params'] if p.grad is not None]
         clip = self.clip_grad_kwargs or dict(max_norm=math.inf)
-        norm = torch.nn.utils.clip_grad_norm_(parameters, **(dict(max_norm=math.inf) if 'clip_value' in clip else clip))
-        if 'clip_value' in clip:
+        by_value = 'clip_value' in clip
+        by_norm = dict(max_norm=math.inf) if by_value else clip
+        norm = torch.nn.utils.clip_grad_norm_(parameters, **by_norm)
+        if by_value:
             torch.nn.utils.clip_grad_value_(parameters, **clip)
         self.norms.append(norm)
         bad = ~norm.isfinite()

@@ -119,7 +119,8 @@ class BEiTPretrainer(BaseModel):
         if self.target_generator is None:
             if not isinstance(self.head, PixelRegressionHead):
                 raise UserError(f'{type(self.head).__name__} does not predict pixels; set target_generator')
-            side, (height, width) = self.head.patch_size, inputs['images'].shape[2:]
+            side = self.head.patch_size
+            height, width = inputs['images'].shape[2:]
             padded = F.pad(inputs['images'], (0, -width % side, 0, -height % side))  # as PatchEmbed does
             pixels = F.pixel_unshuffle(padded, side).flatten(2).mT  # B, h*w, P
             return pixels if positions is None else take_tokens(pixels, positions.clamp(min=0))
@@ -235,11 +236,12 @@ def _rename_mmpretrain(model: nn.Module, state_dict: dict, prefix: str, *_: obje
 def _start_average(model: BEiTPretrainer, state_dict: dict, prefix: str, *_: object) -> None:
     """Starts moving averages at the weights in a file that does not have them."""
     for average in model.averages:
-        names = [name.removeprefix(average) for name, _ in model.named_parameters() if name.startswith(average)]
-        starts = tuple({f'{prefix}{name.partition(".")[0]}.' for name in names})  # of parts that have an average
-        if not any(name.startswith(prefix + average) for name in state_dict):
-            given = [name for name in state_dict if name.startswith(starts) and not name.endswith('.mask_token')]
-            state_dict.update({prefix + average + name.removeprefix(prefix): state_dict[name] for name in given})
+        if any(name.startswith(prefix + average) for name in state_dict):
+            continue
+        averaged = [name.removeprefix(average) for name, _ in model.named_parameters() if name.startswith(average)]
+        parts = tuple({f'{prefix}{name.partition(".")[0]}.' for name in averaged})  # 'backbone.', 'dino_head.'
+        given = [name for name in state_dict if name.startswith(parts) and not name.endswith('.mask_token')]
+        state_dict.update({prefix + average + name.removeprefix(prefix): state_dict[name] for name in given})
 
 
 def _expect_no_tokenizer(model: nn.Module, incompatible_keys: Any) -> None:
