@@ -78,7 +78,7 @@ class SegmentationFolder(UnlabeledImages):
         self.seg_map_suffix, self.label_values, self.by_colour = seg_map_suffix, label_values, by_colour
         if isinstance(data_prefix, dict):  # None is how --cfg-options removes a key
             data_prefix = {name: folder for name, folder in data_prefix.items() if folder is not None}
-        palette = palette or given.get('palette') or distinct_colours(len(names))
+        palette = given.get('palette') or palette or distinct_colours(len(names))
         metainfo = dict(given, classes=names, palette=palette, reduce_zero_label=reduce_zero_label)
         super().__init__(data_root, data_prefix=data_prefix, metainfo=metainfo, **kwargs)
 

@@ -90,6 +90,8 @@ def test_classes_from_anywhere(root):
     ade = dataset(root, classes='mmseg.ADE20KDataset').metainfo
     assert len(ade['classes']) == len(ade['palette']) == 150
     assert (ade['classes'][0], ade['palette'][:2]) == ('wall', [[120, 120, 120], [180, 120, 120]])
+    colours = [[1, 2, 3]] * 150
+    assert dataset(root, classes='mmseg.ADE20KDataset', metainfo=dict(palette=colours)).metainfo['palette'] == colours
 
 
 def test_colours_can_be_told_apart(root):
