@@ -357,8 +357,7 @@ def merge_options(cfg: Config, pairs: Iterable[str]) -> None:
     for part in parts.values():
         for key, value in part.items():
             check_key(cfg, key)
-            path = key.split('.')
-            replace_none(cfg, path if isinstance(value, dict) else path[:-1])
+            replace_none(cfg, key, value)
         if 'data_root' in part:
             part = roots_of_datasets(cfg, part['data_root']) | part
         for key, value in part.items():
@@ -369,15 +368,21 @@ def merge_options(cfg: Config, pairs: Iterable[str]) -> None:
                 raise UserError(f'--cfg-options {key}: {advice}') from error
 
 
-def replace_none(entry: Any, path: Sequence[str]) -> None:
-    """Turns each None along the path into an empty dict: mmengine merges no settings into a None."""
-    for name in path:
-        key = int(name) if isinstance(entry, list | tuple) else name
-        if key == name and name not in entry:
+def replace_none(entry: Any, key: str, value: Any) -> None:
+    """Turns each None that a dict or a type replaces into an empty dict: mmengine merges nothing into a None."""
+    path = key.split('.')
+    parts = path if isinstance(value, dict) else path[:-1]
+    for number, name in enumerate(parts, start=1):
+        place = int(name) if isinstance(entry, list | tuple) else name
+        if place == name and name not in entry:
             return
-        if entry[key] is None:
-            entry[key] = {}
-        entry = entry[key]
+        if entry[place] is None:
+            if not isinstance(value, dict) and path[-1] not in ('type', '_delete_'):
+                empty = '.'.join(parts[:number])
+                advice = f'give all its settings as JSON: {empty}={{"NAME": VALUE, ...}}'
+                raise UserError(f'--cfg-options {key}: {empty} is None in the config; {advice}')
+            entry[place] = {}
+        entry = entry[place]
 
 
 def roots_of_datasets(cfg: Config, new: str) -> dict[str, str]:

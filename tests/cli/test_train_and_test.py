@@ -228,6 +228,7 @@ def test_mim_trains_from_the_config_alone(options, tmp_path):
         ("optim_wrapper.clip_grad={'max_norm': 1}", 'optim_wrapper.clip_grad holds dicts but is not JSON'),
         ('param_scheduler={"type": "StepLR"}', 'param_scheduler: a dict takes the place'),
         ('log_level.x=1', 'log_level.x: a dict takes the place'),
+        ('load_from.checkpoint=a.pth', 'load_from is None in the config; give all its settings as JSON'),
         ('train_pipeline.1.size=32', 'train_pipeline'),
         ('param_scheduler.2.end=9', 'param_scheduler.2.end'),
         ("tta_pipeline=[{'type': 'LoadImage'}]", '--cfg-options: tta_pipeline holds dicts but is not JSON'),
