@@ -8,7 +8,7 @@ Command: python tools/train.py configs/demo/bands_finetune.py
 Data:    data/bands/{train,val}/<class>/*.tif; of the former those in data/bands/meta/few_labels.txt. All of them:
          --cfg-options train_dataloader.dataset.ann_file=''
 Batch:   1 process x 32 images, lr 2e-3
-Expect:  docs/data.md
+Expect:  docs/records/2026-11-22-bands.md
 Differs: from finetune_folder.py in reading six bands, so that OpenCV resizes instead of Pillow; in size (48 pixels, 4
          blocks, width 96), in crops of at least 60 % of an image, and in batch and length
 """

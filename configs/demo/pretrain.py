@@ -7,7 +7,7 @@ Data:    as dvae.py
 Batch:   1 process x 64 images, lr 2e-3
 Steps:   7,000, an hour of one CPU core with bfloat16; fewer: --steps 500
 Expect:  on held-out images of Caltech-101 mim_loss 5.09, 4.75, 4.32 after 1,000, 3,000 and 7,000 steps (mim_acc 0.156),
-         where token_entropy is 5.78 and position_entropy 5.75. For their meaning see docs/results.md
+         where token_entropy is 5.78 and position_entropy 5.75. For their meaning see docs/own_images.md
 Differs: from ../beit/pretrain_800e.py in size (58 of 12 x 12 patches masked, in blocks of 8 or more; tokens as large as
          patches, so that both views have the same size), in crops of at least 30 % of an image, in beta2, and in having
          no stochastic depth
