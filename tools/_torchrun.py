@@ -44,7 +44,7 @@ def check_port() -> None:
             try:
                 probe.bind(('', int(port)))
             except (OSError, OverflowError, ValueError) as error:
-                raise UserError(f'PORT={port} cannot be used ({error}); choose another') from None
+                raise UserError(f'PORT={port} cannot be used ({error}); choose another: PORT=...') from None
 
 
 def first_failure(error: ChildFailedError) -> tuple[int, ProcessFailure]:

@@ -217,7 +217,7 @@ def test_a_free_port_is_drawn_again_where_all_start_again(launch, port_in_use):
 
 def test_a_port_that_is_given_and_in_use_is_one_line(port_in_use, monkeypatch):
     monkeypatch.setenv('PORT', port_in_use)
-    with pytest.raises(SystemExit, match=f'^error: PORT={port_in_use} .*choose another$'):
+    with pytest.raises(SystemExit, match=rf'^error: PORT={port_in_use} .*choose another: PORT=\.\.\.$'):
         run_tool('_torchrun.py')
 
 
