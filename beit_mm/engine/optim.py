@@ -1,5 +1,6 @@
 """Optimization: mixed precision, skipped steps, weight decay, layer-wise learning rates."""
 
+import inspect
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -68,6 +69,12 @@ class AutocastOptimWrapper(OptimWrapper):
     def __init__(self, dtype: str = 'bfloat16', **kwargs):
         super().__init__(**kwargs)
         check_choice('dtype', dtype, DTYPES)
+        if self.clip_grad_kwargs:
+            try:
+                inspect.signature(self.clip_func).bind([], **self.clip_grad_kwargs)
+            except TypeError as error:  # torch would raise it in the first step
+                expected = "max_norm, or clip_value with type='value'"
+                raise UserError(f'clip_grad has {self.clip_grad_kwargs}: {error}; expected {expected}') from None
         self.device_type = torch.device(get_device()).type
         used = usable_dtype(dtype, self.device_type)
         self.dtype = getattr(torch, used)

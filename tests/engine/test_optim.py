@@ -11,6 +11,7 @@ from torch import nn
 
 from beit_mm.checkpoint.read import CheckpointError
 from beit_mm.engine.optim import AutocastOptimWrapper, BEiTOptimWrapperConstructor
+from beit_mm.errors import UserError
 from beit_mm.models import BEiTBackbone
 from beit_mm.precision import usable_dtype
 from beit_mm.registry import MODELS
@@ -112,6 +113,17 @@ def test_a_type_that_a_device_lacks_is_replaced(monkeypatch):
         assert all(usable_dtype(dtype, 'cuda') == dtype for dtype in ('float16', 'float32'))
     with pytest.raises(ValueError, match="dtype is 'half'"):
         make_wrapper('half')
+
+
+@pytest.mark.parametrize(
+    'clip', [dict(max_grad_norm=1.0), dict(max_norm=1.0, norm=2), dict(type='value', max_norm=1.0)]
+)
+def test_clipping_with_arguments_that_torch_lacks_is_refused_before_a_step(clip):
+    weights = [nn.Parameter(torch.zeros(1))]
+    with pytest.raises(
+        UserError, match="^clip_grad has .* argument.*; expected max_norm, or clip_value with type='value'$"
+    ):
+        AutocastOptimWrapper('float32', optimizer=torch.optim.SGD(weights, lr=0.1), clip_grad=clip)
 
 
 @pytest.mark.parametrize(('cpu', 'dtype'), [('AVX512', 'bfloat16'), ('AVX2', 'float32'), ('DEFAULT', 'float32')])
