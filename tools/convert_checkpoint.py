@@ -1,6 +1,6 @@
 """Converts a BEiT checkpoint of any format into another format, and DALL-E's pickled networks into state dicts.
 
-python tools/convert_checkpoint.py beit_base_patch16_224_pt22k.pth beit.pth
+python tools/convert_checkpoint.py beit_base_patch16_224_pt22k beit.pth
 python tools/convert_checkpoint.py work_dirs/run/epoch_300.pth for_transformers --to hf
 python tools/convert_checkpoint.py work_dirs/run/epoch_300.pth beit_base.safetensors --publish
 """
@@ -15,7 +15,9 @@ from beit_mm.terminal import run
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument('source', help='checkpoint file, or folder of a transformers model; its format is detected')
+    parser.add_argument(
+        'source', help='checkpoint file, name of a released one, or transformers folder; its format is detected'
+    )
     parser.add_argument('target', help='file to write, .pth or .safetensors; for --to hf a folder')
     parser.add_argument('--to', choices=FORMATS, default='beit_mm', help='format to write (default: %(default)s)')
     parser.add_argument('--publish', action='store_true', help='write only the weights, with a hash in the file name')

@@ -6,7 +6,7 @@ Model:   ViT-Base, absolute position embedding, frozen, 87,172,840 parameters, 1
 Command: tools/dist_train.sh configs/beit/pretrain_800e.py 16
          tools/dist_train.sh configs/beit/attentive_probe_in1k_90e.py 8
          The last from the released weights:
-           --cfg-options model.backbone.init_cfg.checkpoint=beit_base_patch16_224_pt1k_800ep.pth
+           --cfg-options model.backbone.init_cfg.checkpoint=beit_base_patch16_224_pt1k_800ep
 Test:    tools/dist_test.sh configs/beit/attentive_probe_in1k_90e.py work_dirs/attentive_probe_in1k_90e/epoch_90.pth 8
 Batch:   8 GPUs x 512 = 4096 images, lr 1.6e0
 Steps:   90 epochs x 312 = 28,080 updates, 3,120 of them warm-up

@@ -5,7 +5,7 @@ Model:   ViT-Base, absolute position embedding, 85,866,340 parameters; 224 x 224
 Command: tools/dist_train.sh configs/beit/pretrain_800e.py 16
          tools/dist_train.sh configs/beit/finetune_cifar100_150e.py 8
          The last from the released weights:
-           --cfg-options model.backbone.init_cfg.checkpoint=beit_base_patch16_224_pt1k_800ep.pth
+           --cfg-options model.backbone.init_cfg.checkpoint=beit_base_patch16_224_pt1k_800ep
 Test:    tools/dist_test.sh configs/beit/finetune_cifar100_150e.py work_dirs/finetune_cifar100_150e/epoch_150.pth 8
 Batch:   8 GPUs x 64 = 512 images, lr 4e-3
 Steps:   150 epochs x 97 = 14,550 updates, 1,940 of them warm-up

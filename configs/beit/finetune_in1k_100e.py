@@ -9,7 +9,7 @@ Model:   ViT-Base, absolute position embedding, 86,558,440 parameters; 224 x 224
 Command: tools/dist_train.sh configs/beit/pretrain_800e.py 16
          tools/dist_train.sh configs/beit/finetune_in1k_100e.py 8
          The last from the released weights:
-           --cfg-options model.backbone.init_cfg.checkpoint=beit_base_patch16_224_pt1k_800ep.pth
+           --cfg-options model.backbone.init_cfg.checkpoint=beit_base_patch16_224_pt1k_800ep
 Then:    tools/dist_train.sh configs/beit/setr_pup_512_ade20k_160k.py 8 \
            --work-dir work_dirs/setr_pup_512_ade20k_160k_after_finetune_in1k_100e \
            --cfg-options model.backbone.init_cfg.checkpoint=work_dirs/finetune_in1k_100e/epoch_100.pth

@@ -5,7 +5,7 @@ Model:   ViT-Base, absolute position embedding, frozen, 86,556,904 parameters, 7
 Command: tools/dist_train.sh configs/beit/pretrain_800e.py 16
          tools/dist_train.sh configs/beit/linear_probe_in1k_50e.py 8
          The last from the released weights:
-           --cfg-options model.backbone.init_cfg.checkpoint=beit_base_patch16_224_pt1k_800ep.pth
+           --cfg-options model.backbone.init_cfg.checkpoint=beit_base_patch16_224_pt1k_800ep
 Test:    tools/dist_test.sh configs/beit/linear_probe_in1k_50e.py work_dirs/linear_probe_in1k_50e/epoch_50.pth 8
 Batch:   8 GPUs x 128 = 1024 images, lr 4e-3
 Steps:   50 epochs x 1,251 = 62,550 updates

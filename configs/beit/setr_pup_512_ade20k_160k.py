@@ -8,7 +8,7 @@ Model:   ViT-Base, absolute position embedding, 97,245,166 parameters; 512 x 512
 Command: tools/dist_train.sh configs/beit/pretrain_800e.py 16
          tools/dist_train.sh configs/beit/setr_pup_512_ade20k_160k.py 8
          The last from other weights:
-           --cfg-options model.backbone.init_cfg.checkpoint=beit_base_patch16_224_pt1k_800ep.pth
+           --cfg-options model.backbone.init_cfg.checkpoint=beit_base_patch16_224_pt1k_800ep
            --cfg-options model.backbone.init_cfg.checkpoint=https://dl.fbaipublicfiles.com/deit/deit_base_patch16_224-b5f2ef4d.pth
            --cfg-options model.backbone.init_cfg.checkpoint=https://dl.fbaipublicfiles.com/dino/dino_vitbase16_pretrain/dino_vitbase16_pretrain.pth
 Test:    tools/dist_test.sh configs/beit/setr_pup_512_ade20k_160k.py \

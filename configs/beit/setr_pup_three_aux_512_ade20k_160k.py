@@ -5,7 +5,7 @@ Model:   ViT-Base, absolute position embedding, 97,206,104 parameters; 512 x 512
 Command: tools/dist_train.sh configs/beit/pretrain_800e.py 16
          tools/dist_train.sh configs/beit/setr_pup_three_aux_512_ade20k_160k.py 8
          The last from the released weights:
-           --cfg-options model.backbone.init_cfg.checkpoint=beit_base_patch16_224_pt1k_800ep.pth
+           --cfg-options model.backbone.init_cfg.checkpoint=beit_base_patch16_224_pt1k_800ep
 Test:    tools/dist_test.sh configs/beit/setr_pup_three_aux_512_ade20k_160k.py \
            work_dirs/setr_pup_three_aux_512_ade20k_160k/iter_160000.pth 8 [--tta]
 Batch:   8 GPUs x 2 = 16 images, lr 1e-3

@@ -16,7 +16,7 @@ Differs: the paper gives no settings for this table: size, rate, layer decay and
          and position embedding have no weight decay, as the released code intends but does not do. bfloat16 instead of
          float16, in tests too (--cfg-options model.test_cfg.precision=float32).
 Options: From the released 800-epoch weights: --cfg-options
-         model.backbone.init_cfg.checkpoint=beit_base_patch16_224_pt1k_800ep.pth
+         model.backbone.init_cfg.checkpoint=beit_base_patch16_224_pt1k_800ep
 """
 _base_ = [
     '../_base_/models/upernet_base.py',

@@ -7,7 +7,7 @@ Model:   ViT-Base, relative position bias in every block, LayerScale, 86,530,984
 Command: tools/dist_train.sh configs/beit_plus/pretrain_in22k_150e.py 16
          tools/dist_train.sh configs/beit_plus/finetune_in1k_100e.py 8
          The last from the released weights:
-           --cfg-options model.backbone.init_cfg.checkpoint=beit_base_patch16_224_pt22k.pth
+           --cfg-options model.backbone.init_cfg.checkpoint=beit_base_patch16_224_pt22k
 Test:    tools/dist_test.sh configs/beit_plus/finetune_in1k_100e.py \
            work_dirs/beit_plus_finetune_in1k_100e/epoch_100.pth 8
 Batch:   8 GPUs x 128 = 1024 images, lr 4e-3

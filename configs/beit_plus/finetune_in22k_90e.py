@@ -9,7 +9,7 @@ Model:   ViT-Base, relative position bias in every block, LayerScale, 102,557,71
 Command: tools/dist_train.sh configs/beit_plus/pretrain_in22k_150e.py 16
          tools/dist_train.sh configs/beit_plus/finetune_in22k_90e.py 16
          The last from the released weights:
-           --cfg-options model.backbone.init_cfg.checkpoint=beit_base_patch16_224_pt22k.pth
+           --cfg-options model.backbone.init_cfg.checkpoint=beit_base_patch16_224_pt22k
 Batch:   16 GPUs x 256 = 4096 images, lr 3e-3
 Steps:   90 epochs x 3,466 = 311,940 updates, 17,330 of them warm-up
 Data:    ImageNet-22K, 14,197,122 images

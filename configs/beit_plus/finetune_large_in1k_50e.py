@@ -6,7 +6,7 @@ Model:   ViT-Large, relative position bias in every block, LayerScale, 304,430,5
 Command: tools/dist_train.sh configs/beit_plus/pretrain_large_in22k_150e.py 16
          tools/dist_train.sh configs/beit_plus/finetune_large_in1k_50e.py 8
          The last from the released weights:
-           --cfg-options model.backbone.init_cfg.checkpoint=beit_large_patch16_224_pt22k.pth
+           --cfg-options model.backbone.init_cfg.checkpoint=beit_large_patch16_224_pt22k
 Test:    tools/dist_test.sh configs/beit_plus/finetune_large_in1k_50e.py \
            work_dirs/beit_plus_finetune_large_in1k_50e/epoch_50.pth 8
 Batch:   8 GPUs x 64, an update every 2 batches = 1024 images, lr 1e-3

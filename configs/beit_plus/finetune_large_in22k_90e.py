@@ -12,7 +12,7 @@ Model:   ViT-Large, relative position bias in every block, LayerScale, 325,792,5
 Command: tools/dist_train.sh configs/beit_plus/pretrain_large_in22k_150e.py 16
          tools/dist_train.sh configs/beit_plus/finetune_large_in22k_90e.py 16
          The last from the released weights:
-           --cfg-options model.backbone.init_cfg.checkpoint=beit_large_patch16_224_pt22k.pth
+           --cfg-options model.backbone.init_cfg.checkpoint=beit_large_patch16_224_pt22k
 Batch:   16 GPUs x 64, an update every 2 batches = 2048 images, lr 2e-3
 Steps:   90 epochs x 6,932 = 623,880 updates, 34,660 of them warm-up
 Data:    ImageNet-22K, 14,197,122 images

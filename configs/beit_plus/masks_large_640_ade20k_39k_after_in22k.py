@@ -6,7 +6,7 @@ Command: tools/dist_train.sh configs/beit_plus/pretrain_large_in22k_150e.py 16
          tools/dist_train.sh configs/beit_plus/finetune_large_in22k_90e.py 16
          tools/dist_train.sh configs/beit_plus/masks_large_640_ade20k_39k_after_in22k.py 8
          The last from the released weights:
-           --cfg-options model.backbone.init_cfg.checkpoint=beit_large_patch16_224_pt22k_ft22k.pth
+           --cfg-options model.backbone.init_cfg.checkpoint=beit_large_patch16_224_pt22k_ft22k
 Test:    tools/dist_test.sh configs/beit_plus/masks_large_640_ade20k_39k_after_in22k.py \
            work_dirs/beit_plus_masks_large_640_ade20k_39k_after_in22k/iter_39120.pth 8 [--tta]
 Batch:   8 GPUs x 2 = 16 images, lr 1e-4

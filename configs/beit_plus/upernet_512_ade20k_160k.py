@@ -5,7 +5,7 @@ Model:   ViT-Base, relative position bias in every block, LayerScale, 163,080,81
 Command: tools/dist_train.sh configs/beit_plus/pretrain_in22k_150e.py 16
          tools/dist_train.sh configs/beit_plus/upernet_512_ade20k_160k.py 8
          The last from the released weights:
-           --cfg-options model.backbone.init_cfg.checkpoint=beit_base_patch16_224_pt22k.pth
+           --cfg-options model.backbone.init_cfg.checkpoint=beit_base_patch16_224_pt22k
 Test:    tools/dist_test.sh configs/beit_plus/upernet_512_ade20k_160k.py \
            work_dirs/beit_plus_upernet_512_ade20k_160k/iter_160000.pth 8 [--tta]
 Batch:   8 GPUs x 2 = 16 images, lr 7e-4

@@ -11,7 +11,7 @@ Command: tools/dist_train.sh configs/beit_plus/pretrain_large_in22k_150e.py 16
          tools/dist_train.sh configs/beit_plus/finetune_large_in22k_90e.py 16
          tools/dist_train.sh configs/beit_plus/upernet_large_640_ade20k_160k_after_in22k.py 8
          The last from the released weights:
-           --cfg-options model.backbone.init_cfg.checkpoint=beit_large_patch16_224_pt22k_ft22k.pth
+           --cfg-options model.backbone.init_cfg.checkpoint=beit_large_patch16_224_pt22k_ft22k
 Test:    tools/dist_test.sh configs/beit_plus/upernet_large_640_ade20k_160k_after_in22k.py \
            work_dirs/beit_plus_upernet_large_640_ade20k_160k_after_in22k/iter_320000.pth 8 [--tta]
 Batch:   8 GPUs x 1, an update every 2 batches = 16 images, lr 2e-5

@@ -7,7 +7,7 @@ Model:   ViT-Base, shared relative position bias, LayerScale, frozen, 87,048,760
 Command: tools/dist_train.sh configs/beit_v2/pretrain_1600e.py 16
          tools/dist_train.sh configs/beit_v2/attentive_probe_in1k_90e.py 8
          The last from the released weights:
-           --cfg-options model.backbone.init_cfg.checkpoint=beitv2_base_patch16_224_pt1k.pth
+           --cfg-options model.backbone.init_cfg.checkpoint=beitv2_base_patch16_224_pt1k
 Test:    tools/dist_test.sh configs/beit_v2/attentive_probe_in1k_90e.py \
            work_dirs/beit_v2_attentive_probe_in1k_90e/epoch_90.pth 8
 Batch:   8 GPUs x 512 = 4096 images, lr 1.6e0

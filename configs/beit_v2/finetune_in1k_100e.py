@@ -6,7 +6,7 @@ Model:   ViT-Base, relative position bias in every block, LayerScale, 86,530,984
 Command: tools/dist_train.sh configs/beit_v2/pretrain_1600e.py 16
          tools/dist_train.sh configs/beit_v2/finetune_in1k_100e.py 8
          The last from the released weights:
-           --cfg-options model.backbone.init_cfg.checkpoint=beitv2_base_patch16_224_pt1k.pth
+           --cfg-options model.backbone.init_cfg.checkpoint=beitv2_base_patch16_224_pt1k
 Test:    tools/dist_test.sh configs/beit_v2/finetune_in1k_100e.py work_dirs/beit_v2_finetune_in1k_100e/epoch_100.pth 8
 Batch:   8 GPUs x 128 = 1024 images, lr 5e-4
 Steps:   100 epochs x 1,251 = 125,100 updates, 25,020 of them warm-up

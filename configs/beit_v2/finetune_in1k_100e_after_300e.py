@@ -6,7 +6,7 @@ Model:   ViT-Base, relative position bias in every block, LayerScale, 86,530,984
 Command: tools/dist_train.sh configs/beit_v2/pretrain_300e.py 16
          tools/dist_train.sh configs/beit_v2/finetune_in1k_100e_after_300e.py 8
          The last from the released weights:
-           --cfg-options model.backbone.init_cfg.checkpoint=beitv2_base_patch16_224_pt1k_300e.pth
+           --cfg-options model.backbone.init_cfg.checkpoint=beitv2_base_patch16_224_pt1k_300e
 Test:    tools/dist_test.sh configs/beit_v2/finetune_in1k_100e_after_300e.py \
            work_dirs/beit_v2_finetune_in1k_100e_after_300e/epoch_100.pth 8
 Batch:   8 GPUs x 128 = 1024 images, lr 5e-4

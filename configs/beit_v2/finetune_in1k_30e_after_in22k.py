@@ -11,7 +11,7 @@ Command: tools/dist_train.sh configs/beit_v2/pretrain_1600e.py 16
          tools/dist_train.sh configs/beit_v2/finetune_in22k_90e.py 32
          tools/dist_train.sh configs/beit_v2/finetune_in1k_30e_after_in22k.py 8
          The last from the released weights:
-           --cfg-options model.backbone.init_cfg.checkpoint=beitv2_base_patch16_224_pt1k_ft21k.pth
+           --cfg-options model.backbone.init_cfg.checkpoint=beitv2_base_patch16_224_pt1k_ft21k
 Test:    tools/dist_test.sh configs/beit_v2/finetune_in1k_30e_after_in22k.py \
            work_dirs/beit_v2_finetune_in1k_30e_after_in22k/epoch_30.pth 8
 Batch:   8 GPUs x 128 = 1024 images, lr 5e-5

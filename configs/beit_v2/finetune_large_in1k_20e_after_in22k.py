@@ -9,7 +9,7 @@ Command: tools/dist_train.sh configs/beit_v2/pretrain_large_1600e.py 16
          tools/dist_train.sh configs/beit_v2/finetune_large_in22k_90e.py 32
          tools/dist_train.sh configs/beit_v2/finetune_large_in1k_20e_after_in22k.py 8
          The last from the released weights:
-           --cfg-options model.backbone.init_cfg.checkpoint=beitv2_large_patch16_224_pt1k_ft21k.pth
+           --cfg-options model.backbone.init_cfg.checkpoint=beitv2_large_patch16_224_pt1k_ft21k
 Test:    tools/dist_test.sh configs/beit_v2/finetune_large_in1k_20e_after_in22k.py \
            work_dirs/beit_v2_finetune_large_in1k_20e_after_in22k/epoch_20.pth 8
 Batch:   8 GPUs x 64, an update every 2 batches = 1024 images, lr 7e-5

@@ -6,7 +6,7 @@ Model:   ViT-Large, relative position bias in every block, LayerScale, 304,430,5
 Command: tools/dist_train.sh configs/beit_v2/pretrain_large_1600e.py 16
          tools/dist_train.sh configs/beit_v2/finetune_large_in1k_50e.py 8
          The last from the released weights:
-           --cfg-options model.backbone.init_cfg.checkpoint=beitv2_large_patch16_224_pt1k.pth
+           --cfg-options model.backbone.init_cfg.checkpoint=beitv2_large_patch16_224_pt1k
 Test:    tools/dist_test.sh configs/beit_v2/finetune_large_in1k_50e.py \
            work_dirs/beit_v2_finetune_large_in1k_50e/epoch_50.pth 8
 Batch:   8 GPUs x 64, an update every 2 batches = 1024 images, lr 2e-4

@@ -5,7 +5,7 @@ Model:   ViT-Large, relative position bias in every block, LayerScale, 304,430,5
 Command: tools/dist_train.sh configs/beit_v2/pretrain_large_300e.py 16
          tools/dist_train.sh configs/beit_v2/finetune_large_in1k_50e_after_300e.py 8
          The last from the released weights:
-           --cfg-options model.backbone.init_cfg.checkpoint=beitv2_large_patch16_224_pt1k_300e.pth
+           --cfg-options model.backbone.init_cfg.checkpoint=beitv2_large_patch16_224_pt1k_300e
 Test:    tools/dist_test.sh configs/beit_v2/finetune_large_in1k_50e_after_300e.py \
            work_dirs/beit_v2_finetune_large_in1k_50e_after_300e/epoch_50.pth 8
 Batch:   8 GPUs x 64, an update every 2 batches = 1024 images, lr 5e-4

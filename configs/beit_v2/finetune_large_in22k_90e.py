@@ -6,7 +6,7 @@ Model:   ViT-Large, relative position bias in every block, LayerScale, 325,792,5
 Command: tools/dist_train.sh configs/beit_v2/pretrain_large_1600e.py 16
          tools/dist_train.sh configs/beit_v2/finetune_large_in22k_90e.py 32
          The last from the released weights:
-           --cfg-options model.backbone.init_cfg.checkpoint=beitv2_large_patch16_224_pt1k.pth
+           --cfg-options model.backbone.init_cfg.checkpoint=beitv2_large_patch16_224_pt1k
 Batch:   32 GPUs x 128 = 4096 images, lr 6e-4
 Steps:   90 epochs x 3,466 = 311,940 updates, 69,320 of them warm-up
 Data:    ImageNet-22K, 14,197,122 images

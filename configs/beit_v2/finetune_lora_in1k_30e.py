@@ -6,7 +6,7 @@ Model:   ViT-Base, relative position bias in every block, LayerScale, LoRA of ra
 Command: tools/dist_train.sh configs/beit_v2/pretrain_1600e.py 16
          tools/dist_train.sh configs/beit_v2/finetune_lora_in1k_30e.py 8
          The last from the released weights:
-           --cfg-options model.backbone.module.init_cfg.checkpoint=beitv2_base_patch16_224_pt1k.pth
+           --cfg-options model.backbone.module.init_cfg.checkpoint=beitv2_base_patch16_224_pt1k
 Test:    tools/dist_test.sh configs/beit_v2/finetune_lora_in1k_30e.py \
            work_dirs/beit_v2_finetune_lora_in1k_30e/epoch_30.pth 8
 Batch:   8 GPUs x 128 = 1024 images, lr 1e-3

@@ -6,7 +6,7 @@ Model:   ViT-Base, relative position bias in every block, LayerScale, frozen, 16
 Command: tools/dist_train.sh configs/beit_v2/pretrain_1600e.py 16
          tools/dist_train.sh configs/beit_v2/upernet_frozen_512_ade20k_160k.py 8
          The last from the released weights:
-           --cfg-options model.backbone.init_cfg.checkpoint=beitv2_base_patch16_224_pt1k.pth
+           --cfg-options model.backbone.init_cfg.checkpoint=beitv2_base_patch16_224_pt1k
 Test:    tools/dist_test.sh configs/beit_v2/upernet_frozen_512_ade20k_160k.py \
            work_dirs/beit_v2_upernet_frozen_512_ade20k_160k/iter_160000.pth 8 [--tta]
 Batch:   8 GPUs x 2 = 16 images, lr 2e-4

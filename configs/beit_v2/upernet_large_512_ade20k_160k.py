@@ -5,7 +5,7 @@ Model:   ViT-Large, relative position bias in every block, LayerScale, 440,398,6
 Command: tools/dist_train.sh configs/beit_v2/pretrain_large_1600e.py 16
          tools/dist_train.sh configs/beit_v2/upernet_large_512_ade20k_160k.py 8
          The last from the released weights:
-           --cfg-options model.backbone.init_cfg.checkpoint=beitv2_large_patch16_224_pt1k.pth
+           --cfg-options model.backbone.init_cfg.checkpoint=beitv2_large_patch16_224_pt1k
 Test:    tools/dist_test.sh configs/beit_v2/upernet_large_512_ade20k_160k.py \
            work_dirs/beit_v2_upernet_large_512_ade20k_160k/iter_160000.pth 8 [--tta]
 Batch:   8 GPUs x 2 = 16 images, lr 4e-5

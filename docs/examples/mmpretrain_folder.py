@@ -17,7 +17,7 @@ model = dict(
         abs_pos_embed=False,
         rel_pos_bias='per_layer',
         layer_scale_init=0.1,  # as the released files are
-        init_cfg=dict(type='Pretrained', checkpoint='beit_base_patch16_224_pt22k.pth'),
+        init_cfg=dict(type='Pretrained', checkpoint='beit_base_patch16_224_pt22k'),
     ),
     head=dict(type='LinearClsHead', num_classes=num_classes, in_channels=768),
 )

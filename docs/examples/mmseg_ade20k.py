@@ -21,7 +21,7 @@ model = dict(
         abs_pos_embed=False,
         rel_pos_bias='per_layer',
         layer_scale_init=0.1,
-        init_cfg=dict(type='Pretrained', checkpoint='beit_base_patch16_224_pt22k_ft22k.pth'),
+        init_cfg=dict(type='Pretrained', checkpoint='beit_base_patch16_224_pt22k_ft22k'),
     ),
     neck=dict(type='Feature2Pyramid', embed_dim=768, rescales=[4, 2, 1, 0.5], norm_cfg=norm_cfg),
     decode_head=dict(

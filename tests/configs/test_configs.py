@@ -16,6 +16,7 @@ from helpers import ROOT, build_on_meta, check_all, header_of, list_configs, loa
 from mmengine.config import Config
 from mmengine.registry import init_default_scope
 
+from beit_mm.checkpoint.find import list_models
 from beit_mm.registry import HOOKS, METRICS, TRANSFORMS
 
 LEAVES, ALL = list_configs(), list_configs(demo=True)
@@ -159,3 +160,8 @@ def test_released_files_stand_with_the_configs_that_their_names_describe():
 
     check_all(released, check)
     assert len(released) > 20
+
+
+def test_headers_start_from_released_weights_by_names_that_commands_take():
+    named = [re.findall(r'init_cfg\.checkpoint=(beit\S+)', header_of(name)) for name in LEAVES]
+    assert len([*chain(*named)]) > 40 and not {*chain(*named)} - {*list_models()}

@@ -166,7 +166,7 @@ def command_lines(config: str) -> list[str]:
     released = [weights['URL'] for weights in found if weights['Source'] == 'microsoft/unilm']
     lines += [f'The last from {"other" if starts else "the released"} weights:'] * bool(starts or released)
     for url in [*released, *starts]:
-        name = url if url in starts else url.rsplit('/', 1)[1]
+        name = url if url in starts else Path(url).stem  # of list_models()
         inside = '.module' * ('module' in load(config).model.backbone)
         lines.append(f'  --cfg-options model.backbone{inside}.init_cfg.checkpoint={name}')
     return lines
