@@ -159,6 +159,9 @@ def read_shards(folder: str) -> tuple[Samples | None, list[str]]:
 class UnlabeledImages(BaseDataset):
     """Images for pretraining. The random numbers of a sample depend only on its SampleKey (see datasets.samplers).
 
+    A plain number always gives the same views. So a training loop without a Runner needs DataLoader(dataset,
+    sampler=SeededSampler(dataset)), and set_epoch of this sampler before each epoch.
+
     Args:
         data_root: folder of images, searched to any depth, or folder of tar shards with their index.
         ann_file: file, relative to `data_root`, that lists images: one path per line, `quoted`, relative to
@@ -209,6 +212,13 @@ class UnlabeledImages(BaseDataset):
 
     def no_images(self, path: str) -> FileNotFoundError:
         return FileNotFoundError(f'no images in {path!r}; expected files ending in {" ".join(self.extensions)}')
+
+    def __getitems__(self, numbers: Sequence[int]) -> list[dict]:
+        """Reads a batch for torch's DataLoader; a SeededSampler puts `read_samples` in place of this."""
+        if not self.test_mode and reading.warns_here():
+            advice = 'to train, give the DataLoader sampler=SeededSampler(dataset), and call its set_epoch'
+            warn(f'{type(self).__name__}: read by plain numbers, each image has the same views in all epochs; {advice}')
+        return [self[number] for number in numbers]
 
     def __getitem__(self, key: SampleKey | int) -> dict:
         key = SampleKey(*key) if isinstance(key, tuple) else key_of(int(key))

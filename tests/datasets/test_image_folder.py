@@ -12,11 +12,12 @@ import torch
 from labelled import CLASSES, TEST_PIPELINE, make_images
 from mmengine.dataset import ConcatDataset
 from mmpretrain.datasets import CustomDataset
+from torch.utils.data import DataLoader, Subset
 from torchvision.datasets import ImageFolder as TorchvisionFolder
 
 from beit_mm.datasets import image_folder
 from beit_mm.datasets.image_folder import Samples
-from beit_mm.datasets.samplers import SampleKey
+from beit_mm.datasets.samplers import SampleKey, SeededSampler
 from beit_mm.registry import DATASETS
 
 PIPELINE = [
@@ -134,6 +135,19 @@ def test_transforms_of_ours_and_the_library_draw_by_the_key_alone(folder):
         draw(SampleKey(0, 0, 2))
         assert torch.equal(draw(SampleKey(0, 0, 3)), first) and torch.equal(draw(3), first)
         assert not any(torch.equal(draw(SampleKey(*key, 3)), first) for key in ((0, 1), (1, 0)))
+
+
+def test_a_loop_without_a_runner_is_told_that_views_repeat(folder, warnings):
+    dataset = unlabeled(folder, pipeline=PIPELINE)
+    sampler, epochs = SeededSampler(dataset, shuffle=False), []
+    for epoch in range(2):
+        sampler.set_epoch(epoch)
+        epochs.append(next(iter(DataLoader(dataset, 2, sampler=sampler)))['inputs']['images'])
+    assert not epochs[0].equal(epochs[1])
+    next(iter(DataLoader(unlabeled(folder, pipeline=PIPELINE, test_mode=True), 2)))
+    assert not warnings()
+    next(iter(DataLoader(Subset(unlabeled(folder, pipeline=PIPELINE), range(4)), 2, shuffle=True)))
+    assert 'SeededSampler' in warnings()[0]
 
 
 def test_unreadable_images_by_policy(folder):
