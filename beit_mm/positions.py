@@ -159,9 +159,10 @@ def resize_position_embedding(pos_embed: Tensor, source: Grid, target: Grid, mod
         return pos_embed
     cls_row, patch_rows = pos_embed[:, :1], pos_embed[:, 1:]
     patch_rows = patch_rows.unflatten(1, source).permute(0, 3, 1, 2)  # 1, channels, h, w
-    # Interpolated in float32: bfloat16 weights would round the kernel itself.
+    # Interpolated at least in float32: bfloat16 weights would round the kernel itself.
+    exact = patch_rows.to(torch.promote_types(pos_embed.dtype, torch.float32))
     kind, _, antialias = mode.partition('_')
-    patch_rows = F.interpolate(patch_rows.float(), target, mode=kind, align_corners=False, antialias=bool(antialias))
+    patch_rows = F.interpolate(exact, target, mode=kind, align_corners=False, antialias=bool(antialias))
     patch_rows = patch_rows.flatten(2).transpose(1, 2).to(pos_embed.dtype)  # 1, h'*w', channels
     return torch.cat([cls_row, patch_rows], dim=1)
 

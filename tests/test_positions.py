@@ -11,6 +11,7 @@ from beit_mm.positions import (
     num_relative_positions,
     relative_position_index,
     resize_bias_table,
+    resize_position_embedding,
 )
 
 
@@ -72,6 +73,11 @@ def test_tiny_grids(target):
     bias[..., :tokens].sum().backward()
     assert torch.isfinite(table.grad).all()
     assert bias_from_table(torch.randn(num_relative_positions((1, 1)), 2), (1, 1), (3, 2)).shape == (1, 2, 7, 8)
+
+
+def test_positions_in_double_precision_are_resized_in_it():
+    table = torch.rand(1, 1 + 2 * 3, 4, dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradcheck(lambda given: resize_position_embedding(given, (2, 3), (4, 5)), table)
 
 
 def test_remembered_index_of_inference_mode_serves_training():
