@@ -525,9 +525,11 @@ def _fit_on_load(
 def sizes_of(arch: str | dict) -> dict:
     """Width, depth and number of heads of an architecture, given by name or as a dict."""
     sizes: Any = ARCHITECTURES.get(arch) if isinstance(arch, str) else arch
-    is_whole = isinstance(sizes, dict) and {*ARCHITECTURES['base']} <= {*sizes}
+    needed = {*ARCHITECTURES['base']}
+    is_whole = isinstance(sizes, dict) and needed <= {*sizes} <= needed | {'feedforward_channels'}
     if not is_whole or sizes['embed_dims'] % sizes['num_heads']:
         expected = f'{", ".join(ARCHITECTURES)}, or embed_dims (a multiple of num_heads), num_heads and num_layers'
+        expected += ', and at most feedforward_channels beside them'
         raise UserError(f'arch is {arch!r:.200}; expected {expected}')
     return sizes
 
