@@ -74,6 +74,9 @@ class BEiTPretrainer(BaseModel):
             _check_head(self.head, self.target_generator)
         if self.head is not None:
             check_choice('model.head.embed_dims', self.head.embed_dims, [self.backbone.embed_dims])
+        if isinstance(self.head, PixelRegressionHead):
+            check_choice('model.head.patch_size', self.head.patch_size, [self.backbone.patch_size])
+            check_choice('model.head.in_channels', self.head.in_channels, [self.backbone.patch_embed.proj.in_channels])
         self.register_state_dict_post_hook(_drop_tokenizer)
         self.register_load_state_dict_pre_hook(_rename_mmpretrain)
         self.register_load_state_dict_pre_hook(_start_average)
@@ -351,6 +354,7 @@ class PixelRegressionHead(PatchHead):
     def __init__(self, embed_dims: int, patch_size: int = 16, in_channels: int = 3, init_cfg: dict | None = None):
         super().__init__(embed_dims, in_channels * patch_size**2, init_cfg)
         self.patch_size = patch_size
+        self.in_channels = in_channels
 
     def compare(self, hidden: Tensor, targets: Tensor) -> dict[str, Tensor]:
         return dict(loss=(self(hidden).float() - targets).square().mean(dim=-1))  # B, K

@@ -408,6 +408,11 @@ class BEiTBackbone(BaseModule):
         x, grid = self.patch_embed(images)  # B, h*w, C
         compute_dtype = x.dtype  # autocast's, if it is on; adding pos_embed below gives the parameters' type
         if mask is not None:
+            if mask.shape[1:] not in (grid, (grid[0] * grid[1],)):
+                found = f'the mask has {" x ".join(map(str, mask.shape[1:]))} cells'
+                raise UserError(
+                    f'{found}, the images have {grid[0]} x {grid[1]} patches; draw masks (B, h, w) of these'
+                )
             mask = mask.flatten(1).unsqueeze(-1).bool()  # mmpretrain makes masks of integers
             x = torch.where(mask, self.mask_token.to(x.dtype), x)  # B, h*w, C
         # x.shape[0] and not len(x), which would make the batch size a constant of an exported graph.

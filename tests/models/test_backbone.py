@@ -133,6 +133,16 @@ def test_wrong_settings_are_refused_when_built(options, message):
         BEiTBackbone(**dict(dict(arch='tiny'), **options))
 
 
+def test_masks_of_another_grid_are_refused():
+    """Also those with as many cells, which would hide other patches."""
+    backbone = BEiTBackbone(dict(embed_dims=32, num_layers=1, num_heads=2), (16, 32), 8, masked_input=True)
+    images, mask = torch.rand(2, 3, 16, 32), torch.rand(2, 2, 4) < 0.5
+    assert backbone(images, mask)[0].equal(backbone(images, mask.flatten(1))[0])
+    for wrong in (mask.mT, mask[:, :, :3], mask[0]):
+        with pytest.raises(ValueError, match='the images have 2 x 4 patches'):
+            backbone(images, wrong)
+
+
 def test_outputs_come_in_the_order_asked_for_and_the_last_block_alone_is_normalised():
     images = torch.randn(1, 3, 32, 32)
     model = BEiTBackbone(**SMALL, out_indices=(2, 0, -1)).eval()

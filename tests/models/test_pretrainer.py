@@ -156,6 +156,8 @@ def test_wrong_combinations_are_refused():
         (dict(target_generator=TOKENS_64), 'the head is a BEiTMIMHead; .*vocab_size=64'),
         (dict(recover='some'), "recover is 'some'"),
         (dict(head=PIXELS), 'the head is a PixelRegressionHead'),
+        (dict(head=dict(PIXELS, patch_size=16), target_generator=None), 'head.patch_size is 16; expected 8'),
+        (dict(head=dict(PIXELS, in_channels=4), target_generator=None), 'head.in_channels is 4; expected 3'),
     ):
         with pytest.raises(ValueError, match=message):
             MODELS.build(narrow_model(**changes))
@@ -165,6 +167,8 @@ def test_views_that_do_not_fit_are_refused():
     model = MODELS.build(narrow_model())
     with pytest.raises(ValueError, match='add BlockwiseMask to the pipeline'):
         model(dict(narrow_batch(), mask=None, positions=None), mode='loss')
+    with pytest.raises(ValueError, match='2 x 4 visual tokens, the image 16 patches; set second_size'):
+        model(dict(narrow_batch(), tokenizer_images=torch.rand(3, 3, 16, 32)), mode='loss')
     for wrong in ((2, 8), (3, 3)):
         with pytest.raises(ValueError, match=r'set its grid to \(4, 4\)'):
             check_views(model, [TwoViewCenterCrop(32, 32), RandomMask(wrong, 2)])
