@@ -51,7 +51,7 @@ class LinearProbe(BaseModel):
         self.backbone = MODELS.build(dict(backbone, out_type='raw', out_indices=layers, drop_path_rate=0.0))
         self.backbone.norm = None  # otherwise it would normalise the last block's output
         self.backbone.requires_grad_(False).eval()
-        self.layers = self.backbone.out_indices
+        self.layers = self.backbone.out_indices = [*dict.fromkeys(self.backbone.out_indices)]  # -1 may be one of them
         dims = self.backbone.embed_dims * (1 if feature == 'mean' else 2)
         self.heads = nn.ModuleDict({str(layer): nn.Linear(dims, num_classes) for layer in self.layers})
         for head in self.heads.values():

@@ -36,9 +36,9 @@ def test_features_are_the_blocks_outputs_averaged_and_classifiers_train_as_if_al
 
 
 def test_layers_start_and_mode():
-    model = build(layers=[-1, 0], feature='cls_mean', num_classes=400).train()
+    model = build(layers=[-1, 0, 2], feature='cls_mean', num_classes=400).train()  # 2 is the last too
     assert list(model.heads) == ['2', '0'] and model.heads['0'].in_features == 64
-    assert not model.backbone.training and model.training
+    assert not model.backbone.training and model.training and len(model(torch.zeros(1, 3, 32, 32))) == 2
     weights = torch.cat([head.weight.detach().flatten() for head in model.heads.values()])
     assert weights.std() == pytest.approx(0.01, rel=0.02) and weights.mean().abs() < 2e-4
     assert not any(head.bias.any() for head in model.heads.values())
