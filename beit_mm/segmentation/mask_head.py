@@ -251,14 +251,20 @@ def training_progress() -> float:
 
 
 def objects_of(labels: Tensor, num_classes: int, most: int) -> tuple[Tensor, Tensor]:
-    """Classes in each image, int64 (B, M), the most frequent first, and how many of them occur, int64 (B,)."""
+    """Classes in each image, int64 (B, M), the most frequent first, and how many of them occur, int64 (B,).
+
+    The number is -1 for an image with a label that is not a class; `assign` refuses it, where the host waits anyway.
+    """
     batch, rows = len(labels), num_classes + 1  # the last row counts what is ignored
-    labels = labels.flatten(1).masked_fill(labels.flatten(1) == IGNORED, num_classes)
+    labels = labels.flatten(1)
+    is_class = (labels >= 0) & (labels < num_classes)
+    wrong = (~is_class & (labels != IGNORED)).any(dim=1)
+    labels = labels.masked_fill(~is_class, num_classes)
     index = (labels + rows * torch.arange(batch, device=labels.device)[:, None]).flatten()
     pixels = torch.zeros(batch * rows, dtype=torch.int64, device=labels.device)
     pixels = pixels.scatter_add_(0, index, torch.ones_like(index)).view(batch, rows)[:, :-1]
     pixels, classes = pixels.topk(min(most, num_classes), dim=1)
-    return classes, (pixels > 0).sum(dim=1)
+    return classes, (pixels > 0).sum(dim=1).masked_fill(wrong, -1)
 
 
 def targets_at(labels: Tensor, images: Tensor, objects: Tensor, points: Tensor) -> tuple[Tensor, Tensor]:
@@ -320,6 +326,9 @@ def assign(costs: Tensor, number: Tensor) -> Tensor:
     most = torch.finfo(torch.float32).max  # scipy refuses NaN
     together = torch.cat([costs.float().nan_to_num(most, most, most).flatten(), number.float()]).cpu().numpy()
     *table, counts = np.split(together, [costs.numel()])
+    if (counts < 0).any():
+        expected = 'expected 0 to num_classes - 1 or ignore_index; set num_classes, or reduce_zero_label'
+        raise UserError(f'label map {int(counts.argmin())} of the batch has a label that is not a class; {expected}')
     found = []
     for costs_of_images in table[0].reshape(costs.shape):
         pairs = [linear_sum_assignment(c[:, : int(n)]) for c, n in zip(costs_of_images, counts, strict=True)]

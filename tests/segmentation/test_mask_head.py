@@ -81,6 +81,16 @@ def test_objects_are_the_most_frequent_labels_and_what_is_ignored_is_none():
     assert many.shape == (1, 100) and many[0, :3].tolist() == [3, 1, 4] and number.tolist() == [3]
 
 
+@pytest.mark.parametrize('label', [5, 6, 11, -2])
+def test_labels_that_are_not_classes_are_refused(label):
+    """Neither ignored, as 5 would be, nor counted for the next image, as 6 and 11 would be."""
+    labels = torch.zeros(3, 2, 2, dtype=torch.int64)
+    labels[1, 0, 0] = label
+    _, number = objects_of(labels, 5, 2)
+    with pytest.raises(UserError, match='label map 1 of the batch .* num_classes'):
+        assign(torch.zeros(1, 3, 2, 2), number)
+
+
 def test_targets_are_the_masks_read_bilinearly():
     labels = torch.randint(0, 3, (2, 5, 7))
     points, images, objects = torch.rand(4, 30, 2), torch.tensor([1, 0, 1, 1]), torch.randint(0, 3, (4, 2))
