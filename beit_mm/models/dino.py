@@ -31,6 +31,7 @@ class DINOPretrainer(BEiTPretrainer):
     The student's output for any crop learns to match the teacher's output for another, global crop of the same image.
     The teacher is a moving average of the student, without gradient, drop path or mask; its outputs are centred and
     sharpened. DINOHook in `custom_hooks` schedules its momentum and temperature, and freezes the last layer at first.
+    A loop without a Runner sets `teacher_temperature`, and calls `update_teacher(momentum)` after each step.
 
     With a `head`, the backbone learns BEiT's task on the first global crop too; the paper states neither the weight nor
     the crops.

@@ -26,7 +26,8 @@ class FeatureTargets(TargetGenerator):
 
     Args:
         teacher: a file or name of a plain ViT, as in BEiTTeacher; a config of a BEiTTeacher or CLIPTeacher; or 'ema',
-            the backbone's moving average, which needs a TeacherMomentumHook. Checkpoints hold only weights of 'ema'.
+            the backbone's moving average, which needs a TeacherMomentumHook (or `update_teacher` of the model after
+            each step). Checkpoints hold only weights of 'ema'.
         layers: blocks whose features are averaged, 0-based, negative from the end; for CLIP only the last.
         normalize: mean 0 and variance 1 for each patch and layer, in place of a plain ViT's last norm.
         channels: channels of the images, counted from 0, that a frozen teacher sees; None: all.

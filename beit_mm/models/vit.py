@@ -273,7 +273,8 @@ class BEiTBackbone(BaseModule):
             (B, C, h, w).
         masked_input: add a mask token, for pretraining.
         abs_pos_embed: add an absolute position embedding.
-        rel_pos_bias: None, 'shared' by all blocks (pretraining) or 'per_layer' (fine-tuning).
+        rel_pos_bias: None, 'shared' by all blocks (pretraining) or 'per_layer' (fine-tuning). With one, torch.compile
+            needs dynamic=False for images of several sizes: it compiles anew for each.
         num_registers: tokens between the class token and the patches, as in DINOv2 with registers.
         layer_scale_init: initial value of LayerScale (released: 0.1 base, 1e-5 large); None or 0 for no LayerScale.
         drop_path_rate: drop path rate of the last block; rises linearly from 0 in the first block.
