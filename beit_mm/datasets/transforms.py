@@ -326,6 +326,9 @@ class PackViews(BaseTransform):
 
 def resize_bicubic(image: np.ndarray, size: tuple[int, int]) -> np.ndarray:
     """Resizes (H, W, C), uint8 or float32, 0-255, to `size` (height, width); contiguous."""
+    if image.ndim != 3 or image.dtype not in (np.uint8, np.float32, np.float64):
+        found = f'the image is {image.dtype} {image.shape}'
+        raise UserError(f'{found}; expected uint8 or float32, 0-255, of shape (H, W, C), gray as (H, W, 1)')
     # permuted after the batch axis is added, so that torch sees channels_last and the result needs no copy
     channels_first = torch.from_numpy(image)[None].permute(0, 3, 1, 2)
     resized = F.interpolate(channels_first, size=size, mode='bicubic', antialias=True)
