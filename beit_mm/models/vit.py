@@ -310,6 +310,8 @@ class BEiTBackbone(BaseModule):
         pretrained: str | None = None,
     ):
         if pretrained is not None:
+            if init_cfg is not None:
+                raise UserError(f'pretrained is {pretrained!r}, but init_cfg is set too; set one of them to None')
             init_cfg = dict(type='Pretrained', checkpoint=pretrained)
         super().__init__(init_cfg)
         check_choice('out_type', out_type, ('raw', 'cls_token', 'avg_featmap', 'featmap'))

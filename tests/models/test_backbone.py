@@ -124,6 +124,10 @@ def test_what_stochastic_depth_leaves_is_scaled_exactly(dtype):
         (dict(arch=dict(embed_dims=64, num_layers=2, num_heads=4, mlp_ratio=3)), 'mlp_ratio.*feedforward_channels'),
         (dict(arch=dict(embed_dims=64)), 'expected .*embed_dims .*num_heads and num_layers'),
         (dict(out_type='pooled'), 'out_type'),
+        (
+            dict(pretrained='a.pth', init_cfg=dict(type='Pretrained', checkpoint='b.pth')),
+            "'a.pth', but init_cfg is set",
+        ),
         (dict(rel_pos_bias=True), 'rel_pos_bias'),
         (dict(out_indices=12), 'block 12; .* 11'),
     ],
