@@ -412,10 +412,7 @@ class BEiTBackbone(BaseModule):
         compute_dtype = x.dtype  # autocast's, if it is on; adding pos_embed below gives the parameters' type
         if mask is not None:
             if mask.shape[1:] not in (grid, (grid[0] * grid[1],)):
-                found = f'the mask has {" x ".join(map(str, mask.shape[1:]))} cells'
-                raise UserError(
-                    f'{found}, the images have {grid[0]} x {grid[1]} patches; draw masks (B, h, w) of these'
-                )
+                raise UserError(f'masks are {[*mask.shape]}; expected [B, {grid[0]}, {grid[1]}], as the patches')
             mask = mask.flatten(1).unsqueeze(-1).bool()  # mmpretrain makes masks of integers
             x = torch.where(mask, self.mask_token.to(x.dtype), x)  # B, h*w, C
         # x.shape[0] and not len(x), which would make the batch size a constant of an exported graph.
@@ -534,10 +531,10 @@ def sizes_of(arch: str | dict) -> dict:
     """Width, depth and number of heads of an architecture, given by name or as a dict."""
     sizes: Any = ARCHITECTURES.get(arch) if isinstance(arch, str) else arch
     needed = {*ARCHITECTURES['base']}
-    is_whole = isinstance(sizes, dict) and needed <= {*sizes} <= needed | {'feedforward_channels'}
+    is_whole = isinstance(sizes, dict) and needed <= {*sizes} <= {*needed, 'feedforward_channels'}
     if not is_whole or sizes['embed_dims'] % sizes['num_heads']:
         expected = f'{", ".join(ARCHITECTURES)}, or embed_dims (a multiple of num_heads), num_heads and num_layers'
-        expected += ', and at most feedforward_channels beside them'
+        expected += ', perhaps feedforward_channels'
         raise UserError(f'arch is {arch!r:.200}; expected {expected}')
     return sizes
 

@@ -143,7 +143,7 @@ def test_masks_of_another_grid_are_refused():
     images, mask = torch.rand(2, 3, 16, 32), torch.rand(2, 2, 4) < 0.5
     assert backbone(images, mask)[0].equal(backbone(images, mask.flatten(1))[0])
     for wrong in (mask.mT, mask[:, :, :3], mask[0]):
-        with pytest.raises(ValueError, match='the images have 2 x 4 patches'):
+        with pytest.raises(ValueError, match=r'expected \[B, 2, 4\]'):
             backbone(images, wrong)
 
 
