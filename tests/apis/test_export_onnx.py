@@ -221,13 +221,14 @@ def test_metadata_are_believed_within_limits(segmentor, images, tmp_path, change
 
 @pytest.mark.slow
 def test_a_graph_gives_the_models_logits_at_any_size(tmp_path, trace_once):
-    """SETR-PUP, whose resizings share a factor, on a position embedding alone."""
-    model = narrow_segmentor('absolute', 'beit_mm.EfficientSETRUPHead')
+    """SETR-PUP, whose resizings share a factor, on a position embedding alone; also at that of its long windows."""
+    windows = dict(crop_size=(1056, CROP), stride=(700, CROP))
+    model = narrow_segmentor('absolute', 'beit_mm.EfficientSETRUPHead', **windows)
     state = copy.deepcopy(model.state_dict())
     export_onnx(model, tmp_path / 'model.onnx')
     export_onnx(model, tmp_path / 'half.onnx', float16=True)  # which compares it with the model
     assert all(torch.equal(tensor, state[name]) for name, tensor in model.state_dict().items())
-    for batch, height, width in ((1, 16, 16), (2, 64, 32), (1, 160, 48)):
+    for batch, height, width in ((1, 16, 16), (2, 64, 32), (1, 160, 48), (1, 1056, 16)):
         inputs = torch.randn(batch, 3, height, width)
         with torch.no_grad():
             logits = model.decode_head(model.extract_feat(inputs))
