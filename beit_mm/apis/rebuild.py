@@ -86,7 +86,8 @@ def rebuild(
         with as_checkpoint_error(checkpoint.path):
             recipe = stored_recipe(checkpoint, task, multi_scale)
     if max_pixels is not None:
-        recipe.pipeline[0]['max_pixels'] = max_pixels
+        loader, *steps = recipe.pipeline
+        recipe.pipeline = [dict(loader, max_pixels=max_pixels), *steps]  # a config that was given stays as it is
     if checkpoint.levels:
         recipe.model['data_preprocessor'] = {**(recipe.model.get('data_preprocessor') or {}), **checkpoint.levels}
     check_finite(checkpoint.weights, str(checkpoint))

@@ -239,6 +239,13 @@ def test_a_limit_of_pixels_that_the_loader_does_not_have_is_named(work, tmp_path
     assert SegmentationInferencer(tmp_path / 'model.pth', 'cpu').reader.loader.imdecode_backend == 'cv2'
 
 
+def test_a_limit_of_pixels_is_not_written_into_the_config_that_was_given(work):
+    config = Config.fromfile(work / 'config.py')
+    before = config.to_dict()
+    assert SegmentationInferencer(work / 'model.pth', 'cpu', config, max_pixels=100).reader.loader.max_pixels == 100
+    assert config.to_dict() == before
+
+
 @pytest.mark.parametrize('kind', ['a segmentor', 'labelled patches'])
 def test_the_limit_of_pixels_is_the_options_for_images_and_label_maps(work, tmp_path, monkeypatch, kind):
     """Lowered, which costs no memory, at both ends of it: 40 x 56 pixels."""
