@@ -324,7 +324,7 @@ def check_finite(weights: Mapping[str, Tensor], source: str) -> None:
 def _fold_layer_scale(weights: names.Weights) -> None:
     """Multiplies LayerScale into the layers before it, in place."""
     for name in [name for name in weights if name.endswith(('.gamma_1', '.gamma_2'))]:
-        gamma = weights.pop(name)
+        gamma = weights.pop(name).float()  # float16 would round products with small gammas to zero
         layer = name.replace('gamma_1', 'attn.proj').replace('gamma_2', 'mlp.fc2')
         for scaled in (f'{layer}.weight', f'{layer}.bias'):
             if scaled in weights:  # otherwise it is reported as missing

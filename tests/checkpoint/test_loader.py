@@ -250,6 +250,15 @@ def test_an_expanded_table_computes_the_same():
     torch.testing.assert_close(target(images)[0], source(images)[0], atol=1e-5, rtol=1e-5)
 
 
+def test_small_layer_scale_in_float16_is_folded_in_full():
+    source, target = build(layer_scale_init=1e-5), build()
+    half = {name: tensor.half() for name, tensor in source.state_dict().items()}
+    target.load_state_dict(half)
+    block = {name.removeprefix('blocks.0.'): tensor.float() for name, tensor in half.items()}
+    expected = block['gamma_1'][:, None] * block['attn.proj.weight']
+    torch.testing.assert_close(target.blocks[0].attn.proj.weight, expected, atol=0, rtol=1e-6)
+
+
 @pytest.mark.parametrize('channels', [1, 4, 6, 13])
 @torch.no_grad()
 def test_other_channels_take_the_filters_in_turn(channels):
