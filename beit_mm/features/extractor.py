@@ -94,6 +94,8 @@ class ImageReader:
             UnreadableImageError: a file is not an image; the message names it.
         """
         check_choice('on_error', on_error, ('raise', 'skip'))
+        if batch_size < 1:
+            raise UserError(f'batch_size is {batch_size}; expected 1 or more')
         sources = self.sources(images)
         while batch := list(islice(sources, batch_size)):
             samples: list[dict] = []
@@ -122,7 +124,10 @@ def iterate_images(sources: Sources, extensions: Sequence[str] = EXTENSIONS) -> 
             yield from iterate_images(source, extensions)
     elif isinstance(sources, (np.ndarray, Image.Image, ExistingPath)):
         yield sources
-    elif os.path.isdir(path := os.path.expanduser(str(sources))):
+    elif not isinstance(sources, (str, os.PathLike)):
+        found = f'images are given as {type(sources).__name__}'
+        raise UserError(f'{found}; expected files, folders, arrays uint8 (height, width, 3), PIL images, or a list')
+    elif os.path.isdir(path := os.path.expanduser(sources)):
         names = list_images(path, extensions)
         if not names:
             raise FileNotFoundError(f'no images in {str(sources)!r}')

@@ -1,5 +1,7 @@
 """Features of images: the peers' own hidden states, the preparation, the files, and what is refused."""
 
+import os
+
 import numpy as np
 import peers
 import pytest
@@ -8,6 +10,7 @@ from helpers import run_tool
 from PIL import Image
 
 from beit_mm import FeatureExtractor, embed
+from beit_mm.errors import UserError
 from beit_mm.models import BEiTBackbone
 from beit_mm.precision import usable_dtype
 
@@ -87,6 +90,17 @@ def test_one_image_is_the_same_as_path_array_and_pil_alone_or_in_a_batch(checkpo
     for row in alike:
         np.testing.assert_allclose(row['mean'], first['mean'], atol=1e-5)
     assert not np.allclose(other['mean'], first['mean'], atol=1e-2)
+
+
+def test_images_of_other_types_and_empty_batches_are_refused_in_one_line(checkpoint, images):
+    extractor = FeatureExtractor(checkpoint, 'cpu')
+    for given in (torch.zeros(3, 8, 8), {images}, b'image.jpg'):
+        with pytest.raises(UserError, match=f'given as {type(given).__name__}; expected [^\\n]*$'):
+            next(extractor(given))
+    with pytest.raises(UserError, match='batch_size is 0'):
+        embed(checkpoint, images, batch_size=0)
+    entry = next(entry for entry in os.scandir(images) if entry.name.endswith('.jpg'))
+    assert next(extractor(entry))['path'] == entry.path
 
 
 def test_the_type_of_the_callers_autocast_is_taken(checkpoint):
