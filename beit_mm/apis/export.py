@@ -20,7 +20,7 @@ from beit_mm.checkpoint.checkpoint import Checkpoint, CheckpointInput, Levels
 from beit_mm.datasets.reading import LoadBands
 from beit_mm.engine.checks import swaps_colours
 from beit_mm.errors import UserError
-from beit_mm.models.provenance import preprocessing_of_model
+from beit_mm.models.provenance import backbone_of, preprocessing_of_model
 from beit_mm.models.vit import Attention, BEiTBackbone, SharedRelativePositionBias
 from beit_mm.positions import NUM_CLS_ROWS, Grid, offset_spline, resize_position_embedding
 from beit_mm.terminal import quiet, say
@@ -131,7 +131,10 @@ def export_onnx(
         raise UserError(f'ONNX export needs {", ".join(missing)}: pip install {" ".join(PACKAGES)}')
     if torch.__version__.startswith('2.6.'):
         raise UserError(f'ONNX export needs torch 2.7 or newer, not {torch.__version__}')
-    backbone, segments = model.backbone, hasattr(model, 'decode_head')
+    backbone, segments = backbone_of(model), hasattr(model, 'decode_head')
+    if backbone is None or not hasattr(model, 'divisor' if segments else 'backbone'):
+        expected = 'a classifier or beit_mm.SlidingSegmentor with a beit_mm.BEiTBackbone'
+        raise UserError(f'ONNX export got {type(model).__name__}; expected {expected}: set these types in its config')
     if segments and model.decode_head.out_channels == 1 and not model.gives_probabilities:
         raise UserError('ONNX export takes a segmentor with a logit for each class, not one with a threshold')
     patch = backbone.patch_size
@@ -158,6 +161,9 @@ def export_onnx(
         options: dict[str, Any] = dict(input_names=['images'], output_names=['logits'], verbose=False, optimize=True)
         program = torch.onnx.export(exported, (batches[1],), dynamic_shapes=shapes, dynamo=True, **options)
     program.model.metadata_props['beit_mm'] = json.dumps(metadata)
+    for value in program.model.graph.initializers.values():  # onnxruntime's quantize_dynamic transposes some
+        value.shape = value.type = None
+        value.metadata_props.clear()
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     with TemporaryDirectory(dir=path.parent) as folder:

@@ -15,7 +15,7 @@ import torch
 from helpers import ROOT
 from labelled import BACKBONE, CLASSES, TEST_PIPELINE, make_images
 from mmengine.registry import DefaultScope
-from narrow_segmentors import CROP, SEGMENTOR, narrow_config, narrow_segmentor
+from narrow_segmentors import CROP, SEGMENTOR, build_segmentor, narrow_config, narrow_segmentor
 from PIL import Image
 from torch import nn
 
@@ -27,6 +27,7 @@ from beit_mm.registry import MODELS, TRANSFORMS
 
 onnx = pytest.importorskip('onnx')
 onnxruntime = pytest.importorskip('onnxruntime')
+quantize_dynamic = pytest.importorskip('onnxruntime.quantization').quantize_dynamic
 pytest.importorskip('onnxscript')
 pytestmark = [
     pytest.mark.filterwarnings('ignore::FutureWarning', 'ignore::DeprecationWarning'),
@@ -257,6 +258,8 @@ def test_classes_are_those_of_the_classifier_in_half_precision_too(tmp_path, tra
             assert abs(float(probability) - best) < tolerance and (name == result['name'] or best - second < tolerance)
     assert '--multi-scale' in predict(path, *images, '--multi-scale', status=2)  # a classifier has no scales
     assert '--out' in predict(path, *images, '--out', tmp_path / 'maps', status=2).splitlines()[-1]  # and no label maps
+    quantize_dynamic(tmp_path / 'False.onnx', tmp_path / 'int8.onnx')
+    assert len(predict(tmp_path / 'int8.onnx', *images).splitlines()) == len(images)
     sizes = [(tmp_path / f'{float16}.onnx').stat().st_size for float16 in (False, True)]
     assert sizes[1] < 0.75 * sizes[0]
     notes = {entry.key: entry.value for entry in onnx.load(tmp_path / 'False.onnx').metadata_props}
@@ -309,6 +312,10 @@ def test_what_no_file_can_hold_and_missing_packages_are_named(tmp_path, monkeypa
     segmentor.decode_head.out_channels = 1
     with pytest.raises(ValueError, match='a logit for each class'):
         export_onnx(segmentor, tmp_path / 'model.onnx')
+    theirs = build_segmentor(narrow_config('bias', 'mmseg.UPerHead') | dict(type='EncoderDecoder'))
+    for model in (theirs, segmentor.backbone):
+        with pytest.raises(ValueError, match=f'got {type(model).__name__}; expected .*SlidingSegmentor'):
+            export_onnx(model, tmp_path / 'model.onnx')
     step = TRANSFORMS.build(dict(type='mmcv.Resize', scale=(8, 8), interpolation='bicubic'))
     with pytest.raises(ValueError, match='expected Resize with keep_ratio'):
         export.describe_step(step)
