@@ -243,6 +243,7 @@ class FeatureExtractor:
         training = self.backbone.training  # a model that was given may be in a training
         self.backbone.eval()
         normalised = (images.to(self.device).float() - self.mean) / self.std
+        normalised = normalised.to(self.backbone.cls_token.dtype)  # a backbone that was given may be in half precision
         states = {}
         with inference_autocast(self.device):
             x, grid, shared_bias = self.backbone.embed(normalised, None)  # B, N, C

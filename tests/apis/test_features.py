@@ -92,6 +92,15 @@ def test_one_image_is_the_same_as_path_array_and_pil_alone_or_in_a_batch(checkpo
     assert not np.allclose(other['mean'], first['mean'], atol=1e-2)
 
 
+@pytest.mark.parametrize('dtype', [torch.float16, torch.bfloat16, torch.float64])
+def test_a_backbone_of_another_type_gives_float32(dtype, checkpoint, images):
+    backbone = BEiTBackbone.from_checkpoint(checkpoint)
+    networks = checkpoint, backbone.to(dtype)
+    expected, found = (next(FeatureExtractor(network, **LEVELS)(images)) for network in networks)
+    assert found['mean'].dtype == np.float32
+    assert np.linalg.norm(found['mean'] - expected['mean']) < 0.05 * np.linalg.norm(expected['mean'])
+
+
 def test_images_of_other_types_and_empty_batches_are_refused_in_one_line(checkpoint, images):
     extractor = FeatureExtractor(checkpoint, 'cpu')
     for given in (torch.zeros(3, 8, 8), {images}, b'image.jpg'):
