@@ -60,8 +60,9 @@ class ImageReader:
             sample = self.loader(dict(img=np.asarray(source)))
         else:
             if isinstance(source, Image.Image):
-                source.load()  # some formats read their palette or transparency only here
-                source = rgb_array(source)
+                with unreadable(str(getattr(source, 'filename', '') or 'a PIL image'), Exception):
+                    source.load()  # some formats read their palette or transparency only here
+                    source = rgb_array(source)
             if source.shape[2:] != (3,) or source.dtype != np.uint8 or not source.size:
                 found = f'an array of {source.dtype} {source.shape}'
                 raise UserError(f'{found}; expected uint8 (height, width, 3), RGB, not empty')

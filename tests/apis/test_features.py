@@ -92,6 +92,14 @@ def test_one_image_is_the_same_as_path_array_and_pil_alone_or_in_a_batch(checkpo
     assert not np.allclose(other['mean'], first['mean'], atol=1e-2)
 
 
+def test_a_pil_image_that_cannot_be_decoded_costs_no_other_image(checkpoint, images, tmp_path):
+    content = min(images.glob('*.jpg')).read_bytes()
+    (tmp_path / 'cut.jpg').write_bytes(content[:-50])
+    sources = [Image.open(tmp_path / 'cut.jpg'), Image.new('RGB', (SIZE, SIZE))]
+    found = embed(checkpoint, sources, on_error='skip', progress=False)
+    assert len(found['features']) == 1 and str(tmp_path / 'cut.jpg') in found['skipped'][0]['error']
+
+
 @pytest.mark.parametrize('dtype', [torch.float16, torch.bfloat16, torch.float64])
 def test_a_backbone_of_another_type_gives_float32(dtype, checkpoint, images):
     backbone = BEiTBackbone.from_checkpoint(checkpoint)
