@@ -131,6 +131,9 @@ def export_onnx(
         raise UserError(f'ONNX export needs {", ".join(missing)}: pip install {" ".join(PACKAGES)}')
     if torch.__version__.startswith('2.6.'):
         raise UserError(f'ONNX export needs torch 2.7 or newer, not {torch.__version__}')
+    path = Path(path)
+    if path.is_dir():
+        raise UserError(f'{str(path)!r} is a folder; expected the name of the ONNX file, such as model.onnx')
     backbone, segments = backbone_of(model), hasattr(model, 'decode_head')
     if backbone is None or not hasattr(model, 'divisor' if segments else 'backbone'):
         expected = 'a classifier or beit_mm.SlidingSegmentor with a beit_mm.BEiTBackbone'
@@ -164,7 +167,6 @@ def export_onnx(
     for value in program.model.graph.initializers.values():  # onnxruntime's quantize_dynamic transposes some
         value.shape = value.type = None
         value.metadata_props.clear()
-    path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     with TemporaryDirectory(dir=path.parent) as folder:
         file = Path(folder, path.name)

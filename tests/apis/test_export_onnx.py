@@ -316,6 +316,8 @@ def test_what_no_file_can_hold_and_missing_packages_are_named(tmp_path, monkeypa
     for model in (theirs, segmentor.backbone):
         with pytest.raises(ValueError, match=f'got {type(model).__name__}; expected .*SlidingSegmentor'):
             export_onnx(model, tmp_path / 'model.onnx')
+    with pytest.raises(ValueError, match='is a folder'):
+        export_onnx(classifier(), tmp_path)
     step = TRANSFORMS.build(dict(type='mmcv.Resize', scale=(8, 8), interpolation='bicubic'))
     with pytest.raises(ValueError, match='expected Resize with keep_ratio'):
         export.describe_step(step)
