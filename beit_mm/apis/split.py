@@ -19,6 +19,9 @@ from beit_mm.datasets.image_folder import BAND_EXTENSIONS, EXTENSIONS, list_imag
 from beit_mm.datasets.reading import SIDEWAYS, UnreadableImageError, open_image, orientation, read_bands, unreadable
 from beit_mm.datasets.segmentation_folder import (
     IGNORE_INDEX,
+    IMAGES,
+    MAPS,
+    TRAINING,
     class_line,
     colour_numbers,
     count_colours,
@@ -33,9 +36,7 @@ HELD_OUT = 0.1  # share of the images, if no folder `val` lies beside `train`
 MIN_IMAGES, MIN_PAIRS = 100, 10  # needed to learn from: images, images with label maps
 FEW, UNEQUAL = 10, 5  # images that a class should have; largest acceptable ratio of class sizes
 DATE = re.compile(r'(19|20)\d\d[-_.]?(0[1-9]|1[0-2])([-_.]?[0-3]\d)?')  # such folders are not classes
-IMAGES = ('images', 'imgs', 'JPEGImages')  # names of folders, in the order of the search
-MAPS = ('annotations', 'masks', 'labels', 'SegmentationClass')
-TRAINING, VALIDATION, TESTING = ('training', 'train'), ('validation', 'val', 'valid'), ('testing', 'test')
+VALIDATION, TESTING = ('validation', 'val', 'valid'), ('testing', 'test')
 BESIDE = ('_mask.png', '-mask.png', '_label.png')  # endings of maps that lie beside their images
 READ = (*EXTENSIONS, '.npy')  # endings of images, some of them with many bands
 MAX_MEASURED = 100  # images that statistics of bands are taken from
@@ -338,16 +339,6 @@ def find_folders(root: Path, least: int) -> list[tuple[Path, Path]]:
         beside = [name for name in names for end in BESIDE if name.endswith(end) and name[: -len(end)] in stems]
         folders = [(root, root)] if len(beside) >= least else []
     return folders
-
-
-def check_images_alone(folder: Path) -> None:
-    """Refuses a folder that has label maps beside its images, for callers that read each file as an image."""
-    for part in (folder, *(folder / name for name in TRAINING)):
-        if not any((part / name).is_dir() for name in IMAGES):
-            continue
-        for maps in (part / name for name in MAPS):
-            if maps.is_dir() and list_images(str(maps)):
-                raise UserError(f'{maps} has label maps, which would count as images; give the folder of the images')
 
 
 def find_suffix(images: Path, maps: Path) -> str:

@@ -24,10 +24,11 @@ from beit_mm.apis.plans import MIN_STEPS, NONE, SETTINGS, Length, Plan, Record, 
 from beit_mm.apis.rebuild import TOKENIZER, merged, own_tokenizer
 from beit_mm.apis.reports import Metric, Report
 from beit_mm.apis.segmentation_report import describe_segmentation
-from beit_mm.apis.split import Images, LabelMaps, check_images_alone, find_images, find_label_maps, write_lists
+from beit_mm.apis.split import Images, LabelMaps, find_images, find_label_maps, write_lists
 from beit_mm.checkpoint.checkpoint import Checkpoint, Levels
 from beit_mm.checkpoint.names import preview
 from beit_mm.checkpoint.read import write_checkpoint
+from beit_mm.datasets.segmentation_folder import check_images_alone
 from beit_mm.engine.checkpoints import CheckpointHook
 from beit_mm.engine.logs import ProgressHook, QuietRunner
 from beit_mm.errors import UserError

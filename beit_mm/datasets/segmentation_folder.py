@@ -6,6 +6,7 @@ import os
 import re
 from collections import Counter
 from collections.abc import Sequence
+from pathlib import Path
 
 import numpy as np
 from mmcv.transforms import BaseTransform
@@ -18,6 +19,9 @@ from beit_mm.registry import DATASETS, TRANSFORMS
 
 IGNORE_INDEX = 255  # label of pixels that do not count, as in mmseg
 NUMBERS, COLOURS = ('1', 'L', 'P', 'I', 'I;16', 'I;16B'), ('1', 'L', 'LA', 'P', 'PA', 'RGB', 'RGBA')  # Pillow's modes
+IMAGES = ('images', 'imgs', 'JPEGImages')  # names of folders, in the order of the search
+MAPS = ('annotations', 'masks', 'labels', 'SegmentationClass')
+TRAINING = ('training', 'train')
 NUM_NAMED = 8  # most colours that a message names
 # Okabe and Ito's colours without black; each further one is the most unlike all before, also for the red-green blind
 SEEN_BY_ALL = (
@@ -109,6 +113,16 @@ class SegmentationFolder(UnlabeledImages):
     def _label_map(self, image: str) -> str:
         name = os.path.splitext(os.path.relpath(image, self.data_prefix['img_path']))[0] + self.seg_map_suffix
         return os.path.join(self.data_prefix['seg_map_path'], name)
+
+
+def check_images_alone(folder: Path) -> None:
+    """Refuses a folder that has label maps beside its images, for callers that read each file as an image."""
+    for part in (folder, *(folder / name for name in TRAINING)):
+        if not any((part / name).is_dir() for name in IMAGES):
+            continue
+        for maps in (part / name for name in MAPS):
+            if maps.is_dir() and list_images(str(maps)):
+                raise UserError(f'{maps} has label maps, which would count as images; give the folder of the images')
 
 
 def named_classes(source: str) -> tuple[tuple[str, ...], list | None]:

@@ -20,6 +20,7 @@ from beit_mm.checkpoint.checkpoint import Checkpoint, CheckpointInput, Levels, n
 from beit_mm.checkpoint.find import PHOTOS
 from beit_mm.datasets.image_folder import EXTENSIONS, extensions_of, list_images, scale_decoding
 from beit_mm.datasets.reading import LoadBands, LoadImage, UnreadableImageError, loaded, rgb_array, unreadable
+from beit_mm.datasets.segmentation_folder import check_images_alone
 from beit_mm.errors import UserError, check_choice
 from beit_mm.files import atomic_file
 from beit_mm.models.vit import BEiTBackbone, block_indices
@@ -129,6 +130,7 @@ def iterate_images(sources: Sources, extensions: Sequence[str] = EXTENSIONS) -> 
         found = f'images are given as {type(sources).__name__}'
         raise UserError(f'{found}; expected files, folders, arrays uint8 (height, width, 3), PIL images, or a list')
     elif os.path.isdir(path := os.path.expanduser(sources)):
+        check_images_alone(Path(path))
         names = list_images(path, extensions)
         if not names:
             raise FileNotFoundError(f'no images in {str(sources)!r}')

@@ -360,6 +360,8 @@ def test_label_maps_are_not_taken_as_images(folder, tmp_path):
     answer, out = 'annotations has label maps, which would count as images', tmp_path / 'out'
     with pytest.raises(UserError, match=answer):
         beit_mm.pretrain(folder, out, steps=20)
+    with pytest.raises(UserError, match=answer):
+        beit_mm.embed('demo', folder, out / 'features.npz')
     refused(answer, 'make_shards', folder, out)
     refused(answer, 'resize_images', folder, out, '--short-side', 16)
     assert not out.exists()

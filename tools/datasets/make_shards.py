@@ -149,8 +149,8 @@ def write_shard(file: BinaryIO, folder: Path, names: Iterator[str], size: int) -
 
 def images_of(folder: Path, target: Path) -> Sequence[str]:
     """Lists the images of a folder, with paths relative to it; refuses label maps, and a target inside the folder."""
-    from beit_mm.apis.split import check_images_alone
     from beit_mm.datasets.image_folder import list_images
+    from beit_mm.datasets.segmentation_folder import check_images_alone
 
     check_images_alone(folder)
     if folder.resolve() in (target.resolve(), *target.resolve().parents):
