@@ -107,8 +107,6 @@ class CheckpointHook(Hook):
         """Takes over the id, position, seed and files of the resumed run."""
         meta = meta_of(checkpoint)
         if not runner._resume:
-            if is_training(runner):  # DiscreteVAE's temperature begins anew, as the learning rate does
-                checkpoint.get('state_dict', checkpoint).pop('steps', None)
             return
         if 'optimizer' not in checkpoint:
             raise CheckpointError(f'{runner._load_from} has only weights to load_from, not a run to resume')
@@ -155,6 +153,9 @@ class CheckpointHook(Hook):
             del info[key]
 
     def before_train(self, runner: Runner) -> None:
+        for name, buffer in runner.model.named_buffers():
+            if not runner._resume and name.removeprefix('module.') == 'steps':
+                buffer.zero_()  # DiscreteVAE's temperature begins anew, as the learning rate does
         if self.save_best and runner.val_loop is None:
             warn('save_best has no effect in a run without validation.')
         if self.unit == 'epoch' and self.interval > 0 and not isinstance(runner.train_loop, EpochBasedTrainLoop):

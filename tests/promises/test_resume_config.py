@@ -30,8 +30,8 @@ IMAGES, BATCH = 12, 4  # three steps an epoch
 
 
 class Line(BaseModel):
-    def __init__(self):
-        super().__init__()
+    def __init__(self, init_cfg: dict | None = None):
+        super().__init__(init_cfg=init_cfg)
         torch.manual_seed(0)
         self.layers = nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 1))
         self.register_buffer('steps', torch.zeros((), dtype=torch.int64))  # as in DiscreteVAE
@@ -120,6 +120,7 @@ def run(
     batch: int = BATCH,
     validated: bool = False,
     hooks: Sequence[Hook] = (),
+    init_cfg: dict | None = None,
     **arguments: object,
 ) -> tuple:
     """The runner after a training, and the notes."""
@@ -128,7 +129,7 @@ def run(
     run.count += 1
     arguments['experiment_name'] = f'{folder.parent.name}_{run.count}'
     own = copy.deepcopy(config)  # mmengine takes entries out
-    runner = Runner(Line(), str(folder), loader(batch, True), cfg=Config(config), **own, **arguments)
+    runner = Runner(Line(init_cfg), str(folder), loader(batch, True), cfg=Config(config), **own, **arguments)
     for hook in (*hooks, notes := Notes()):
         runner.register_hook(hook)
     runner.train()
@@ -142,10 +143,14 @@ def resumed(folder: Path, at: Path, config: dict, **arguments: object) -> tuple:
     return run(folder, config, resume=True, load_from=str(at), **arguments)
 
 
-def test_weights_of_another_run_leave_the_temperature_at_its_start(tmp_path):
+@pytest.mark.parametrize('by', ['load_from', 'init_cfg'])
+def test_weights_of_another_run_leave_the_temperature_at_its_start(by, tmp_path, capsys):
     run(tmp_path / 'first', settings())
-    runner, _ = run(tmp_path / 'second', settings(), load_from=str(tmp_path / 'first/iter_6.pth'))
+    weights = str(tmp_path / 'first/iter_6.pth')
+    source = weights if by == 'load_from' else dict(type='Pretrained', checkpoint=weights)
+    runner, _ = run(tmp_path / 'second', settings(), **{by: source})
     assert runner.model.steps == 6
+    assert 'missing keys' not in capsys.readouterr().out
 
 
 def schedules(kind: str, epochs: int) -> dict:
