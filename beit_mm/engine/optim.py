@@ -214,9 +214,10 @@ def check_state(state_dict: dict, optimizer: torch.optim.Optimizer) -> None:
                     continue
                 expected = torch.Size() if name == 'step' else parameter.shape
                 fits = value.shape == expected
-                # without a fused kernel also NAdam's numbers, Adafactor's rows and columns
-                if 'fused' not in group and value.ndim in (0, len(expected)):
-                    fits = all(size in (1, full) for size, full in zip(value.shape, expected, strict=False))
+                if 'fused' not in group:  # NAdam has numbers too, Adafactor rows and columns, 8-bit AdamW blocks
+                    pairs = zip(value.shape, expected, strict=False)
+                    is_like_it = value.ndim == len(expected) > 1
+                    fits = not is_like_it or all(size in (1, full) for size, full in pairs)
                 if not fits:
                     raise CheckpointError(f'optimizer of another model: {name} is {[*value.shape]}, not {[*expected]}')
                 state[name] = tensors[f'state.{number}.{name}'] = value.contiguous()

@@ -184,6 +184,16 @@ def test_a_state_without_a_fused_kernel_is_resumed_by_its_own_model_alone(kind):
         other_size.load_state_dict(copy.deepcopy(wrapper.state_dict()))
 
 
+def test_rows_and_columns_of_another_librarys_adafactor_are_resumed():
+    """Vectors for each matrix, where torch's Adafactor has matrices with one row or column."""
+    kind = pytest.importorskip('transformers').Adafactor
+    first, second = (nn.Linear(4, 3) for _ in range(2))
+    wrapper, other = (AutocastOptimWrapper('float32', optimizer=kind(model.parameters())) for model in (first, second))
+    wrapper.update_params(first(torch.ones(1, 4)).sum())
+    other.load_state_dict(copy.deepcopy(wrapper.state_dict()))
+    assert str(other.state_dict()) == str(wrapper.state_dict())
+
+
 def test_a_states_memory_and_kernel_are_the_runs(fused):
     model, wrapper, state = fused
     state['state'][0]['exp_avg'] = torch.ones(1).expand(model.weight.shape)  # one number under all
