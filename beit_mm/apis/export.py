@@ -142,9 +142,9 @@ def export_onnx(
         raise UserError('ONNX export takes a segmentor with a logit for each class, not one with a threshold')
     patch = backbone.patch_size
     divisor = model.divisor if segments else patch
-    sides = [2 * side * patch for side in backbone.grid]
-    sides += model.test_cfg.crop_size if segments else []  # windows may be larger than what it was built for
-    most = -(-max(MIN_MOST * patch, *sides) // divisor) * divisor
+    largest = [MIN_MOST * patch, *(2 * side * patch for side in backbone.grid)]
+    largest += model.test_cfg['crop_size'] if segments else []  # windows may exceed what it was built for
+    most = -(-max(largest) // divisor) * divisor
     grid = [-(-side * patch // divisor) * divisor for side in backbone.grid]
     metadata = dict(preprocessing_of_model(model), size=grid, divisor=divisor, most=most, **(notes or {}))
     metadata['probabilities'] = segments and model.gives_probabilities
