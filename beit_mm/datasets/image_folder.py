@@ -213,12 +213,15 @@ class UnlabeledImages(BaseDataset):
     def no_images(self, path: str) -> FileNotFoundError:
         return FileNotFoundError(f'no images in {path!r}; expected files ending in {" ".join(self.extensions)}')
 
-    def __getitems__(self, numbers: Sequence[int]) -> list[dict]:
+    def __getitems__(self, keys: Sequence[SampleKey | int]) -> list[dict]:
         """Reads a batch for torch's DataLoader; a SeededSampler puts `read_samples` in place of this."""
-        if not self.test_mode and reading.warns_here():
-            advice = 'to train, give the DataLoader sampler=SeededSampler(dataset), and call its set_epoch'
-            warn(f'{type(self).__name__}: read by plain numbers, each image has the same views in all epochs; {advice}')
-        return [self[number] for number in numbers]
+        by_numbers = not all(isinstance(key, tuple) for key in keys)
+        if by_numbers and not self.test_mode and reading.warns_here():
+            name = type(self).__name__
+            same = f'{name} is read by plain numbers, so that each image has the same views in all epochs'
+            cure = 'to train, give the DataLoader a SeededSampler, and call its set_epoch; otherwise set test_mode=True'
+            warn(f'{same}; {cure}')
+        return [self[key] for key in keys]
 
     def __getitem__(self, key: SampleKey | int) -> dict:
         key = SampleKey(*key) if isinstance(key, tuple) else key_of(int(key))

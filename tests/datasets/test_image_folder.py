@@ -145,6 +145,7 @@ def test_a_loop_without_a_runner_is_told_that_views_repeat(folder, warnings):
         epochs.append(next(iter(DataLoader(dataset, 2, sampler=sampler)))['inputs']['images'])
     assert not epochs[0].equal(epochs[1])
     next(iter(DataLoader(unlabeled(folder, pipeline=PIPELINE, test_mode=True), 2)))
+    next(iter(DataLoader(unlabeled(folder, pipeline=PIPELINE), 2, sampler=[SampleKey(0, 1, 2)])))
     assert not warnings()
     next(iter(DataLoader(Subset(unlabeled(folder, pipeline=PIPELINE), range(4)), 2, shuffle=True)))
     assert 'SeededSampler' in warnings()[0]
