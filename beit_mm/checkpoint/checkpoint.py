@@ -191,7 +191,7 @@ def load_from_file(filename: str, map_location: object = None) -> dict[str, Any]
         checkpoint = Checkpoint.open(filename)
     except FileNotFoundError as error:
         raise FileNotFoundError(
-            f'{str(error).rstrip(".")} (if a config names it: its init_cfg.checkpoint or load_from)'
+            f'{str(error).rstrip(".")} (if a config names it, correct its init_cfg.checkpoint or load_from)'
         ) from None
     if checkpoint.format in TRANSLATED and 'mmengine_version' in checkpoint.meta:
         return checkpoint.content  # of a run of another library's model, for example mmpretrain's TIMMBackbone

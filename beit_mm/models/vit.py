@@ -412,7 +412,7 @@ class BEiTBackbone(BaseModule):
         compute_dtype = x.dtype  # autocast's, if it is on; adding pos_embed below gives the parameters' type
         if mask is not None:
             if mask.shape[1:] not in (grid, (grid[0] * grid[1],)):
-                raise UserError(f'masks are {[*mask.shape]}; expected [B, {grid[0]}, {grid[1]}], as the patches')
+                raise UserError(f'masks are {[*mask.shape]}; expected [B, {grid[0]}, {grid[1]}], a cell for each patch')
             mask = mask.flatten(1).unsqueeze(-1).bool()  # mmpretrain makes masks of integers
             x = torch.where(mask, self.mask_token.to(x.dtype), x)  # B, h*w, C
         # x.shape[0] and not len(x), which would make the batch size a constant of an exported graph.

@@ -4,7 +4,7 @@ Command: python tools/demo/draw_bands.py
          python tools/train.py configs/demo/bands_dvae.py
 Data:    data/bands/train and data/bands/val, .tif or .npy files to any depth. Other images: docs/data.md
 Batch:   1 process x 16 images, lr 3e-3
-Expect:  of the classifier in the end, docs/records/2026-11-22-bands.md
+Expect:  the final classifier's accuracy in docs/records/2026-11-22-bands.md
 Differs: from dvae.py in reading six bands, in 512 tokens of 4 x 4 pixels, in 24-pixel images, rate, length and type,
          and in its pictures, which show bands 4 to 6
 """

@@ -5,7 +5,7 @@ Command: python tools/train.py configs/demo/bands_pretrain.py
 Data:    as bands_dvae.py
 Batch:   1 process x 32 images, lr 2e-3
 Steps:   2,000, 40 times through 1,600 images
-Expect:  of the classifier in the end, docs/records/2026-11-22-bands.md
+Expect:  the final classifier's accuracy in docs/records/2026-11-22-bands.md
 Differs: from pretrain.py in reading six bands, without colour jitter; in size (4 blocks, width 96, 14 of 36 patches
          masked; tokens of 4 x 4 pixels), batch and length, and in its pictures, which show bands 4 to 6
 """
