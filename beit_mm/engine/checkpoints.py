@@ -154,7 +154,7 @@ class CheckpointHook(Hook):
 
     def before_train(self, runner: Runner) -> None:
         for name, buffer in runner.model.named_buffers():
-            if not runner._resume and name.removeprefix('module.') == 'steps':
+            if runner.iter == 0 and name.removeprefix('module.') == 'steps':
                 buffer.zero_()  # DiscreteVAE's temperature begins anew, as the learning rate does
         if self.save_best and runner.val_loop is None:
             warn('save_best has no effect in a run without validation.')
