@@ -167,8 +167,9 @@ def test_views_that_do_not_fit_are_refused():
     model = MODELS.build(narrow_model())
     with pytest.raises(ValueError, match='add BlockwiseMask to the pipeline'):
         model(dict(narrow_batch(), mask=None, positions=None), mode='loss')
-    with pytest.raises(ValueError, match='2 x 4 visual tokens, the image 16 patches; set second_size'):
-        model(dict(narrow_batch(), tokenizer_images=torch.rand(3, 3, 16, 32)), mode='loss')
+    for height, width in ((16, 32), (16, 64)):  # the latter with as many tokens as patches, but of other places
+        with pytest.raises(ValueError, match=f'2 x {width // 8} visual tokens, the image 4 x 4 patches; set second_'):
+            model(dict(narrow_batch(), tokenizer_images=torch.rand(3, 3, height, width)), mode='loss')
     for wrong in ((2, 8), (3, 3)):
         with pytest.raises(ValueError, match=r'set its grid to \(4, 4\)'):
             check_views(model, [TwoViewCenterCrop(32, 32), RandomMask(wrong, 2)])

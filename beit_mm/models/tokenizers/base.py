@@ -55,9 +55,11 @@ class Tokenizer(TargetGenerator):
     def targets(self, inputs: dict, positions: Tensor | None) -> Tensor:
         if (images := inputs['tokenizer_images']) is None:
             raise UserError('the images have no second view for the tokenizer; set second_size or tokenizer_scale')
-        (rows, columns), mask = self.grid_size(*images.shape[-2:]), inputs['mask']
-        if mask is not None and mask[0].numel() != rows * columns:
-            found = f"the tokenizer's view has {rows} x {columns} visual tokens, the image {mask[0].numel()} patches"
+        rows, columns = self.grid_size(*images.shape[-2:])
+        mask = inputs['mask']
+        if mask is not None and mask.shape[1:] not in ((rows, columns), (rows * columns,)):
+            patches = ' x '.join(map(str, mask.shape[1:]))
+            found = f"the tokenizer's view has {rows} x {columns} visual tokens, the image {patches} patches"
             raise UserError(f'{found}; set second_size to {self.stride} pixels for each patch')
         return self.encode(images).flatten(1) if positions is None else self.encode_at(images, positions)
 
