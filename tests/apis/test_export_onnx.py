@@ -267,6 +267,7 @@ def test_classes_are_those_of_the_classifier_in_half_precision_too(tmp_path, tra
     assert [described[name] for name in ('mean', 'std', 'size', 'divisor')] == [MEAN, STD, [32, 32], 8]
 
 
+@pytest.mark.slow
 def test_a_probe_of_one_layer_is_a_classifier_too(tmp_path):
     with DefaultScope.overwrite_default_scope('mmpretrain'):
         preprocessor = CLASSIFIER['data_preprocessor']

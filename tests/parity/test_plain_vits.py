@@ -269,6 +269,7 @@ def test_registers_need_a_backbone_with_registers():
         BEiTBackbone(arch, SIZE, PATCH, layer_scale_init=0.1).load_state_dict(weights)
 
 
+@pytest.mark.slow
 def test_heads_of_a_huge_vit_are_not_64_channels_wide(tmp_path):
     """Its width is 20 x 64, but every published one has 16 heads."""
     peer = randomise(
