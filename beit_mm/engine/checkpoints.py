@@ -189,7 +189,8 @@ class CheckpointHook(Hook):
         self.save_due(runner, epoch=runner.epoch + 1, iter=runner.iter)
 
     def before_val_epoch(self, runner: Runner) -> None:
-        for buffer in unwrap(runner).buffers():  # statistics of batch norm: all validate those that are saved
+        # Each process has its own statistics of batch norm; only those of the main process are saved.
+        for buffer in unwrap(runner).buffers():
             broadcast(buffer)
 
     def after_val_epoch(self, runner: Runner, metrics: dict[str, float] | None = None) -> None:

@@ -105,7 +105,7 @@ def image_features(
 
 
 def deal_back(part: Tensor, number: int) -> Tensor:
-    """What all processes have of `number` images, in their order, without those that a sampler repeats at the end."""
+    """Collects `number` rows that a sampler has dealt to the processes, in their order; drops those it repeated."""
     return torch.stack(all_gather(part), dim=1).flatten(0, 1)[:number]
 
 
