@@ -29,7 +29,6 @@ if TYPE_CHECKING:
 READ_TOO = 'runner_type model_wrapper_cfg tta_model tta_pipeline sync_bn find_unused_parameters data_root'
 # Keys that builders of hooks, optimizer wrappers and schedulers read besides the arguments of a class.
 READ_BY_BUILDERS = '_scope_ _delete_ priority constructor paramwise_cfg convert_to_iter_based'
-RANK_VARIABLES = dict(pytorch='RANK', slurm='SLURM_PROCID', mpi='OMPI_COMM_WORLD_LOCAL_RANK')  # which launchers set
 
 
 def train(arguments: Sequence[str] | None = None) -> None:
@@ -314,11 +313,6 @@ def load_config(args: argparse.Namespace, steps: int | None = None) -> Config:
     if args.launcher == 'none' and os.environ.get('WORLD_SIZE', '1') not in ('', '1'):
         given = f'WORLD_SIZE={os.environ["WORLD_SIZE"]}'
         raise UserError(f'{given}, but without a launcher each process would run alone; add --launcher pytorch')
-    variable = RANK_VARIABLES.get(args.launcher)
-    if variable and variable not in os.environ:
-        raise UserError(f'--launcher {args.launcher}, but {variable} is not set: use tools/dist_*.sh, srun or mpirun')
-    if args.launcher in ('slurm', 'mpi') and not torch.cuda.is_available():
-        raise UserError(f'--launcher {args.launcher} needs GPUs, and torch sees none; use tools/dist_*.sh on CPUs')
     path = find_config(args.config)
     cfg = read_config(path)
     if steps:

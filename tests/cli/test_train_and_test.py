@@ -246,17 +246,6 @@ def test_processes_that_would_train_alone_are_refused(options, monkeypatch):
         run_tool('train.py', CONFIG, *options)
 
 
-def test_a_launcher_that_has_started_nothing_is_named(monkeypatch):
-    monkeypatch.setattr(torch.cuda, 'is_available', lambda: False)
-    for launcher, variable in commands.RANK_VARIABLES.items():
-        monkeypatch.delenv(variable, raising=False)
-        with pytest.raises(UserError, match=f'--launcher {launcher}, but {variable} is not set'):
-            config_of('train', CONFIG, '--launcher', launcher)
-    monkeypatch.setenv('SLURM_PROCID', '0')
-    with pytest.raises(UserError, match='--launcher slurm needs GPUs'):
-        config_of('train', CONFIG, '--launcher', 'slurm')
-
-
 @pytest.mark.parametrize(
     ('config', 'key', 'nearest'),
     [
