@@ -24,7 +24,6 @@ from pathlib import Path
 
 import yaml
 
-from beit_mm.apis.commands import number_of_steps
 from beit_mm.errors import UserError
 from beit_mm.terminal import Parser, run
 
@@ -221,8 +220,8 @@ def main() -> None:
     parser.add_argument('--columns', nargs='+', metavar='NAME', help='columns to fill (default: all)')
     parser.add_argument('--seeds', nargs='+', type=int, default=[0], metavar='SEED', help='a run for each (default: 0)')
     own = "GPUs of this node; the batch stays the same (default: the config's number)"
-    parser.add_argument('--gpus', type=number_of_steps, metavar='N', help=own)
-    parser.add_argument('--steps', type=number_of_steps, metavar='N', help='train N steps in each training')
+    parser.add_argument('--gpus', type=int, metavar='N', help=own)
+    parser.add_argument('--steps', type=int, metavar='N', help='train N steps in each training')
     parser.add_argument('--dry-run', action='store_true', help='print commands and finished steps, run nothing')
     parser.add_argument('--cfg-options', nargs='+', default=[], action='extend', metavar='KEY=VALUE')
     args = parser.parse_args()

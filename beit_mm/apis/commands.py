@@ -56,18 +56,12 @@ def train_parser() -> argparse.ArgumentParser:
     resume = "resume from a checkpoint, or the work directory's newest intact one; settings are the config's"
     parser.add_argument('--resume', nargs='?', const='auto', metavar='CHECKPOINT', help=resume)
     steps = 'run N batches: schedules keep their shares of the run, --cfg-options apply, and it validates at the end'
-    parser.add_argument('--steps', type=number_of_steps, metavar='N', help=steps)
+    parser.add_argument('--steps', type=int, metavar='N', help=steps)
     parser.add_argument('--no-validate', action='store_true', help='train without held-out images')
     parser.add_argument('--auto-scale-lr', action='store_true', help="scale the recipe's rates to this run's batch")
     parser.add_argument('--verbose', action='store_true', help='print the whole log, not just a line now and then')
     parser.add_argument('--compile', action='store_true', help="compile the model's part of a step (CompileHook)")
     return parser
-
-
-def number_of_steps(text: str) -> int:
-    if not text.isdecimal() or not int(text):
-        raise argparse.ArgumentTypeError(f'{text!r}; expected a whole number from 1')
-    return int(text)
 
 
 def train_config(args: argparse.Namespace) -> Config:
@@ -79,8 +73,6 @@ def train_config(args: argparse.Namespace) -> Config:
     if args.no_validate:
         cfg.val_cfg = cfg.val_dataloader = cfg.val_evaluator = None
     if args.auto_scale_lr:
-        if 'auto_scale_lr' not in cfg:
-            raise UserError(f'--auto-scale-lr: {args.config} has no auto_scale_lr to say which batch its rates are for')
         cfg.auto_scale_lr.enable = True
     wrapper = cfg.optim_wrapper
     is_mixed = 'AmpOptimWrapper' in str(wrapper.get('type')) or wrapper.get('dtype', 'float32') != 'float32'
@@ -315,7 +307,7 @@ def load_config(args: argparse.Namespace, steps: int | None = None) -> Config:
         raise UserError(f'{given}, but without a launcher each process would run alone; add --launcher pytorch')
     path = find_config(args.config)
     cfg = read_config(path)
-    if steps:
+    if steps is not None:
         for pair in args.cfg_options:
             if pair.startswith(('train_cfg.max_iters=', 'train_cfg.max_epochs=')):
                 raise UserError(f'--steps {steps} and {pair} both say how long the run is; leave one of them out')
