@@ -31,8 +31,7 @@ UNKNOWN_TYPE = re.compile(r"[\"']?(\S+) is not in the .+? registry")  # the mess
 LOST = re.compile('gloo.*(by peer|Broken pipe)')  # the process at the other end is gone
 SECONDS_TO_BE_ENDED = 3.0
 LESS_MEMORY = 'A smaller batch needs less: --cfg-options train_dataloader.batch_size=... (test_dataloader in tests)'
-BUILDERS = ('build_from_cfg', 'build_scheduler_from_cfg')  # mmengine's
-CONSTRUCTORS = ('__init__', 'build_dataloader')  # the latter is Runner's
+BUILDERS = ('build_from_cfg', 'build_scheduler_from_cfg')  # mmengine's, which hand a config's keys to a class
 
 
 def program() -> str:
@@ -148,8 +147,9 @@ def mistake(error: BaseException) -> str | None:
     unknown = UNKNOWN_TYPE.match(str(error))
     if isinstance(error, KeyError) and unknown:
         return f'no registry has the type {unknown[1]!r}'
-    if (complaint := complaint_of_class(error)) is not None:
-        return complaint
+    frames = traceback.extract_tb(error.__traceback__)
+    if isinstance(error, TypeError) and 'unexpected keyword' in str(error) and frames[-1].name in BUILDERS:
+        return str(error)
     if type(error).__name__ == 'OutOfMemoryError' or 'DefaultCPUAllocator' in str(error):  # torch's, on a GPU and a CPU
         return f'{". ".join(str(error).split(". ")[:2])}. {LESS_MEMORY}, or --batch of pretrain and finetune'
     if 'more than 1 value per channel when training' in str(error):  # a pool of 1 x 1 in UperNet
@@ -160,20 +160,3 @@ def mistake(error: BaseException) -> str | None:
         return f'another process has ended, or can no longer be reached ({error})'
     lacks_package = isinstance(error, ImportError) and 'pip install' in str(error)  # wandb's backend, for example
     return str(error) if lacks_package or isinstance(error, UserError) else None
-
-
-def complaint_of_class(error: BaseException) -> str | None:
-    """What a class says of the arguments that a config gives it; None for a bug in its constructor."""
-    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
-    last = frames[-1] if frames else None
-    while frames and frames[-1].f_code.co_name in CONSTRUCTORS:  # they pass the arguments on
-        frames.pop()
-    if not frames or frames[-1].f_code.co_name not in BUILDERS:
-        return None
-    if isinstance(error, TypeError) and re.search('unexpected keyword argument|takes no arguments', str(error)):
-        return str(error)
-    is_library = last is not frames[-1] and not last.f_globals['__name__'].startswith('beit_mm')
-    if not is_library or not isinstance(error, (AssertionError, ValueError)):
-        return None
-    said = str(error) or traceback.extract_tb(error.__traceback__)[-1].line  # of a bare assertion, itself
-    return f'{type(last.f_locals.get("self", error)).__name__}: {said}'
