@@ -347,26 +347,17 @@ def merge_options(cfg: Config, pairs: Iterable[str]) -> None:
         if 'data_root' in part:
             part = roots_of_datasets(cfg, part['data_root']) | part
         for key, value in part.items():
-            try:
-                cfg.merge_from_dict({key: value})
-            except TypeError as error:
-                advice = 'a dict takes the place of another kind of value only with "_delete_": true in it'
-                raise UserError(f'--cfg-options {key}: {advice}') from error
+            cfg.merge_from_dict({key: value})
 
 
 def replace_none(entry: Any, key: str, value: Any) -> None:
-    """Turns each None that a dict or a type replaces into an empty dict: mmengine merges nothing into a None."""
+    """Turns each None that a dict or a setting goes into into an empty dict: mmengine merges nothing into a None."""
     path = key.split('.')
-    parts = path if isinstance(value, dict) else path[:-1]
-    for number, name in enumerate(parts, start=1):
+    for name in path if isinstance(value, dict) else path[:-1]:
         place = int(name) if isinstance(entry, list | tuple) else name
         if place == name and name not in entry:
             return
         if entry[place] is None:
-            if not isinstance(value, dict) and path[-1] not in ('type', '_delete_'):
-                empty = '.'.join(parts[:number])
-                advice = f'give all its settings as JSON: {empty}={{"NAME": VALUE, ...}}'
-                raise UserError(f'--cfg-options {key}: {empty} is None in the config; {advice}')
             entry[place] = {}
         entry = entry[place]
 
