@@ -297,8 +297,9 @@ def argument_parser(description: str, config_only: bool = False) -> argparse.Arg
 def load_config(args: argparse.Namespace, steps: int | None = None) -> Config:
     """Reads the config and applies the command line; for torchrun without a GPU it also starts a gloo group."""
     import torch
+    from mmengine.config import Config
 
-    from beit_mm.apis.configs import RunConfig, find_config, read_config
+    from beit_mm.apis.configs import RunConfig, find_config
 
     if args.local_rank is not None:
         os.environ.setdefault('LOCAL_RANK', str(args.local_rank))
@@ -306,7 +307,7 @@ def load_config(args: argparse.Namespace, steps: int | None = None) -> Config:
         given = f'WORLD_SIZE={os.environ["WORLD_SIZE"]}'
         raise UserError(f'{given}, but without a launcher each process would run alone; add --launcher pytorch')
     path = find_config(args.config)
-    cfg = read_config(path)
+    cfg = Config.fromfile(path)
     if steps is not None:
         for pair in args.cfg_options:
             if pair.startswith(('train_cfg.max_iters=', 'train_cfg.max_epochs=')):

@@ -3,7 +3,6 @@
 import functools
 import math
 import pprint
-import traceback
 from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
 from pathlib import Path
@@ -11,7 +10,6 @@ from typing import Any
 
 from mmengine.config import Config
 
-from beit_mm.checkpoint.read import one_line
 from beit_mm.errors import UserError
 from beit_mm.files import atomic_file, config_folders, inert
 
@@ -34,21 +32,9 @@ def find_config(name: str) -> Path:
     raise FileNotFoundError(f'{name!r}: {looked}' + (f'; did you mean {near[0]!r}?' if near else ''))
 
 
-def read_config(path: str | Path) -> Config:
-    """Reads a user's config; UserError if it, or one that it inherits, has a mistake, with the line if it is known."""
-    try:
-        return Config.fromfile(str(path))
-    except OSError:  # names a missing file itself
-        raise
-    except Exception as error:  # of the config's own lines, of a parser, or of mmengine
-        lines = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.name == '<module>']
-        place = f' ({lines[-1].filename}, line {lines[-1].lineno})' if lines else ''
-        raise UserError(f'{path}, or a config that it inherits, has a mistake: {one_line(error)}{place}') from error
-
-
 def config_text(name: str) -> str:
     """The text of a config, see `find_config`, with all that it inherits."""
-    return inert(read_config(find_config(name)).pretty_text)
+    return inert(Config.fromfile(find_config(name)).pretty_text)
 
 
 @functools.cache

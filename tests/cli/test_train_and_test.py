@@ -307,19 +307,6 @@ def test_missing_files_are_one_line(options, tmp_path):
     assert all(word in done.stderr for word in ('error: ', 'dalle_encoder.pth', 'random_weights=True', 'https://'))
 
 
-def test_a_mistake_in_a_config_is_named_with_its_line(tmp_path):
-    base, config = tmp_path / 'base.py', tmp_path / 'config.py'
-    config.write_text("_base_ = 'base.py'")
-    for text, said in (('x = dict(', r'SyntaxError: .*line 1\)$'), ('x = 1\ny = z', rf"'z' .*{base}, line 2\)$")):
-        base.write_text(text)
-        with pytest.raises(UserError, match=f'^{config}, or a config that it inherits, .*{said}'):
-            config_of('train', config)
-    (tmp_path / 'config.yaml').write_text('a: [1\n')  # whose parser says more than a line
-    with pytest.raises(UserError, match='^.*config.yaml.* mistake: ParserError: .*, line 2, .*$') as error:
-        config_of('train', tmp_path / 'config.yaml')
-    assert len(str(error.value).splitlines()) == 1
-
-
 def test_the_arguments_of_train(tmp_path):
     (folder := tmp_path / 'a folder, of mine').mkdir()
     words = ['--amp', '--auto-scale-lr', '--no-validate', '--resume', 'x.pth', '--cfg-options', f'data_root={folder}']
