@@ -20,7 +20,7 @@ from beit_mm.checkpoint.checkpoint import Checkpoint, CheckpointInput, Levels
 from beit_mm.datasets.reading import LoadBands
 from beit_mm.engine.checks import swaps_colours
 from beit_mm.errors import UserError
-from beit_mm.models.provenance import backbone_of, preprocessing_of_model
+from beit_mm.models.provenance import preprocessing_of_model
 from beit_mm.models.vit import Attention, BEiTBackbone, SharedRelativePositionBias
 from beit_mm.positions import NUM_CLS_ROWS, Grid, offset_spline, resize_position_embedding
 from beit_mm.terminal import quiet, say
@@ -132,12 +132,7 @@ def export_onnx(
     if torch.__version__.startswith('2.6.'):
         raise UserError(f'ONNX export needs torch 2.7 or newer, not {torch.__version__}')
     path = Path(path)
-    if path.is_dir():
-        raise UserError(f'{str(path)!r} is a folder; expected the name of the ONNX file, such as model.onnx')
-    backbone, segments = backbone_of(model), hasattr(model, 'decode_head')
-    if backbone is None or not hasattr(model, 'divisor' if segments else 'backbone'):
-        expected = 'a classifier or beit_mm.SlidingSegmentor with a beit_mm.BEiTBackbone'
-        raise UserError(f'ONNX export got {type(model).__name__}; expected {expected}: set these types in its config')
+    backbone, segments = model.backbone, hasattr(model, 'decode_head')
     if segments and model.decode_head.out_channels == 1 and not model.gives_probabilities:
         raise UserError('ONNX export takes a segmentor with a logit for each class, not one with a threshold')
     patch = backbone.patch_size
