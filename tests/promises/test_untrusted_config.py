@@ -97,7 +97,6 @@ UNFIT = [
     (C, 'dataset_meta/classes', 'cat', 'a list of names'),
     (C, 'dataset_meta/classes', ['a'], '1 classes'),
     (S, 'dataset_meta/palette', [[0, 0, 'red']] * 5, 'red'),
-    (S, 'dataset_meta/palette', [[0] * 5] * 3, '5 colours'),
 ]
 
 
