@@ -66,13 +66,12 @@ def classify(
         For each image dict(path, label, name, scores), see ClassificationInferencer; with `labelled` a score is a
         class's share in the vote of the nearest images. For an unreadable image dict(path, error).
     """
-    if min_confidence is not None:
-        if out is None or Path(out).suffix in ('.csv', '.json'):
-            raise UserError(f'--out is {out}; expected a folder with --min-confidence')
-        folder = Path(out).expanduser()
-        check_confidence(min_confidence, images, [path for path in folder.glob('*') if path.is_dir()])
-    elif out is not None and Path(out).suffix not in ('.csv', '.json'):
-        raise UserError(f'{str(out)!r}: expected a file ending in .csv or .json')
+    is_folder = out is not None and Path(out).suffix not in ('.csv', '.json')
+    if is_folder != (min_confidence is not None):
+        raise UserError(f'--out is {out}; expected a .csv or .json file, or with --min-confidence a folder')
+    path = Path(out or '').expanduser()
+    if is_folder and any(found.is_dir() for found in path.glob('*')):
+        raise UserError(f'{path} has folders already, which would be learned from too; give another --out')
     with quiet():
         opened = Checkpoint.open(checkpoint, 'classifier' if labelled is None else 'pretrained', mean=mean, std=std)
         if labelled is not None:
@@ -83,22 +82,11 @@ def classify(
             found = classifier.reader.results(sources, classifier.predict, 32, on_error='skip')
             results = list(with_bar(found, len(sources)))
     if min_confidence is not None:
-        write_results(folder / 'classes.csv', results)
-        link_images(folder, results, min_confidence)
+        write_results(path / 'classes.csv', results)
+        link_images(path, results, min_confidence)
     elif out is not None:
-        write_results(Path(out).expanduser(), results)
+        write_results(path, results)
     return results
-
-
-def check_confidence(least: float, images: Sources, existing: Sequence[Path]) -> None:
-    """Checks a `min_confidence`, that images are files, and that an earlier call left none, to be learned from too."""
-    if not 0 <= least <= 1:
-        raise UserError(f'--min-confidence is {least}; expected a number from 0 to 1')
-    given = images if isinstance(images, (list, tuple)) else [images]
-    if any(isinstance(image, (np.ndarray, Image.Image)) for image in given):
-        raise UserError('--min-confidence links the files of images, and an array or PIL image has none; give files')
-    if existing:
-        raise UserError(f'{existing[0]} is there already; give another --out')
 
 
 def link_images(folder: Path, results: Sequence[dict[str, Any]], least: float) -> None:
@@ -133,8 +121,7 @@ def classify_by_neighbours(checkpoint: Checkpoint, images: Sources, labelled: st
     labels = torch.tensor([known[sample['path']] for sample in samples if 'error' not in sample])
     if (number := len(labels.unique())) < 2:
         folders = f'{len(classes)} class folders, {number} of them with readable images'
-        reason = next((f'; {sample["error"]}' for sample in samples if 'error' in sample), '')
-        raise UserError(f'--labelled: {str(labelled)!r} has {folders}; expected 2 or more{reason}')
+        raise UserError(f'--labelled: {str(labelled)!r} has {folders}; expected 2 or more')
     queries, found = extract.means([*extract.reader.sources(images)])
     shares = (row / row.sum() for votes in knn_votes(queries, features, labels, len(classes)) for row in votes)
     names = [*map(quoted, classes)]  # as a classifier's
@@ -205,13 +192,12 @@ def segment(
     with quiet():
         opened = Checkpoint.open(checkpoint, 'segmentor' if labelled is None else 'pretrained', mean=mean, std=std)
         folder = Path(out).expanduser()
-        if min_confidence is not None:
-            check_confidence(min_confidence, images, [*folder.glob('images')])
-        elif any(path.is_symlink() for path in folder.glob('images/*')):
-            raise UserError(f'{folder} holds pseudo labels of an earlier call, which would change; give another --out')
-        theirs = [folder / name for name in ('labels', 'classes.txt') if (folder / name).exists()]
-        if theirs and not (folder / CONFIDENCE).exists():
-            raise UserError(f'{theirs[0]} is there already, and not from `segment`; give another --out')
+        kept = ['images'] if min_confidence is not None else []  # what they hold would be learned from too
+        if not (folder / CONFIDENCE).exists():
+            kept += ['labels', 'classes.txt']  # the user's own
+        for name in kept:
+            if (folder / name).exists():
+                raise UserError(f'{folder / name} is there already; give another --out')
         segmentor: Segmentor
         if labelled is None:
             if short_side is not None or reduce_zero_label is not None:
@@ -265,8 +251,6 @@ def write_maps(
     """Writes the files of `segment`; `least` is its `min_confidence`."""
     lines = [class_line(unquoted(name)) for name in segmentor.classes]
     if least is not None:
-        if len(lines) >= IGNORE_INDEX:
-            raise UserError(f'--min-confidence is for at most {IGNORE_INDEX - 1} classes; the model has {len(lines)}')
         # if no pixel keeps some class, the number of names does not show what 0 means
         lines = ['Number\tName', *(f'{number}\t{line}' for number, line in enumerate(lines))]
     write_confidences(folder, [])  # first, so that a later call recognises the folder as one of `segment`
