@@ -20,7 +20,7 @@ from mmengine.runner import Runner
 
 from beit_mm.apis import reports
 from beit_mm.apis.configs import RunConfig, own_config, run_config, write_config
-from beit_mm.apis.plans import MIN_STEPS, NONE, SETTINGS, Length, Plan, Record, describe_plan, new_call, plan_training
+from beit_mm.apis.plans import NONE, SETTINGS, Length, Plan, Record, describe_plan, new_call, plan_training
 from beit_mm.apis.rebuild import TOKENIZER, merged, own_tokenizer
 from beit_mm.apis.reports import Metric, Report
 from beit_mm.apis.segmentation_report import describe_segmentation
@@ -37,6 +37,7 @@ from beit_mm.pictures import read_scalars
 from beit_mm.terminal import quiet, say, typed, without_output
 
 RECORD, REPORT = 'plan.json', 'report.md'
+MIN_STEPS = 20  # of a run of minutes; with fewer, hardly anything is learned
 REPORT_SHARE, REPORT_SECONDS = 0.1, 120.0  # for the report: a share of the minutes; seconds for a run without minutes
 NOMINAL_STEPS = 1000  # the schedules of a stage with minutes have this many steps; the clock advances them
 KNOWN_SHARE = 0.03  # of a stage: after it the length is known well enough to set intervals

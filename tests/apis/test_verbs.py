@@ -50,7 +50,6 @@ def narrow():
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(training, 'plan_training', plan)
         patch.setattr(training, 'MIN_STEPS', 3)
-        patch.setattr(plans, 'MIN_STEPS', 3)
         patch.setattr(split, 'MIN_IMAGES', 10)
         patch.setattr(ReconstructionHook, '_after_iter', lambda *_, **__: None)  # takes longer than all the steps
         yield

@@ -16,7 +16,7 @@ from mmengine.config import Config
 from PIL import Image
 
 import beit_mm
-from beit_mm.apis import plans, training
+from beit_mm.apis import training
 from beit_mm.apis.reports import Metric
 
 # In the order in which they need each other; camvid_* are segment_* on other images.
@@ -67,7 +67,6 @@ def demo(*words: object) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys, 'argv', ['run_demo.py', *map(str, words)])
         patch.setattr(training, 'MIN_STEPS', 3)
-        patch.setattr(plans, 'MIN_STEPS', 3)
         patch.setenv('CUDA_VISIBLE_DEVICES', '')
         run_demo.main(TINY)
 
