@@ -282,27 +282,21 @@ def table_numbers(path: Path) -> list[int] | None:
 def find_bands(folder: Path, bands: str | Sequence[int] | None) -> str | Sequence[int] | None:
     """The bands to read: the given ones, or all if the folder's first image needs that; None: read RGB."""
     path = str(folder / next(iter(list_images(str(folder), READ)), ''))
-    if path.lower().endswith(BAND_EXTENSIONS):
-        return 'all' if bands is None and loses_as_rgb(path) else bands
-    if bands is not None:
-        raise UserError(f'--bands is for {", ".join(BAND_EXTENSIONS)}, not for {path}; leave it out')
-    return None
+    if bands is None and path.lower().endswith(BAND_EXTENSIONS) and loses_as_rgb(path):
+        return 'all'
+    return bands
 
 
 def loses_as_rgb(path: str) -> bool:
     """Whether reading an image as RGB would lose some of its bands or bits."""
+    try:
+        values = read_bands(path)
+    except UnreadableImageError:  # a kind of TIFF that only Pillow reads
+        return False
     shown = 0
     with suppress(UnreadableImageError), unreadable(path, Exception), open_image(path) as image:
         shown = len(image.getbands())
-    try:
-        values = read_bands(path)
-        return values.shape[2] > shown or values.dtype != np.uint8
-    except UnreadableImageError:  # a kind of TIFF that only Pillow reads
-        return False
-    except UserError:  # a Python without tifffile
-        if not shown:
-            raise
-        return False
+    return values.shape[2] > shown or values.dtype != np.uint8
 
 
 def measure_bands(paths: Sequence[str], bands: str | Sequence[int]) -> dict[str, Any]:
