@@ -273,10 +273,7 @@ def table_numbers(path: Path) -> list[int] | None:
     header, *rows = [line.split('\t') for line in read_lines(str(path)) if line]
     if not {'Number', 'Name'} <= {*header}:
         return None
-    numbers = [row[header.index('Number')] for row in rows]
-    if not all(map(str.isdecimal, numbers)) or len({*numbers}) < len(numbers):
-        raise UserError(f'{path}: expected a different number in each line, before the tab')
-    return [*map(int, numbers)]
+    return [int(row[header.index('Number')]) for row in rows]
 
 
 def find_bands(folder: Path, bands: str | Sequence[int] | None) -> str | Sequence[int] | None:
@@ -397,9 +394,6 @@ def choose_colours(
     """Like `choose_labels`, for label maps by colour; `pixels` counts the `colour_numbers`."""
     values = colour_numbers(colours).tolist()
     others = Counter({number: count for number, count in pixels.items() if number not in values})
-    if others == pixels:
-        advice = 'correct classes.txt; if the maps hold numbers, write names without colours'
-        raise UserError(f'no pixel has a colour of classes.txt; the maps hold {count_colours(others)}; {advice}')
     meaning = f'{len(names)} classes of classes.txt, by colour'
     if others:
         meaning += f'; colours that no class has: {count_colours(others)}'

@@ -87,7 +87,7 @@ MISTAKES: dict[str, tuple[Callable[[Path], object], str]] = {
     ),
     'other sizes': (lambda f: change(f, lambda a: a[:20]), '0 images .*; 12 of 12 images left out, whose map has'),
     'colours': (lambda f: change(f, lambda a: np.stack([a * 80, a, a], 2)), '.png holds .* 240 3 3 .*name R G B'),
-    'other colours': (lambda f: classes(f, 'red 200 0 0', 'green 0 200 0'), r'maps hold .*3 3 3 \(.*without colours'),
+    'other colours': (lambda f: classes(f, 'red 200 0 0', 'green 0 200 0'), 'no map of .*by colour; .*has: .*3 3 3 '),
     'one without a colour': (lambda f: classes(f, 'red 1 1 1', 'green', 'blue 3 3 3'), 'classes.txt: .*name R G B'),
     'one colour twice': (lambda f: classes(f, 'red 1 1 1', 'green 2 2 2', 'blue 1 1 1'), 'classes.txt: .*colour once'),
     'no such colour': (lambda f: classes(f, 'red 1 1 1', 'green 2 2 256'), 'classes.txt: .* 0 to 255'),
