@@ -45,8 +45,7 @@ MIN_BANK, MAX_BANK = 200, 2000  # images to compare held-out ones with; MIN_BANK
 MIN_KNOWN, MAX_KNOWN = 10, 100  # images with label maps whose patches are compared
 MAX_TOKENIZER_STEPS = 4000  # more steps hardly improve its tokens
 MAX_VALIDATIONS, VALIDATION_SHARE = 5, 0.05  # of a stage; their cost as a share of its training
-WAITS_FOR_IMAGES = 'Reading images limits the training: {:.0%} of the time is spent waiting for them. {} help.'
-SMALLER_COPIES = 'More workers or smaller copies of the images (tools/datasets/resize_images.py)'  # not of label maps
+WAITS_FOR_IMAGES = 'Reading images limits the training: {:.0%} of the time is spent waiting. More --workers may help.'
 AT_LEAST = f'The training makes at least {MIN_STEPS} steps, however short the time.'
 FEW_PASSES = 5  # over the images; with fewer, a head on frozen features did better
 FREEZE = (
@@ -344,13 +343,12 @@ class Run:
         rows = reports.rows_of(report.metrics)
         steps = ', '.join(f'{stage} of {planned["steps"]:,} steps' for stage, planned in record.stages.items())
         speed = f'{measured["images_per_second"]:,.0f} images a second in training'
-        remedy = 'More workers' if isinstance(images, LabelMaps) else SMALLER_COPIES
         parts = [
             report.verdict,
             f'{images}. {record.seconds / 60:.1f} minutes: {steps}; {speed}. Weights: {self.weights.name}.',
             [('on held-out images', 'value +- one standard error'), *rows],
             report.comparison,
-            WAITS_FOR_IMAGES.format(measured['waiting'], remedy) if measured['waiting'] > 0.5 else '',
+            WAITS_FOR_IMAGES.format(measured['waiting']) if measured['waiting'] > 0.5 else '',
             AT_LEAST if 'seconds' in measured and measured['steps'] == MIN_STEPS else '',
             self.advice_on_passes(images, measured['steps']),
             self.plan.assumed,

@@ -370,14 +370,6 @@ def test_label_maps_are_not_taken_as_images(folder, tmp_path):
     assert len([*out.rglob('*.png')]) == 15
 
 
-def test_smaller_copies_are_no_advice_where_there_are_label_maps(example, tmp_path, monkeypatch):
-    measured = training.Run.results
-    monkeypatch.setattr(training.Run, 'results', lambda *args: dict(measured(*args), waiting=0.9))
-    beit_mm.finetune(example, tmp_path / 'run', epochs=1, workers=0)
-    report = (tmp_path / 'run/report.md').read_text()
-    assert 'More workers help' in report and 'resize' not in report
-
-
 def test_classes_of_label_maps_are_not_balanced(example, tmp_path):
     with pytest.raises(UserError, match='--balance is for class folders.*class_weight'):
         beit_mm.finetune(example, tmp_path / 'run', 'none', epochs=1, balance=True)
