@@ -137,7 +137,7 @@ def finetune(
     options: dict[str, Any] = dict(minutes=minutes, epochs=epochs, workers=workers, batch=batch, seed=seed)
     options |= dict(reduce_zero_label=reduce_zero_label, balance=balance or None, mean=mean, std=std)
     options |= dict(lora=lora, freeze=freeze, head=head)
-    options['bands'] = bands if isinstance(bands, str | None) else [*map(int, bands)]  # of an array: not JSON's
+    options['bands'] = bands if isinstance(bands, str | None) else list(bands)
     with quiet(), DefaultScope.overwrite_default_scope('beit_mm'):
         return Run(new_call('finetune', images, init, **options), out).run()
 

@@ -163,12 +163,6 @@ def test_bands_in_pages_and_arrays_are_found_and_the_first_image_decides(tmp_pat
     assert len(found.train.names) == 12
 
 
-def test_bands_may_be_numbers_of_an_array(tmp_path, monkeypatch):
-    monkeypatch.setattr(training.Run, 'run', lambda run: run.write_record())
-    beit_mm.finetune(tmp_path / 'data', tmp_path / 'run', bands=np.array([3, 0]))
-    assert json.loads((tmp_path / 'run/plan.json').read_text())['bands'] == [3, 0]
-
-
 def test_bands_where_there_are_none_are_refused(tmp_path):
     with pytest.raises(UserError, match='left out, unreadable: .*0.png: .*neither .tif nor .npy'):
         find_label_maps(make_label_maps(tmp_path / 'data', 12), bands='all')

@@ -154,7 +154,6 @@ def test_the_verdict_of_a_pretraining_on_features(explained, at_position, expect
     [
         (5.2, None, 'a start', 'run'),
         (5.4, None, 'a start', 'a start'),
-        (5.33, None, 'a start', 'a start'),  # too close
         (5.4, 65.0, 'a start', 'run'),
         (5.2, 55.0, 'a start', 'a start'),
         (5.2, 61.0, 'a start', 'run'),
