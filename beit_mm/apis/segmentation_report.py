@@ -21,7 +21,6 @@ from beit_mm.apis.inference import PatchSegmentor, Segmentor, overlay
 from beit_mm.apis.inferencers import SegmentationInferencer
 from beit_mm.apis.reports import Metric, Metrics, Part, Picture, Report
 from beit_mm.apis.split import LabelMaps
-from beit_mm.checkpoint.names import preview
 from beit_mm.datasets.reading import LoadBands, UnreadableImageError
 from beit_mm.datasets.segmentation_folder import SegmentationFolder
 from beit_mm.datasets.transforms import resize_bicubic
@@ -150,7 +149,6 @@ def describe_segmentation(
     columns = tested.ious('mIoU')[0], tested.ious('position_colour')[0], counts.sum(dim=1)
     for name, *ious, pixels in zip(images.classes, *columns, strict=True):
         table.append([name, *map(reports.percentage, ious), f'{pixels:,.0f}'])
-    unseen = [images.classes[label] for label in images.unseen]
     colours = 'colours' if images.bands is None else 'colours (bands 1 to 3)'
     parts: list[Part] = [
         f'On {len(tested.indices):,} of {len(images.held_out.names):,} held-out images, in sliding windows at one '
@@ -158,7 +156,6 @@ def describe_segmentation(
         f'learned from {tested.baseline.images:,} images how frequent each class is at each position and in 512 '
         f'{colours}.',
         f'{OF_PATCHES} {len(labelled):,} labelled images.' if labelled else '',
-        f'The mean leaves out classes that no label map contains: {preview(unseen)}.' if unseen else '',
         table,
         confused(counts, images.classes),
         Picture('overlays.png', 'Held-out images with the highest, the median and the lowest mIoU'),
@@ -203,7 +200,6 @@ def compare_segmentors(segmentors: Mapping[str, Segmentor], images: LabelMaps, l
         raise UnreadableImageError('no held-out image both has labels and can be read')
     for name, of_images in found.items():
         tested.hits[name], tested.unions[name] = map(torch.stack, zip(*of_images, strict=True))
-        tested.unions[name][:, images.unseen] = 0  # a class that appears in no map is not counted
     return tested
 
 

@@ -159,7 +159,6 @@ class LabelMaps(Images):
     values: list[int]  # number of each class in the maps; other numbers are unlabelled
     notes: list[str]  # what was found, for the user
     colours: list[list[int]] | None  # of the classes, if the maps are read by colour
-    unseen: list[int]  # classes that appear in no map
     bands: dict[str, Any] | None  # arguments of LoadBands, and `mean` and `std`; None: the images are RGB
     num_validated: ClassVar[int] = 32
     validation_cost: ClassVar[int] = 6  # several windows, and logits of whole images
@@ -265,7 +264,7 @@ def find_label_maps(
     notes.insert(0, f'{meaning}; {100 - 100 * labelled_share:.0f} % of the pixels are unlabelled')
     measured = None if bands is None else measure_bands([str(train.root / name) for name in train.names], bands)
     maps = folders[0][1], folders[1][1]
-    return LabelMaps(train, held_out, classes, maps, suffix, values, notes, colours, unseen, measured)
+    return LabelMaps(train, held_out, classes, maps, suffix, values, notes, colours, measured)
 
 
 def table_numbers(path: Path) -> list[int] | None:
