@@ -6,7 +6,7 @@ import cv2
 import numpy as np
 from mmcv.transforms import BaseTransform
 
-from beit_mm.datasets.transforms import CONTRAST, as_size, check_range, cut, draw_box, jitter_pixels, resize_bicubic
+from beit_mm.datasets.transforms import CONTRAST, as_size, cut, draw_box, jitter_pixels, resize_bicubic
 from beit_mm.registry import TRANSFORMS
 
 FLIP_PROB = 0.5
@@ -45,9 +45,6 @@ class MultiCrop(BaseTransform):
     ) -> None:
         self.size = as_size(size)
         self.local_size = as_size(local_size)
-        check_range('scale', scale, most=1)
-        check_range('local_scale', local_scale, most=1)
-        check_range('blur_sigma', blur_sigma)
         self.scale, self.local_scale = scale, local_scale
         self.num_local, self.blur_sigma = num_local, blur_sigma
 

@@ -7,7 +7,6 @@ from tifffile import TiffWriter, imwrite
 
 from beit_mm.datasets.image_folder import ImageFolder, UnlabeledImages
 from beit_mm.datasets.reading import LoadBands, MemberPath, UnreadableImageError, band_statistics, read_bands
-from beit_mm.datasets.transforms import TwoViewColorJitter
 
 
 def values_of(dtype: str, count: int = 6) -> np.ndarray:
@@ -98,11 +97,6 @@ def test_what_is_no_number_becomes_0_or_255():
 def test_a_picture_shows_the_first_three_bands_or_one_in_gray(bands, shown):
     octets = values_of('uint8', bands)
     assert np.array_equal(LoadBands.as_rgb(octets.astype(np.float32)), octets[..., shown])
-
-
-def test_what_changes_colours_is_refused():
-    with pytest.raises(ValueError, match='RGB.*leave it out'):
-        TwoViewColorJitter()(dict(img=values_of('float32', 3)))
 
 
 def test_datasets_take_the_files_that_their_loader_reads(tmp_path):
