@@ -78,23 +78,21 @@ def list_images(folder: str, extensions: Sequence[str] = EXTENSIONS, subfolders:
 
 
 def walk(folder: str) -> Iterator[tuple[str, list[str]]]:
-    """Yields each folder from `folder` down once, with the names of its files; linked folders come last."""
-    seen, tops = set(), [folder]
+    """Yields each folder from `folder` down once, with the names of its files; links are followed."""
+    seen = set()
 
     def fail(error: OSError) -> None:
         raise error  # by default os.walk ignores folders that it cannot list
 
-    for top in tops:
-        for parent, folders, files in os.walk(top, onerror=fail):
-            status = os.stat(parent)
-            identity = status.st_dev, status.st_ino
-            if identity in seen:
-                folders.clear()
-                continue
-            seen.add(identity)
-            folders[:] = sorted(name for name in folders if not name.startswith('.'))
-            tops += filter(os.path.islink, (os.path.join(parent, name) for name in folders))
-            yield parent, [name for name in files if not name.startswith('.')]
+    for parent, folders, files in os.walk(folder, onerror=fail, followlinks=True):
+        status = os.stat(parent)
+        identity = status.st_dev, status.st_ino
+        if identity in seen:
+            folders.clear()
+            continue
+        seen.add(identity)
+        folders[:] = sorted(name for name in folders if not name.startswith('.'))
+        yield parent, [name for name in files if not name.startswith('.')]
 
 
 @dataclass
@@ -124,13 +122,9 @@ class Samples(Sequence[dict]):
             sample = dict(img_path=MemberPath(f'{archive}/{path}', archive, *place))
         return sample if labels is None else dict(sample, gt_label=int(labels))
 
-    def listed(self, paths: Paths, source: str) -> 'Samples':
-        """Selects images by name, in the order of the list file `source`."""
+    def listed(self, paths: Paths) -> 'Samples':
+        """Selects images by name, in the order of a list."""
         row_of = {path: row for row, path in enumerate(self.paths)}
-        if len(row_of) < len(self):
-            raise UserError(f'{self.folder}: two images share a name; ann_file cannot tell which one it lists')
-        if gone := next((path for path in paths if path not in row_of), None):
-            raise FileNotFoundError(f'{source} lists {gone!r}, which is not in {self.folder!r}')
         return self[np.array([row_of[path] for path in paths], np.int64)]
 
 
@@ -180,8 +174,6 @@ class UnlabeledImages(BaseDataset):
         check_choice('on_error', on_error, ('raise', 'error', 'skip'))
         self.on_error = 'raise' if on_error == 'error' else on_error  # configs up to 0.2.0 say 'error'
         data_prefix = data_prefix if isinstance(data_prefix, dict) else dict(img_path=data_prefix)
-        if kwargs.get('filter_cfg'):
-            raise UserError('filter_cfg has no effect on these datasets; list the images to take in ann_file')
         kwargs['serialize_data'] = False  # Samples are compact already
         if '://' in data_root:
             raise UserError(f'data_root is {data_root}; expected a local folder of images')
@@ -208,7 +200,7 @@ class UnlabeledImages(BaseDataset):
         if not self.ann_file:
             return shards or Samples(folder, list_images(folder, self.extensions))
         paths = Paths.of(path for _, path, _ in read_list(self.ann_file))
-        return shards.listed(paths, self.ann_file) if shards else Samples(folder, paths)
+        return shards.listed(paths) if shards else Samples(folder, paths)
 
     def no_images(self, path: str) -> FileNotFoundError:
         return FileNotFoundError(f'no images in {path!r}; expected files ending in {" ".join(self.extensions)}')
@@ -297,8 +289,6 @@ class ImageFolder(UnlabeledImages):
         classes = metainfo.get('classes', classes)
         if isinstance(classes, str):
             classes = [unquoted(line) for line in read_lines(classes) if line]
-        if classes is not None and len(set(classes)) < len(classes):
-            raise UserError(f'classes holds a name twice; expected unique names: {preview(sorted(classes))}')
         if classes is not None:
             metainfo['classes'] = tuple(classes)
         super().__init__(data_root, metainfo=metainfo, **kwargs)
@@ -326,7 +316,7 @@ class ImageFolder(UnlabeledImages):
         label_of = {name: label for label, name in enumerate(self.CLASSES)}
         if self.ann_file:
             paths, labels = self._read_list(label_of)
-            samples = shards.listed(paths, self.ann_file) if shards else Samples(folder, paths)
+            samples = shards.listed(paths) if shards else Samples(folder, paths)
             return replace(samples, labels=labels)
         if shards:
             return self._select(shards, folders, label_of)
