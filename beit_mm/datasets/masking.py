@@ -141,7 +141,6 @@ def masked_positions(mask: np.ndarray, num_slots: int) -> np.ndarray:
 
 
 def check_number(num_masked: float, grid: tuple[int, int], whole: bool = True) -> None:
-    if not 1 <= num_masked <= math.prod(grid):
-        raise UserError(f'num_masked is {num_masked}; expected 1 to {math.prod(grid)}, the patches of grid={grid}')
-    if whole and num_masked != int(num_masked):
-        raise UserError(f"num_masked is {num_masked}; only BlockwiseMask with variant='paper' takes a fraction")
+    if not 1 <= num_masked <= math.prod(grid) or (whole and num_masked != int(num_masked)):
+        kind = 'a whole number' if whole else 'a number'
+        raise UserError(f'num_masked is {num_masked}; expected {kind} from 1 to {math.prod(grid)}, the patches')

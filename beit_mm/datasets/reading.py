@@ -3,7 +3,6 @@
 import io
 import os
 import random
-import stat
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import lru_cache, partial
@@ -234,8 +233,6 @@ def open_file(path: str, max_pixels: int) -> Iterator[BinaryIO]:
         # pread does not move the file position, so forked processes and threads can share the descriptor
         yield io.BytesIO(os.pread(open_archive(path.archive).fileno(), path.length, path.offset))
         return
-    if not stat.S_ISREG(os.stat(path).st_mode):  # reading a pipe could block forever
-        raise OSError('a folder, pipe, socket or device; expected a regular file')
     with open(path, 'rb') as file:
         check_size(max_pixels, os.fstat(file.fileno()).st_size)
         yield file
@@ -429,8 +426,6 @@ def read_bands(path: str, max_pixels: int = MAX_PIXELS) -> np.ndarray:
             values = check_bands(np.load(file, allow_pickle=False))
             check_bands_size(values.shape, values.dtype, max_pixels)
             return values.astype(values.dtype.newbyteorder('='), copy=False)
-        if not start.startswith((b'II*\0', b'MM\0*', b'II+\0', b'MM\0+')):
-            raise OSError('neither .tif nor .npy; use LoadImage for other images')
         return read_tif(file, max_pixels)
 
 

@@ -46,7 +46,7 @@ def test_a_classifier_of_six_bands_reads_files_folders_and_arrays(work):
     with pytest.raises(ValueError, match='3 bands; expected 6'):
         classify(values[..., :3])
     (skipped,) = classify(ROOT / 'docs/images/attention.png', on_error='skip')
-    assert 'neither .tif nor .npy' in skipped['error']
+    assert 'not a TIFF file' in skipped['error']
 
 
 @pytest.mark.parametrize('wrong', [dict(max_pixels=10**12), dict(low=[1e300] * 6), dict(bands=[0] * 17)])

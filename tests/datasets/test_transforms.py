@@ -43,10 +43,9 @@ MASK = partial(BlockwiseMask, grid=(14, 14), num_masked=75)
     [
         (TwoViewColorJitter, dict(device='cuda'), 'cuda'),
         (MASK, dict(num_masked=197), 'num_masked is 197'),
-        (MASK, dict(num_masked=74.5), "74.5; only BlockwiseMask with variant='paper'"),
-        (RandomMask, dict(grid=(14, 14), num_masked=78.4), "78.4; only BlockwiseMask with variant='paper'"),
-        (RandomMask, dict(grid=(14, 14), num_masked=0.4), '0.4; expected 1 to 196'),  # a ratio
-        (MASK, dict(num_masked=0.4, variant='paper'), '0.4; expected 1 to 196'),
+        (MASK, dict(num_masked=74.5), '74.5; expected a whole number from 1 to 196'),
+        (RandomMask, dict(grid=(14, 14), num_masked=78.4), '78.4; expected a whole number'),
+        (MASK, dict(num_masked=0.4, variant='paper'), '0.4; expected a number from 1 to 196'),  # a ratio
         (MASK, dict(num_masked=196, min_block=190), '190'),  # round(sqrt(190)) = 14
         (MASK, dict(grid=(1, 14), num_masked=5), r'\(1, 14\)'),  # no block is lower than one row
         (LoadBands, dict(bands=[0, 1], low=[0], high=[1]), r'bands=\[0, 1\], low=\[0\].* 1 to 16'),
