@@ -51,8 +51,8 @@ def describe_source(content: Mapping[str, Any], path: Path, format: str | None =
     """
     meta = dict(meta_of(content))
     version = meta.get('beit_mm_format', 0)
-    if not isinstance(version, int) or version > FORMAT_VERSION:
-        raise CheckpointError(f'has format {ascii(version):.40}, but this reads {FORMAT_VERSION}: upgrade beit_mm.')
+    if version > FORMAT_VERSION:
+        raise CheckpointError(f'has format {version}, but this reads {FORMAT_VERSION}: upgrade beit_mm.')
     config = _neighbour(path, 'config.json')
     activation, model = config.get('hidden_act', 'gelu'), config.get('architecture') or content.get('arch')
     if format and re.search('rope|enormous', str(model)):  # timm's; no tensor shows it, nor the activation
@@ -64,8 +64,7 @@ def describe_source(content: Mapping[str, Any], path: Path, format: str | None =
     mean, std = (_numbers(found.get(name)) for name in ('mean', 'std'))
     size = _numbers(found.get('size'), int)
     meta['preprocessing'] = dict(size=size) if len(size) == 2 and min(size) > 0 else {}
-    of_equal_lengths = len({len(mean), len(std)} - {1}) < 2  # a single number is for all channels
-    if mean and of_equal_lengths and min(std, default=0) > 0:
+    if mean and min(std, default=0) > 0:
         meta['preprocessing'].update(mean=mean, std=std)
     # to transformers 2 is the first block's output; but files of the released UperNets have the blocks' own numbers
     numbers = _numbers(config.get('out_indices'), int)
@@ -91,8 +90,7 @@ def _find_preprocessing(content: Mapping[str, Any], config: Mapping[str, Any], p
         return dict(normalisation, size=[args.get('input_size')] * 2)
     processor = _neighbour(path, 'preprocessor_config.json')
     if processor or config:  # of transformers or timm, for pixels in [0, 1]
-        timm = config.get('pretrained_cfg')
-        timm = timm if isinstance(timm, dict) else {}
+        timm = config.get('pretrained_cfg') or {}
         size = config.get('image_size') or _numbers(timm.get('input_size'))[-2:]
         return dict(
             mean=[255 * value for value in _numbers(processor.get('image_mean') or timm.get('mean'))],
@@ -129,10 +127,4 @@ def _numbers(values: Any, kind: Any = (int, float)) -> list:
 def _neighbour(path: Path, name: str) -> dict[str, Any]:
     """Content of a JSON file beside weights that are named as on the Hub; empty if there is none."""
     file = path.with_name(name)
-    if path.name not in HUB_FILES or not file.is_file():
-        return {}
-    try:
-        content = json.loads(file.read_text())
-    except (ValueError, RecursionError) as error:
-        raise CheckpointError(f'{file} beside the weights is not JSON: {error}.') from None
-    return content if isinstance(content, dict) else {}
+    return json.loads(file.read_text()) if path.name in HUB_FILES and file.is_file() else {}

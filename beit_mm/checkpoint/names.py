@@ -425,10 +425,8 @@ def _rename(weights: Weights, table: Table) -> tuple[Weights, list[str]]:
     dropped = []
     for name, tensor in weights.items():
         target = _new_name(name, table)
-        if target is None or target in renamed and torch.equal(tensor, renamed[target]):
+        if target is None or target in renamed:
             dropped.append(name)  # mmsegmentation's converter writes the patch embedding under two names
-        elif target in renamed:
-            raise CheckpointError(f'has two tensors for {target}, one of them {name}; our model has one')
         else:
             renamed[target] = tensor
     return renamed, dropped

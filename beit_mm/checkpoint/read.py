@@ -260,8 +260,6 @@ def plain(value: Any, known: Known) -> Any:
         new = plain(_weights_of(value), known)
     elif isinstance(value, LogHistory):
         logs, counts = value['_log_history'].values, value['_count_history'].values
-        if 'U' in (logs.dtype.kind, counts.dtype.kind):
-            raise CheckpointError('it holds a log history of more than numbers')
         new = HistoryBuffer(logs, counts, int(value['max_length']))
     elif isinstance(value, dict):
         new = _plain_dict(value, known)
@@ -325,21 +323,18 @@ def write_checkpoint(path: str | Path, content: Mapping[str, Any]) -> None:
     """Writes a checkpoint completely or not at all. Equal content gives equal bytes.
 
     Args:
-        path: ends in one of SUFFIXES; else CheckpointError.
+        path: ends in one of SUFFIXES.
         content: plain containers, values and tensors; for .safetensors either tensors by name or
-            dict(state_dict=..., meta=...), where `meta` is JSON; else CheckpointError.
+            dict(state_dict=..., meta=...), where `meta` is JSON.
     """
     path = Path(path)
     if path.suffix not in SUFFIXES:
         raise CheckpointError(f'{path} is not a name for a checkpoint: it must end in {", ".join(SUFFIXES)}.')
     with atomic_file(path) as file:
-        if path.suffix != '.safetensors':
-            save_torch(content, file)
-            return
-        try:
+        if path.suffix == '.safetensors':
             file.write(_safetensors_bytes(content))
-        except (AttributeError, TypeError, ValueError) as error:
-            raise CheckpointError(f'{path} can hold tensors, and plain values in meta, not this: {error}.') from error
+        else:
+            save_torch(content, file)
 
 
 def _safetensors_bytes(content: Mapping[str, Any]) -> bytes:

@@ -224,9 +224,9 @@ def test_a_folder_of_transformers(tmp_path):
     assert model.load_report.resized[f'blocks.0.{TABLE}'] == '6 x 8 -> 8 x 6'
     assert model.load_report.preprocessing == dict(mean=[127.5] * 3, std=[51.0] * 3, size=[48, 64])
     (tmp_path / 'model.safetensors').unlink()
-    with pytest.raises(FileNotFoundError, match='(?s)model.safetensors, .*init_cfg'):
+    with pytest.raises(FileNotFoundError, match='model.safetensors, '):
         load_checkpoint(model, str(tmp_path))
-    with pytest.raises(FileNotFoundError, match=r"mean 'beit_base_patch16_224_pt22k' .*\? \(if a config names it, c"):
+    with pytest.raises(FileNotFoundError, match=r"mean 'beit_base_patch16_224_pt22k' .*\?$"):
         load_checkpoint(model, 'beit_base_patch16_224_pt22k.pth')
 
 
