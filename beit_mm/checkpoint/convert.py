@@ -109,12 +109,9 @@ def publish_checkpoint(source: CheckpointInput, target: str | Path) -> Path:
     """
     target = Path(target)
     partial = target.with_name(f'{target.stem}.unnamed{target.suffix}')
-    try:
-        convert_checkpoint(source, partial)
-        named = target.with_name(f'{target.stem}-{file_sha256(partial)[:8]}{target.suffix}')
-        os.replace(partial, named)
-    finally:
-        partial.unlink(missing_ok=True)
+    convert_checkpoint(source, partial)
+    named = target.with_name(f'{target.stem}-{file_sha256(partial)[:8]}{target.suffix}')
+    os.replace(partial, named)
     return named
 
 
