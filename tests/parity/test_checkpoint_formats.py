@@ -248,11 +248,13 @@ def test_a_folder_of_transformers_is_a_segmentor_of_the_blocks_in_its_config(tmp
 
 
 @pytest.mark.parametrize('blocks', [[0, 1, 2, 3], [1, 2, 3, 4], [0, 1, 2, 4]])
-def test_a_segmentor_comes_back_from_transformers_with_its_blocks(blocks, tmp_path):
+def test_a_segmentor_comes_back_from_transformers_with_its_blocks(blocks, tmp_path, warnings):
+    """transformers cannot use the last one, 4, which is said."""
     meta = dict(preprocessing=dict(mean=[127.5] * 3, std=[127.5] * 3, size=[SIZE] * 2))
     state = ours('segmentation', 'per_layer', out_indices=blocks).state_dict()
     torch.save(dict(state_dict=state, meta=meta | dict(architecture=dict(out_indices=blocks))), tmp_path / 'seg.pth')
     convert_checkpoint(tmp_path / 'seg.pth', tmp_path / 'hub', 'hf')
+    assert len(warnings()) == (4 in blocks)
     transformers.BeitForSemanticSegmentation.from_pretrained(tmp_path / 'hub').save_pretrained(tmp_path / 'again')
     for folder in ('hub', 'again'):
         convert_checkpoint(tmp_path / folder, tmp_path / 'back.pth')
