@@ -11,7 +11,6 @@ from torch import nn
 
 from beit_mm.checkpoint.read import CheckpointError
 from beit_mm.engine.optim import AutocastOptimWrapper, BEiTOptimWrapperConstructor
-from beit_mm.errors import UserError
 from beit_mm.models import BEiTBackbone
 from beit_mm.precision import usable_dtype
 from beit_mm.registry import MODELS
@@ -115,17 +114,6 @@ def test_a_type_that_a_device_lacks_is_replaced(monkeypatch):
         make_wrapper('half')
 
 
-@pytest.mark.parametrize(
-    'clip', [dict(max_grad_norm=1.0), dict(max_norm=1.0, norm=2), dict(type='value', max_norm=1.0)]
-)
-def test_clipping_with_arguments_that_torch_lacks_is_refused_before_a_step(clip):
-    weights = [nn.Parameter(torch.zeros(1))]
-    with pytest.raises(
-        UserError, match="^clip_grad has .* argument.*; expected max_norm, or clip_value with type='value'$"
-    ):
-        AutocastOptimWrapper('float32', optimizer=torch.optim.SGD(weights, lr=0.1), clip_grad=clip)
-
-
 @pytest.mark.parametrize(('cpu', 'dtype'), [('AVX512', 'bfloat16'), ('AVX2', 'float32'), ('DEFAULT', 'float32')])
 def test_the_kind_of_the_cpu_decides_where_torch_does_not_say(monkeypatch, cpu, dtype):
     """Its function for this is private, and may get another name."""
@@ -161,9 +149,7 @@ def fused() -> tuple[nn.Module, AutocastOptimWrapper, dict]:
     return model, wrapper, copy.deepcopy(wrapper.state_dict())
 
 
-@pytest.mark.parametrize(
-    ('name', 'shape'), [('exp_avg', (1,)), ('exp_avg_sq', (1, 2)), ('step', (4,)), ('max_exp_avg_sq', (1,))]
-)
+@pytest.mark.parametrize(('name', 'shape'), [('exp_avg', (1,)), ('step', (4,))])
 def test_a_state_of_another_shape_is_refused(fused, name, shape):
     """Fused kernels would read and write behind it."""
     _, wrapper, state = fused
@@ -172,24 +158,11 @@ def test_a_state_of_another_shape_is_refused(fused, name, shape):
         wrapper.load_state_dict(state)
 
 
-@pytest.mark.parametrize('kind', [torch.optim.RMSprop, torch.optim.NAdam, torch.optim.ASGD, torch.optim.Adafactor])
-def test_a_state_without_a_fused_kernel_is_resumed_by_its_own_model_alone(kind):
-    model, wrapper = make_wrapper('float32', kind)
+def test_a_state_without_a_fused_kernel_may_have_any_shapes():
+    """Adafactor's has rows and columns."""
+    model, wrapper = make_wrapper('float32', torch.optim.Adafactor)
     wrapper.update_params(model(torch.ones(1, 4)).sum())
-    other = make_wrapper('float32', kind)[1]
-    other.load_state_dict(copy.deepcopy(wrapper.state_dict()))
-    assert str(other.state_dict()) == str(wrapper.state_dict())
-    with pytest.raises(CheckpointError, match='optimizer of another model'):
-        other_size = AutocastOptimWrapper('float32', optimizer=kind(nn.Linear(4, 5).parameters()))
-        other_size.load_state_dict(copy.deepcopy(wrapper.state_dict()))
-
-
-def test_rows_and_columns_of_another_librarys_adafactor_are_resumed():
-    """Vectors for each matrix, where torch's Adafactor has matrices with one row or column."""
-    kind = pytest.importorskip('transformers').Adafactor
-    first, second = (nn.Linear(4, 3) for _ in range(2))
-    wrapper, other = (AutocastOptimWrapper('float32', optimizer=kind(model.parameters())) for model in (first, second))
-    wrapper.update_params(first(torch.ones(1, 4)).sum())
+    _, other = make_wrapper('float32', torch.optim.Adafactor)
     other.load_state_dict(copy.deepcopy(wrapper.state_dict()))
     assert str(other.state_dict()) == str(wrapper.state_dict())
 

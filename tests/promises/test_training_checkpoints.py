@@ -117,23 +117,11 @@ def test_resuming_executes_nothing_deletes_nothing_of_others_and_takes_over_no_t
     assert info['number'] == 1.5 and not found['message_hub']['log_scalars']
 
 
-@pytest.mark.parametrize('part', ['head', 'optimizer', "mmengine's wrapper"])
-def test_a_run_does_not_go_on_with_nan(part, run, content, resumed):
+def test_a_run_does_not_go_on_with_nan(content, resumed):
     """The backbone's own weights are looked at whenever they are loaded."""
-    said, config = 'optimizer: .*state.0.exp_avg', copy.deepcopy(run[1])
-    if part == 'head':
-        content['state_dict']['head.lm_head.bias'][1] = float('nan')
-        said = '1 of .* tensors hold NaN or infinity: head.lm_head.bias'
-    else:
-        content['optimizer']['state'][0]['exp_avg'].view(-1)[0] = float('inf')
-        resumed(content, config, resume=False).load_or_resume()  # a new run takes nothing of it
-    if part == "mmengine's wrapper":
-        config.optim_wrapper.type = 'OptimWrapper'
-        config.optim_wrapper.pop('dtype', None)
-    runner = resumed(content, config)
-    runner.optim_wrapper = runner.build_optim_wrapper(runner.optim_wrapper)  # as `train` does first
-    with pytest.raises(CheckpointError, match=said):
-        runner.load_or_resume()
+    content['state_dict']['head.lm_head.bias'][1] = float('nan')
+    with pytest.raises(CheckpointError, match='1 of .* tensors hold NaN or infinity: head.lm_head.bias'):
+        resumed(content).load_or_resume()
 
 
 def test_weights_without_a_run_cannot_be_resumed(run, resumed):
