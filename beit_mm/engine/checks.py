@@ -9,7 +9,6 @@ import numpy as np
 from mmengine.dist import get_world_size
 from mmengine.evaluator import Evaluator
 from mmengine.hooks import EarlyStoppingHook, EMAHook, Hook
-from mmengine.optim import OptimWrapper
 from mmengine.runner import Runner
 from mmengine.structures import BaseDataElement
 from torch import Tensor, nn
@@ -25,7 +24,6 @@ from beit_mm.datasets.reading import LoadImage
 from beit_mm.datasets.samplers import SeededSampler
 from beit_mm.datasets.transforms import RandomErasing, TwoViews
 from beit_mm.engine.dino import TeacherMomentumHook
-from beit_mm.engine.optim import AutocastOptimWrapper, check_state
 from beit_mm.engine.steps import unwrap
 from beit_mm.errors import UserError, log, warn
 from beit_mm.models import ClassificationDataPreprocessor
@@ -107,15 +105,10 @@ class FitCheckHook(Hook):
         # a backbone, a teacher's too, fits and checks its own tensors when it loads them
         others = [name for name in own if not name.startswith('backbone.') and name in weights]
         check_finite({name: weights[name] for name in others}, 'The checkpoint')
-        wrapper, is_resumed = runner.optim_wrapper, runner._resume and 'optimizer' in checkpoint
         unfit = [name for name in others if 'backbone.' not in name and weights[name].shape != own[name].shape]
-        if unfit and isinstance(wrapper, OptimWrapper):  # mmengine prints it, but not into the log
+        if unfit and runner._resume:  # else mmengine prints them
             found = f"{runner._load_from}: shapes differ from this model's: {preview(unfit)}"
-            if is_resumed:
-                raise UserError(f'{found}; resume with the sizes that the run began with')
-            warn(f'{found}. They are not loaded and start anew.')
-        if is_resumed and isinstance(wrapper, OptimWrapper) and not isinstance(wrapper, AutocastOptimWrapper):
-            check_state(checkpoint['optimizer'], wrapper.optimizer)  # AutocastOptimWrapper checks it itself
+            raise UserError(f'{found}; resume with the sizes that the run began with')
 
     def before_test(self, runner: Runner) -> None:
         dataset = runner.test_dataloader.dataset
