@@ -68,8 +68,6 @@ class FitCheckHook(Hook):
             warn('EarlyStoppingHook has no effect: this run does not validate.')
         check_model(model, dataset)
         check_erasing(model, transforms_of(dataset))
-        if hasattr(model, 'decode_head') and has_no_label_maps(dataset):
-            raise UserError(f'{path_of(dataset)} has no label maps to learn from; set seg_map_path in data_prefix')
         if (backbone := backbone_of(model)) is not None:
             init_report = self.init_report
             if init_report is not None and backbone.load_report is not init_report and not runner._resume:
@@ -269,7 +267,7 @@ def check_model(model: nn.Module, dataset: Dataset) -> None:
 
 
 def check_num_classes(model: nn.Module, dataset: Dataset) -> None:
-    """Raises UserError if a part of a model, or weights in its loss, are for other classes than the dataset has."""
+    """Raises UserError if a part of a model is for another number of classes than the dataset has."""
     if (classes := classes_of(dataset)) is None:
         return
     model = getattr(model, 'module', model)  # inside a wrapper for test-time augmentation
@@ -282,10 +280,6 @@ def check_num_classes(model: nn.Module, dataset: Dataset) -> None:
             f'{path_of(dataset)} has {len(classes)} classes, the model is built for {next(iter(wrong.values()))}; set '
             f'{settings}, or give the right folder'
         )
-    for name, module in model.named_modules():
-        weights = getattr(module, 'class_weight', None)
-        if isinstance(weights, Sequence) and len(weights) not in (1, len(classes)):  # 1: of a single logit
-            raise UserError(f'model.{name}.class_weight is {weights}; expected {len(classes)} numbers, one a class')
 
 
 def check_topk(evaluator: Evaluator, dataset: Dataset) -> None:
@@ -300,8 +294,9 @@ def check_topk(evaluator: Evaluator, dataset: Dataset) -> None:
 
 def check_label_files(evaluator: Evaluator, dataset: Any) -> None:
     """Raises UserError where mmseg's IoUMetric lacks label maps, or would write two into one file, or one into none."""
+    lacks_maps = isinstance(dataset, UnlabeledImages) and dataset.data_prefix.get('seg_map_path') is None
     for metric in evaluator.metrics:
-        if has_no_label_maps(dataset) and getattr(metric, 'format_only', None) is False:
+        if lacks_maps and getattr(metric, 'format_only', None) is False:
             advice = 'set seg_map_path in data_prefix, or format_only=True and output_dir of the evaluator'
             raise UserError(f'{path_of(dataset)} has no label maps to compare predictions with; {advice}')
         if getattr(metric, 'format_only', False) and metric.output_dir is None:
@@ -313,10 +308,6 @@ def check_label_files(evaluator: Evaluator, dataset: Any) -> None:
             if image != other:
                 found = f'output_dir would have one label map for {other} and {image}'
                 raise UserError(f'{found}; test each folder by itself, or use `beit-mm segment`, which numbers files')
-
-
-def has_no_label_maps(dataset: Any) -> bool:
-    return isinstance(dataset, UnlabeledImages) and dataset.data_prefix.get('seg_map_path') is None
 
 
 def check_size(model: nn.Module, inputs: Any) -> None:

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from helpers import make_runner, narrow_dino_model, train
-from label_maps import make_label_maps, mask_training
+from label_maps import make_label_maps
 from labelled import classifier_config, make_images, save_backbone
 from mmengine.structures import PixelData
 from mmpretrain.evaluation import Accuracy, MultiLabelMetric
@@ -42,11 +42,6 @@ def test_number_of_classes(cfg):
         'images/train has 3 classes, .* built for 4; .*model.data_preprocessor.num_classes=3 model.head.num_classes=3',
     )
     refused(cfg, 'images/val has 3 classes', loop='test')
-
-
-def test_number_of_class_weights(cfg):
-    cfg.model.head.loss = dict(type='CrossEntropyLoss', class_weight=[1, 2])
-    refused(cfg, r'model.head.loss.*.class_weight is \[1, 2\]; expected 3 numbers')
 
 
 @pytest.mark.parametrize('missing', ['erase_box', 'ClassificationDataPreprocessor', None])
@@ -108,9 +103,6 @@ def test_predictions_that_have_no_label_maps_to_be_compared_with(tmp_path):
         dataset = SegmentationFolder(str(tmp_path), 'classes.txt', True, dict(folders, seg_map_path=maps))
         with nullcontext() if maps else pytest.raises(UserError, match='images has no label maps.*format_only'):
             check_label_files(evaluator, dataset)
-    training = mask_training(tmp_path, tmp_path / 'work')
-    training.train_dataloader.dataset.data_prefix = dict(img_path='images/training', ann_path='annotations/training')
-    refused(training, 'training has no label maps to learn from; set seg_map_path')
 
 
 @pytest.mark.parametrize('wrapped', [False, True])
