@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from mmengine.dist import get_world_size
 from mmengine.evaluator import Evaluator
-from mmengine.hooks import EarlyStoppingHook, EMAHook, Hook
+from mmengine.hooks import EarlyStoppingHook, Hook
 from mmengine.runner import Runner
 from mmengine.structures import BaseDataElement
 from torch import Tensor, nn
@@ -53,7 +53,6 @@ class FitCheckHook(Hook):
         self.checkpoint = None  # a test afterwards uses this run's weights
         check_sampler(runner.train_dataloader)
         check_effective_batch(runner)
-        check_schedules(runner)
         model, dataset = unwrap(runner), runner.train_dataloader.dataset
         if runner.val_loop is not None:
             if runner.train_loop.val_interval < 1:
@@ -89,10 +88,9 @@ class FitCheckHook(Hook):
         self.first_batch = False
         samples = data_batch.get('data_samples')
         if samples and 'gt_sem_seg' in samples[0]:  # then the model is a segmentor
-            model = unwrap(runner)
-            for part in (model.decode_head, getattr(model, 'auxiliary_head', ())):  # each is one head, or several
-                for head in [part] if hasattr(part, 'ignore_index') else part:
-                    check_labels(samples, head.num_classes, head.ignore_index)
+            for module in unwrap(runner).modules():
+                if hasattr(module, 'num_classes') and hasattr(module, 'ignore_index'):  # a head
+                    check_labels(samples, module.num_classes, module.ignore_index)
         check_size(unwrap(runner), data_batch.get('inputs'))
 
     def after_load_checkpoint(self, runner: Runner, checkpoint: dict) -> None:
@@ -122,17 +120,16 @@ class FitCheckHook(Hook):
 
 
 def check_effective_batch(runner: Runner) -> None:
-    """Logs the effective batch; refuses or warns about settings that ignore the accumulation of batches."""
+    """Logs the effective batch; refuses an auto_scale_lr that would scale the wrong number, or only a part."""
     processes, batch = get_world_size(), runner.train_dataloader.batch_size
     accumulation = runner.cfg.get('optim_wrapper', {}).get('accumulative_counts', 1)
+    effective = processes * batch * accumulation
     auto_scale_lr = runner.cfg.get('auto_scale_lr') or {}
     expected, enabled = auto_scale_lr.get('base_batch_size'), auto_scale_lr.get('enable', False)
     if enabled and accumulation > 1:
         raise UserError(f'auto_scale_lr would ignore the accumulation of {accumulation} batches; scale lr yourself')
-    for hook in runner.hooks:
-        if isinstance(hook, EMAHook) and hook.ema_cfg.get('interval', 1) % accumulation:
-            warn(f'The EMAHook counts batches, and a step has {accumulation}; set its interval={accumulation}.')
-    effective = processes * batch * accumulation
+    if enabled and expected != effective:
+        check_schedules(runner.param_schedulers or [])
     found = f'Effective batch: {processes} processes x {batch} images x {accumulation} accumulated = {effective}'
     if enabled or expected in (None, effective):
         log(f'{found}.')
@@ -141,24 +138,14 @@ def check_effective_batch(runner: Runner) -> None:
         warn(f'{found}; the recipe has {expected}: {advice} (half the batch, half the rate).')
 
 
-def check_schedules(runner: Runner) -> None:
-    """Raises UserError for a schedule that ends above the initial rate, or that auto_scale_lr scales only in part."""
-    auto_scale_lr = runner.cfg.get('auto_scale_lr') or {}
-    batch = get_world_size() * runner.train_dataloader.batch_size
-    is_scaled = auto_scale_lr.get('enable', False) and auto_scale_lr['base_batch_size'] != batch
-    for number, scheduler in enumerate(runner.param_schedulers or []):
-        if getattr(scheduler, 'param_name', '') != 'lr':  # weight decay may rise
-            continue
-        name = f'param_scheduler.{number} ({type(scheduler).__name__})'
-        ratio, lowest, highest = (getattr(scheduler, key, None) for key in ('eta_min_ratio', 'eta_min', 'eta_max'))
-        if is_scaled and (lowest or highest):
+def check_schedules(schedulers: Sequence) -> None:
+    """Raises UserError for a learning rate in a schedule, which auto_scale_lr does not scale."""
+    for number, scheduler in enumerate(schedulers):
+        rate = getattr(scheduler, 'eta_min', None) or getattr(scheduler, 'eta_max', None)
+        if scheduler.param_name == 'lr' and rate:
+            name = f'param_scheduler.{number} ({type(scheduler).__name__})'
             advice = 'give eta_min_ratio, a share of the rate, instead, or scale both yourself'
-            raise UserError(f'auto_scale_lr scales optimizer.lr, not the {lowest or highest:g} of {name}; {advice}')
-        start = min(group.get('initial_lr', group['lr']) for group in runner.optim_wrapper.optimizer.param_groups)
-        end = ratio * start if ratio else lowest or 0.0
-        if end > start:
-            advice = 'lower eta_min, or give eta_min_ratio, a share of the rate (at most 1), instead'
-            raise UserError(f'{name} would let a learning rate rise from {start:.3g} to {end:.3g}; {advice}')
+            raise UserError(f'auto_scale_lr scales optimizer.lr, not the {rate:g} of {name}; {advice}')
 
 
 def check_number_of_images(loader: DataLoader) -> None:
@@ -220,9 +207,6 @@ def check_same_zero(one: Dataset, other: Dataset) -> None:
 def check_labels(samples: Sequence[BaseDataElement], num_classes: int, ignore_index: int | None) -> None:
     """Raises UserError for a label without a class, where a GPU would only assert; warns if most are ignored."""
     ignore_index = -1 if ignore_index is None else ignore_index  # with None all pixels count
-    if 0 <= ignore_index < num_classes:
-        advice = 'remove it, and if 0 marks unlabelled pixels set reduce_zero_label=True in the data'
-        raise UserError(f'ignore_index of a decode head is {ignore_index}, a class that metrics still count; {advice}')
     shares = []
     for sample in samples:
         labels = sample.gt_sem_seg.data
@@ -359,10 +343,7 @@ def check_views(model: BEiTPretrainer, transforms: Sequence) -> None:
         return
     grid = tuple(-(-side // model.backbone.patch_size) for side in views.size)  # rounded up: the backbone pads
     tokenizer, preprocessor = model.target_generator, model.data_preprocessor
-    if tokenizer is not None and tokenizer.gives == 'features':
-        if views.second_size or getattr(preprocessor, 'tokenizer_scale', None):
-            raise UserError('features need no second view; set second_size and tokenizer_scale to None')
-    elif tokenizer is not None:
+    if tokenizer is not None and tokenizer.gives != 'features':
         if views.second_size and getattr(preprocessor, 'tokenizer_scale', None):
             raise UserError("second_size and tokenizer_scale both make the tokenizer's view; set one to None")
         seen = views.second_size or preprocessor.tokenizer_size(*views.size)

@@ -150,8 +150,6 @@ def test_a_label_without_a_class_is_named_with_its_file(monkeypatch):
     check_labels([sample([0, 1])], 3, None)
     with pytest.raises(UserError, match='has label 255'):
         check_labels([sample([0, 255])], 3, None)
-    with pytest.raises(UserError, match='ignore_index.* 0.*reduce_zero_label'):  # the loss would leave class 0 out
-        check_labels([sample([0, 1])], 3, 0)
     with pytest.raises(UserError, match=r'data/x.png .*label 3.*num_classes'):
         check_labels([sample([0, 1]), sample([0, 3, 5, 255])], 3, 255)
     assert not said
@@ -159,27 +157,23 @@ def test_a_label_without_a_class_is_named_with_its_file(monkeypatch):
     assert len(said) == 1 and '100%' in said[0] and 'label 255' in said[0]
 
 
+class Head(nn.Module):
+    num_classes = 3
+
+    def __init__(self, ignore_index: int = 255):
+        super().__init__()
+        self.ignore_index = ignore_index
+
+
 def test_the_hook_looks_once_a_run():
-    hook, head = FitCheckHook(), SimpleNamespace(num_classes=3, ignore_index=255)
-    runner, wrong = SimpleNamespace(model=SimpleNamespace(decode_head=head)), dict(data_samples=[sample([7])])
+    hook, runner, wrong = FitCheckHook(), SimpleNamespace(model=Head()), dict(data_samples=[sample([7])])
     with pytest.raises(ValueError, match='label 7'):
         hook.before_train_iter(runner, 0, wrong)
     hook.before_train_iter(runner, 1, wrong)
 
 
-HEADS = [SimpleNamespace(num_classes=3, ignore_index=index) for index in (255, 254)]
-
-
-@pytest.mark.parametrize(
-    'heads',
-    [
-        dict(decode_head=HEADS[0], auxiliary_head=HEADS[1]),
-        dict(decode_head=HEADS[0], auxiliary_head=HEADS),
-        dict(decode_head=HEADS),  # of mmseg's CascadeEncoderDecoder
-    ],
-)
-def test_labels_are_compared_with_all_heads(heads):
-    runner, batch = SimpleNamespace(model=SimpleNamespace(**heads)), dict(data_samples=[sample([0, 255])])
+def test_labels_are_compared_with_all_heads():
+    runner, batch = SimpleNamespace(model=nn.ModuleList([Head(), Head(254)])), dict(data_samples=[sample([0, 255])])
     with pytest.raises(UserError, match='label 255'):
         FitCheckHook().before_train_iter(runner, 0, batch)
 
@@ -203,36 +197,27 @@ def test_images_of_another_size_than_the_backbones(cfg, size, number, monkeypatc
     assert all(word in text for text in said for word in ('(32, 32)', '(64, 64)', 'model.backbone.img_size'))
 
 
-COSINE = dict(type='CosineAnnealingLR', by_epoch=False, end=4, eta_min=1e-5)
-RISING = [  # at a rate of 1e-6, scaled or not
-    (dict(COSINE), 1, 'param_scheduler.0 .*CosineAnnealingLR.*1e-06.*1e-05.*eta_min_ratio'),
-    (dict(COSINE, eta_min=None, eta_min_ratio=1.5), 1, 'param_scheduler.0 .*1e-06.*1.5e-06.*eta_min_ratio'),
-    (dict(type='PolyLR', by_epoch=False, end=5, eta_min=2e-6), 1, 'PolyLR.*1e-06.*2e-06.*eta_min'),
-    (dict(COSINE, eta_min=1e-9), 2, 'auto_scale_lr .*1e-09 .*param_scheduler.0 .*eta_min_ratio'),
-    (dict(type='OneCycleLR', eta_max=1e-6, total_steps=4, by_epoch=False), 2, 'auto_scale_lr .*1e-06 .*OneCycleLR'),
-]
+COSINE = dict(type='CosineAnnealingLR', by_epoch=False, end=4)
 
 
-@pytest.mark.parametrize(('scheduler', 'ratio', 'message'), RISING)
-def test_a_schedule_that_rises_or_is_not_scaled(cfg, scheduler, ratio, message):
-    cfg.optim_wrapper.optimizer.lr = 1e-6
+@pytest.mark.parametrize(
+    ('scheduler', 'message'),
+    [
+        (dict(COSINE, eta_min=1e-9), 'auto_scale_lr .*1e-09 .*param_scheduler.0 .*eta_min_ratio'),
+        (dict(type='OneCycleLR', eta_max=1e-6, total_steps=4, by_epoch=False), 'auto_scale_lr .*1e-06 .*OneCycleLR'),
+    ],
+)
+def test_a_schedule_that_would_not_be_scaled(cfg, scheduler, message):
     cfg.train_cfg = dict(type='beit_mm.IterLoop', max_iters=4, val_interval=4)
     cfg.param_scheduler = [scheduler]
-    cfg.auto_scale_lr = dict(enable=True, base_batch_size=4 * ratio)
+    cfg.auto_scale_lr = dict(enable=True, base_batch_size=8)
     refused(cfg, message)
-
-
-def test_a_layer_below_whose_rate_would_rise_while_that_of_the_head_falls(cfg):
-    constructor = 'beit_mm.BEiTOptimWrapperConstructor'
-    cfg.optim_wrapper.update(constructor=constructor, paramwise_cfg=dict(layer_decay_rate=0.1))
-    cfg.param_scheduler = [dict(type='CosineAnnealingLR', end=1, eta_min=1e-5)]
-    refused(cfg, 'param_scheduler.0 .*1e-07.*1e-05')  # 1e-3 of the head, four layers above
 
 
 @pytest.mark.parametrize('base_batch_size', [4, 256])
 def test_a_scaled_rate_ends_at_its_share_and_is_logged_as_the_last_layers(cfg, base_batch_size):
     cfg.train_cfg = dict(type='beit_mm.IterLoop', max_iters=4, val_interval=4)
-    cfg.param_scheduler = [dict(COSINE, eta_min=None, eta_min_ratio=1e-5 / 1e-3, T_max=3)]
+    cfg.param_scheduler = [dict(COSINE, eta_min_ratio=1e-5 / 1e-3, T_max=3)]
     cfg.auto_scale_lr = dict(enable=True, base_batch_size=base_batch_size)
     layers = dict(constructor='beit_mm.BEiTOptimWrapperConstructor', paramwise_cfg=dict(layer_decay_rate=0.5))
     cfg.optim_wrapper.update(layers)

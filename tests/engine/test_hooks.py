@@ -90,14 +90,6 @@ def test_effective_batch_is_stated_and_a_difference_warned_of(said):
     assert '1 processes x 4 images x 2 accumulated = 8; the recipe has 2048' in said[1][1]
 
 
-@pytest.mark.parametrize(('interval', 'number'), [(1, 1), (4, 0)])
-def test_an_average_of_single_batches_of_a_step_is_warned_of(interval, number, said):
-    cfg = Config(dict(optim_wrapper=dict(accumulative_counts=4)))
-    hooks = [EMAHook(interval=interval)]
-    check_effective_batch(SimpleNamespace(cfg=cfg, train_dataloader=SimpleNamespace(batch_size=4), hooks=hooks))
-    assert len([text for _, text in said if 'EMAHook' in text and 'interval=4' in text]) == number
-
-
 @pytest.mark.parametrize('other', [dict(reduce_zero_label=True), dict(reduce_zero_label=False), {}])
 def test_label_maps_whose_zero_means_different_things_are_warned_of(other, said):
     train, val = (SimpleNamespace(metainfo=meta, data_root=name) for meta, name in ((other, 'a'), ({}, 'b')))

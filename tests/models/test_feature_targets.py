@@ -171,9 +171,6 @@ def test_what_does_not_fit_is_said(teacher, tmp_path):
         FeatureTargets(dict(type='beit_mm.CLIPTeacher', name='x'), layers=1)
     with pytest.raises(ValueError, match='channels=.*ema'):
         FeatureTargets('ema', channels=[0])
-    for view, options in ((32, {}), (None, dict(tokenizer_scale=1))):
-        with pytest.raises(ValueError, match='no second view'):
-            check_views(model_of(teacher, data_preprocessor=options), [TwoViewCenterCrop(32, view)])
     check_views(model_of(teacher), [TwoViewCenterCrop(32, None)])
 
 
