@@ -156,8 +156,6 @@ class CheckpointHook(Hook):
         for name, buffer in runner.model.named_buffers():
             if runner.iter == 0 and name.removeprefix('module.') == 'steps':
                 buffer.zero_()  # DiscreteVAE's temperature begins anew, as the learning rate does
-        if self.save_best and runner.val_loop is None:
-            warn('save_best has no effect in a run without validation.')
         if self.unit == 'epoch' and self.interval > 0 and not isinstance(runner.train_loop, EpochBasedTrainLoop):
             warn('The CheckpointHook counts epochs, the run iterations: only its end is saved. Set by_epoch=False.')
         self.run_id = self.run_id or f'{runner.timestamp}_{secrets.token_hex(4)}'

@@ -24,6 +24,7 @@ from beit_mm.datasets.reading import LoadImage
 from beit_mm.datasets.samplers import SeededSampler
 from beit_mm.datasets.transforms import RandomErasing, TwoViews
 from beit_mm.engine.dino import TeacherMomentumHook
+from beit_mm.engine.metrics import DenseKNNHook, KNNHook
 from beit_mm.engine.steps import unwrap
 from beit_mm.errors import UserError, log, warn
 from beit_mm.models import ClassificationDataPreprocessor
@@ -63,8 +64,10 @@ class FitCheckHook(Hook):
             check_same_zero(dataset, val_dataset)
             check_topk(runner.val_loop.evaluator, val_dataset)
             check_label_files(runner.val_loop.evaluator, val_dataset)
-        elif any(isinstance(hook, EarlyStoppingHook) for hook in runner.hooks):
-            warn('EarlyStoppingHook has no effect: this run does not validate.')
+        else:
+            for hook in runner.hooks:
+                if isinstance(hook, (EarlyStoppingHook, KNNHook, DenseKNNHook)) or getattr(hook, 'save_best', None):
+                    warn(f'What {type(hook).__name__} does after validations has no effect: this run has none.')
         check_model(model, dataset)
         check_erasing(model, transforms_of(dataset))
         if (backbone := backbone_of(model)) is not None:

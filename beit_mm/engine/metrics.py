@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader
 
 from beit_mm.datasets.segmentation_folder import SegmentationFolder
 from beit_mm.engine.steps import unwrap
-from beit_mm.errors import UserError, warn
+from beit_mm.errors import UserError
 from beit_mm.features.evaluation import check_same_classes, evaluate_images, evaluate_patches, patch_dataset
 from beit_mm.features.extractor import FeatureExtractor
 from beit_mm.models.provenance import backbone_of, preprocessing_of_model
@@ -235,8 +235,6 @@ class CalibratedAccuracy(Accuracy):
     def compute_metrics(self, results: list[dict]) -> dict[str, float]:
         scores = torch.stack([result['pred_score'] for result in results]).float()  # N, classes
         labels = torch.cat([result['gt_label'] for result in results])  # N
-        if not scores.isfinite().all():
-            raise UserError('the classifier gives probabilities that are not finite')
         if self.present_only:
             present, labels = labels.unique(return_inverse=True)
             scores = scores[:, present]
@@ -275,7 +273,7 @@ class KNNHook(Hook):
         self.k = k
 
     def before_train(self, runner: Runner) -> None:
-        self.extractor = extractor_of(self, runner)
+        self.extractor = extractor_of(runner)
         self.loaders = [runner.build_dataloader(config, seed=0) for config in self.configs]
         check_same_classes(*(loader.dataset for loader in self.loaders))
 
@@ -305,7 +303,7 @@ class DenseKNNHook(Hook):
         self.short_side, self.k = short_side, k
 
     def before_train(self, runner: Runner) -> None:
-        self.extractor = extractor_of(self, runner, size=self.short_side, whole=True)
+        self.extractor = extractor_of(runner, size=self.short_side, whole=True)
         self.datasets = [patch_dataset(self.extractor, **config) for config in self.configs]
         check_same_classes(*self.datasets)
 
@@ -315,12 +313,10 @@ class DenseKNNHook(Hook):
             log(runner, metrics, 'dense_knn_miou', miou)
 
 
-def extractor_of(hook: Hook, runner: Runner, **options: Any) -> FeatureExtractor:
+def extractor_of(runner: Runner, **options: Any) -> FeatureExtractor:
     model = unwrap(runner)
     if (backbone := backbone_of(model)) is None:
-        raise UserError(f'{type(hook).__name__} needs a BEiTBackbone; the {type(model).__name__} has none')
-    if runner.val_loop is None:
-        warn(f'{type(hook).__name__} has no effect: this run does not validate.')
+        raise UserError(f'features of a BEiTBackbone cannot be measured: the {type(model).__name__} has none')
     levels = preprocessing_of_model(model)
     return FeatureExtractor(backbone, mean=levels.get('mean'), std=levels.get('std'), **options)
 

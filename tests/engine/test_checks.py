@@ -68,13 +68,14 @@ def test_a_metric_of_several_labels_without_a_top_k():
     check_topk(evaluator, SimpleNamespace(metainfo=dict(classes=('a', 'b'))))
 
 
-def test_early_stopping_without_validation_is_warned_of(cfg, monkeypatch):
+def test_what_follows_validations_is_named_where_there_are_none(cfg, monkeypatch):
     cfg.custom_hooks = [*cfg.get('custom_hooks', []), dict(type='EarlyStoppingHook', monitor='accuracy/top1')]
+    cfg.default_hooks.checkpoint.save_best = 'accuracy/top1'
     cfg.val_cfg = cfg.val_dataloader = cfg.val_evaluator = None
     said = []
     monkeypatch.setattr('beit_mm.engine.checks.warn', said.append)
     train(cfg)
-    assert any('EarlyStoppingHook' in message for message in said)
+    assert [text.split()[1] for text in said] == ['CheckpointHook', 'EarlyStoppingHook']
 
 
 @pytest.mark.parametrize(

@@ -252,11 +252,3 @@ def test_an_interval_in_epochs_has_no_effect_in_a_run_of_iterations_which_is_sai
         config.train_cfg = dict(type='beit_mm.IterLoop', max_iters=6)
         train(config)
         assert len([text for text in said if 'by_epoch=False' in text]) == number
-
-
-def test_without_validation_there_is_no_best_which_is_said(config, monkeypatch):
-    said = []
-    monkeypatch.setattr(checkpoints, 'warn', said.append)
-    config.default_hooks.checkpoint.save_best = 'mim_loss'
-    train(config)
-    assert [text for text in said if 'save_best' in text]
