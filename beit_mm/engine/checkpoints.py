@@ -5,7 +5,6 @@ import os
 import re
 import secrets
 import time
-import zipfile
 from collections.abc import Callable, Mapping, Sequence, Set
 from contextlib import suppress
 from pathlib import Path
@@ -32,6 +31,7 @@ from beit_mm.registry import HOOKS
 
 PLAIN_TYPES = (str, int, float, bool, type(None))
 RUN_FILE = 'run_id'  # in the work directory: names the last run that wrote there
+LAST = 'last_checkpoint'  # as in mmengine: holds the path of the checkpoint that was written last
 INTERRUPTED = 'interrupted.pth'  # written when a signal ends the run
 VALIDATED = 'last_validation'  # in the message hub: the iteration of the last complete validation
 RESTARTS = ('TORCHELASTIC_RESTART_COUNT', 'SLURM_RESTART_COUNT')  # above 0 after a restart by the launcher
@@ -76,7 +76,6 @@ class CheckpointHook(Hook):
         self.max_keep_ckpts, self.rule = max_keep_ckpts, rule
         self.save_best = [save_best] if isinstance(save_best, str) else list(save_best or ())
         self.run_id = ''  # id that the run's checkpoints share
-        self.renumbered = False  # whether the resumed file's number counts something else than this run's
         self.due_number: int | None = None  # number of the checkpoint to be saved
         self.kept_numbers: list[int] = []  # numbers of this run's checkpoints on the disk
 
@@ -92,10 +91,8 @@ class CheckpointHook(Hook):
         weights = runner._load_from  # mmengine, as of 0.10.7 and 0.10.12, has no public way to choose
         searched = runner._resume == 'auto' or (runner._resume and weights is None)
         if restarted or searched:
-            path = in_main_process(lambda: newest_checkpoint(folder, restarted, self.unit))
+            path = in_main_process(lambda: newest_checkpoint(folder, restarted))
             if path is not None:
-                if not all(all_gather_object(Path(path).is_file())):
-                    raise UserError(f'{path} is not on all nodes; put --work-dir on a file system that they share')
                 runner._resume, runner._load_from = True, path
                 if weights is not None:
                     log(f'load_from={weights} is not read: the weights come from {path}.')
@@ -108,11 +105,8 @@ class CheckpointHook(Hook):
         meta = meta_of(checkpoint)
         if not runner._resume:
             return
-        if 'optimizer' not in checkpoint:
+        if 'optimizer' not in checkpoint or 'iter' not in meta:
             raise CheckpointError(f'{runner._load_from} has only weights to load_from, not a run to resume')
-        position = {key: meta.get(key) for key in ('iter', 'epoch')}
-        if not all(type(number) is int and number >= 0 for number in position.values()):
-            raise CheckpointError(f'{runner._load_from} has no position to resume from ({position})')
         if not any(isinstance(hook, EMAHook) for hook in runner.hooks):
             with as_checkpoint_error(runner._load_from):  # an EMAHook stored the average in the place of the weights
                 kept = checkpoint.get('ema_state_dict', {})
@@ -122,8 +116,9 @@ class CheckpointHook(Hook):
             return
         run_id = meta.get('run')
         self.run_id = run_id if isinstance(run_id, str) and re.fullmatch(r'\w{1,40}', run_id) else ''
+        iteration = meta['iter']
         changes = follow_config(runner, checkpoint, plain_values(runner.cfg.to_dict()))
-        moved = meta['iter'] != position['iter']
+        moved = meta['iter'] != iteration
         given = runner.cfg.get('randomness', {}).get('seed')
         if given not in (None, meta['seed']):
             warn(f'randomness.seed={given} has no effect: a run keeps the seed that it began with, {meta["seed"]}.')
@@ -136,21 +131,15 @@ class CheckpointHook(Hook):
     def take_over_files(self, runner: Runner, info: dict, changed: Set[str], moved: bool) -> None:
         """Takes over the numbers of the run's own files, to delete them later, and the score of its best one."""
         is_own_folder = Path(runner._load_from).resolve().parent == Path(runner.work_dir).resolve()
-        numbers = info.get('keep_ckpt_ids')
-        counts_other_batches = moved and self.unit == 'iter'
-        counts_other_unit = 'default_hooks.checkpoint.by_epoch' in changed
-        self.renumbered = is_own_folder and (counts_other_batches or counts_other_unit)
-        if self.renumbered:  # earlier files may have higher numbers: they stay, as those of another run
-            self.run_id = ''
-        elif is_own_folder and isinstance(numbers, list) and all(type(number) is int for number in numbers):
+        counts_alike = not (moved and self.unit == 'iter') and 'default_hooks.checkpoint.by_epoch' not in changed
+        numbers = info.get('keep_ckpt_ids') if is_own_folder and counts_alike else None
+        if isinstance(numbers, list) and all(type(number) is int for number in numbers):
             self.kept_numbers = numbers
-        stale: tuple[str, ...] = () if is_own_folder else ('best_number',)
-        if changed & {'default_hooks.checkpoint.save_best', 'default_hooks.checkpoint.rule'}:
-            stale = ('best_',)  # of another metric
         if moved:
-            stale += (VALIDATED,)
-        for key in [key for key in info if key.startswith(stale)]:
-            del info[key]
+            info.pop(VALIDATED, None)
+        if not is_own_folder:
+            for key in [key for key in info if key.startswith('best_number')]:
+                del info[key]
 
     def before_train(self, runner: Runner) -> None:
         for name, buffer in runner.model.named_buffers():
@@ -160,19 +149,15 @@ class CheckpointHook(Hook):
             warn('The CheckpointHook counts epochs, the run iterations: only its end is saved. Set by_epoch=False.')
         self.run_id = self.run_id or f'{runner.timestamp}_{secrets.token_hex(4)}'
         runner.message_hub.update_info('keep_ckpt_ids', self.kept_numbers)
-        if not self.renumbered:  # otherwise its first file does; until then the earlier ones are the run's
-            self.sign(runner)
+        if is_main_process():
+            with suppress(OSError), atomic_file(Path(runner.work_dir, RUN_FILE)) as file:
+                file.write(self.run_id.encode())
 
     def after_train(self, runner: Runner) -> None:
         number = getattr(runner, self.unit)
         if self.save_last and runner.iter < runner.max_iters and number not in self.kept_numbers:
             self.due_number = number  # another hook has ended the run
             self.save_due(runner, ended=True)
-
-    @master_only
-    def sign(self, runner: Runner) -> None:
-        with suppress(OSError), atomic_file(Path(runner.work_dir, RUN_FILE)) as file:
-            file.write(self.run_id.encode())
 
     def after_train_iter(self, runner: Runner, batch_idx: int, data_batch: Any = None, outputs: Any = None) -> None:
         last = self.save_last and self.is_last_train_iter(runner)
@@ -227,16 +212,16 @@ class CheckpointHook(Hook):
             higher = any(word in metric.lower() for word in HIGHER_IS_BETTER)
             if not higher and 'loss' not in metric.lower():
                 raise UserError(f"whether a high {metric} is good is unknown; set the CheckpointHook's rule")
-        hub, suffix = runner.message_hub, f'_{metric}' if len(self.save_best) > 1 else ''
-        best = hub.get_info(f'best_score{suffix}', -math.inf if higher else math.inf)
+        hub = runner.message_hub
+        best = hub.get_info(f'best_score_{metric}', -math.inf if higher else math.inf)
         if not (metrics[metric] > best if higher else metrics[metric] < best):
             return False
-        numbers = hub.get_info(f'best_number{suffix}', number), number
+        numbers = hub.get_info(f'best_number_{metric}', number), number
         old, name = (f'best_{metric}_{self.unit}_{one}.pth'.replace('/', '_') for one in numbers)
         if self.save(runner, name, resumable=False, replaces=[old] if old != name else []) is None:
             return False
-        hub.update_info(f'best_score{suffix}', metrics[metric])
-        hub.update_info(f'best_number{suffix}', number)
+        hub.update_info(f'best_score_{metric}', metrics[metric])
+        hub.update_info(f'best_number_{metric}', number)
         return True
 
     def save_interrupted(self, runner: Runner) -> Path | None:
@@ -257,14 +242,9 @@ class CheckpointHook(Hook):
         try:
             with atomic_file(path) as file:
                 save_torch(content, file)
-                file.flush()
-                if not zipfile.is_zipfile(file.name):
-                    raise OSError('the file cannot be read back')
             if resumable:
-                with atomic_file(Path(runner.work_dir, 'last_checkpoint')) as file:
+                with atomic_file(Path(runner.work_dir, LAST)) as file:
                     file.write(os.fsencode(path))
-                if self.renumbered:
-                    self.sign(runner)
             for old in replaces:
                 path.with_name(old).unlink(missing_ok=True)
         except OSError as error:
@@ -298,21 +278,23 @@ def in_main_process(function: Callable[[], Any]) -> Any:
     return answer[0]
 
 
-def newest_checkpoint(folder: Path, restarted: bool = False, unit: str = 'iter') -> str | None:
+def newest_checkpoint(folder: Path, restarted: bool = False) -> str | None:
     """Path of the newest checkpoint that the folder's last run can resume from; None if it has saved none.
 
-    The newest is `interrupted.pth`, which a later checkpoint deletes, then the one with the highest number.
+    The newest is the one that `last_checkpoint` names, then `interrupted.pth`, then the one with the highest number.
 
     Args:
         restarted: a launcher has restarted the run, which may have saved nothing yet.
-        unit: 'epoch' or 'iter', by which the run numbers its checkpoints; files numbered by the other come last.
     """
-    run_file = folder / RUN_FILE
+    run_file, last_file = folder / RUN_FILE, folder / LAST
     last_run = run_file.read_text(errors='replace').partition(' ')[0] if run_file.is_file() else None  # 0.3.0 adds iter
+    last_written = Path(last_file.read_text(errors='replace')).name if last_file.is_file() else ''
     numbered = [path for path in folder.glob('*.pth') if re.fullmatch(r'(epoch|iter)_\d+', path.stem)]
-    numbered.sort(key=lambda path: (path.stem.startswith(unit), int(path.stem.partition('_')[2])), reverse=True)
+    numbered.sort(key=lambda path: int(path.stem.partition('_')[2]), reverse=True)
+    candidates = [*folder.glob(INTERRUPTED), *numbered]
+    candidates.sort(key=lambda path: path.name != last_written)
     earlier, unusable = [], []
-    for path in [*folder.glob(INTERRUPTED), *numbered]:
+    for path in candidates:
         try:
             meta = meta_of(read_checkpoint(path))
         except (CheckpointError, OSError) as error:
