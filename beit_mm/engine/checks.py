@@ -33,10 +33,6 @@ from beit_mm.models.provenance import backbone_of, preprocessing_of_model, targe
 from beit_mm.models.vit import BEiTBackbone
 from beit_mm.registry import HOOKS
 
-CONSTRUCTOR = (
-    "use optim_wrapper.constructor='beit_mm.BEiTOptimWrapperConstructor' with paramwise_cfg=dict(layer_decay_rate=...)"
-)
-
 
 @HOOKS.register_module()
 class FitCheckHook(Hook):
@@ -370,27 +366,19 @@ def check_erasing(model: nn.Module, transforms: Sequence) -> None:
 
 
 def check_groups(backbone: BEiTBackbone, groups: Sequence[dict]) -> None:
-    """Raises UserError if an optimizer's groups miss the layers or the norms of a BEiTBackbone.
+    """Raises UserError if all blocks of a BEiTBackbone have one learning rate, and its patch embedding another.
 
-    Other libraries' constructors find layers and norms by name: mmseg's looks for the blocks of a "BEiT" under
-    `layers.0`, mmpretrain's recipes exempt norms called `.ln`. Neither matches `blocks.0` and `norm1`.
+    mmseg's constructor looks for the blocks of a "BEiT" under `layers.0`; ours are called `blocks.0`.
     """
-    group_of = {id(parameter): group for group in groups for parameter in group['params']}
+    scale_of = {id(parameter): group.get('lr_scale', 1) for group in groups for parameter in group['params']}
 
     def scales(module: nn.Module) -> set[float]:
-        return {group_of[id(p)].get('lr_scale', 1) for p in module.parameters() if id(p) in group_of}
+        return {scale_of[id(p)] for p in module.parameters() if id(p) in scale_of}
 
     of_blocks = [found for found in map(scales, backbone.blocks) if found]  # frozen ones have none
     differs = len(of_blocks) > 1 and scales(backbone.patch_embed) - of_blocks[0]  # scales that the first block lacks
     if differs and of_blocks[0] == of_blocks[-1]:
-        found = 'the optimizer gives all blocks of the BEiTBackbone one learning rate and its patch embedding another'
-        raise UserError(f'{found}; {CONSTRUCTOR}')
-    for name, norm in backbone.named_modules():
-        if not isinstance(norm, nn.LayerNorm) or not {id(norm.weight), id(norm.bias)} <= group_of.keys():
-            continue
-        of_weight, of_bias = (group_of[id(p)].get('weight_decay', 0) for p in (norm.weight, norm.bias))
-        if of_weight and not of_bias:
-            raise UserError(
-                f'weight decay {of_weight:g} applies to the weight of {name} of the BEiTBackbone, not to its bias; add '
-                f"'norm': dict(decay_mult=0.0) to custom_keys, or {CONSTRUCTOR}"
-            )
+        raise UserError(
+            'the optimizer gives all blocks of the BEiTBackbone one learning rate and its patch embedding another; use'
+            " constructor='beit_mm.BEiTOptimWrapperConstructor' with paramwise_cfg=dict(layer_decay_rate=...)"
+        )

@@ -180,12 +180,10 @@ def test_labels_are_compared_with_all_heads():
 
 
 def test_the_hook_checks_the_groups_of_the_optimizer(cfg):
-    cfg.optim_wrapper.update(
-        constructor='LearningRateDecayOptimWrapperConstructor',
-        paramwise_cfg=dict(layer_decay_rate=0.65, custom_keys={'.bias': dict(decay_mult=0.0)}),
-    )
+    decay = dict(num_layers=3, decay_rate=0.9, decay_type='layer_wise')
+    cfg.optim_wrapper.update(constructor='mmseg.LearningRateDecayOptimizerConstructor', paramwise_cfg=decay)
     cfg.optim_wrapper.optimizer.weight_decay = 0.05
-    refused(cfg, 'weight of blocks.0.norm1 .* not to its bias')
+    refused(cfg, 'gives all blocks')
 
 
 @pytest.mark.parametrize(('size', 'number'), [(32, 0), ((31, 25), 0), (64, 1)])  # of patches of 8 pixels
