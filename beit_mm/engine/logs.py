@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 from numbers import Real
-from shutil import get_terminal_size
 from typing import Any
 
 import torch
@@ -27,7 +26,6 @@ from beit_mm.terminal import hush, printable, printable_record
 
 HISTORY = 10_000  # steps whose logged numbers are kept
 SECONDS = 10.0  # between two lines of progress
-NO_TERMINAL = (120, 0)  # columns and lines to assume where there is none
 FORMATS = {  # of the numbers in a line of progress, in their order
     'train/loss': 'loss {:.3f}',
     'train/mim_acc': 'mim_acc {:.3f}',
@@ -169,7 +167,7 @@ class QuietRunner(Runner):
 
 
 class ProgressHook(Hook):
-    """Prints a line of progress every few seconds, as wide as the terminal, and the numbers of validations.
+    """Prints a line of progress every few seconds, and the numbers of validations.
 
     The time left is what the rest of the run would take at the pace so far, validations included.
     """
@@ -205,7 +203,7 @@ class ProgressHook(Hook):
     def after_val_epoch(self, runner: Runner, metrics: dict[str, float] | None = None) -> None:
         shown = {name.removeprefix(f'{self.title}/'): value for name, value in (metrics or {}).items()}
         numbers = [f'{name} {value:.4g}' for name, value in shown.items() if isinstance(value, Real)]
-        self.say(fitted(f'{self.title} {runner.iter:,}, held-out images:', numbers))
+        self.say('  '.join([f'{self.title} {runner.iter:,}, held-out images:', *numbers]))
 
     def after_train(self, runner: Runner) -> None:
         if runner.iter < runner.max_iters:  # a hook has set stop_training; only the log may say why
@@ -230,7 +228,7 @@ class ProgressHook(Hook):
         return True
 
     def say_progress(self, place: str, numbers: list[str], seconds_left: float) -> None:
-        self.say(fitted(place, numbers, f'{timedelta(seconds=round(seconds_left))} left'))
+        self.say('  '.join([place, *numbers, f'{timedelta(seconds=round(seconds_left))} left']))
 
     def say(self, line: str) -> None:
         if is_main_process():
@@ -244,13 +242,3 @@ def recent_numbers(runner: Runner) -> list[str]:
     if torch.cuda.is_available():
         numbers.append(f'{torch.cuda.memory_reserved() / 2**30:.3g} GiB')  # not the peak, which mmengine's log resets
     return [number.replace('e-0', 'e-') for number in numbers]
-
-
-def fitted(first: str, numbers: list[str], *last: str) -> str:
-    """One line with as many of the numbers as fit the width of the terminal."""
-    width = get_terminal_size(NO_TERMINAL).columns
-    line = '  '.join([first, *numbers, *last])
-    while len(line) > width and numbers:
-        numbers = numbers[:-1]
-        line = '  '.join([first, *numbers, *last])
-    return line[:width]
