@@ -24,7 +24,7 @@ from beit_mm.datasets.samplers import SeededSampler
 from beit_mm.datasets.segmentation_folder import SegmentationFolder
 from beit_mm.datasets.transforms import resize_bicubic
 from beit_mm.errors import UserError, check_choice, warn
-from beit_mm.features.extractor import KINDS, FeatureExtractor
+from beit_mm.features.extractor import FeatureExtractor
 from beit_mm.models.probe import attentive_classifier
 from beit_mm.positions import Grid
 
@@ -57,8 +57,6 @@ def evaluate_images(
     (`choose_attentive`). Returns dict(top1=%, images=[training, validation], classes=number, right=[1 or 0 for each
     validation image]) with what the method chose.
     """
-    check_choice('method', method, ('knn', 'linear', 'attentive'))
-    check_choice('kind', kind, KINDS[:2])
 
     def loader(source: str | Path | DataLoader) -> DataLoader:
         if isinstance(source, DataLoader):
@@ -237,8 +235,6 @@ def sample_patches(
 
 def neighbours(features: Tensor, bank: Tensor, k: int) -> Iterator[tuple[Tensor, Tensor]]:
     """Yields cosines (n, k), highest first, and rows (n, k) of the nearest in a bank, for n features at a time."""
-    if k < 1:
-        raise UserError(f'k is {k}; expected the number of neighbours that vote, from 1')
     bank = F.normalize(bank, dim=1)
     for chunk in F.normalize(features, dim=1).split(CHUNK):
         yield (chunk @ bank.T).topk(min(k, len(bank)), dim=1)

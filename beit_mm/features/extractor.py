@@ -96,8 +96,6 @@ class ImageReader:
             UnreadableImageError: a file is not an image; the message names it.
         """
         check_choice('on_error', on_error, ('raise', 'skip'))
-        if batch_size < 1:
-            raise UserError(f'batch_size is {batch_size}; expected 1 or more')
         sources = self.sources(images)
         while batch := list(islice(sources, batch_size)):
             samples: list[dict] = []
@@ -121,14 +119,11 @@ class ImageReader:
 
 def iterate_images(sources: Sources, extensions: Sequence[str] = EXTENSIONS) -> Iterator[ImageInput]:
     """Yields files, arrays and images one by one; folders and lists are expanded, folders by these extensions."""
-    if isinstance(sources, (list, tuple, Iterator)):
-        for source in sources:
-            yield from iterate_images(source, extensions)
-    elif isinstance(sources, (np.ndarray, Image.Image, ExistingPath)):
+    if isinstance(sources, (np.ndarray, Image.Image, ExistingPath)):
         yield sources
     elif not isinstance(sources, (str, os.PathLike)):
-        found = f'images are given as {type(sources).__name__}'
-        raise UserError(f'{found}; expected files, folders, arrays uint8 (height, width, 3), PIL images, or a list')
+        for source in sources:
+            yield from iterate_images(source, extensions)
     elif os.path.isdir(path := os.path.expanduser(sources)):
         check_images_alone(Path(path))
         names = list_images(path, extensions)
@@ -193,8 +188,6 @@ class FeatureExtractor:
             self.backbone = BEiTBackbone.from_checkpoint(opened).to(self.device)
             levels, _ = opened.normalisation
         patch, channels = self.backbone.patch_size, self.channels
-        if size is not None and size < patch:
-            raise UserError(f'size is {size} pixels; a patch of {self.checkpoint} has {patch}')
         tensors = torch.tensor([levels['mean'], levels['std']], dtype=torch.float32, device=self.device)
         self.mean, self.std = tensors[:, :, None, None]
         trained = tuple(side * patch for side in self.backbone.grid)
@@ -334,9 +327,6 @@ def embed(
     found = extractor(sources, [kind], layer, batch_size, on_error)
     samples = list(with_bar(found, len(sources)) if progress else found)
     read = [sample for sample in samples if 'error' not in sample]
-    if not read:
-        reason = f'; {samples[0]["error"]}' if samples else ''
-        raise FileNotFoundError(f'no features: none of {len(sources)} images could be read{reason}')
     features = [sample[kind] for sample in read]
     result = dict(
         features=features if kind == 'patches' else np.stack(features),

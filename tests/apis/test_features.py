@@ -1,7 +1,5 @@
 """Features of images: the peers' own hidden states, the preparation, the files, and what is refused."""
 
-import os
-
 import numpy as np
 import peers
 import pytest
@@ -10,7 +8,6 @@ from helpers import run_tool
 from PIL import Image
 
 from beit_mm import FeatureExtractor, embed
-from beit_mm.errors import UserError
 from beit_mm.models import BEiTBackbone
 from beit_mm.precision import usable_dtype
 
@@ -107,17 +104,6 @@ def test_a_backbone_of_another_type_gives_float32(dtype, checkpoint, images):
     expected, found = (next(FeatureExtractor(network, **LEVELS)(images)) for network in networks)
     assert found['mean'].dtype == np.float32
     assert np.linalg.norm(found['mean'] - expected['mean']) < 0.05 * np.linalg.norm(expected['mean'])
-
-
-def test_images_of_other_types_and_empty_batches_are_refused_in_one_line(checkpoint, images):
-    extractor = FeatureExtractor(checkpoint, 'cpu')
-    for given in (torch.zeros(3, 8, 8), {images}, b'image.jpg'):
-        with pytest.raises(UserError, match=f'given as {type(given).__name__}; expected [^\\n]*$'):
-            next(extractor(given))
-    with pytest.raises(UserError, match='batch_size is 0'):
-        embed(checkpoint, images, batch_size=0)
-    entry = next(entry for entry in os.scandir(images) if entry.name.endswith('.jpg'))
-    assert next(extractor(entry))['path'] == entry.path
 
 
 def test_the_type_of_the_callers_autocast_is_taken(checkpoint):

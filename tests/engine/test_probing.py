@@ -17,7 +17,6 @@ from mmengine.runner import Runner
 from scipy.optimize import minimize
 
 from beit_mm.engine.metrics import DenseKNNHook
-from beit_mm.errors import UserError
 from beit_mm.features.evaluation import (
     accuracy,
     choose_penalty,
@@ -210,10 +209,3 @@ def test_folders_that_are_joined_count_whole_however_many_processes_read_them(tm
     alone, ranks = evaluate(0), run_ranks(evaluate, tmp_path)
     assert alone['images'] == [30, 45] and alone['top1'] == 100
     assert ranks == [alone, alone]  # 45 images are not equally many for two processes
-
-
-def test_features_and_numbers_of_neighbours_that_do_not_exist_are_named(tmp_path):
-    images, extractor = make_images(tmp_path), FeatureExtractor(save_backbone(tmp_path / 'ours.pth'), 'cpu')
-    for wrong, said in ((dict(k=0), 'k is 0'), (dict(kind='patches'), 'class_token')):
-        with pytest.raises(UserError, match=said):
-            evaluate_images(extractor, images / 'train', images / 'val', **wrong)
