@@ -22,7 +22,7 @@ from beit_mm.datasets.masking import masked_positions
 from beit_mm.datasets.transforms import jitter_images
 from beit_mm.errors import UserError, check_choice
 from beit_mm.models.tokenizers.base import TargetGenerator
-from beit_mm.models.vit import BEiTBackbone, truncated_normal_
+from beit_mm.models.vit import truncated_normal_
 from beit_mm.positions import take_tokens
 from beit_mm.registry import MODELS
 
@@ -62,13 +62,11 @@ class BEiTPretrainer(BaseModel):
         super().__init__(data_preprocessor, init_cfg)
         check_choice('recover', recover, ('masked', 'all'))
         self.recover = recover
-        self.backbone = _build('backbone', backbone, BEiTBackbone, 'BEiTBackbone')
+        self.backbone = MODELS.build(backbone)
         self.head = None if head is None else MODELS.build(head)
         self.target_generator: Any = None
         if target_generator is not None:
-            self.target_generator = _build(
-                'target_generator', target_generator, TargetGenerator, 'Tokenizer or FeatureTargets'
-            )
+            self.target_generator = MODELS.build(target_generator)
             self.target_generator.attach(self.backbone, self.data_preprocessor)
             self.target_generator.requires_grad_(False).eval()
             _check_head(self.head, self.target_generator)
@@ -76,7 +74,6 @@ class BEiTPretrainer(BaseModel):
             check_choice('model.head.embed_dims', self.head.embed_dims, [self.backbone.embed_dims])
         if isinstance(self.head, PixelRegressionHead):
             check_choice('model.head.patch_size', self.head.patch_size, [self.backbone.patch_size])
-            check_choice('model.head.in_channels', self.head.in_channels, [self.backbone.patch_embed.proj.in_channels])
         self.register_state_dict_post_hook(_drop_tokenizer)
         self.register_load_state_dict_pre_hook(_rename_mmpretrain)
         self.register_load_state_dict_pre_hook(_start_average)
@@ -97,8 +94,6 @@ class BEiTPretrainer(BaseModel):
 
     def forward(self, inputs: dict, data_samples: None = None, mode: str = 'tensor') -> object:
         """Takes what TwoViewDataPreprocessor returns. Mode 'tensor' gives hidden states (B, 1+h*w, C)."""
-        if not isinstance(inputs, dict):
-            raise UserError(f'the inputs are a {type(inputs).__name__}; use PackViews and TwoViewDataPreprocessor')
         if mode == 'loss':
             return self.loss(inputs)
         if mode == 'predict':
@@ -210,14 +205,6 @@ def _check_head(head: nn.Module, generator: TargetGenerator) -> None:
     if getattr(head, 'predicts', None) != generator.gives or given != size:
         needed = f'{type(generator).__name__} needs one that predicts {generator.gives}, vocab_size={size}'
         raise UserError(f'the head is a {type(head).__name__}; {needed}')
-
-
-def _build(name: str, config: dict, kind: type, expected: str) -> Any:
-    """Builds a part of the model and checks its type."""
-    part = MODELS.build(config)
-    if not isinstance(part, kind):
-        raise UserError(f'{name} is a {type(part).__name__}; expected a beit_mm {expected}')
-    return part
 
 
 def _drop_tokenizer(model: nn.Module, state_dict: dict, prefix: str, local_metadata: dict) -> None:
@@ -354,7 +341,6 @@ class PixelRegressionHead(PatchHead):
     def __init__(self, embed_dims: int, patch_size: int = 16, in_channels: int = 3, init_cfg: dict | None = None):
         super().__init__(embed_dims, in_channels * patch_size**2, init_cfg)
         self.patch_size = patch_size
-        self.in_channels = in_channels
 
     def compare(self, hidden: Tensor, targets: Tensor) -> dict[str, Tensor]:
         return dict(loss=(self(hidden).float() - targets).square().mean(dim=-1))  # B, K
@@ -375,7 +361,6 @@ class TwoViewDataPreprocessor(BaseDataPreprocessor):
     def __init__(self, mean: Sequence[float], std: Sequence[float], tokenizer_scale: float | None = None):
         super().__init__(non_blocking=True)  # the host does not wait while pinned memory is copied
         self.tokenizer_scale = tokenizer_scale
-        check_choice('the length of std', len(std), [len(mean)])
         self.register_buffer('mean', torch.tensor(mean).view(-1, 1, 1), persistent=False)
         self.register_buffer('std', torch.tensor(std).view(-1, 1, 1), persistent=False)
 

@@ -98,11 +98,6 @@ class DINOPretrainer(BEiTPretrainer):
         loss = dino_loss(student, targets)
         return {**losses, 'loss_dino': self.dino_weight * loss, **entropies(targets)}
 
-    def predict(self, inputs: dict) -> list[dict]:
-        if self.head is None:
-            raise UserError('DINO alone has nothing to evaluate; set val_dataloader, val_cfg and val_evaluator to None')
-        return super().predict(inputs)
-
     @torch.no_grad()
     def _teach(self, images: Tensor) -> Tensor:
         """The teacher's distributions (2B, P), centred and sharpened, for the global crops (2B, 3, H, W)."""

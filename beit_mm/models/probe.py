@@ -105,8 +105,6 @@ class AttentivePooling(nn.Module):
 
     def __init__(self, dims: int, num_queries: int):
         super().__init__()
-        if num_queries < 1 or dims % num_queries:
-            raise UserError(f'{num_queries} queries; expected a divisor of the width, {dims}')
         self.queries = nn.Parameter(INIT_STD * torch.randn(num_queries, dims))
         self.value = nn.Linear(dims, dims, bias=False)
 

@@ -55,8 +55,6 @@ class BandsDataPreprocessor(SegDataPreProcessor):
 
     def __init__(self, mean: Sequence[float], std: Sequence[float], **kwargs) -> None:
         super().__init__(**kwargs)
-        if len(mean) != len(std):
-            raise UserError(f'data_preprocessor: mean has {len(mean)} numbers, std {len(std)}; expected one per band')
         for name, values in dict(mean=mean, std=std).items():
             self.register_buffer(name, torch.tensor(values, dtype=torch.float32).view(-1, 1, 1), persistent=False)
 

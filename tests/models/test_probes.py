@@ -123,12 +123,6 @@ def test_the_last_block_is_normalised_and_inner_ones_are_not():
     assert inner.std(dim=2).mean() < 1
 
 
-@pytest.mark.parametrize('num_queries', [0, 7])
-def test_queries_that_cannot_share_the_channels_are_refused(num_queries):
-    with pytest.raises(UserError, match=f'{num_queries} queries; expected a divisor of the width'):
-        build('AttentiveProbe', layers=-1, num_queries=num_queries)
-
-
 def test_a_feature_that_would_have_no_effect_is_refused():
     with pytest.raises(UserError, match="feature is 'cls_mean'; an AttentiveProbe"):
         build('AttentiveProbe', layers=-1, feature='cls_mean')

@@ -155,26 +155,6 @@ def test_our_backbone_in_mmpretrains_simmim():
     assert loss.isfinite() and model.backbone.mask_token.grad.abs().sum() > 0
 
 
-REFUSED = [
-    (narrow_model(backbone=dict(type='BEiTViT', **SIZES)), 'backbone is a BEiTViT; .*BEiTBackbone'),
-    (narrow_model(**V2) | dict(backbone=THEIRS['backbone']), 'backbone is a BEiTPretrainViT; .*BEiTBackbone'),
-    (narrow_model(target_generator=THEIRS['target_generator']), 'target_generator is a DALLEEncoder; .*Tokenizer'),
-    *((model | dict(head=THEIRS['head']), 'the head is a BEiTV1Head; .*vocab_size=32') for model in PRETRAINERS),
-]
-
-
-@pytest.mark.parametrize(('model', 'message'), REFUSED)
-def test_parts_that_do_not_fit_ours_are_one_sentence(model, message):
-    with pytest.raises(ValueError, match=f'^.*{message}.*$'):
-        MODELS.build(copy.deepcopy(model))
-
-
-def test_data_of_another_kind_is_one_sentence(batch):
-    for model in PRETRAINERS:
-        with pytest.raises(ValueError, match='the inputs are a list; .*PackViews'):
-            MODELS.build(copy.deepcopy(model))(batch['inputs'], mode='loss')
-
-
 @pytest.mark.parametrize('swapped', [False, True])
 def test_swapped_colours_are_refused(swapped, images):
     dataset = UnlabeledImages(str(images), pipeline=[dict(type='beit_mm.LoadImage')])

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from beit_mm.errors import UserError, check_choice
+from beit_mm.errors import check_choice
 from beit_mm.models.tokenizers import base
 from beit_mm.models.tokenizers.discrete_vae import ConvDecoder
 from beit_mm.models.vit import BEiTBackbone
@@ -76,8 +76,6 @@ class VQKDTokenizer(base.Tokenizer):
             self.codebook = nn.Parameter(F.normalize(torch.randn(vocab_size, code_dims), dim=-1))
             self.pixel_decoder = None
             if pixel_decoder is not None:
-                if patch_size & (patch_size - 1):
-                    raise UserError(f'patch_size is {patch_size}; a pixel decoder needs a power of 2, such as 16')
                 sizes = dict(num_levels=patch_size.bit_length() - 1, channels=3, **pixel_decoder)
                 self.pixel_decoder = ConvDecoder(vocab_size=vocab_size, **sizes)
         self.can_decode = self.pixel_decoder is not None
