@@ -67,8 +67,8 @@ def test_parameter_counts_are_the_published_ones(network, arguments, published):
     assert sum(p.numel() for p in model.parameters()) == published
 
 
-def test_small_networks_compute_and_start_as_the_released_class():
-    """microsoft/unilm `beit/modeling_discrete_vae.py`, written out from its layers; torch's own initialisation."""
+def test_small_networks_compute_as_the_released_class():
+    """microsoft/unilm `beit/modeling_discrete_vae.py`, written out from its layers."""
     encoder, decoder = ConvEncoder(24, 40, 3, None), ConvDecoder(24, 40, 48, 3, None, 3)
 
     def residual(weights: dict, x: torch.Tensor) -> torch.Tensor:
@@ -89,11 +89,6 @@ def test_small_networks_compute_and_start_as_the_released_class():
         x = F.conv_transpose2d(x, *decoder.levels[2 * level][0].parameters(), stride=2, padding=1).relu()
         x = residual(decoder.levels[2 * level + 1].state_dict(), x)
     torch.testing.assert_close(decoder(soft), F.conv2d(x, *decoder.output.parameters()))
-
-    for name, weight in encoder.named_parameters():  # uniform up to 1 / sqrt(fan in)
-        bound = 1 / encoder.state_dict()[name.replace('bias', 'weight')][0].numel() ** 0.5
-        assert weight.abs().max() <= bound and weight.std() > 0.4 * bound
-    assert decoder.codebook.weight.std().item() == pytest.approx(1, abs=0.05)
 
 
 def test_random_weights_do_not_depend_on_the_seed_nor_change_it():
@@ -212,18 +207,11 @@ def test_schedules_follow_the_saved_step():
     share = [(loss['loss_kl'] / losses[-1]['loss_kl']).item() for loss in losses]
     assert share == pytest.approx([(1 - math.cos(math.pi * min(step / 3, 1))) / 2 for step in range(6)], abs=1e-6)
     assert model.steps == 6
-    model.eval()(images, mode='loss')
+    model.temperature_steps = model.kl_steps = 0  # begins at the end
+    found = model.eval()(images, mode='loss')
     assert model.steps == 6  # evaluation does not move them
-
-
-def test_schedules_of_no_steps_begin_at_their_end():
-    model = DiscreteVAE('conv', temperature=(1.0, 0.2), temperature_steps=0, kl_weight=2.0, kl_steps=0, **SMALL_VAE)
-    images = dict(images=torch.rand(1, 3, 8, 8))
-    logits = model.encoder(2 * images['images'] - 1)
-    losses = model(images, mode='loss')
-    assert losses['temperature'].item() == pytest.approx(0.2)
-    kl = (logits.softmax(1) * (logits.log_softmax(1) + math.log(model.vocab_size))).sum()
-    torch.testing.assert_close(losses['loss_kl'], 2 * kl / images['images'].numel())
+    torch.testing.assert_close(found['loss_kl'], losses[-1]['loss_kl'])
+    assert found['temperature'].item() == pytest.approx(0.2)
 
 
 def test_the_metric_counts_over_the_whole_set():
@@ -276,33 +264,16 @@ LEFT_OVER += ['quantize.embedding.initted', 'decoder.cls_token', 'decode_task_la
 LEFT_OVER += ['teacher_model.visual.proj', 'scaling_layer.shift', 'scaling_layer.scale']
 
 
-def released_file(path, *more: str, without: str = '') -> tuple[str, dict[str, torch.Tensor]]:
-    """A file with the released names, and the weights of a tokenizer in it."""
-    own = VQKDTokenizer(random_weights=True, **SMALL_VQKD).state_dict()
-    weights = {name: torch.randn_like(tensor) * 0.3 for name, tensor in own.items() if name != without}
+def test_vqkds_released_file_is_read_with_what_encoding_does_not_need(tmp_path):
+    own, path = VQKDTokenizer(random_weights=True, **SMALL_VQKD).state_dict(), str(tmp_path / 'vqkd.pth')
+    weights = {name: torch.randn_like(tensor) * 0.3 for name, tensor in own.items()}
     names = {name: name.replace('codebook', 'quantize.embedding.weight').replace('.norm.', '.fc_norm.') for name in own}
     released = {names[name]: tensor for name, tensor in weights.items()}
-    torch.save(dict(model=released | {name: torch.ones(3) for name in [*LEFT_OVER, *more]}), path)
-    return str(path), weights
-
-
-def test_vqkds_released_file_is_read_with_what_encoding_does_not_need(tmp_path):
-    path, weights = released_file(tmp_path / 'vqkd.pth')
+    torch.save(dict(model=released | {name: torch.ones(3) for name in LEFT_OVER}), path)
     tokenizer = VQKDTokenizer(path, **SMALL_VQKD)
     assert_equal(tokenizer.state_dict(), weights)
     assert tokenizer.provenance['path'] == path and len(tokenizer.provenance['sha256']) == 64
     assert not any(p.requires_grad for p in tokenizer.parameters())
-
-
-def test_unknown_and_missing_tensors_are_refused(tmp_path):
-    other = 'encoder.blocks.0.attn.qkv.other'
-    for more, without, message in (
-        ([other], '', r'f.pth does not hold .* this VQKDTokenizer.*attn\.qkv\.other'),
-        ([], 'codebook', r'Missing key\(s\).*codebook'),
-    ):
-        path, _ = released_file(tmp_path / 'f.pth', *more, without=without)
-        with pytest.raises(ValueError, match=message):
-            VQKDTokenizer(path, **SMALL_VQKD)
 
 
 def test_a_token_is_the_nearest_vector_of_the_codebook():

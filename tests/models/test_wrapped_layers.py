@@ -18,11 +18,6 @@ IMAGES = torch.randn(2, 3, 32, 32, dtype=torch.float64)
 POSITIONS = torch.tensor([[0, 5, 15], [3, -1, -1]])
 
 
-class Own(nn.Linear):
-    def forward(self, x):
-        return 1.5 * super().forward(x)
-
-
 class Scaled(nn.Module):
     def forward(self, weight):
         return 1.5 * weight
@@ -32,12 +27,6 @@ def lora(layer):
     wrapped = LoRALinear(layer, alpha=8, rank=4).double()
     nn.init.normal_(wrapped.lora_up.weight)
     return wrapped
-
-
-def own_class(layer):
-    own = Own(layer.in_features, layer.out_features, layer.bias is not None).double()
-    own.load_state_dict(layer.state_dict())
-    return own
 
 
 def parametrized(layer):
@@ -57,7 +46,7 @@ def hooked(layer):
     return layer
 
 
-WRAPPERS = (lora, own_class, parametrized, pruned, hooked)
+WRAPPERS = (lora, parametrized, pruned, hooked)
 
 
 def merged(layer):
@@ -156,20 +145,3 @@ def test_a_wrapped_backbone_loads_its_own_state_dict(name):
         backbone.load_state_dict(state)
     assert torch.equal(*(backbone(IMAGES)[0] for backbone in backbones))
     assert all(torch.equal(tensor, state[key]) for key, tensor in backbones[0].state_dict().items())
-
-
-@pytest.mark.parametrize('targets', [['qkv'], 'all-linear'])
-def test_lora_of_peft(targets, tmp_path):
-    """Truth: PEFT's own merging of its weights into the layers."""
-    peft = pytest.importorskip('peft')
-    config = peft.LoraConfig(r=4, target_modules=targets, init_lora_weights=False)
-    model = peft.get_peft_model(make_backbone(), config).double()
-    (found,) = model(IMAGES)
-    with model.disable_adapter():
-        assert (model(IMAGES)[0] - found).abs().max() > 1e-3
-    found.square().sum().backward()
-    assert all(parameter.grad is not None for parameter in model.parameters() if parameter.requires_grad)
-    model.save_pretrained(tmp_path)
-    again = peft.PeftModel.from_pretrained(make_backbone(), tmp_path).double()
-    assert torch.equal(again(IMAGES)[0], found)
-    torch.testing.assert_close(again.merge_and_unload()(IMAGES)[0], found)

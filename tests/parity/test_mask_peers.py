@@ -99,17 +99,6 @@ def eomt(**changes: object) -> EomtForUniversalSegmentation:
     return model
 
 
-@torch.no_grad()
-def test_scores_are_those_of_mask2former():
-    """Its post-processing, of logits as large as the image."""
-    from transformers import Mask2FormerImageProcessorPil as Processor
-
-    masks, classes = torch.randn(2, QUERIES, 384, 384), torch.randn(2, QUERIES, CLASSES + 1)
-    outputs = type('Outputs', (), dict(masks_queries_logits=masks, class_queries_logits=classes))
-    expected = Processor().post_process_semantic_segmentation(outputs)
-    assert torch.equal(class_scores(masks, classes).argmax(dim=1), torch.stack(expected))
-
-
 def joined(theirs: EomtForUniversalSegmentation) -> SlidingSegmentor:
     """Our segmentor, whose queries join the last two blocks, with the weights of an EoMT without biases of keys."""
     sizes = dict(arch=dict(embed_dims=DIMS, num_layers=4, num_heads=4), img_size=64, num_registers=1)

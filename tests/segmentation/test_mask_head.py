@@ -144,11 +144,6 @@ def test_images_that_hold_little(held, num_classes):
     assert found['loss_class'] > 0 and (found['loss_mask'].item() == found['loss_dice'].item() == 0) == (0 not in held)
 
 
-def test_fewer_queries_than_classes_learn_the_most_frequent():
-    model = head(num_queries=2).train()
-    sum(losses(model, torch.arange(5).repeat(2, 4, 3)).values()).backward()
-
-
 @pytest.mark.parametrize('where', ['masks', 'features'])
 def test_gradients_are_those_of_finite_differences(where, monkeypatch):
     labels = torch.randint(0, 3, (2, 6, 8))

@@ -7,7 +7,6 @@ import torch.nn.functional as F
 from mmengine.config import ConfigDict
 from mmengine.registry import DefaultScope
 from mmseg.apis import inference_model
-from mmseg.models import SegDataPreProcessor
 from mmseg.structures import SegDataSample
 from narrow_segmentors import CLASSES, build_segmentor, mmsegs_logits, narrow_config, narrow_segmentor
 from PIL import Image
@@ -65,10 +64,6 @@ def test_a_plain_vit_with_registers_and_patches_of_14_pixels(head):
         rates |= dict.fromkeys(group['names'], (group['lr'], group.get('weight_decay')))
     assert rates['backbone.register_tokens'] == rates['backbone.cls_token'] == (0.5**5, 0)
     assert rates['backbone.blocks.3.mlp.fc1.weight'][0] == 0.5
-
-
-def test_images_of_three_means_are_prepared_by_mmseg():
-    assert type(narrow_segmentor().data_preprocessor) is SegDataPreProcessor
 
 
 def test_windows_leave_no_gaps():
@@ -212,15 +207,3 @@ def test_lower_precision_is_near_and_gathered_in_float32(monkeypatch):
     rough = model.inference(image)
     assert rough.dtype == torch.float32 and not torch.equal(rough, exact)
     assert (rough - exact).std() < 0.03 * exact.std()
-
-
-def test_the_host_does_not_wait_for_copies_to_the_device(monkeypatch):
-    model, copy, waits = narrow_segmentor(), torch.Tensor.to, []
-
-    def recorded(tensor: torch.Tensor, *args: object, **kwargs: object) -> torch.Tensor:
-        waits.append(not kwargs.get('non_blocking'))
-        return copy(tensor, *args, **kwargs)
-
-    monkeypatch.setattr(torch.Tensor, 'to', recorded)
-    model.data_preprocessor.cast_data(dict(inputs=[torch.zeros(3, 4, 4)]))
-    assert waits == [False]
