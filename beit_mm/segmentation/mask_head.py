@@ -154,7 +154,7 @@ class MaskClassificationHead(BaseDecodeHead):
         queries, patches = x[:, : self.num_queries], x[:, x.shape[1] - grid[0] * grid[1] :]
         fine = self.upscale(patches.transpose(1, 2).unflatten(2, grid))  # B, C, 4h, 4w
         masks = torch.einsum('bqc,bchw->bqhw', self.mask_mlp(queries), fine)
-        return exact(masks), exact(self.class_predictor(queries))
+        return masks.float(), self.class_predictor(queries).float()
 
     def loss(self, inputs: Sequence[Tensor], batch_data_samples: list[SegDataSample], train_cfg: dict) -> dict:
         """Cross-entropy of the classes, and binary cross-entropy and dice loss of the masks, over all predictions.
@@ -199,11 +199,6 @@ def upscaling(dims: int) -> list[nn.Module]:
     """Layers that double height and width."""
     depthwise = nn.Conv2d(dims, dims, 3, padding=1, groups=dims, bias=False)
     return [nn.ConvTranspose2d(dims, dims, 2, stride=2), nn.GELU(), depthwise, ChannelNorm(dims, eps=NORM_EPS)]
-
-
-def exact(x: Tensor) -> Tensor:
-    """Converts a type that is narrower than float32 to float32."""
-    return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
 def class_scores(masks: Tensor, classes: Tensor) -> Tensor:
@@ -282,12 +277,12 @@ def targets_at(labels: Tensor, images: Tensor, objects: Tensor, points: Tensor) 
         label = labels.flatten()[place]  # R, P
         targets += weight[..., None] * (label[..., None] == objects[:, None])
         counts &= (label != IGNORED) | (weight == 0)
-    return targets * counts[..., None], counts.to(points.dtype)
+    return targets * counts[..., None], counts.float()
 
 
 def logits_at(masks: Tensor, points: Tensor) -> Tensor:
     """Mask logits (R, Q, h, w) at points (R, P, 2), bilinearly: (R, Q, P)."""
-    grid = (2 * points - 1)[:, None].to(masks.dtype)  # R, 1, P, 2
+    grid = (2 * points - 1)[:, None]  # R, 1, P, 2
     return F.grid_sample(masks, grid, align_corners=False)[:, :, 0]
 
 
@@ -298,7 +293,7 @@ def matching_costs(prediction: Prediction, objects: Tensor, points: Tensor, targ
     """
     masks, classes = prediction
     logits = logits_at(masks, points)  # B, Q, P
-    targets, counts = targets.to(logits.dtype), counts.to(logits.dtype)[:, None]  # B, P, M; B, 1, P
+    counts = counts[:, None]  # B, 1, P
     probabilities = logits.sigmoid() * counts
     by_object = objects[:, None].expand(-1, logits.shape[1], -1)  # B, Q, M
     of_class = -classes.softmax(dim=-1).gather(2, by_object)
@@ -319,7 +314,7 @@ def assign(costs: Tensor, number: Tensor) -> Tensor:
     from scipy.optimize import linear_sum_assignment  # takes a third of a second
 
     most = torch.finfo(torch.float32).max  # scipy refuses NaN
-    together = torch.cat([costs.float().nan_to_num(most, most, most).flatten(), number.float()]).cpu().numpy()
+    together = torch.cat([costs.nan_to_num(most, most, most).flatten(), number.float()]).cpu().numpy()
     *table, counts = np.split(together, [costs.numel()])
     if (counts < 0).any():
         expected = 'expected 0 to num_classes - 1 or ignore_index; set num_classes, or reduce_zero_label'
@@ -342,7 +337,7 @@ def point_losses(masks: Tensor, labels: Tensor, images: Tensor, objects: Tensor,
         others = torch.rand(len(masks), num_points - uncertain, 2, device=masks.device)
         points = torch.cat([take_tokens(candidates, index), others], dim=1)  # R, P, 2
         targets, counts = targets_at(labels, images, objects[:, None], points)
-        targets, counts = targets[..., 0].to(masks.dtype), counts.to(masks.dtype)  # each R, P
+        targets = targets[..., 0]  # R, P, as the counts
     logits = logits_at(masks, points)[:, 0]  # R, P
     bce = F.binary_cross_entropy_with_logits(logits, targets, reduction='none') * counts
     probabilities = logits.sigmoid() * counts

@@ -51,21 +51,6 @@ def learn(model: nn.Module) -> nn.Module:
     return model
 
 
-def test_assignment_is_the_best_of_all():
-    costs = torch.randn(3, 4, 5, 4)
-    number = torch.tensor([4, 2, 0, 1])
-    found = assign(costs, number)
-    assert found.shape == (3, 3, 7)
-    for of_images, (images, queries, objects) in zip(costs, found, strict=True):
-        for image, (table, many) in enumerate(zip(of_images, number.tolist(), strict=True)):
-            chosen = images == image
-            assert sorted(objects[chosen].tolist()) == list(range(many))
-            assert len(set(queries[chosen].tolist())) == many
-            orders = itertools.permutations(range(5), many)
-            least = min(sum(table[query, place].item() for place, query in enumerate(order)) for order in orders)
-            assert table[queries[chosen], objects[chosen]].sum().item() == pytest.approx(least, abs=1e-6)
-
-
 def test_costs_that_are_not_finite_end_no_training():
     costs = torch.zeros(1, 1, 3, 2)
     costs[0, 0, 0], costs[0, 0, 1] = torch.nan, torch.inf
@@ -89,16 +74,6 @@ def test_labels_that_are_not_classes_are_refused(label):
     _, number = objects_of(labels, 5, 2)
     with pytest.raises(UserError, match='label map 1 of the batch .* num_classes'):
         assign(torch.zeros(1, 3, 2, 2), number)
-
-
-def test_targets_are_the_masks_read_bilinearly():
-    labels = torch.randint(0, 3, (2, 5, 7))
-    points, images, objects = torch.rand(4, 30, 2), torch.tensor([1, 0, 1, 1]), torch.randint(0, 3, (4, 2))
-    targets, counts = targets_at(labels, images, objects, points)
-    masks = (labels[images][:, None] == objects[..., None, None]).float()  # R, M, H, W
-    expected = nn.functional.grid_sample(masks, 2 * points[:, None] - 1, align_corners=False)[:, :, 0]
-    torch.testing.assert_close(targets, expected.transpose(1, 2), atol=1e-6, rtol=1e-5)
-    assert counts.all()
 
 
 def test_points_count_where_no_pixel_that_they_read_is_ignored():
@@ -142,23 +117,6 @@ def test_images_that_hold_little(held, num_classes):
     sum(found.values()).backward()
     assert all(parameter.grad.isfinite().all() for parameter in model.parameters())
     assert found['loss_class'] > 0 and (found['loss_mask'].item() == found['loss_dice'].item() == 0) == (0 not in held)
-
-
-@pytest.mark.parametrize('where', ['masks', 'features'])
-def test_gradients_are_those_of_finite_differences(where, monkeypatch):
-    labels = torch.randint(0, 3, (2, 6, 8))
-    labels[0, 0] = 255
-    model = head(num_points=12, num_queries=4).double().train()
-
-    def total(*tensors: Tensor) -> Tensor:
-        torch.manual_seed(3)
-        if where == 'features':
-            return sum(model.loss(tensors, samples(labels), None).values())
-        return sum(model.mask_losses([tensors], labels).values())
-
-    shapes = [(2, 4, 3, 4), (2, 4, CLASSES + 1)] if where == 'masks' else [(2, DIMS, 2, 2)]
-    tensors = [torch.randn(shape, dtype=torch.float64, requires_grad=True) for shape in shapes]
-    assert torch.autograd.gradcheck(total, tensors, atol=1e-6, rtol=1e-4, fast_mode=where == 'features')
 
 
 def test_losses_in_bfloat16_are_computed_in_float32():
