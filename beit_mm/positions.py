@@ -69,15 +69,13 @@ def _padded_index(grid: Grid, num_prefix: int, device: torch.device) -> Tensor:
     return F.pad(index, (0, -len(index) % ALIGNMENT)).flatten().to(device)
 
 
-def bias_from_table(
-    table: Tensor, table_grid: Grid, grid: Grid, dtype: torch.dtype | None = None, num_prefix: int = 1
-) -> Tensor:
+def bias_from_table(table: Tensor, table_grid: Grid, grid: Grid, dtype: torch.dtype, num_prefix: int) -> Tensor:
     """Additive attention bias of a patch grid, in rows that CUDA's fused attention can read.
 
     Args:
         table: (num_relative_positions(table_grid), heads).
         table_grid, grid: patch grids (h, w) of the table and of the input.
-        dtype: type of the bias; None: the table's.
+        dtype: type of the bias.
         num_prefix: tokens before the patches.
 
     Returns (1, heads, N, P), where N = num_prefix + h*w and P is N rounded up to a multiple of ALIGNMENT, with padding
@@ -85,10 +83,10 @@ def bias_from_table(
     """
     table = resize_bias_table(table, table_grid, grid)
     if not (torch.is_grad_enabled() and table.requires_grad):
-        table = table.to(dtype or table.dtype)  # less to read; gradients, however, are summed in float32
+        table = table.to(dtype)  # less to read; gradients, however, are summed in float32
     index = _padded_index(grid, num_prefix, table.device)
     bias = table.t().contiguous().index_select(1, index)  # heads, N * P: a third of the time that table[index] takes
-    return bias.to(dtype or table.dtype).view(1, table.shape[1], num_prefix + grid[0] * grid[1], -1)
+    return bias.to(dtype).view(1, table.shape[1], num_prefix + grid[0] * grid[1], -1)
 
 
 def resize_bias_table(table: Tensor, source: Grid, target: Grid) -> Tensor:
@@ -102,12 +100,11 @@ def resize_bias_table(table: Tensor, source: Grid, target: Grid) -> Tensor:
     heads = table.shape[1]
     patch_rows, cls_rows = table[:-NUM_CLS_ROWS], table[-NUM_CLS_ROWS:]
     patch_rows = patch_rows.view(2 * source[0] - 1, 2 * source[1] - 1, heads)
-    exact = torch.promote_types(table.dtype, torch.float32)
-    both = _offset_splines(source, target, table.device).to(exact)
+    both = _offset_splines(source, target, table.device).float()
     end = (2 * target[0] - 1) * (2 * source[0] - 1)
     along_height, along_width = both[:end].view(-1, 2 * source[0] - 1), both[end:].view(-1, 2 * source[1] - 1)
     with torch.autocast(table.device.type, enabled=False):  # bfloat16 would change the bias by 2 %
-        resized = torch.einsum('ys,xt,sth->yxh', along_height, along_width, patch_rows.to(exact))
+        resized = torch.einsum('ys,xt,sth->yxh', along_height, along_width, patch_rows.float())
     return torch.cat([resized.reshape(-1, heads).to(table.dtype), cls_rows])
 
 
@@ -159,10 +156,9 @@ def resize_position_embedding(pos_embed: Tensor, source: Grid, target: Grid, mod
         return pos_embed
     cls_row, patch_rows = pos_embed[:, :1], pos_embed[:, 1:]
     patch_rows = patch_rows.unflatten(1, source).permute(0, 3, 1, 2)  # 1, channels, h, w
-    # Interpolated at least in float32: bfloat16 weights would round the kernel itself.
-    exact = patch_rows.to(torch.promote_types(pos_embed.dtype, torch.float32))
     kind, _, antialias = mode.partition('_')
-    patch_rows = F.interpolate(exact, target, mode=kind, align_corners=False, antialias=bool(antialias))
+    # bfloat16 weights would round the kernel itself
+    patch_rows = F.interpolate(patch_rows.float(), target, mode=kind, align_corners=False, antialias=bool(antialias))
     patch_rows = patch_rows.flatten(2).transpose(1, 2).to(pos_embed.dtype)  # 1, h'*w', channels
     return torch.cat([cls_row, patch_rows], dim=1)
 

@@ -11,7 +11,6 @@ from beit_mm.positions import (
     num_relative_positions,
     relative_position_index,
     resize_bias_table,
-    resize_position_embedding,
 )
 
 
@@ -42,7 +41,7 @@ SHAPES += [((40, 40), (32, 48)), ((14, 14), (14, 30)), ((12, 16), (40, 25))]
 
 @pytest.mark.parametrize(('source', 'target'), SHAPES)
 def test_resizing_equals_fitpack(source, target):
-    table = torch.randn(num_relative_positions(source), 3, dtype=torch.float64)
+    table = torch.randn(num_relative_positions(source), 3)
     x, y = (
         np.arange(1.0 - side, side) if side == wanted else geometric_offsets(side, wanted)
         for side, wanted in zip(source, target, strict=True)
@@ -52,7 +51,7 @@ def test_resizing_equals_fitpack(source, target):
     for head in range(3):
         values = table[:-3, head].view(2 * source[0] - 1, 2 * source[1] - 1).numpy()
         expected = RectBivariateSpline(x, y, values, kx=3, ky=3, s=0)(x_new, y_new)
-        np.testing.assert_allclose(resized[:-3, head].view(expected.shape), expected, atol=1e-6)
+        np.testing.assert_allclose(resized[:-3, head].view(expected.shape), expected, atol=1e-5)
     assert torch.equal(resized[-3:], table[-3:])
 
 
@@ -67,23 +66,19 @@ def test_autocast_does_not_coarsen_the_spline():
 @pytest.mark.parametrize('target', [(1, 1), (1, 6), (2, 3)])
 def test_tiny_grids(target):
     table = torch.randn(num_relative_positions((3, 3)), 2, requires_grad=True)
-    bias = bias_from_table(table, (3, 3), target)
+    bias = bias_from_table(table, (3, 3), target, torch.float32, num_prefix=1)
     tokens = 1 + target[0] * target[1]
     assert bias.shape == (1, 2, tokens, 8)
     bias[..., :tokens].sum().backward()
     assert torch.isfinite(table.grad).all()
-    assert bias_from_table(torch.randn(num_relative_positions((1, 1)), 2), (1, 1), (3, 2)).shape == (1, 2, 7, 8)
-
-
-def test_positions_in_double_precision_are_resized_in_it():
-    table = torch.rand(1, 1 + 2 * 3, 4, dtype=torch.float64, requires_grad=True)
-    assert torch.autograd.gradcheck(lambda given: resize_position_embedding(given, (2, 3), (4, 5)), table)
+    of_one = torch.randn(num_relative_positions((1, 1)), 2)
+    assert bias_from_table(of_one, (1, 1), (3, 2), torch.float32, num_prefix=1).shape == (1, 2, 7, 8)
 
 
 def test_remembered_index_of_inference_mode_serves_training():
     grid = (4, 7)  # a grid that no other test asks for first
     table = torch.randn(num_relative_positions((3, 3)), 2, requires_grad=True)
     with torch.inference_mode():
-        bias_from_table(table, (3, 3), grid)
-    bias_from_table(table, (3, 3), grid).sum().backward()
+        bias_from_table(table, (3, 3), grid, torch.float32, 1)
+    bias_from_table(table, (3, 3), grid, torch.float32, 1).sum().backward()
     assert table.grad.abs().sum() > 0

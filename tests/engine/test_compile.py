@@ -128,8 +128,8 @@ def test_a_table_is_resized_in_compiled_code():
     table = torch.randn(num_relative_positions((4, 4)), 2, requires_grad=True)
     compiled = torch.compile(bias_from_table, fullgraph=True, dynamic=False, backend='aot_eager')
     for grid in ((8, 8), (5, 7)):
-        bias = compiled(table, (4, 4), grid)
-        torch.testing.assert_close(bias, bias_from_table(table, (4, 4), grid))
+        bias = compiled(table, (4, 4), grid, torch.float32, 1)
+        torch.testing.assert_close(bias, bias_from_table(table, (4, 4), grid, torch.float32, 1))
         bias.sum().backward()
 
 
