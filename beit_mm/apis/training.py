@@ -211,18 +211,15 @@ class Run:
         """Finds the images and, for a fine-tuning, classes or label maps; refuses options that do not fit them."""
         folder, record = self.record.images, self.record
         if self.verb == 'pretrain':
-            if not record.digest:  # a run that has begun goes on
-                check_images_alone(Path(folder))
+            check_images_alone(Path(folder))
             return find_images(folder)
         maps = find_label_maps(folder, record.reduce_zero_label, bands=record.bands)
-        if maps and record.balance:
-            advice = 'leave it out; for label maps docs/options.md has class_weight'
-            raise UserError(f'--balance is for class folders, and {folder} has label maps: {advice}')
+        useless = ['balance'] if maps else ['reduce_zero_label', 'bands', 'head']
+        if given := [option for option in useless if getattr(record, option) is not None]:
+            kind = 'label maps' if maps else 'no label maps'
+            raise UserError(f'{folder} has {kind}; leave out {", ".join(given)}')
         if maps:
             return maps
-        if (record.reduce_zero_label, record.bands, record.head) != (None, None, None):
-            options = '--reduce-zero-label, --keep-zero-label, --bands and --head'
-            raise UserError(f'{folder} has no label maps; leave out {options}')
         images = find_images(folder)
         if not images.classes:
             expected = 'expected <class>/<image>, at least two classes, each with images that are not held out'

@@ -84,7 +84,7 @@ def test_masks_are_left_out_step_by_step_of_a_run_of_minutes(folder, base, tmp_p
 
 def test_a_head_of_classifiers_or_of_another_name_is_refused(folder, base, tmp_path, monkeypatch):
     monkeypatch.setattr(split, 'MIN_IMAGES', 10)
-    with pytest.raises(UserError, match='no label maps; leave out .*--head'):
+    with pytest.raises(UserError, match='no label maps; leave out head'):
         beit_mm.finetune(make_images(tmp_path / 'images', 12) / 'train', tmp_path / 'a', base, head='masks')
     with pytest.raises(UserError, match="'mask'.*masks_decoder"):
         beit_mm.finetune(folder, tmp_path / 'b', base, head='mask')
