@@ -31,8 +31,7 @@ def quoted(name: str) -> str:
 def unquoted(text: str) -> str:
     """The inverse of `quoted`."""
     try:
-        name = os.fsdecode(os.fsencode(json.loads(text))) if text.startswith('"') else text
-        return text if '\0' in name else name
+        return os.fsdecode(os.fsencode(json.loads(text))) if text.startswith('"') else text
     except ValueError:  # a name that begins with a quote
         return text
 

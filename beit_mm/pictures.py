@@ -86,9 +86,8 @@ def sheet(rows: Sequence[Sequence[tuple[str, Tensor]]], side: int = SIDE) -> Ima
 
 
 def shortened(title: str, length: int) -> str:
-    """A title of at most `length` characters, all of which the font has."""
-    latin = title.encode('latin-1', 'replace').decode('latin-1')
-    title = ''.join(char if char.isprintable() else '?' for char in latin)
+    """A title of at most `length` characters, all of which Pillow can draw."""
+    title = ''.join(char if char.isprintable() else '?' for char in title)
     return title if len(title) <= length else f'..{title[len(title) - length + 2 :]}'
 
 
