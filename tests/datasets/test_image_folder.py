@@ -6,10 +6,9 @@ import re
 from functools import partial
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
-from labelled import CLASSES, TEST_PIPELINE, make_images
+from labelled import CLASSES, make_images
 from mmengine.dataset import ConcatDataset
 from mmpretrain.datasets import CustomDataset
 from torch.utils.data import DataLoader, Subset
@@ -119,24 +118,6 @@ def test_what_base_dataset_promises_holds(folder):
     assert ConcatDataset([dataset, dataset]).get_data_info(17)['gt_label'] == 2
 
 
-def test_transforms_of_ours_and_the_library_draw_by_the_key_alone(folder):
-    """mmpretrain's draw from numpy."""
-    crop = dict(type='mmpretrain.RandomResizedCrop', scale=16, backend='pillow')
-    theirs = build(folder, pipeline=[TEST_PIPELINE[0], crop, dict(type='mmpretrain.PackInputs')])
-    for dataset in (unlabeled(folder, pipeline=PIPELINE), theirs):
-
-        def draw(key, dataset=dataset):
-            inputs = dataset[key]['inputs']
-            parts = [inputs] if dataset is theirs else [inputs['images'], inputs['positions']]
-            return torch.cat([part.ravel() for part in parts])
-
-        first = draw(SampleKey(0, 0, 3))
-        np.random.rand(7)
-        draw(SampleKey(0, 0, 2))
-        assert torch.equal(draw(SampleKey(0, 0, 3)), first) and torch.equal(draw(3), first)
-        assert not any(torch.equal(draw(SampleKey(*key, 3)), first) for key in ((0, 1), (1, 0)))
-
-
 def test_a_loop_without_a_runner_is_told_that_views_repeat(folder, warnings):
     dataset = unlabeled(folder, pipeline=PIPELINE)
     sampler, epochs = SeededSampler(dataset, shuffle=False), []
@@ -144,6 +125,8 @@ def test_a_loop_without_a_runner_is_told_that_views_repeat(folder, warnings):
         sampler.set_epoch(epoch)
         epochs.append(next(iter(DataLoader(dataset, 2, sampler=sampler)))['inputs']['images'])
     assert not epochs[0].equal(epochs[1])
+    by_number, by_key = (dataset[key]['inputs']['images'] for key in (1, SampleKey(0, 0, 1)))
+    assert by_number.equal(by_key)
     next(iter(DataLoader(unlabeled(folder, pipeline=PIPELINE, test_mode=True), 2)))
     next(iter(DataLoader(unlabeled(folder, pipeline=PIPELINE), 2, sampler=[SampleKey(0, 1, 2)])))
     assert not warnings()
