@@ -28,14 +28,10 @@ def fresh_compiler():
 
 
 BACKBONE = narrow_model()['backbone']
-PIXELS = dict(type='beit_mm.PixelRegressionHead', embed_dims=32, patch_size=8)
 MODELS_OF = dict(
-    pixels=narrow_model(head=PIXELS, target_generator=None),
     tokens=narrow_model(backbone=dict(BACKBONE, rel_pos_bias='shared', abs_pos_embed=False)),
-    all=narrow_model(backbone=dict(BACKBONE, rel_pos_bias='per_layer', abs_pos_embed=False), recover='all'),
     dino=narrow_dino_model(),
     average=narrow_feature_model(layers=[0, 1]),
-    features=narrow_feature_model(teacher='demo', head=dict(target_dims=128, loss='cosine')),
 )
 
 
@@ -48,13 +44,7 @@ def make_batch(size: int = 32) -> dict:
     return dict(views, **crops, mask=masks, positions=positions)
 
 
-KINDS = [
-    *('tokens', 'dino', 'average', 'features'),
-    *(pytest.param(kind, marks=pytest.mark.slow) for kind in ('pixels', 'all')),
-]
-
-
-@pytest.mark.parametrize('kind', KINDS)
+@pytest.mark.parametrize('kind', MODELS_OF)
 def test_one_graph_serves_changing_masks_with_the_plain_losses_and_gradients(kind):
     """And DINO's schedules; also after a validation of images of another size."""
     model, counter = MODELS.build(MODELS_OF[kind]).train(), CompileCounter()

@@ -224,13 +224,11 @@ def test_a_run_that_was_resumed_twice_replaces_its_best_checkpoint(config, image
     assert [path.name for path in Path(config.work_dir).glob('best_*')] == ['best_mim_loss_epoch_3.pth']
 
 
-@pytest.mark.parametrize('unit', ['epoch', 'iter'])
-def test_a_run_that_a_hook_ends_early_is_saved_and_goes_on_from_there(pretrain_config, unit):
-    pretrain_config.default_hooks.checkpoint.update(interval=5, by_epoch=unit == 'epoch')
+def test_a_run_that_a_hook_ends_early_is_saved_and_goes_on_from_there(pretrain_config):
+    pretrain_config.default_hooks.checkpoint.update(interval=5, by_epoch=False)
     hook = dict(type='EarlyStoppingHook', monitor='mim_loss', rule='less', stopping_threshold=100.0)
     runner = train(Config(dict(pretrain_config, custom_hooks=[*pretrain_config.custom_hooks, hook])))
-    name = dict(epoch='epoch_1.pth', iter='iter_3.pth')[unit]
-    assert runner.iter == 3 and readable(Path(runner.work_dir)) == [name]
+    assert runner.iter == 3 and readable(Path(runner.work_dir)) == ['iter_3.pth']
     assert train(pretrain_config, resume=True).iter == 6
 
 

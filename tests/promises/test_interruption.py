@@ -107,19 +107,17 @@ def losses_of(folder: Path) -> dict[int, float]:
     return {step: row['mim_loss'] for step, row in read_scalars(folder)[1].items()}
 
 
-EMA = [None, dict(type='EMAHook', momentum=0.5), dict(type='mmpretrain.EMAHook', momentum=0.5, evaluate_on_origin=True)]
+EPOCHS, STEPS = dict(type='EpochLoop', max_epochs=2, val_interval=1), dict(type='IterLoop', max_iters=6, val_interval=4)
+EMA = dict(type='EMAHook', momentum=0.5)
+OTHER_EMA = dict(type='mmpretrain.EMAHook', momentum=0.5, evaluate_on_origin=True)
 
 
 @pytest.mark.parametrize(
     ('loop', 'iteration', 'ema', 'saved'),
     [
-        (dict(type='EpochLoop', max_epochs=2, val_interval=1), 3, EMA[1], 'interrupted'),
-        pytest.param(dict(type='EpochLoop', max_epochs=2, val_interval=1), 6, None, 'epoch_2', marks=pytest.mark.slow),
-        pytest.param(
-            dict(type='IterLoop', max_iters=6, val_interval=4), 4, EMA[2], 'interrupted', marks=pytest.mark.slow
-        ),
-        (dict(type='IterLoop', max_iters=6, val_interval=4), 6, EMA[1], 'iter_6'),
-        (dict(type='IterLoop', max_iters=6, val_interval=4, val_begin=0), 0, None, 'interrupted'),
+        (EPOCHS, 3, EMA, 'interrupted'),
+        (STEPS, 4, OTHER_EMA, 'interrupted'),
+        (dict(STEPS, val_begin=0), 6, None, 'iter_6'),
     ],
 )
 def test_a_signal_in_a_validation_ends_it_and_the_resumed_run_begins_it_anew(
@@ -182,10 +180,7 @@ def test_two_processes_stop_at_the_same_step_and_soon(config, tmp_path):
     assert torch.load(tmp_path / 'work/interrupted.pth', weights_only=True)['meta']['iter'] == 11
 
 
-LOOPS = [dict(type='EpochLoop', max_epochs=2, val_interval=1), dict(type='IterLoop', max_iters=6, val_interval=3)]
-
-
-@pytest.mark.parametrize(('loop', 'iteration'), [(LOOPS[0], 3), (LOOPS[1], 6)])
+@pytest.mark.parametrize(('loop', 'iteration'), [(EPOCHS, 3), (dict(STEPS, val_interval=3), 6)])
 def test_a_run_killed_in_a_validation_validates_when_it_is_resumed(loop, iteration, pretrain_config, tmp_path):
     def kill() -> None:
         raise MemoryError('killed')

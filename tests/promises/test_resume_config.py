@@ -13,11 +13,10 @@ from mmengine.config import Config
 from mmengine.evaluator import BaseMetric, Evaluator
 from mmengine.hooks import Hook
 from mmengine.model import BaseModel
-from mmengine.registry import MODELS, OPTIMIZERS
+from mmengine.registry import OPTIMIZERS
 from mmengine.runner import Runner
 from promises.test_resume import differences
 from torch import nn
-from torch.optim.swa_utils import AveragedModel
 from torch.utils.data import DataLoader
 
 from beit_mm.checkpoint.read import CheckpointError
@@ -351,23 +350,6 @@ def test_a_run_that_is_interrupted_twice_deletes_its_old_files(tmp_path):
             run(tmp_path, config, resume=True, hooks=[Interruption(steps)])
     run(tmp_path, config, resume=True)
     assert [path.name for path in tmp_path.glob('*.pth')] == ['iter_6.pth']
-
-
-def test_an_average_of_torchs_is_saved_and_resumed(tmp_path):
-    """It has another name for its count than mmengine's."""
-
-    @MODELS.register_module(force=True)
-    class TorchAverage(AveragedModel):
-        def __init__(self, model: nn.Module, **others: object):
-            super().__init__(model)
-
-    config = settings(custom_hooks=[dict(type='beit_mm.CheckpointMetaHook'), dict(type='EMAHook')])
-    config['custom_hooks'][1]['ema_type'] = 'TorchAverage'
-    run(tmp_path / 'whole', config)
-    resumed(tmp_path / 'rest', tmp_path / 'whole/iter_3.pth', config)
-    whole, rest = (torch.load(tmp_path / name / 'iter_6.pth') for name in ('whole', 'rest'))
-    assert rest['ema_state_dict']['n_averaged'] == 6
-    assert not differences(whole['state_dict'], rest['state_dict'])
 
 
 def test_what_follows_measurements_stays_the_checkpoints_and_a_line_says_so(tmp_path, capfd):
