@@ -35,7 +35,6 @@ def train(arguments: Sequence[str] | None = None) -> None:
     """Trains a config; `arguments` are words of the command line, by default those of this process."""
     args = train_parser().parse_args(arguments)
     with contextlib.nullcontext() if args.verbose else quiet():
-        import mmengine.runner  # noqa: F401  (registers Runner, which the registry alone would not find)
         from mmengine.registry import RUNNERS
 
         cfg = train_config(args)

@@ -220,12 +220,9 @@ def test_mim_trains_from_the_config_alone(options, tmp_path):
         ('model.backbone.type=BEiTBackbone', "'BEiTBackbone'"),
         ('lr=1e-3', 'lr is not '),
         ('launcher=pytorch', "launcher=pytorch: another argument makes it 'none'"),
-        ('compile=True', 'compile is not a setting'),
         ('train_cfg.val_interval=0', 'error: train_cfg.val_interval is 0; expected a number from 1'),
         ("optim_wrapper.clip_grad={'max_norm': 1}", 'optim_wrapper.clip_grad holds dicts but is not JSON'),
-        ('train_pipeline.1.size=32', 'train_pipeline'),
         ('param_scheduler.2.end=9', 'param_scheduler.2.end'),
-        ("tta_pipeline=[{'type': 'LoadImage'}]", '--cfg-options: tta_pipeline holds dicts but is not JSON'),
     ],
 )
 def test_a_mistake_is_one_line(options, option, message):
@@ -246,10 +243,7 @@ def test_processes_that_would_train_alone_are_refused(options, monkeypatch):
         ('demo/camvid_upernet', 'model.decode_head.loss_decode.class_weight', None),
         ('demo/camvid_upernet', 'model.decode_head.ignore_index', None),  # of the base of its class
         ('demo/camvid_upernet', 'train_dataloader.dataset.max_refetch', None),
-        ('demo/camvid_upernet', 'optim_wrapper.optimizer.amsgrad', None),
         ('demo/camvid_upernet', 'default_hooks.logger.priority', None),  # which a builder reads
-        ('demo/finetune_folder', 'model.head.loss.class_weight', None),
-        ('demo/finetune_folder', 'param_scheduler.0.start_factor', None),
         ('demo/camvid_upernet', 'model.decode_head.loss_decode.class_wieghts', 'loss_decode.class_weight?'),
         ('demo/camvid_upernet', 'optim_wrapper.optimizer.epsilon', 'optimizer.eps?'),
         ('demo/finetune_folder', 'train_dataloader.sampler.rounds', 'SeededSampler'),
@@ -290,21 +284,17 @@ def test_options_may_fill_what_a_config_leaves_empty():
     assert filled.model.train_cfg == dict(augments=dict(type='Mixup', alpha=0.8))
 
 
-def test_missing_files_are_one_line(options, tmp_path):
+def test_missing_files_are_one_line(options):
+    dalle = ['target_generator.checkpoint=dalle_encoder.pth', 'backbone.arch=tiny', 'head.embed_dims=192']
+    dalle = [*options, *(f'model.{option}' for option in dalle)]
     for words, message in (
         (['train.py', 'gone.py'], '^error: .*gone.py'),
         (['test.py', CONFIG, 'gone.pth', *options], '^error: .*gone.pth'),
         (['test.py', CONFIG, 'gone.pth', '--out', '.'], '^error: .*directory'),
+        (['train.py', 'beit/pretrain_300e', *dalle], '(?s)^error: .*dalle_encoder.pth.*https://.*random_weights=True'),
     ):
         with pytest.raises(SystemExit, match=message):
             run_tool(*words)
-    # in a process of its own: nothing else has imported what registers mmengine's runner
-    options = 'data_root=. target_generator.checkpoint=dalle_encoder.pth backbone.arch=tiny head.embed_dims=192'
-    words = ['beit/pretrain_300e', '--verbose', '--cfg-options', *options.replace(' ', ' model.').split()]
-    done = run(sys.executable, ROOT / 'tools/train.py', *words, cwd=tmp_path)
-    assert done.returncode == 1 and 'Traceback' not in done.stderr
-    assert 'Could not import' not in done.stdout + done.stderr  # which is not for the user
-    assert all(word in done.stderr for word in ('error: ', 'dalle_encoder.pth', 'random_weights=True', 'https://'))
 
 
 def test_the_arguments_of_train(tmp_path):
