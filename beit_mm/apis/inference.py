@@ -192,7 +192,7 @@ def segment(
     with quiet():
         opened = Checkpoint.open(checkpoint, 'segmentor' if labelled is None else 'pretrained', mean=mean, std=std)
         folder = Path(out).expanduser()
-        kept = ['images'] if min_confidence is not None else []  # what they hold would be learned from too
+        kept = ['images']  # of an earlier call with min_confidence, or of the user: they would be learned from too
         if not (folder / CONFIDENCE).exists():
             kept += ['labels', 'classes.txt']  # the user's own
         for name in kept:
@@ -251,6 +251,8 @@ def write_maps(
     """Writes the files of `segment`; `least` is its `min_confidence`."""
     lines = [class_line(unquoted(name)) for name in segmentor.classes]
     if least is not None:
+        if len(lines) >= IGNORE_INDEX:
+            raise UserError(f'--min-confidence is for at most {IGNORE_INDEX - 1} classes; the model has {len(lines)}')
         # if no pixel keeps some class, the number of names does not show what 0 means
         lines = ['Number\tName', *(f'{number}\t{line}' for number, line in enumerate(lines))]
     write_confidences(folder, [])  # first, so that a later call recognises the folder as one of `segment`

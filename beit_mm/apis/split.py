@@ -285,13 +285,17 @@ def find_bands(folder: Path, bands: str | Sequence[int] | None) -> str | Sequenc
 
 def loses_as_rgb(path: str) -> bool:
     """Whether reading an image as RGB would lose some of its bands or bits."""
+    shown = 0
+    with suppress(UnreadableImageError), unreadable(path, Exception), open_image(path) as image:
+        shown = len(image.getbands())
     try:
         values = read_bands(path)
     except UnreadableImageError:  # a kind of TIFF that only Pillow reads
         return False
-    shown = 0
-    with suppress(UnreadableImageError), unreadable(path, Exception), open_image(path) as image:
-        shown = len(image.getbands())
+    except UserError:  # a Python without tifffile
+        if not shown:
+            raise
+        return False
     return values.shape[2] > shown or values.dtype != np.uint8
 
 

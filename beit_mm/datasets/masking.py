@@ -4,6 +4,7 @@ While a mask is drawn, it is a Python integer with one bit for each patch, row b
 """
 
 import math
+import operator
 import random
 from collections.abc import Callable
 
@@ -41,7 +42,7 @@ class BlockwiseMask(BaseTransform):
     def __init__(self, grid: tuple[int, int], num_masked: float, min_block: int = 16, variant: str = 'released'):
         check_choice('variant', variant, ('released', 'exact', 'paper'))
         check_number(num_masked, grid, whole=variant != 'paper')
-        self.grid = self.height, self.width = tuple(grid)
+        self.grid = self.height, self.width = tuple(map(operator.index, grid))  # not NumPy's, which overflow
         self.num_masked, self.min_block, self.variant = num_masked, min_block, variant
         row = [(1 << w) - 1 for w in range(self.width + 1)]
         # blocks[h][w] is a block of h x w patches in the upper left corner

@@ -93,6 +93,8 @@ class CheckpointHook(Hook):
         if restarted or searched:
             path = in_main_process(lambda: newest_checkpoint(folder, restarted))
             if path is not None:
+                if not all(all_gather_object(Path(path).is_file())):
+                    raise UserError(f'{path} is not on all nodes; put --work-dir on a file system that they share')
                 runner._resume, runner._load_from = True, path
                 if weights is not None:
                     log(f'load_from={weights} is not read: the weights come from {path}.')

@@ -9,6 +9,7 @@ import numpy as np
 from mmengine.dist import get_world_size
 from mmengine.evaluator import Evaluator
 from mmengine.hooks import EarlyStoppingHook, Hook
+from mmengine.optim import OptimWrapper
 from mmengine.runner import Runner
 from mmengine.structures import BaseDataElement
 from torch import Tensor, nn
@@ -25,6 +26,7 @@ from beit_mm.datasets.samplers import SeededSampler
 from beit_mm.datasets.transforms import RandomErasing, TwoViews
 from beit_mm.engine.dino import TeacherMomentumHook
 from beit_mm.engine.metrics import DenseKNNHook, KNNHook
+from beit_mm.engine.optim import AutocastOptimWrapper, check_state
 from beit_mm.engine.steps import unwrap
 from beit_mm.errors import UserError, log, warn
 from beit_mm.models import ClassificationDataPreprocessor
@@ -104,6 +106,9 @@ class FitCheckHook(Hook):
         if unfit and runner._resume:  # else mmengine prints them
             found = f"{runner._load_from}: shapes differ from this model's: {preview(unfit)}"
             raise UserError(f'{found}; resume with the sizes that the run began with')
+        wrapper = runner.optim_wrapper
+        if runner._resume and isinstance(wrapper, OptimWrapper) and not isinstance(wrapper, AutocastOptimWrapper):
+            check_state(checkpoint['optimizer'], wrapper.optimizer)  # AutocastOptimWrapper checks it itself
 
     def before_test(self, runner: Runner) -> None:
         dataset = runner.test_dataloader.dataset
@@ -127,8 +132,7 @@ def check_effective_batch(runner: Runner) -> None:
     expected, enabled = auto_scale_lr.get('base_batch_size'), auto_scale_lr.get('enable', False)
     if enabled and accumulation > 1:
         raise UserError(f'auto_scale_lr would ignore the accumulation of {accumulation} batches; scale lr yourself')
-    if enabled and expected != effective:
-        check_schedules(runner.param_schedulers or [])
+    check_schedules(runner, is_scaled=enabled and expected != effective)
     found = f'Effective batch: {processes} processes x {batch} images x {accumulation} accumulated = {effective}'
     if enabled or expected in (None, effective):
         log(f'{found}.')
@@ -137,14 +141,20 @@ def check_effective_batch(runner: Runner) -> None:
         warn(f'{found}; the recipe has {expected}: {advice} (half the batch, half the rate).')
 
 
-def check_schedules(schedulers: Sequence) -> None:
-    """Raises UserError for a learning rate in a schedule, which auto_scale_lr does not scale."""
-    for number, scheduler in enumerate(schedulers):
-        rate = getattr(scheduler, 'eta_min', None) or getattr(scheduler, 'eta_max', None)
-        if scheduler.param_name == 'lr' and rate:
-            name = f'param_scheduler.{number} ({type(scheduler).__name__})'
-            advice = 'give eta_min_ratio, a share of the rate, instead, or scale both yourself'
-            raise UserError(f'auto_scale_lr scales optimizer.lr, not the {rate:g} of {name}; {advice}')
+def check_schedules(runner: Runner, is_scaled: bool) -> None:
+    """Raises UserError for a schedule that ends above a group's rate, or that auto_scale_lr scales only in part."""
+    groups = runner.optim_wrapper.optimizer.param_groups
+    start = min(group.get('initial_lr', group['lr']) for group in groups)
+    for number, scheduler in enumerate(runner.param_schedulers or []):
+        end, highest = (getattr(scheduler, key, None) or 0.0 for key in ('eta_min', 'eta_max'))
+        if scheduler.param_name != 'lr':  # weight decay may rise
+            continue
+        name = f'param_scheduler.{number} ({type(scheduler).__name__})'
+        advice = 'give eta_min_ratio, a share of the rate, instead'
+        if is_scaled and (end or highest):
+            raise UserError(f'auto_scale_lr scales optimizer.lr, not the {end or highest:g} of {name}; {advice}')
+        if end > start:
+            raise UserError(f'{name} would let a learning rate rise from {start:.3g} to {end:.3g}; {advice}')
 
 
 def check_number_of_images(loader: DataLoader) -> None:

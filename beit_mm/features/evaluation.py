@@ -57,6 +57,7 @@ def evaluate_images(
     (`choose_attentive`). Returns dict(top1=%, images=[training, validation], classes=number, right=[1 or 0 for each
     validation image]) with what the method chose.
     """
+    check_choice('method', method, ('knn', 'linear', 'attentive'))
 
     def loader(source: str | Path | DataLoader) -> DataLoader:
         if isinstance(source, DataLoader):

@@ -38,7 +38,7 @@ def test_numbers_of_the_released_code_and_of_the_paper(variant, limit, mean, lea
     ('transform', 'slots', 'middle'),
     [
         (BlockwiseMask((14, 14), 75), 75, 0.716),
-        (BlockwiseMask((14, 14), 75, variant='exact'), 75, 0.716),  # still blocks
+        (BlockwiseMask(np.array([224, 224]) // 16, 75, variant='exact'), 75, 0.716),  # still blocks
         (RandomMask((6, 8), 18), 18, 18 / 48),
     ],
 )

@@ -213,6 +213,13 @@ def test_a_schedule_that_would_not_be_scaled(cfg, scheduler, message):
     refused(cfg, message)
 
 
+def test_a_layer_below_whose_rate_would_rise_while_that_of_the_head_falls(cfg):
+    constructor = 'beit_mm.BEiTOptimWrapperConstructor'
+    cfg.optim_wrapper.update(constructor=constructor, paramwise_cfg=dict(layer_decay_rate=0.1))
+    cfg.param_scheduler = [dict(type='CosineAnnealingLR', end=1, eta_min=1e-5)]
+    refused(cfg, 'param_scheduler.0 .*1e-07.*1e-05')  # 1e-3 of the head, four layers above
+
+
 @pytest.mark.parametrize('base_batch_size', [4, 256])
 def test_a_scaled_rate_ends_at_its_share_and_is_logged_as_the_last_layers(cfg, base_batch_size):
     cfg.train_cfg = dict(type='beit_mm.IterLoop', max_iters=4, val_interval=4)
@@ -243,7 +250,7 @@ def test_positions_of_a_teacher_are_resized():
         return MODELS.build(dict(model, backbone=dict(model['backbone'], img_size=size)))
 
     small, large = model_of(32), model_of(48)
-    runner = SimpleNamespace(model=large, _resume=True, _load_from='a.pth')
+    runner = SimpleNamespace(model=large, _resume=True, _load_from='a.pth', optim_wrapper=None)
     FitCheckHook().after_load_checkpoint(runner, dict(state_dict=small.state_dict()))
     large.load_state_dict(small.state_dict(), strict=False)
     assert large.teacher['backbone'].pos_embed.shape == (1, 37, 32)

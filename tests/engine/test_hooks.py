@@ -85,7 +85,9 @@ def said(monkeypatch) -> list[str]:
 def test_effective_batch_is_stated_and_a_difference_warned_of(said):
     for recipe in (8, 2048):
         cfg = Config(dict(auto_scale_lr=dict(base_batch_size=recipe), optim_wrapper=dict(accumulative_counts=2)))
-        check_effective_batch(SimpleNamespace(cfg=cfg, train_dataloader=SimpleNamespace(batch_size=4), hooks=[]))
+        optimizer = SimpleNamespace(param_groups=[dict(lr=1e-3)])
+        runner = dict(cfg=cfg, optim_wrapper=SimpleNamespace(optimizer=optimizer), param_schedulers=[])
+        check_effective_batch(SimpleNamespace(train_dataloader=SimpleNamespace(batch_size=4), **runner))
     assert [level for level, _ in said] == [logging.INFO, logging.WARNING]
     assert '1 processes x 4 images x 2 accumulated = 8; the recipe has 2048' in said[1][1]
 

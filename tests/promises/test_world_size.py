@@ -1,5 +1,6 @@
 """One process or two, no workers or two: the same samples, masks and tokens in each step, and equal losses."""
 
+import contextlib
 import copy
 import os
 import re
@@ -7,6 +8,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -23,6 +25,7 @@ from PIL import Image
 from beit_mm.checkpoint.checkpoint import Checkpoint
 from beit_mm.engine.checkpoints import in_main_process
 from beit_mm.engine.steps import unwrap
+from beit_mm.errors import UserError
 from beit_mm.registry import MODELS
 
 
@@ -231,6 +234,19 @@ def test_another_effective_batch_is_refused(config, tmp_path):
     changes = {'load_from': f'{config.work_dir}/epoch_1.pth', 'resume': True, 'train_dataloader.batch_size': 2}
     with pytest.raises(ValueError, match=' 4 images .* 2; change'):
         train(config, work_dir=f'{tmp_path}/other', **changes)
+
+
+def test_a_work_directory_that_another_node_does_not_see_is_named(config, tmp_path):
+    train(config)
+
+    def resumed(rank: int) -> str:
+        elsewhere = patch.object(Path, 'is_file', lambda path: False) if rank else contextlib.nullcontext()
+        with elsewhere, pytest.raises(UserError) as error:
+            train(config, resume='auto', **TWO_RANKS)
+        return str(error.value)
+
+    said, other = run_ranks(resumed, tmp_path)
+    assert said == other and 'epoch_2.pth is not on all nodes; put --work-dir' in said
 
 
 def test_what_the_main_process_cannot_read_ends_all(tmp_path):
