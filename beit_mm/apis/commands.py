@@ -328,7 +328,7 @@ def load_config(args: argparse.Namespace, steps: int | None = None) -> Config:
 
 def merge_options(cfg: Config, pairs: Iterable[str]) -> None:
     """Overrides entries of a config by KEY=VALUE pairs; UserError for a key that nothing reads."""
-    options = {}
+    options: dict[str, Any] = {}
     for pair in pairs:
         key, equals, value = pair.partition('=')
         if not equals:
@@ -336,18 +336,16 @@ def merge_options(cfg: Config, pairs: Iterable[str]) -> None:
         options[key] = parse_value(key, value)
         if key.endswith('init_cfg.checkpoint'):
             options.setdefault(key.replace('init_cfg.checkpoint', 'init_cfg.type'), 'Pretrained')
-    parts: dict[str, dict[str, Any]] = {'_delete_': {}, 'type': {}, '': {}}  # the others are types' arguments
-    for key, value in options.items():
-        last = key.rpartition('.')[2]
-        parts[last if last in parts else ''][key] = value
-    for part in parts.values():
-        for key, value in part.items():
-            check_key(cfg, key)
-            replace_none(cfg, key, value)
-        if 'data_root' in part:
-            part = roots_of_datasets(cfg, part['data_root']) | part
-        for key, value in part.items():
-            cfg.merge_from_dict({key: value})
+    if 'data_root' in options:
+        options = roots_of_datasets(cfg, options['data_root']) | options
+
+    def order(key: str) -> int:
+        return dict(_delete_=0, type=1).get(key.rpartition('.')[2], 2)  # the others are types' arguments
+
+    for key in sorted(options, key=order):
+        check_key(cfg, key)
+        replace_none(cfg, key, options[key])
+        cfg.merge_from_dict({key: options[key]})
 
 
 def replace_none(entry: Any, key: str, value: Any) -> None:
