@@ -201,8 +201,6 @@ def segmentor_of(checkpoint: Checkpoint, backbone: dict[str, Any], levels: dict[
     norm = dict(type='beit_mm.SyncBN')
     head = dict(in_channels=[dims] * 4, in_index=[0, 1, 2, 3], channels=channels, num_classes=num_classes)
     out_indices = checkpoint.architecture.get('out_indices') or released_out_indices(depth)
-    if min(out_indices) < 0:  # transformers' number 1
-        raise CheckpointError(f'{checkpoint} segments by the patch embedding, not only by outputs of blocks')
     model = dict(
         type='beit_mm.SlidingSegmentor',
         backbone=dict(backbone, out_type='featmap', out_indices=out_indices),
@@ -354,19 +352,15 @@ def targets_config(checkpoint: Checkpoint) -> dict[str, Any]:
         if stored and 'target_dims' in predicted:
             return stored_teacher(checkpoint, stored)
         if stored:
-            config = stored_tokenizer(checkpoint, stored)
-            _, vocab_size = stride_and_vocab(config)
-            if vocab_size != predicted['vocab_size']:
-                raise UserError(f'predicts {predicted["vocab_size"]} visual tokens, but its tokenizer has {vocab_size}')
-            return config
+            return stored_tokenizer(checkpoint, stored)
     what = 'teacher its features' if 'target_dims' in predicted else 'tokenizer its visual tokens'
     message = f'{checkpoint} does not say which {what} come from'
     of_beit_v2 = any(name.startswith('patch_aggregation.') for name in checkpoint.converted.state_dict)
-    if predicted.get('vocab_size') != DALLE_VOCABULARY or of_beit_v2:
-        raise CheckpointError(message)
-    if dalle := find_dalle():
-        return dalle
-    raise CheckpointError(f"{message}. For DALL-E's: {GET_ENCODER} and {DECODER_URL}, both into ${WEIGHTS_VARIABLE}")
+    if predicted.get('vocab_size') == DALLE_VOCABULARY and not of_beit_v2:
+        if dalle := find_dalle():
+            return dalle
+        message += f". For DALL-E's: {GET_ENCODER} and {DECODER_URL}, both into ${WEIGHTS_VARIABLE}"
+    raise CheckpointError(message)
 
 
 def head_config(checkpoint: Checkpoint) -> dict[str, Any]:

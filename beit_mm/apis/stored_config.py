@@ -67,8 +67,6 @@ def check_part(values: Any, types: Sequence[str], place: str) -> dict[str, Any]:
     Raises RefusedError for a type, at any depth, that is not among `types`, and for a value that is not a name, a
     number within the limits or a short list. `place` is where the part stands in the config.
     """
-    if not isinstance(values, dict):
-        raise RefusedError(place, values, 'a dict')
     checked: dict[str, Any] = {}
     if 'type' in values or not place.endswith(UNTYPED):
         kind = values.get('type')

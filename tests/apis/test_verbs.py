@@ -480,7 +480,6 @@ def test_a_run_can_be_moved(run, images, tmp_path):
         (dict(checkpoint=None), None, 'does not name the file of its tokenizer'),
         (dict(checkpoint='/proc/kmsg'), None, 'is gone: looked for /proc/kmsg'),  # reading it waits
         # sizes that no memory holds
-        (dict(vocab_size=10**13), None, 'its tokenizer has 10000000000000'),
         (dict(hidden=10**7), None, 'iter_3.pth does not hold the weights of this ConvEncoder'),
         (dict(bottleneck_blocks=10**8), None, 'bottleneck_blocks=100000000'),
         (dict(embed_dims=-1), None, 'negative'),
