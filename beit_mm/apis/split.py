@@ -250,14 +250,14 @@ def find_label_maps(
         classes, values, meaning = choose_labels(numbers, names, reduce_zero_label)
     if not 1 < len(values) < IGNORE_INDEX:
         raise UserError(f'{len(values)} classes in {str(root)!r} ({meaning}); expected 2 to {IGNORE_INDEX - 1}')
-    unseen = [label for label, value in enumerate(values) if not pixels[value]]
-    learned = set().union(*(numbers[0][path] for path in train.names))
-    unlearned = [label for label, value in enumerate(values) if pixels[value] and value not in learned]
-    for what, labels in (('never seen', unseen), ('only in held-out maps', unlearned)):
-        if labels:
-            meaning += f', {what}: {preview(classes[label] for label in labels)}'
-    for use, part, found in zip(('to learn from', 'held out'), parts, numbers, strict=True):
-        if not any(found[path] & {*values} for path in part.names):
+    learned, asked = (
+        set().union(*(found[path] for path in part.names)) for part, found in zip(parts, numbers, strict=True)
+    )
+    for what, without in (('never seen', {*values} - learned - asked), ('only in held-out maps', asked - learned)):
+        if lacking := [name for name, value in zip(classes, values, strict=True) if value in without]:
+            meaning += f', {what}: {preview(lacking)}'
+    for use, part, held in (('to learn from', train, learned), ('held out', held_out, asked)):
+        if not held & {*values}:
             where = f'the {len(part.names):,} images {use} in {str(part.root)!r}'
             raise UserError(f'no map of {where} has a labelled pixel; label some ({meaning})')
     labelled_share = sum(pixels[value] for value in values) / pixels.total()
