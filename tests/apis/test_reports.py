@@ -174,14 +174,6 @@ def test_what_comes_next_begins_with_the_better_weights(loss, accuracy, start, b
     assert ('skip this pretraining' in said) == (begins_with != 'run')
 
 
-def test_the_verdict_of_a_fine_tuning():
-    # of 100 images: standard errors of 60 and 50 % are 4.9 and 5.0, together 7.0
-    metrics = metrics_of(60, 60, thumbnails=(50, 50), most_frequent=(20, 20))
-    assert judged(metrics).endswith('better than the most frequent class, too close to tell from thumbnails.')
-    rows = reports.rows_of(metrics)
-    assert ('classified correctly, %', '60.0 +- 4.9') == rows[0] and rows[1][1] == '60.0 +- 5.0'
-
-
 def of_counts(*rows: list[int]) -> tuple[float, float]:
     metric = reports.class_mean(torch.tensor(rows, dtype=torch.float64))
     return metric.value, metric.error

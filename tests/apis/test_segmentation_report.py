@@ -74,13 +74,11 @@ def test_overlays_of_large_images_are_small_before_they_are_floats(tmp_path, mon
     ((_, image), (_, right), (_, predicted)) = drawn[0]
     height, width = image.shape[1:]
     assert 160 <= width <= 640 and width == 4 * height
-    places = [(height // 8, width // 4), (height // 2, width // 4), (height // 2, 3 * width // 4)]
-    levels = [[[100 / 255] * 3] * 3]  # of each picture at the three places
-    red, blue = [(0.4 * 100 + 0.6 * 255) / 255, *[0.4 * 100 / 255] * 2], [*[0.4 * 100 / 255] * 2, (40 + 153) / 255]
-    levels += [[[100 / 255] * 3, red, blue], [blue, blue, red]]
-    for picture, expected in zip((image, right, predicted), levels, strict=True):
-        found = [picture[:, row, column].tolist() for row, column in places]
-        assert np.allclose(found, expected, atol=0.02)
+    left, middle, right_half = width // 4, height // 2, 3 * width // 4
+    # the row at the top has no label; red and blue lie over gray
+    assert torch.allclose(right[:, height // 8, left], image[:, height // 8, left], atol=0.02)
+    assert right[:, middle, left].argmax() == predicted[:, middle, right_half].argmax() == 0
+    assert right[:, middle, right_half].argmax() == predicted[:, middle, left].argmax() == 2
 
 
 @pytest.mark.parametrize('correct', [80, 0])
