@@ -3,14 +3,11 @@
 import hashlib
 import json
 import os
-import re
 import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
-
-LEFTOVER = re.compile(r'.+\.[0-9a-f]{8}\.part')  # left by a process that was killed while it wrote
 
 
 def file_sha256(path: str | Path) -> str:
@@ -73,9 +70,8 @@ def atomic_file(path: str | Path) -> Iterator[BinaryIO]:
 
 def remove_leftovers(folder: Path) -> None:
     """Removes the half-written files of killed processes."""
-    for path in folder.glob('*.part'):
-        if LEFTOVER.fullmatch(path.name):
-            path.unlink(missing_ok=True)
+    for path in folder.glob(f'*.{"[0-9a-f]" * 8}.part'):
+        path.unlink(missing_ok=True)
 
 
 def config_folders() -> list[Path]:
