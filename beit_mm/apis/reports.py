@@ -433,35 +433,28 @@ def compare_features(
     """Classifies held-out images by the features at the `end`, by those at the `start`, and by baselines.
 
     Each learns from `size` images. Returns method of METHODS -> features -> `right_answers`, empty without classes, and
-    a picture of neighbours. Methods that would end after the `deadline` (time.monotonic) are left out.
+    a picture of neighbours. After the first, methods that would end after the `deadline` (time.monotonic) are left out.
     """
-    parts, extract = labels_of(images, size), FeatureExtractor(trained)
-    number, networks = len(images.classes), dict(end=extract)
+    parts, extract, number = labels_of(images, size), FeatureExtractor(trained), len(images.classes)
+    features = dict(end=read_features(extract, parts))
+    bank, held_out = features['end']
+    chosen = evenly(range(len(held_out['paths'])), NUM_QUERIES)
+    queries = dict(paths=[held_out['paths'][row] for row in chosen], features=held_out['features'][chosen])
+    names = {path: images.classes[label] for part in parts for path, label in part.items()} if number else {}
+    picture = draw_neighbours(queries, bank, names)
+    if not number:
+        return {}, picture
     if start:
-        networks['start'] = FeatureExtractor(start, mean=extract.mean, std=extract.std)
-    networks['random'] = extract.with_random_weights()
+        features['start'] = read_features(FeatureExtractor(start, mean=extract.mean, std=extract.std), parts)
+    features['random'] = read_features(extract.with_random_weights(), parts)
     answers: dict[str, dict[str, Tensor]] = {}
-    for name, network in networks.items():
-        begin = time.monotonic()
-        bank, held_out = read_features(network, parts)
-        if name == 'end':
-            chosen = evenly(range(len(held_out['paths'])), NUM_QUERIES)
-            queries = dict(paths=[held_out['paths'][row] for row in chosen], features=held_out['features'][chosen])
-            names = {path: images.classes[label] for part in parts for path, label in part.items()} if number else {}
-            picture = draw_neighbours(queries, bank, names)
-        if not number:
-            return {}, picture
-        right: dict[str, Tensor] = {}
-        for method in answers or METHODS:
-            if right and not answers:  # the first network shows what the time allows
-                expected = (len(networks) - 1) * (time.monotonic() - begin)
-                if method == 'attentive':
-                    expected += len(networks) * attentive_seconds(bank['held'], number)
-                if time.monotonic() + expected > deadline:
-                    break
-            right[method] = right_answers(method, bank, held_out, number)
-        for method, of_network in right.items():
-            answers.setdefault(method, {})[name] = of_network
+    for method in METHODS:
+        seconds = len(features) * attentive_seconds(bank['held'], number) if method == 'attentive' else 0.0
+        if answers and time.monotonic() + seconds > deadline:
+            break
+        answers[method] = {
+            name: right_answers(method, known, asked, number) for name, (known, asked) in features.items()
+        }
     pixels = (read_thumbnails(part.items()) for part in parts)
     bank, held_out = (dict(features=(x - x.mean(dim=1, keepdim=True)).float(), labels=y) for x, y in pixels)
     for method in answers.keys() - {'attentive'}:  # pixels without their brightness
