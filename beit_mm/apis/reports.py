@@ -23,18 +23,7 @@ from beit_mm.checkpoint.checkpoint import Checkpoint
 from beit_mm.checkpoint.find import DEMO
 from beit_mm.datasets.reading import UnreadableImageError, read_image
 from beit_mm.features import evaluation
-from beit_mm.features.evaluation import (
-    PROBE_BATCH,
-    attentive_seconds,
-    choose_attentive,
-    confusion,
-    hold_patches,
-    knn_predict,
-    linear_predict,
-    mean_and_error,
-    standardiser,
-    thumbnail,
-)
+from beit_mm.features.evaluation import confusion, knn_predict, linear_predict, mean_and_error, standardiser, thumbnail
 from beit_mm.features.extractor import ExistingPath, FeatureExtractor
 from beit_mm.files import atomic_file, quoted
 from beit_mm.pictures import center_tile, draw_neighbours, draw_runs, read_scalars, sheet, shortened
@@ -60,7 +49,7 @@ ROWS = {  # of the report: a metric's name and its description
 }
 BASELINES = dict(thumbnails='thumbnails', most_frequent='the most frequent class')  # which need no network
 OTHER_FEATURES = dict(start='the initial weights', random='random weights', thumbnails='thumbnails')
-METHODS = dict(knn='nearest neighbours', linear='linear layer', attentive='attentive probe')  # that test features
+METHODS = dict(knn='nearest neighbours', linear='linear layer')  # that test features
 BETTER, WORSE, TOO_CLOSE = 'better than', 'worse than', 'too close to tell from'
 MIN_LOSS_GAIN = 0.05  # nats, or for features a share of variance; smaller differences of losses do not count
 NUM_QUERIES = 6  # in the picture of neighbours
@@ -228,12 +217,10 @@ def describe_pretraining(
     parts: list[Part] = [predicted, 'This is one training with one seed.']
     judge = 'linear' if 'linear' in answers else 'knn'
     if answers:
-        left_out = ' and '.join(words for method, words in METHODS.items() if method not in answers)
-        parts += [
-            'Features of one block: the 20 nearest images vote, a linear layer learns, or a query attends to the '
-            f'patches. The training used no labels. The verdict on features comes from the {METHODS[judge]}.',
-            left_out and f'Left out of the table for lack of time: {left_out}.',
-        ]
+        parts.append(
+            'Features of one block: the 20 nearest images vote, or if time allows, a linear layer learns. The training '
+            f'used no labels. The verdict on features comes from the {METHODS[judge]}.'
+        )
     found = {
         f'{method}_accuracy{f"_{name}" * (name != "end")}': Metric(*mean_and_error(right), len(right))
         for method, of_method in answers.items()
@@ -261,11 +248,8 @@ def did_it_help(answers: Mapping[str, Mapping[str, Tensor]]) -> list[list[str]]:
     names = dict(OTHER_FEATURES, end='this pretraining')
     table = [['Did it help? Held-out images classified correctly, %', *(METHODS[method] for method in answers)]]
     for name in answers['knn']:
-        row = [names[name]]
-        for right in answers.values():
-            share = Metric.share(mean_and_error(right[name])[0], len(right[name])) if name in right else None
-            row.append(f'{share.value:.1f} +- {share.error:.1f}' if share else '-')
-        table.append(row)
+        shares = [Metric.share(mean_and_error(right[name])[0], len(right[name])) for right in answers.values()]
+        table.append([names[name], *(f'{share.value:.1f} +- {share.error:.1f}' for share in shares)])
     baseline = 'start' if 'start' in answers['knn'] else 'random'
     gains = [gains_by_pairs(right)[baseline] for right in answers.values()]
     cells = (f'{gain.value:+.1f} +- {gain.error:.1f}' for gain in gains)
@@ -433,7 +417,7 @@ def compare_features(
     """Classifies held-out images by the features at the `end`, by those at the `start`, and by baselines.
 
     Each learns from `size` images. Returns method of METHODS -> features -> `right_answers`, empty without classes, and
-    a picture of neighbours. After the first, methods that would end after the `deadline` (time.monotonic) are left out.
+    a picture of neighbours. After the `deadline` (time.monotonic) only the first method is used.
     """
     parts, extract, number = labels_of(images, size), FeatureExtractor(trained), len(images.classes)
     features = dict(end=read_features(extract, parts))
@@ -449,55 +433,39 @@ def compare_features(
     features['random'] = read_features(extract.with_random_weights(), parts)
     answers: dict[str, dict[str, Tensor]] = {}
     for method in METHODS:
-        seconds = len(features) * attentive_seconds(bank['held'], number) if method == 'attentive' else 0.0
-        if answers and time.monotonic() + seconds > deadline:
+        if answers and time.monotonic() > deadline:
             break
         answers[method] = {
             name: right_answers(method, known, asked, number) for name, (known, asked) in features.items()
         }
     pixels = (read_thumbnails(part.items()) for part in parts)
     bank, held_out = (dict(features=(x - x.mean(dim=1, keepdim=True)).float(), labels=y) for x, y in pixels)
-    for method in answers.keys() - {'attentive'}:  # pixels without their brightness
+    for method in answers:  # pixels without their brightness
         answers[method]['thumbnails'] = right_answers(method, bank, held_out, number)
     return answers, picture
 
 
 def right_answers(method: str, bank: Mapping[str, Any], held_out: Mapping[str, Any], number: int) -> Tensor:
     """1 or 0 for each held-out image, float64: whether a method of METHODS that learned from a bank is right."""
-    known, labels, truth = bank['features'], bank['labels'], held_out['labels']
-    if method == 'attentive':
-        classify, _ = choose_attentive(bank['held'], number)
-        patches, truth = held_out['held']
-        predicted = torch.cat([classify(some.float()) for some in patches.split(PROBE_BATCH)])
-    elif method == 'linear':
-        predicted, _ = linear_predict(held_out['features'], known, labels, number)
+    asked, known, labels = held_out['features'], bank['features'], bank['labels']
+    if method == 'linear':
+        predicted, _ = linear_predict(asked, known, labels, number)
     else:
-        predicted = knn_predict(held_out['features'], known, labels, number)
-    return (predicted == truth).double().cpu()
+        predicted = knn_predict(asked, known, labels, number)
+    return (predicted == held_out['labels']).double().cpu()
 
 
 def read_features(extract: FeatureExtractor, parts: Sequence[Mapping[str, int]]) -> list[dict[str, Any]]:
-    """Paths, standardised features, labels and held patches of each part's readable files."""
+    """Paths, standardised features and labels of each part's readable files."""
     found = []
     for part in parts:
-        read: list[dict[str, Any]] = []
-        held = hold_patches(patches_of(extract, part, read), len(part))
+        samples = extract([*map(ExistingPath, part)], ['mean'], on_error='skip')
+        read = [sample for sample in samples if 'error' not in sample]
         features = torch.from_numpy(np.stack([sample['mean'] for sample in read]))
         labels = torch.tensor([part[sample['path']] for sample in read])
-        found.append(dict(paths=[sample['path'] for sample in read], features=features, labels=labels, held=held))
+        found.append(dict(paths=[sample['path'] for sample in read], features=features, labels=labels))
     standardise = standardiser(found[0]['features'])
     return [dict(part, features=standardise(part['features'])) for part in found]
-
-
-def patches_of(
-    extract: FeatureExtractor, part: Mapping[str, int], read: list[dict[str, Any]]
-) -> Iterator[tuple[Tensor, Tensor]]:
-    """Patch features (1, P, C) and class (1,) of each readable file; adds its other features to `read`."""
-    for sample in extract([*map(ExistingPath, part)], ['mean', 'patches'], on_error='skip'):
-        if 'error' not in sample:
-            patches = torch.from_numpy(sample.pop('patches')).flatten(0, 1)[None].to(extract.device)
-            read.append(sample)
-            yield patches, torch.tensor([part[sample['path']]], device=extract.device)
 
 
 def compare_classifier(images: Images, seconds: float) -> tuple[Metrics, int]:

@@ -4,7 +4,6 @@ Shapes: N images or patches to be classified, M with labels (the bank), C channe
 """
 
 import math
-import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
@@ -416,13 +415,6 @@ def choose_attentive(
     shown = {f'rate {rate:g}, {epochs} epochs': figure for (rate, epochs), figure in figures.items()}
     found = dict(queries=queries, rate=rate, epochs=epochs, held_out=shown)
     return lambda patches: probe(standardise(patches)).argmax(dim=1), found
-
-
-def attentive_seconds(held: tuple[Tensor, Tensor], num_classes: int) -> float:
-    """Seconds that `choose_attentive` takes at most, estimated from one epoch."""
-    begin = time.monotonic()
-    fit_attentive(held, torch.arange(len(held[0]), device=held[0].device), num_classes, 1, RATES, 1)
-    return (sum(EPOCHS) + max(EPOCHS)) * (time.monotonic() - begin)
 
 
 def fit_attentive(

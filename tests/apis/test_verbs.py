@@ -143,7 +143,7 @@ def test_a_pretraining_goes_on_with_the_tokens_it_knows(run, images, tmp_path, c
     first, second = (record_of(folder)['stages']['pretrain'] for folder in (run, out))
     assert second['mim_loss_start'] == pytest.approx(first['mim_loss']) and 'mim_loss_start' not in first
     first, second = (record_of(folder)['metrics'] for folder in (run, out))  # value, standard error and number of each
-    for method in ('knn', 'linear', 'attentive'):
+    for method in ('knn', 'linear'):
         assert second[f'{method}_accuracy_start'] == pytest.approx(first[f'{method}_accuracy'])
     report = (out / 'report.md').read_text()
     assert 'that of the initial weights' in report and 'Next: ' in report
