@@ -256,10 +256,7 @@ def extensions_of(transforms: Sequence) -> tuple[str, ...]:
 def read_lines(path: str) -> list[str]:
     """Reads the lines of a file, stripped; bytes that are not UTF-8 are kept."""
     with open(path, encoding='utf-8-sig', errors='surrogateescape') as file:
-        lines = [line.strip() for line in file]
-    if any('\0' in line for line in lines):  # UTF-16, as some editors write it
-        raise UserError(f'{path} holds NUL bytes; expected text in UTF-8')
-    return lines
+        return [line.strip() for line in file]
 
 
 def read_list(path: str) -> Iterator[tuple[int, str, int | None]]:

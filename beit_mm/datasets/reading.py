@@ -379,25 +379,23 @@ def band_statistics(
     paths: Sequence[str], bands: Sequence[int] | None = None, percentiles: tuple[float, float] = (1, 99)
 ) -> dict[str, Any]:
     """Of each band `low` and `high`, the two percentiles, and `mean` and `std` after LoadBands has scaled with them."""
-    generator, sampled = random.Random(0), []
+    generator, sampled, taken = random.Random(0), [], [*(bands or ())]
     for path in paths:
         values = read_bands(path)
-        if bands is not None and not {*bands} <= {*range(values.shape[2])}:
-            raise UserError(f'{path} has {values.shape[2]} bands, counted from 0; there are no bands {bands}')
-        values = values if bands is None else values[..., list(bands)]
-        values = values.reshape(-1, values.shape[2])
+        found = range(values.shape[2])
+        taken = taken or [*found]  # all of the first file
+        if not {*taken} <= {*found}:
+            raise UserError(f'{path} has {len(found)} bands, counted from 0; there are no bands {taken}')
+        values = values[..., taken].reshape(-1, len(taken))
         rows = generator.sample(range(len(values)), min(SAMPLED, len(values)))
         sampled.append(values[rows].astype(np.float64))
-        if sampled[-1].shape[1] != sampled[0].shape[1]:
-            numbers = f'{sampled[-1].shape[1]} bands, earlier files {sampled[0].shape[1]}'
-            raise UserError(f'{path} has {numbers}; choose the bands to use')
     pixels = np.concatenate(sampled)
     pixels[~np.isfinite(pixels)] = np.nan
     low, high = np.nanpercentile(pixels, percentiles, axis=0)
     if not (low < high).all():
         column = int(np.flatnonzero(~(low < high))[0])
-        band = column if bands is None else bands[column]
-        raise UserError(f'band {band} is {low[column]:g} nearly everywhere; leave it out, or widen the percentiles')
+        constant = f'band {taken[column]} is {low[column]:g} nearly everywhere'
+        raise UserError(f'{constant}; leave it out, or widen the percentiles')
     low, high = ([float(f'{value:.6g}') for value in values] for values in (low, high))
     scaled = LoadBands(low=low, high=high).scale(pixels[None])
     mean, std = scaled.mean(axis=(0, 1), dtype=np.float64), scaled.std(axis=(0, 1), dtype=np.float64)

@@ -77,8 +77,6 @@ class SegmentationFolder(UnlabeledImages):
             raise UserError('expected only one of colours in classes, label_values and reduce_zero_label=True')
         if palette and by_colour:
             label_values = colour_numbers(palette).tolist()
-        if label_values is not None and len({*label_values}) != len(names):
-            raise UserError(f'label_values is {label_values}; expected {len(names)} different numbers')
         self.seg_map_suffix, self.label_values, self.by_colour = seg_map_suffix, label_values, by_colour
         if isinstance(data_prefix, dict):  # None is how --cfg-options removes a key
             data_prefix = {name: folder for name, folder in data_prefix.items() if folder is not None}
@@ -87,8 +85,6 @@ class SegmentationFolder(UnlabeledImages):
         super().__init__(data_root, data_prefix=data_prefix, metainfo=metainfo, **kwargs)
 
     def load_data_list(self) -> Samples:
-        if any(type(step).__name__ == 'LoadAnnotations' for step in self.pipeline.transforms):
-            raise UserError("LoadAnnotations cannot read a SegmentationFolder; expected type='beit_mm.LoadAnnotation'")
         samples, annotations = super().load_data_list(), self.data_prefix.get('seg_map_path')
         if annotations is not None:
             existing = {os.path.join(annotations, name) for name in list_images(annotations)}
@@ -97,10 +93,6 @@ class SegmentationFolder(UnlabeledImages):
             if missing := [pair for pair in zip(expected, images, strict=True) if pair[0] not in existing]:
                 pair = '{!r} for {!r}'.format(*missing[0])
                 raise FileNotFoundError(f'no label map {pair}; {len(missing)} of {len(images)} images have none')
-            unused = [name for name in existing.difference(expected) if name.endswith(self.seg_map_suffix)]
-            if unused and not self.ann_file:  # a list leaves some out
-                folder = self.data_prefix['img_path']
-                warn(f'{len(unused)} label maps have no image in {folder} and are left out, such as {min(unused)}')
         return samples
 
     def get_data_info(self, idx: int) -> dict:
