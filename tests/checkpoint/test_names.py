@@ -9,7 +9,7 @@ import pytest
 import torch
 from helpers import RELEASED_BLOCK, WEIGHT_AND_BIAS
 from mmengine.runner import CheckpointLoader
-from peers import DEPTH, RESNET, assert_equal, hf_peer, ours
+from peers import DEPTH, assert_equal, hf_peer, ours
 
 from beit_mm.checkpoint.description import describe_source
 from beit_mm.checkpoint.names import convert_state_dict, released_out_indices
@@ -84,7 +84,6 @@ def test_a_file_of_the_released_code(task, variant, tmp_path):
 
 NO_BEIT = {
     'empty': (dict, 'tensors are none'),
-    'ResNet': (lambda: RESNET, r'conv1.weight, .*, \.\.\.$'),
     'in the memory of transformers': (lambda: hf_peer('features', 'vit').state_dict(), 'save_pretrained'),
 }
 
