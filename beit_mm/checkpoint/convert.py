@@ -101,11 +101,7 @@ def convert_checkpoint(source: CheckpointInput, target: str | Path, to: str = 'b
 def publish_checkpoint(source: CheckpointInput, target: str | Path) -> Path:
     """Strips optimizer, schedules and log from a checkpoint, for others to use. Its config keeps its paths.
 
-    Args:
-        source: any BEiT checkpoint.
-        target: name of the file, .safetensors or .pth.
-
-    Returns the file: `target` with the first eight digits of its SHA-256 before the suffix.
+    Returns the file: `target` (.safetensors or .pth) with the first eight digits of its SHA-256 before the suffix.
     """
     target = Path(target)
     partial = target.with_name(f'{target.stem}.unnamed{target.suffix}')

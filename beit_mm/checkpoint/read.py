@@ -53,16 +53,11 @@ def one_line(error: Exception) -> str:
 def read_checkpoint(path: str | Path, sha256: str | None = None) -> dict[str, Any]:
     """Reads .pth, .pt, .bin, .pkl and .safetensors files; the content decides the format, not the name.
 
-    Args:
-        path: the file.
-        sha256: expected hash; None reads any file.
+    Returns the content, with tensors on the CPU. A safetensors file gives its tensors by name, or
+    dict(state_dict=..., meta=...) if `write_checkpoint` stored a `meta`; a DALL-E module gives its state dict.
 
-    Returns:
-        The file's content, with tensors on the CPU. A safetensors file gives its tensors by name, or
-        dict(state_dict=..., meta=...) if `write_checkpoint` stored a `meta`; a DALL-E module gives its state dict.
-
-    Raises CheckpointError if the file is not a checkpoint, is damaged, has another hash, or holds more than tensors and
-    plain values.
+    Raises CheckpointError if the file is not a checkpoint, is damaged, has another hash than `sha256`, or holds more
+    than tensors and plain values.
     """
     path = Path(path)
     read = _reader_of(path)
@@ -302,9 +297,8 @@ def _plain_dict(value: dict, known: Known) -> dict:
 
 
 def _weights_of(module: Module) -> dict[str, Tensor]:
-    """A module's tensors by name. Takes them out, so that a module that occurs twice, or in itself, raises KeyError."""
-    weights = {name: tensor for name, tensor in module.pop('_parameters').items() if isinstance(tensor, Tensor)}
-    for name, child in module.pop('_modules').items():
+    weights = {name: tensor for name, tensor in module['_parameters'].items() if isinstance(tensor, Tensor)}
+    for name, child in module['_modules'].items():
         weights |= {f'{name}.{key}': tensor for key, tensor in _weights_of(child).items()}
     return weights
 
@@ -323,7 +317,7 @@ def write_checkpoint(path: str | Path, content: Mapping[str, Any]) -> None:
     """Writes a checkpoint completely or not at all. Equal content gives equal bytes.
 
     Args:
-        path: ends in one of SUFFIXES.
+        path: ends in one of SUFFIXES; else CheckpointError.
         content: plain containers, values and tensors; for .safetensors either tensors by name or
             dict(state_dict=..., meta=...), where `meta` is JSON.
     """
