@@ -46,7 +46,6 @@ class FitCheckHook(Hook):
     def __init__(self):
         self.checkpoint: dict | None = None  # the source of the weights, until a training or a test begins
         self.first_batch = True
-        self.init_report: Any = None  # LoadReport of the backbone's init_cfg
 
     def before_train(self, runner: Runner) -> None:
         self.checkpoint = None  # a test afterwards uses this run's weights
@@ -69,9 +68,6 @@ class FitCheckHook(Hook):
         check_model(model, dataset)
         check_erasing(model, transforms_of(dataset))
         if (backbone := backbone_of(model)) is not None:
-            init_report = self.init_report
-            if init_report is not None and backbone.load_report is not init_report and not runner._resume:
-                warn(f'init_cfg has no effect: load_from={runner._load_from} replaced {init_report.source}.')
             check_groups(backbone, runner.optim_wrapper.param_groups)
         if isinstance(model, BEiTPretrainer):
             check_views(model, transforms_of(dataset))
@@ -96,7 +92,6 @@ class FitCheckHook(Hook):
 
     def after_load_checkpoint(self, runner: Runner, checkpoint: dict) -> None:
         self.checkpoint = checkpoint
-        self.init_report = getattr(backbone_of(unwrap(runner)), 'load_report', None)
         weights = checkpoint.get('state_dict', checkpoint)
         own = unwrap(runner).state_dict()
         # a backbone, a teacher's too, fits and checks its own tensors when it loads them

@@ -12,6 +12,7 @@ from mmengine.hooks import Hook
 from mmengine.model import BaseTTAModel, is_model_wrapper
 from mmengine.runner import Runner
 from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook
 
 from beit_mm.datasets.samplers import mixed_seed
 from beit_mm.errors import UserError, log, warn
@@ -54,8 +55,6 @@ class CompressGradientsHook(Hook):
 
     def before_train(self, runner: Runner) -> None:
         if is_model_wrapper(runner.model):
-            from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook
-
             runner.model.register_comm_hook(None, bf16_compress_hook)
 
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from helpers import make_runner, narrow_dino_model, train
 from label_maps import make_label_maps
-from labelled import classifier_config, make_images, save_backbone
+from labelled import classifier_config, make_images
 from mmengine.structures import PixelData
 from mmpretrain.evaluation import Accuracy, MultiLabelMetric
 from mmseg.evaluation import IoUMetric
@@ -254,15 +254,3 @@ def test_positions_of_a_teacher_are_resized():
     FitCheckHook().after_load_checkpoint(runner, dict(state_dict=small.state_dict()))
     large.load_state_dict(small.state_dict(), strict=False)
     assert large.teacher['backbone'].pos_embed.shape == (1, 37, 32)
-
-
-@pytest.mark.parametrize('both', [False, True])
-def test_weights_that_others_take_the_place_of_are_named(cfg, tmp_path, both, monkeypatch):
-    cfg.model.backbone.init_cfg = dict(type='Pretrained', checkpoint=save_backbone(tmp_path / 'first.pth'))
-    if both:
-        torch.save(dict(state_dict=MODELS.build(cfg.model).state_dict()), tmp_path / 'second.pth')
-        cfg.load_from = str(tmp_path / 'second.pth')
-    said = []
-    monkeypatch.setattr('beit_mm.engine.checks.warn', said.append)
-    train(cfg)
-    assert [('first.pth' in text, 'second.pth' in text) for text in said if 'init_cfg' in text] == [(True, True)] * both
