@@ -5,7 +5,7 @@ import os
 import re
 import secrets
 import time
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -30,10 +30,12 @@ from beit_mm.models.provenance import backbone_of, preprocessing_of_model, targe
 from beit_mm.registry import HOOKS
 
 PLAIN_TYPES = (str, int, float, bool, type(None))
+NUMBERED = re.compile(r'(epoch|iter)_\d+\.pth')
 RUN_FILE = 'run_id'  # in the work directory: names the last run that wrote there
 LAST = 'last_checkpoint'  # as in mmengine: holds the path of the checkpoint that was written last
 INTERRUPTED = 'interrupted.pth'  # written when a signal ends the run
 VALIDATED = 'last_validation'  # in the message hub: the iteration of the last complete validation
+KEPT = 'kept_checkpoints'  # in the message hub: names of the run's numbered checkpoints on the disk
 RESTARTS = ('TORCHELASTIC_RESTART_COUNT', 'SLURM_RESTART_COUNT')  # above 0 after a restart by the launcher
 HIGHER_IS_BETTER = ('acc', 'top', 'ar@', 'auc', 'precision', 'map', 'mdice', 'miou')  # as in mmengine, lower case
 
@@ -76,8 +78,8 @@ class CheckpointHook(Hook):
         self.max_keep_ckpts, self.rule = max_keep_ckpts, rule
         self.save_best = [save_best] if isinstance(save_best, str) else list(save_best or ())
         self.run_id = ''  # id that the run's checkpoints share
-        self.due_number: int | None = None  # number of the checkpoint to be saved
-        self.kept_numbers: list[int] = []  # numbers of this run's checkpoints on the disk
+        self.due: str | None = None  # name of the checkpoint to be saved
+        self.kept: list[str] = []  # names of this run's numbered checkpoints on the disk, as they were written
 
     def before_run(self, runner: Runner) -> None:
         """Chooses the checkpoint to resume from."""
@@ -118,9 +120,7 @@ class CheckpointHook(Hook):
             return
         run_id = meta.get('run')
         self.run_id = run_id if isinstance(run_id, str) and re.fullmatch(r'\w{1,40}', run_id) else ''
-        iteration = meta['iter']
-        changes = follow_config(runner, checkpoint, plain_values(runner.cfg.to_dict()))
-        moved = meta['iter'] != iteration
+        moved = follow_config(runner, checkpoint, plain_values(runner.cfg.to_dict()))
         given = runner.cfg.get('randomness', {}).get('seed')
         if given not in (None, meta['seed']):
             warn(f'randomness.seed={given} has no effect: a run keeps the seed that it began with, {meta["seed"]}.')
@@ -128,20 +128,14 @@ class CheckpointHook(Hook):
         if isinstance(sampler, SeededSampler) and sampler.seed == runner.seed:  # the config gave the sampler no seed
             sampler.seed = meta['seed']
         with as_checkpoint_error(runner._load_from):
-            self.take_over_files(runner, checkpoint['message_hub']['runtime_info'], changes.keys(), moved)
-
-    def take_over_files(self, runner: Runner, info: dict, changed: Set[str], moved: bool) -> None:
-        """Takes over the numbers of the run's own files, to delete them later, and the score of its best one."""
-        is_own_folder = Path(runner._load_from).resolve().parent == Path(runner.work_dir).resolve()
-        counts_alike = not (moved and self.unit == 'iter') and 'default_hooks.checkpoint.by_epoch' not in changed
-        numbers = info.get('keep_ckpt_ids') if is_own_folder and counts_alike else None
-        if isinstance(numbers, list) and all(type(number) is int for number in numbers):
-            self.kept_numbers = numbers
-        if moved:
-            info.pop(VALIDATED, None)
-        if not is_own_folder:
-            for key in [key for key in info if key.startswith('best_number')]:
-                del info[key]
+            info = checkpoint['message_hub']['runtime_info']
+            if moved:
+                info.pop(VALIDATED, None)
+            if Path(runner._load_from).resolve().parent == Path(runner.work_dir).resolve():
+                self.kept = [name for name in info.get(KEPT, ()) if NUMBERED.fullmatch(name)]
+            else:  # the files of the run before stay
+                for key in [key for key in info if key.startswith('best_number')]:
+                    del info[key]
 
     def before_train(self, runner: Runner) -> None:
         for name, buffer in runner.model.named_buffers():
@@ -150,27 +144,29 @@ class CheckpointHook(Hook):
         if self.unit == 'epoch' and self.interval > 0 and not isinstance(runner.train_loop, EpochBasedTrainLoop):
             warn('The CheckpointHook counts epochs, the run iterations: only its end is saved. Set by_epoch=False.')
         self.run_id = self.run_id or f'{runner.timestamp}_{secrets.token_hex(4)}'
-        runner.message_hub.update_info('keep_ckpt_ids', self.kept_numbers)
+        runner.message_hub.update_info(KEPT, self.kept)
         if is_main_process():
             with suppress(OSError), atomic_file(Path(runner.work_dir, RUN_FILE)) as file:
                 file.write(self.run_id.encode())
 
     def after_train(self, runner: Runner) -> None:
-        number = getattr(runner, self.unit)
-        if self.save_last and runner.iter < runner.max_iters and number not in self.kept_numbers:
-            self.due_number = number  # another hook has ended the run
+        if self.save_last and runner.iter < runner.max_iters and self.current_name(runner) not in self.kept:
+            self.due = self.current_name(runner)  # another hook has ended the run
             self.save_due(runner, ended=True)
+
+    def current_name(self, runner: Runner) -> str:
+        return f'{self.unit}_{getattr(runner, self.unit)}.pth'
 
     def after_train_iter(self, runner: Runner, batch_idx: int, data_batch: Any = None, outputs: Any = None) -> None:
         last = self.save_last and self.is_last_train_iter(runner)
         if self.unit == 'iter' and (last or self.every_n_train_iters(runner, self.interval)):
-            self.due_number = runner.iter + 1
+            self.due = f'iter_{runner.iter + 1}.pth'
         self.save_due(runner, epoch=runner.epoch, iter=runner.iter + 1)
 
     def after_train_epoch(self, runner: Runner) -> None:
         last = self.save_last and self.is_last_train_epoch(runner)
         if self.unit == 'epoch' and (last or self.every_n_epochs(runner, self.interval)):
-            self.due_number = runner.epoch + 1
+            self.due = f'epoch_{runner.epoch + 1}.pth'
         self.save_due(runner, epoch=runner.epoch + 1, iter=runner.iter)
 
     def before_val_epoch(self, runner: Runner) -> None:
@@ -184,25 +180,24 @@ class CheckpointHook(Hook):
         runner.message_hub.update_info(VALIDATED, runner.iter)
         number = getattr(runner, self.unit)
         improved = [self.save_if_best(runner, metric, metrics or {}, number) for metric in self.save_best]
-        if any(improved) and self.kept_numbers:  # a resumed run reads the best score from its numbered file
-            self.due_number = number
+        if any(improved) and self.kept:  # a resumed run reads the best score from its numbered file
+            self.due = self.current_name(runner)
 
     def after_val(self, runner: Runner) -> None:
         self.save_due(runner)  # with what all hooks have counted, also an EarlyStoppingHook
 
     def save_due(self, runner: Runner, ended: bool = False, **position: int) -> None:
         # Between accumulated batches a run cannot be resumed exactly.
-        if self.due_number is None or not (ended or runner.optim_wrapper.should_update()):
+        if self.due is None or not (ended or runner.optim_wrapper.should_update()):
             return
-        number, self.due_number = self.due_number, None
-        others = [other for other in self.kept_numbers if other != number]
-        self.kept_numbers = [*others, number]
+        name, self.due = self.due, None
+        others = [other for other in self.kept if other != name]
+        self.kept = [*others, name]
         # Stored before the deletion, so that a resumed run deletes what a killed one left.
-        runner.message_hub.update_info('keep_ckpt_ids', self.kept_numbers)
-        outdated = self.kept_numbers[: -self.max_keep_ckpts] if self.max_keep_ckpts > 0 else []
-        replaces = [*(f'{self.unit}_{old}.pth' for old in outdated), INTERRUPTED]
-        path = self.save(runner, f'{self.unit}_{number}.pth', replaces=replaces, **position)
-        self.kept_numbers = others if path is None else self.kept_numbers[len(outdated) :]
+        runner.message_hub.update_info(KEPT, self.kept)
+        outdated = self.kept[: -self.max_keep_ckpts] if self.max_keep_ckpts > 0 else []
+        path = self.save(runner, name, replaces=[*outdated, INTERRUPTED], **position)
+        self.kept = others if path is None else self.kept[len(outdated) :]
 
     def save_if_best(self, runner: Runner, metric: str, metrics: dict[str, float], number: int) -> bool:
         """Saves the weights if a metric is the best so far; returns whether they were saved."""
@@ -228,9 +223,9 @@ class CheckpointHook(Hook):
 
     def save_interrupted(self, runner: Runner) -> Path | None:
         """Writes `interrupted.pth`, unless the run stops in its last validation: then its last checkpoint serves."""
-        number = getattr(runner, self.unit)
-        if runner.iter == runner.max_iters and number in self.kept_numbers:
-            return Path(runner.work_dir, f'{self.unit}_{number}.pth')
+        name = self.current_name(runner)
+        if runner.iter == runner.max_iters and name in self.kept:
+            return Path(runner.work_dir, name)
         return self.save(runner, INTERRUPTED)
 
     @master_only
@@ -291,7 +286,7 @@ def newest_checkpoint(folder: Path, restarted: bool = False) -> str | None:
     run_file, last_file = folder / RUN_FILE, folder / LAST
     last_run = run_file.read_text(errors='replace').partition(' ')[0] if run_file.is_file() else None  # 0.3.0 adds iter
     last_written = Path(last_file.read_text(errors='replace')).name if last_file.is_file() else ''
-    numbered = [path for path in folder.glob('*.pth') if re.fullmatch(r'(epoch|iter)_\d+', path.stem)]
+    numbered = [path for path in folder.glob('*.pth') if NUMBERED.fullmatch(path.name)]
     numbered.sort(key=lambda path: int(path.stem.partition('_')[2]), reverse=True)
     candidates = [*folder.glob(INTERRUPTED), *numbered]
     candidates.sort(key=lambda path: path.name != last_written)

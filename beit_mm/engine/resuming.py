@@ -48,8 +48,8 @@ def fit_position(runner: Runner, meta: dict, weights: dict) -> bool:
     return moved
 
 
-def follow_config(runner: Runner, checkpoint: dict, config: dict) -> dict[str, tuple[str, str]]:
-    """Changes a checkpoint to this run's settings and batches, at its position; returns the settings that changed."""
+def follow_config(runner: Runner, checkpoint: dict, config: dict) -> bool:
+    """Changes a checkpoint to this run's settings and batches, at its position; returns whether the batches differ."""
     meta = checkpoint['meta']
     with as_checkpoint_error(runner._load_from):
         moved = fit_position(runner, meta, checkpoint['state_dict'])
@@ -62,7 +62,7 @@ def follow_config(runner: Runner, checkpoint: dict, config: dict) -> dict[str, t
         raise UserError(f'{kind} cannot use the state of {old}; set {old} again, or load only the weights: load_from')
     if changes or moved:
         set_states(runner, checkpoint, moved)
-    return changes
+    return moved
 
 
 def changed_settings(config: dict, other: dict) -> dict[str, tuple[str, str]]:

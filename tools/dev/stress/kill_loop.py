@@ -29,7 +29,7 @@ ROOT = Path(__file__).resolve().parents[3]
 sys.path.insert(0, str(ROOT))
 RANKS = 2
 # what the clock, the folder or the number of starts changes
-NOT_COMPARED = {'time', 'run', 'experiment_name', 'cfg', 'config_dict', 'last_ckpt', 'outdated', 'keep_ckpt_ids'}
+NOT_COMPARED = {'time', 'run', 'experiment_name', 'cfg', 'config_dict', 'last_ckpt', 'outdated', 'kept_checkpoints'}
 NOT_COMPARED |= {'train/time', 'train/data_time', 'train/images_per_second'}
 
 
