@@ -122,14 +122,12 @@ def test_the_kind_of_the_cpu_decides_where_torch_does_not_say(monkeypatch, cpu, 
     assert usable_dtype('bfloat16', 'cpu') == dtype and usable_dtype('float32', 'cpu') == 'float32'
 
 
-def test_a_replaced_type_is_warned_of(monkeypatch):
-    said = []
-    monkeypatch.setattr('beit_mm.engine.optim.warn', said.append)
+def test_a_replaced_type_is_warned_of(monkeypatch, warnings):
     monkeypatch.setattr('beit_mm.engine.optim.usable_dtype', lambda dtype, device: 'float32')
-    for dtype, number in (('float32', 0), ('bfloat16', 1)):
-        AutocastOptimWrapper(dtype, optimizer=torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=0.1))
-        assert len(said) == number
-    assert 'float32' in said[0] and 'bfloat16' in said[0]
+    for dtype in ('float32', 'bfloat16'):
+        make_wrapper(dtype)
+    (text,) = warnings()
+    assert 'float32' in text and 'bfloat16' in text
 
 
 def test_state_survives_a_change_of_precision():

@@ -240,31 +240,6 @@ def test_workers_take_no_part(pretrain_config, tmp_path):
     assert set(multiprocessing.active_children()) <= others and {worker.exitcode for worker in told} == {0}
 
 
-class CountWorkers(Hook):
-    """Counts the processes that work beside the run."""
-
-    def __init__(self):
-        self.found: list[int] = []
-
-    def after_train_iter(self, runner, batch_idx, data_batch=None, outputs=None):
-        self.found.append(len(multiprocessing.active_children()))
-
-    after_test_iter = after_train_iter
-
-
-def test_workers_end_with_a_training_and_with_a_test(pretrain_config):
-    """torch would wait for each of them in turn when the process ends."""
-    for loader in (pretrain_config.train_dataloader, pretrain_config.val_dataloader, pretrain_config.test_dataloader):
-        loader.update(num_workers=1, persistent_workers=True)
-    others = set(multiprocessing.active_children())  # of tests before this one
-    runner = make_runner(pretrain_config)
-    for run in (runner.train, runner.test):
-        counts = CountWorkers()
-        runner.register_hook(counts)
-        run()
-        assert max(counts.found) > len(others) and set(multiprocessing.active_children()) <= others
-
-
 def test_where_torch_names_the_end_of_workers_otherwise_they_live_on_and_the_run_ends(pretrain_config, monkeypatch):
     pretrain_config.train_dataloader.update(num_workers=1, persistent_workers=True)
     pretrain_config.train_cfg.max_epochs = 1

@@ -56,9 +56,7 @@ def test_a_training_is_tested_beside_it(other, pretrain_config, tmp_path, monkey
     assert make_runner(pretrain_config).val()
 
 
-def test_where_a_folder_cannot_be_locked_a_run_is_warned(tmp_path, monkeypatch):
-    said = Mock()
-    monkeypatch.setattr('beit_mm.errors.log', said)
+def test_where_a_folder_cannot_be_locked_a_run_is_warned(tmp_path, monkeypatch, warnings):
     monkeypatch.setattr('fcntl.lockf', Mock(side_effect=OSError(errno.ENOLCK, 'No locks available')))
     InterruptionHook().take_lock(tmp_path)
-    assert said.call_args[0][0].startswith(f'{tmp_path} cannot be locked')
+    assert warnings()[0].startswith(f'{tmp_path} cannot be locked')

@@ -103,10 +103,6 @@ def of_masks(folder: Path, images: Path) -> Config:
     return mask_training(make_label_maps(folder / 'maps'), folder)
 
 
-def of_joined_queries(folder: Path, images: Path) -> Config:
-    return mask_training(make_label_maps(folder / 'maps'), folder, where='backbone')
-
-
 def with_low_rank_matrices(folder: Path, images: Path) -> Config:
     """Checkpoints hold the matrices and the head, and their average; the frozen weights come from their file."""
     config = fine_tuning(folder, images)
@@ -141,17 +137,7 @@ def run(config: Config, folder: Path, **changes: object) -> dict:
 
 
 LOOPS = [pretraining, accumulating, by_iterations]
-TASKS = [
-    *LOOPS,
-    with_dino,
-    with_features,
-    of_vqkd,
-    fine_tuning,
-    with_low_rank_matrices,
-    of_another_library,
-    of_masks,
-    of_joined_queries,
-]
+TASKS = [*LOOPS, with_dino, with_features, of_vqkd, fine_tuning, with_low_rank_matrices, of_another_library, of_masks]
 
 
 @pytest.mark.parametrize('task', TASKS)
