@@ -11,7 +11,7 @@ from mmpretrain.models import ClsDataPreprocessor
 from mmpretrain.structures import DataSample
 from torch import Tensor
 
-from beit_mm.errors import UserError, check_choice
+from beit_mm.errors import check_choice
 from beit_mm.models.vit import INIT_STD, NORM_EPS, sizes_of
 from beit_mm.registry import MODELS
 
@@ -139,9 +139,7 @@ class AttentiveProbe(LinearProbe):
     """
 
     def __init__(self, backbone: dict, num_classes: int, num_queries: int = 1, **others: Any):
-        if others.get('feature', 'mean') != 'mean':  # the base class's default may stand in a config that is changed
-            raise UserError(f'feature is {others["feature"]!r}; an AttentiveProbe reads the patches: leave it out')
-        super().__init__(backbone, num_classes, **others)
+        super().__init__(backbone, num_classes, feature='mean', **others)
         dims = self.backbone.embed_dims
         self.backbone.norm = nn.LayerNorm(dims, eps=NORM_EPS)
         self.backbone.requires_grad_(False)

@@ -8,7 +8,6 @@ from mmpretrain.structures import DataSample
 
 from beit_mm.apis.rebuild import number_of_classes
 from beit_mm.engine import LayerAccuracy
-from beit_mm.errors import UserError
 from beit_mm.registry import MODELS
 
 LABELS = (0, 2, 1)
@@ -121,8 +120,3 @@ def test_the_last_block_is_normalised_and_inner_ones_are_not():
         inner, last = model.features(torch.randn(2, 3, 32, 32))
     assert last.std(dim=2).mean() == pytest.approx(3, rel=0.05)
     assert inner.std(dim=2).mean() < 1
-
-
-def test_a_feature_that_would_have_no_effect_is_refused():
-    with pytest.raises(UserError, match="feature is 'cls_mean'; an AttentiveProbe"):
-        build('AttentiveProbe', layers=-1, feature='cls_mean')
