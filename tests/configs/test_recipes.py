@@ -1,6 +1,5 @@
 """Every config holds the numbers of tests/facts.py, its recipe and its model are those of the papers."""
 
-import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -8,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 from facts import FINETUNING, PRETRAINING, SEGMENTATION, read, start_of
-from helpers import build_on_meta, check_all, count_parameters, header_of, list_configs, load_config
+from helpers import build_on_meta, check_all, count_parameters, list_configs, load_config
 from mmengine.registry import PARAM_SCHEDULERS
 
 from beit_mm.models.lora import with_lora
@@ -89,22 +88,6 @@ def check_rates(name: str, expected: np.ndarray, scale: float = 1) -> None:
         for scheduler in schedulers:
             scheduler.step()
     np.testing.assert_allclose(found, expected * scale, rtol=2e-3, atol=1e-9)
-
-
-def check_header(name: str, batch: int, warm: int, epochs: int | None = None, updates: float = 0) -> None:
-    """Devices, batch and updates are those that the config says and that its images make."""
-    cfg, header = load_config(name), header_of(name).replace(',', '')
-    line = r'Batch: +(\d+) GPUs x (\d+)(?: an update every (\d) batches)? = (\d+) images lr (\S+)'
-    *numbers, rate = re.search(line, header).groups()
-    gpus, size, every, images = (int(number or 1) for number in numbers)
-    assert gpus * size * every == images == batch and gpus in (8, 16, 32)
-    assert float(rate) == cfg.optim_wrapper.optimizer.lr
-    assert (size, every) == (cfg.train_dataloader.batch_size, cfg.optim_wrapper.get('accumulative_counts', 1))
-    steps, warmup = re.search(r'Steps: .*?(\d+) updates.* (\d+) of them warm-up', header).groups()
-    folder = cfg.train_dataloader.dataset.data_root.split('/')[1]
-    epoch = dict(imagenet=1_281_167, imagenet22k=14_197_122, cifar100=50_000, ade20k=0)[folder] // batch
-    assert int(steps) == (epoch * epochs if epochs else updates)
-    assert int(warmup) == warm * (epoch if warm < 1000 else 1)
 
 
 def pretraining(name: str, row) -> dict:
@@ -214,7 +197,6 @@ def test_recipes_and_models_are_the_published_ones(kind):
         check(common(row), name)
         check(globals()[kind](name, row), name)
         assert cfg.test_dataloader == cfg.val_dataloader and cfg.test_evaluator == cfg.val_evaluator
-        check_header(name, row.batch, row.warm, row.ep, row.batches and row.batches / row.acc)
         assert count_parameters(name) == row.parameters
 
     check_all(KINDS[kind], check_one)
@@ -325,7 +307,6 @@ def test_mask_heads_are_trained_as_eomt():
             masks = dict(num_queries=100, num_blocks=blocks, where=where, in_channels=1024 if large else 768)
             published['model.decode_head'] = masks
         check(published, name)
-        check_header(name, 16, warm=1500, updates=39_120)
 
     check_all([*MASKS, *PLAIN, LINEAR], check_one)
 
@@ -347,7 +328,6 @@ def test_an_attentive_probe_is_efficient_probings(name):
     }
     check(published, name)
     check_rates(name, cosine(1.6, 0, 20, 180, start=1.6e-9))
-    check_header(name, 4096, warm=10, epochs=90)
     shape = ('arch', 'abs_pos_embed', 'rel_pos_bias', 'layer_scale_init')
     ours, theirs = (load_config(config).model.backbone for config in (name, start))
     assert [ours.get(key) for key in shape] == [theirs.get(key) for key in shape]
@@ -363,9 +343,8 @@ def test_lora_and_frozen_backbones_are_those_of_full_fine_tuning(name):
     if 'lora' in name:
         assert backbone == with_lora(backbone['module'], 16)
         backbone = backbone['module']
-        assert cfg.train_dataloader == full.train_dataloader and cfg.model.get('train_cfg') == full.model.get(
-            'train_cfg'
-        )
+        assert cfg.train_dataloader == full.train_dataloader
+        assert cfg.model.get('train_cfg') == full.model.get('train_cfg')
     else:
         assert backbone.pop('frozen_stages') == 12
     changed = {'drop_path_rate': None}
@@ -374,10 +353,10 @@ def test_lora_and_frozen_backbones_are_those_of_full_fine_tuning(name):
         assert cfg.model.get(key) == full.model.get(key), key
     assert (cfg.val_dataloader, cfg.auto_scale_lr) == (full.val_dataloader, full.auto_scale_lr)
     assert cfg.optim_wrapper.paramwise_cfg.layer_decay_rate == 1 and count_parameters(name) == learned
-    epochs = cfg.train_cfg.get('max_epochs')
-    if epochs:
+    if 'finetune' in name:
         check_rates(name, cosine(1e-3, 1e-6, 10, 60))
-    check_header(name, full.auto_scale_lr.base_batch_size, 5 if epochs else 1500, epochs, updates=160e3)
+    else:
+        assert (cfg.train_cfg, cfg.param_scheduler) == (full.train_cfg, full.param_scheduler)
 
 
 def test_dino_is_that_of_its_released_vit_and_beit_stays_beit():
@@ -388,12 +367,11 @@ def test_dino_is_that_of_its_released_vit_and_beit_stays_beit():
     load, box, jitter, mask, pack = beit['train_dataloader']['dataset']['pipeline']
     decay = dict(type='CosineAnnealingWeightDecay', eta_min=0.4, begin=0, end=400, convert_to_iter_based=True)
     check_rates(DINO, cosine(3e-3, 2e-6, 20, 800))
-    check_header(DINO, 1024, warm=10, epochs=400)
-    check_header(BOTH, 2048, warm=10, epochs=300)
     alone = {
         'model': dict(head=None, target_generator=None),
         'optim_wrapper.optimizer': adamw(7.5e-4 * 1024 / 256, 0.04),
         'param_scheduler': [{}, decay, {}],
+        'train_cfg.max_epochs': 400,
         'auto_scale_lr.base_batch_size': 1024,
     }
     both = {key: beit[key] for key in ('optim_wrapper', 'param_scheduler', 'train_cfg', 'auto_scale_lr')}
@@ -426,7 +404,6 @@ def test_vqkd_is_trained_as_the_released_one():
         'train_dataloader.dataset.pipeline': [LOAD, crop, ours('PackViews')],
     }
     check(published, VQKD)
-    check_header(VQKD, 512, warm=10, epochs=100)
 
 
 def test_tokenizers_are_the_published_ones():
