@@ -183,6 +183,8 @@ def recipe_of_tensors(checkpoint: Checkpoint, task: str) -> Recipe:
 def classifier_of(checkpoint: Checkpoint, backbone: dict[str, Any], levels: dict[str, Any]) -> Recipe:
     weights = checkpoint.converted.state_dict
     num_classes, dims = weights['head.fc.weight'].shape
+    if {'backbone.norm.weight', 'backbone.fc_norm.weight'} <= weights.keys():
+        raise CheckpointError(f'{checkpoint} has norms before and after the mean of the patches; {ADVICE}')
     model = dict(
         type='ImageClassifier',
         backbone=dict(backbone, out_type='avg_featmap' if 'backbone.fc_norm.weight' in weights else 'cls_token'),
@@ -201,6 +203,8 @@ def segmentor_of(checkpoint: Checkpoint, backbone: dict[str, Any], levels: dict[
     norm = dict(type='beit_mm.SyncBN')
     head = dict(in_channels=[dims] * 4, in_index=[0, 1, 2, 3], channels=channels, num_classes=num_classes)
     out_indices = checkpoint.architecture.get('out_indices') or released_out_indices(depth)
+    if min(out_indices) < 0:  # transformers' number 1
+        raise CheckpointError(f'{checkpoint} segments by the patch embedding, not only by outputs of blocks')
     model = dict(
         type='beit_mm.SlidingSegmentor',
         backbone=dict(backbone, out_type='featmap', out_indices=out_indices),
