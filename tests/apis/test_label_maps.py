@@ -11,7 +11,6 @@ import pytest
 from helpers import refused, run_tool
 from label_maps import CLASSES, make_label_maps
 from PIL import Image
-from tifffile import imwrite
 
 import beit_mm
 from beit_mm import __main__ as command
@@ -226,16 +225,6 @@ def test_gray_maps_hold_numbers_or_grays_whatever_their_channels(folder, tmp_pat
         assert all(np.array_equal(old, new) for (_, old), (_, new) in zip(before, after, strict=True))
 
 
-def test_maps_of_16_bits_may_be_big_endian(folder, tmp_path):
-    """As ImageJ writes them."""
-    before = sum(pairs(find_label_maps(folder), tmp_path / 'before').values(), [])
-    for file in folder.glob('annotations/*/*.png'):
-        imwrite(file.with_suffix('.tif'), np.asarray(Image.open(file)).astype(np.uint16), byteorder='>')
-        file.unlink()
-    after = sum(pairs(find_label_maps(folder), tmp_path / 'after').values(), [])
-    assert all(np.array_equal(old, new) for (_, old), (_, new) in zip(before, after, strict=True))
-
-
 def test_a_config_says_which_colours_no_class_has(folder, tmp_path, monkeypatch):
     said = []
     monkeypatch.setattr(segmentation_folder, 'warn', said.append)
@@ -293,10 +282,9 @@ def test_what_cannot_be_named_is_said_first(folder):
     classes(folder, 'Idx\tName', *(f'{number}\tname{number}' for number in range(1, 4)), '4')
     with pytest.raises(UserError, match='classes.txt.* 2 columns'):
         find_label_maps(folder)
-    classes(folder, *map(str, range(50_000)))
-    with pytest.raises(UserError, match='50000 classes in .*expected 2 to 254') as refused:
+    classes(folder, *map(str, range(300)))
+    with pytest.raises(UserError, match='300 classes in .*expected 2 to 254'):
         find_label_maps(folder, reduce_zero_label=False)
-    assert len(str(refused.value)) < 500
 
 
 def test_a_segmentor_its_report_and_its_labels_in_one_call(example, tmp_path, capsys):
@@ -339,9 +327,3 @@ def test_label_maps_are_not_taken_as_images(folder, tmp_path):
     removed(folder / 'annotations')
     run_tool('datasets/resize_images.py', folder, out, '--short-side', 16, '--workers', 0)
     assert len([*out.rglob('*.png')]) == 15
-
-
-def test_classes_of_label_maps_are_not_balanced(example, tmp_path):
-    with pytest.raises(UserError, match='has label maps; leave out balance'):
-        beit_mm.finetune(example, tmp_path / 'run', 'none', epochs=1, balance=True)
-    assert not (tmp_path / 'run').exists()

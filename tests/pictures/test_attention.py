@@ -83,7 +83,6 @@ def test_a_sheet_shows_points_heads_and_contours(monkeypatch):
     image, maps = torch.full((3, 35, 70), 0.5), torch.rand(2, 3, 2, 4) * 0.01
     maps[0, :, 1, 2] = 0.9
     assert all(shortened(name, 40) == name for name, _ in ATTENTION_LEGEND)  # longer ones are cut
-    maps[0, 1, 0, 0] = 0
     rows = []
     monkeypatch.setattr(pictures, 'sheet', lambda found, side: rows.extend(found))
     found = pictures.ImageAttention(image, [(1, 2), (0, 1)], maps)
@@ -100,8 +99,7 @@ def test_a_sheet_shows_points_heads_and_contours(monkeypatch):
     contour = [np.argwhere((picture == [0, 1, 1]).all(axis=-1)) for picture in levels]
     corners = [found.tolist() for found in (contour[4].min(axis=0), contour[4].max(axis=0))]
     assert corners == [[60, 120], [119, 179]]  # of the patch with nearly all the attention of head 1
-    assert_allclose(levels[4][90, 150], 0.35 * 0.5 + 0.65)  # the most attention is white, none is nearly black
-    assert_allclose(levels[4][30, 30], 0.35 * 0.5 + 0.65 * np.array([0.0416, 0, 0]), atol=1e-4)
+    assert_allclose(levels[4][90, 150], 0.35 * 0.5 + 0.65)  # the most attention is white
     # random weights, mirrored and half as high: what they attend to most is half of the scale of the mean
     half = 0.35 * 0.5 + 0.65 * np.array([1, 0.359, 0])
     assert_allclose(levels[2][90, 90], half, atol=1e-3)
