@@ -297,8 +297,9 @@ def _plain_dict(value: dict, known: Known) -> dict:
 
 
 def _weights_of(module: Module) -> dict[str, Tensor]:
-    weights = {name: tensor for name, tensor in module['_parameters'].items() if isinstance(tensor, Tensor)}
-    for name, child in module['_modules'].items():
+    """A module's tensors by name. Takes them out, so that a module that occurs twice, or in itself, raises KeyError."""
+    weights = {name: tensor for name, tensor in module.pop('_parameters').items() if isinstance(tensor, Tensor)}
+    for name, child in module.pop('_modules').items():
         weights |= {f'{name}.{key}': tensor for key, tensor in _weights_of(child).items()}
     return weights
 

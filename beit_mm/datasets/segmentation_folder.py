@@ -85,6 +85,8 @@ class SegmentationFolder(UnlabeledImages):
         super().__init__(data_root, data_prefix=data_prefix, metainfo=metainfo, **kwargs)
 
     def load_data_list(self) -> Samples:
+        if any(type(step).__name__ == 'LoadAnnotations' for step in self.pipeline.transforms):
+            raise UserError("LoadAnnotations cannot read a SegmentationFolder; expected type='beit_mm.LoadAnnotation'")
         samples, annotations = super().load_data_list(), self.data_prefix.get('seg_map_path')
         if annotations is not None:
             existing = {os.path.join(annotations, name) for name in list_images(annotations)}

@@ -123,6 +123,28 @@ def test_what_is_no_checkpoint_is_named(tmp_path, content, said):
         read_checkpoint(path)
 
 
+class Method:
+    """Pickles as log histories name the methods that they call."""
+
+    def __reduce__(self):
+        return getattr, (HistoryBuffer, 'max')
+
+
+def test_a_file_gets_no_attribute(tmp_path):
+    torch.save(dict(m=Method()), tmp_path / 'w.pth')
+    assert read_checkpoint(tmp_path / 'w.pth') == dict(m=None)
+
+
+def test_modules_without_end_are_refused(tmp_path):
+    module = root = nn.Sequential()
+    for _ in range(12):  # 12 levels of ten references to one module each
+        module._modules.update(dict.fromkeys('0123456789', inner := nn.Sequential()))
+        module = inner
+    torch.save(root, tmp_path / 'm.pkl')
+    with pytest.raises(CheckpointError, match='m.pkl'):
+        read_checkpoint(tmp_path / 'm.pkl')
+
+
 @pytest.mark.parametrize('suffix', ['.pth', '.safetensors'])
 def test_what_is_written_can_be_read_and_equal_content_gives_equal_files(tmp_path, suffix):
     path = tmp_path / 'new' / 'folder' / f'w{suffix}'

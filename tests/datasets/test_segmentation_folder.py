@@ -109,6 +109,7 @@ def test_a_test_servers_images_have_no_annotations_and_a_broken_one_costs_its_im
         (full(0, 16, 12), {}, r'/a.png is 12 x 16 pixels, its image \S+/a.png is 16 x 12.*same size'),
         (full(4), {}, 'a.png holds label 4; .* 1 to 3 .* 255'),
         (full(3), dict(reduce_zero_label=False), 'label 3; .* 0 to 2 .*reduce_zero_label=True'),
+        (full(1), dict(pipeline=[dict(type='mmseg.LoadAnnotations')]), 'LoadAnnotations .*beit_mm.LoadAnnotation'),
         (full(1000, dtype=np.uint16), {}, 'holds label 1000'),  # it would be 232 in eight bits
         (full(0, 12, 16, 3) + np.uint8([1, 2, 3]), {}, r'a.png holds .* 1 2 3 \(192 pixels\); .*name R G B'),
     ],
