@@ -224,16 +224,6 @@ def test_a_model_without_classes_segments_by_labelled_patches(tmp_path):
     assert (truth == labels).mean() > 0.6
 
 
-def test_a_limit_of_pixels_that_the_loader_does_not_have_is_named(work, tmp_path):
-    content = torch.load(work / 'model.pth', weights_only=True)
-    loader = dict(type='LoadImageFromFile')  # mmcv's
-    content['meta']['config_dict']['test_dataloader']['dataset']['pipeline'][0] = loader
-    torch.save(content, tmp_path / 'model.pth')
-    with pytest.raises(ValueError, match='max_pixels'):
-        SegmentationInferencer(tmp_path / 'model.pth', 'cpu', max_pixels=100)
-    assert SegmentationInferencer(tmp_path / 'model.pth', 'cpu').reader.loader.imdecode_backend == 'cv2'
-
-
 def test_a_limit_of_pixels_is_not_written_into_the_config_that_was_given(work):
     config = Config.fromfile(work / 'config.py')
     before = config.to_dict()

@@ -115,8 +115,6 @@ def test_a_probe_of_all_layers_has_an_accuracy_for_each_and_no_predictions(work)
     [
         ('model.head.num_classes=5', 'head.fc.weight'),
         ('model.backbone.out_type=cls_token', 'backbone.norm.weight'),
-        ('model.backbone.rel_pos_bias=shared', 'backbone.rel_pos_bias.relative_position_bias_table'),
-        ('model.backbone.abs_pos_embed=False', 'backbone.pos_embed'),
         ('load_from', 'head.fc.weight'),
     ],
 )

@@ -221,12 +221,6 @@ def test_a_port_that_is_given_and_in_use_is_one_line(port_in_use, monkeypatch):
         run_tool('_torchrun.py')
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize('code', [75, 130])
-def test_the_code_of_a_run_that_a_signal_has_ended_passes_through(code, launch):
-    assert end_of(launch(f'sys.exit({code})')) == (code, [])
-
-
 def test_a_process_that_is_killed_is_named_with_what_needs_less_memory(launch):
     """Also where the other, which has lost it, has ended too before torchrun looks."""
     hold = 'os.kill(os.getppid(), signal.SIGSTOP)', 'os.system(f"(sleep 1; kill -CONT {os.getppid()}) &")'
