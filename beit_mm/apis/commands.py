@@ -282,13 +282,13 @@ def argument_parser(description: str, config_only: bool = False) -> argparse.Arg
     override = 'override entries of the config, for example train_dataloader.batch_size=64 data_root=images'
     parser.add_argument('--cfg-options', nargs='+', default=[], action='extend', metavar='KEY=VALUE', help=override)
     if config_only:
-        parser.set_defaults(work_dir=None, launcher='none', local_rank=None)
+        parser.set_defaults(work_dir=None, launcher='none')
         return parser
     parser.add_argument('--work-dir', help='folder of logs and checkpoints (default: work_dirs/<name of the config>)')
     parser.add_argument('--amp', action='store_true', help='mixed precision, if the config has none')
     launchers = 'how the processes are started (dist_train.sh passes pytorch)'
     parser.add_argument('--launcher', choices=['none', 'pytorch', 'slurm', 'mpi'], default='none', help=launchers)
-    # Launchers older than torchrun pass the rank as an argument, in either spelling.
+    # Launchers older than torchrun pass LOCAL_RANK as an argument too, in either spelling.
     parser.add_argument('--local_rank', '--local-rank', type=int, help=argparse.SUPPRESS)
     return parser
 
@@ -300,9 +300,7 @@ def load_config(args: argparse.Namespace, steps: int | None = None) -> Config:
 
     from beit_mm.apis.configs import RunConfig, find_config
 
-    if args.local_rank is not None:
-        os.environ.setdefault('LOCAL_RANK', str(args.local_rank))
-    if args.launcher == 'none' and os.environ.get('WORLD_SIZE', '1') not in ('', '1'):
+    if args.launcher == 'none' and os.environ.get('WORLD_SIZE', '1') != '1':
         given = f'WORLD_SIZE={os.environ["WORLD_SIZE"]}'
         raise UserError(f'{given}, but without a launcher each process would run alone; add --launcher pytorch')
     path = find_config(args.config)
@@ -376,8 +374,7 @@ def check_kept(cfg: Config, pairs: Iterable[str]) -> None:
     from beit_mm.engine.resuming import settings_by_name
 
     settings = settings_by_name(cfg.to_dict())
-    parts = [pair.partition('=') for pair in pairs]
-    for key, value in {key: value for key, _, value in parts}.items():
+    for key, value in dict(pair.split('=', 1) for pair in pairs).items():
         given = repr(parse_value(key, value))
         if settings.get(key, given) != given:
             raise UserError(f'--cfg-options {key}={value}: another argument makes it {settings[key]}; leave one out')
