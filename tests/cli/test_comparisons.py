@@ -42,7 +42,7 @@ def test_a_method_trains_without_a_tokenizer(row, images, tmp_path):
 
 
 @pytest.mark.slow
-def test_every_head_trains_and_what_is_finished_is_not_run_again(tmp_path):
+def test_every_head_trains(tmp_path):
     make_label_maps(tmp_path / 'data', 8, (60, 80))
     (tmp_path / 'data/classes.txt').write_text('\n'.join(map(str, range(11))))
     words = [tmp_path / 'data', '--out', tmp_path / 'out', '--steps', 2, '--seeds', 0, '--rates', 1e-3]
@@ -54,10 +54,6 @@ def test_every_head_trains_and_what_is_finished_is_not_run_again(tmp_path):
     trained = {name.partition('-')[0]: figure['trained'] for name, figure in figures.items()}
     assert trained['masks_decoder'] - trained['masks_frozen'] == trained['upernet'] - trained['upernet_frozen'] > 1e6
     assert 0 < trained['upernet_lora'] - trained['upernet_frozen'] < 1e5
-    for folder in (tmp_path / 'data/images', tmp_path / 'data/annotations'):
-        shutil.rmtree(folder)  # a second training would fail
-    run_tool('dev/compare_heads.py', *words)
-    assert json.loads((tmp_path / 'out/results.json').read_text()) == figures
 
 
 def test_photos_are_spread_over_classes_whose_held_out_photos_are_all_there(tmp_path, monkeypatch):

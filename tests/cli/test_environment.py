@@ -71,13 +71,3 @@ def test_a_new_machine_is_prepared_once_and_again_when_requirements_change_or_it
         assert installs(log) and 'new environment' not in said
     machine.source = machine.source.rename(tmp_path / 'moved')
     assert 'beit_mm, editable' in machine()[0]
-
-
-def test_another_stack_has_its_own_environment(machine):
-    torch, mmcv, others, *_ = installs(machine('--stack', 'openmmlab')[1])
-    assert torch.startswith('-c requirements/openmmlab.txt torch torchvision ')
-    assert (mmcv, others) == (
-        '--no-build-isolation -c requirements/openmmlab.txt mmcv',
-        '-r requirements/openmmlab.txt',
-    )
-    assert (machine.source / '.venv-openmmlab').is_dir() and not (machine.source / '.venv').exists()
