@@ -130,23 +130,22 @@ def classify_by_neighbours(checkpoint: Checkpoint, images: Sources, labelled: st
 
 def write_results(path: Path, results: Sequence[dict[str, Any]]) -> None:
     if path.suffix == '.json':
-        text = json.dumps(list(results), indent=1) + '\n'
+        with atomic_file(path) as file:
+            file.write(os.fsencode(json.dumps(list(results), indent=1) + '\n'))
     else:
-        rows = [(result['path'], *summary_of(result)) for result in results]
-        text = csv_text(['path', 'class', 'probability'], rows)
-    with atomic_file(path) as file:
-        file.write(os.fsencode(text))  # file names may hold any bytes
+        write_table(path, ['path', 'class', 'probability'], [(row['path'], *summary_of(row)) for row in results])
 
 
-def csv_text(head: Sequence[str], rows: Iterable[tuple[str | None, str, str]]) -> str:
-    """A CSV table of rows (file, text, number); text that a spreadsheet would run as a formula is prefixed."""
+def write_table(path: Path, head: Sequence[str], rows: Iterable[tuple[str | None, str, str]]) -> None:
+    """Writes rows (file, text, number) as CSV; text that a spreadsheet would run as a formula is prefixed."""
     text = io.StringIO(newline='')
     table = csv.writer(text, quoting=csv.QUOTE_ALL)
     table.writerow(head)
     for file, name, number in rows:
         file = f'./{file}' if file and file.startswith(FORMULA) else file  # None for an array
         table.writerow([file, f"'{name}" if name.startswith(FORMULA) else name, number])
-    return text.getvalue()
+    with atomic_file(path) as stream:
+        stream.write(os.fsencode(text.getvalue()))  # file names may hold any bytes
 
 
 def summary_of(result: dict[str, Any]) -> tuple[str, str]:
@@ -255,7 +254,8 @@ def write_maps(
             raise UserError(f'--min-confidence is for at most {IGNORE_INDEX - 1} classes; the model has {len(lines)}')
         # if no pixel keeps some class, the number of names does not show what 0 means
         lines = ['Number\tName', *(f'{number}\t{line}' for number, line in enumerate(lines))]
-    write_confidences(folder, [])  # first, so that a later call recognises the folder as one of `segment`
+    head = ['path', 'labels', 'confidence']
+    write_table(folder / CONFIDENCE, head, [])  # first, so that a later call recognises the folder as one of `segment`
     for name in ('labels', 'overlays'):
         (folder / name).mkdir(parents=True, exist_ok=True)
     split.write_lines(folder / 'classes.txt', lines)
@@ -274,13 +274,8 @@ def write_maps(
         if written[-1].get('labelled'):
             (folder / 'images').mkdir(exist_ok=True)
             (folder / 'images' / name).with_suffix(Path(path).suffix).symlink_to(Path(path).resolve())
-    write_confidences(folder, rows)
+    write_table(folder / CONFIDENCE, head, rows)
     return written
-
-
-def write_confidences(folder: Path, rows: Sequence[tuple[str | None, str, str]]) -> None:
-    with atomic_file(folder / CONFIDENCE) as file:
-        file.write(os.fsencode(csv_text(['path', 'labels', 'confidence'], rows)))
 
 
 def write_map(
