@@ -165,9 +165,6 @@ def describe_segmentation(
     if all(gain.sign == reports.BETTER for gain in gains.values()):
         quoted = shlex.quote(str(weights))
         following = f'beit-mm segment {quoted} new_images/ --out maps; beit-mm export {quoted} model.onnx'
-    elif 'patches' in found and not levels and tested.metric('patches', 'position_colour').sign == reports.BETTER:
-        untrained = f'beit-mm segment {shlex.quote(str(start))} new_images/ --labelled FOLDER --out maps'
-        following += f', or without training: {untrained}'
     sentence = f'Verdict: the segmentor is {reports.verdict(gains)}.'
     return Report(metrics | found, sentence, parts, f'Next: {following}.')
 

@@ -241,21 +241,6 @@ def test_a_config_says_which_colours_no_class_has(folder, tmp_path, monkeypatch)
         SegmentationFolder(str(folder), reduce_zero_label=True, **settings)
 
 
-def test_maps_that_are_gone_when_the_report_is_written_cost_no_training(folder, tmp_path, monkeypatch, capsys):
-    """The file is named; once it is back, the same call writes the report."""
-    train, gone, trained = training.Run.train, folder / 'annotations/validation/0.png', []
-    monkeypatch.setattr(training.Run, 'train', lambda *args: (train(*args), gone.rename(tmp_path / 'away.png')))
-    options = dict(epochs=1, batch=8, workers=0)
-    with pytest.raises(FileNotFoundError, match='annotations/validation/0.png'):
-        beit_mm.finetune(folder, tmp_path / 'run', **options)
-    (tmp_path / 'away.png').rename(gone)
-    assert (tmp_path / 'run/finetuned.pth').is_file()
-    monkeypatch.setattr(training, 'make_runner', lambda *args: trained.append(args))
-    monkeypatch.setattr(training.Run, 'train', train)
-    beit_mm.finetune(folder, tmp_path / 'run', **options)
-    assert 'Verdict: ' in (tmp_path / 'run/report.md').read_text() and not trained
-
-
 def test_a_run_whose_classes_were_renamed_says_so(folder, tmp_path, monkeypatch):
     monkeypatch.setattr(training.Run, 'train', Mock(side_effect=KeyboardInterrupt))
     with pytest.raises(SystemExit):

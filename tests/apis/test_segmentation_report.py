@@ -1,7 +1,5 @@
 """Of segmentors: what position and colour give away, mIoU and its standard error."""
 
-import re
-
 import numpy as np
 import pytest
 import torch
@@ -81,16 +79,10 @@ def test_overlays_of_large_images_are_small_before_they_are_floats(tmp_path, mon
     assert right[:, middle, right_half].argmax() == predicted[:, middle, left].argmax() == 2
 
 
-@pytest.mark.parametrize('correct', [80, 0])
-def test_confused_classes_are_the_pairs_with_the_highest_share_of_a_class(correct):
+def test_confused_classes_are_the_pairs_with_the_highest_share_of_a_class():
     """Shares are of the class's own pixels. Right answers, and pairs that never occur, are left out."""
-    counts = torch.diag(torch.full((4,), float(correct)))  # sky is rare, sea is never taken for something else
+    counts = torch.diag(torch.full((4,), 80.0))  # sky is rare, sea is never taken for something else
     counts[0, 1], counts[1, 0], counts[1, 2] = 20, 120, 200
     said = segmentation_report.confused(counts, ('sky', 'road', 'tree', 'sea'))
-    found = re.findall(r'([\d.]+) %|(sky|road|tree|sea)', said)
-    words = [number or name for number, name in found]
-    if correct:
-        assert words == ['50', 'road', 'tree', '30', 'road', 'sky', '20', 'sky', 'road']
-    else:
-        assert words == ['100', 'sky', 'road', '62', 'road', 'tree', '38', 'road', 'sky']
-    assert not re.search('sky|road', segmentation_report.confused(torch.eye(2), ('sky', 'road')))
+    assert said == 'Confused: 50 % of road as tree; 30 % of road as sky; 20 % of sky as road.'
+    assert segmentation_report.confused(torch.eye(2), ('sky', 'road')) == ''
