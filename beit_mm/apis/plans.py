@@ -395,11 +395,11 @@ def pretraining_settings(base: Config, images: Images, plan: Plan, lists: Path, 
         data_preprocessor=dict(plan.preprocessing),
     )
     length = schedule(steps, steps // 20, plan.batch, base.param_scheduler[-1].eta_min_ratio)
-    if plan.keeps_head:
-        length['train_cfg']['val_begin'] = 0  # to show what its weights already predict
     if plan.init:
         model['backbone']['init_cfg'] = dict(type='Pretrained', checkpoint=plan.init)
-    if plan.keeps_head:  # loaded separately: an init_cfg of the whole model would override the backbone's
+    if plan.keeps_head:
+        length['train_cfg']['val_begin'] = 0  # to show what its weights already predict
+        # loaded separately: an init_cfg of the whole model would override the backbone's
         model['head']['init_cfg'] = dict(type='Pretrained', checkpoint=plan.init, prefix='head.')
     rate = base.optim_wrapper.optimizer.lr
     if plan.base.startswith('demo/'):  # its rate, chosen at width 128, is too high above width 256

@@ -306,7 +306,7 @@ class Run:
         clock = None
         if 'seconds' in planned:
             settings_for = partial(self.settings, images, stage)
-            clock = MinutesHook(planned['seconds'], self.began, planned['steps'], most_steps(stage), settings_for)
+            clock = MinutesHook(planned['seconds'], self.began, most_steps(stage), settings_for)
             runner.hooks[:] = [hook for hook in runner.hooks if not isinstance(hook, ParamSchedulerHook)]
             runner.register_hook(clock)
         with without_output():
@@ -411,20 +411,18 @@ class MinutesHook(Hook):
     Args:
         seconds: time for the training, all calls together.
         began: time.monotonic() when this call's part of `seconds` began.
-        planned: steps of the schedules.
         most: steps after which the training ends even if time is left. It never ends before `MIN_STEPS`.
         settings_for: number of steps -> a config's name and settings, which give the intervals.
     """
 
     priority = 'HIGHEST'  # other hooks ask which step is the last
 
-    def __init__(self, seconds: float, began: float, planned: int, most: float, settings_for: Callable):
-        self.seconds, self.began, self.planned, self.most = seconds, began, planned, most
-        self.settings_for = settings_for
+    def __init__(self, seconds: float, began: float, most: float, settings_for: Callable):
+        self.seconds, self.began, self.most, self.settings_for = seconds, began, most, settings_for
 
     def after_load_checkpoint(self, runner: Runner, checkpoint: dict) -> None:
         # past the step that was reached, or the loop would end the run at once
-        runner.train_loop.set_length(max(self.planned, checkpoint['meta']['iter'] + 1))
+        runner.train_loop.set_length(max(NOMINAL_STEPS, checkpoint['meta']['iter'] + 1))
 
     def before_train(self, runner: Runner) -> None:
         info = runner.message_hub.runtime_info
@@ -439,7 +437,7 @@ class MinutesHook(Hook):
         self.last = time.monotonic()
 
     def after_train_iter(self, runner: Runner, batch_idx: int, data_batch: Any = None, outputs: Any = None) -> None:
-        now, done, before = time.monotonic(), runner.iter + 1, int(self.share * self.planned)
+        now, done, before = time.monotonic(), runner.iter + 1, int(self.share * NOMINAL_STEPS)
         if now >= self.deadline:
             self.share = 1.0
         elif self.last < now:  # never for nan: the call's first step has no start
@@ -447,7 +445,7 @@ class MinutesHook(Hook):
         # never 1 before MIN_STEPS, always from self.most on
         self.share = max(done / self.most, min(self.share, done / MIN_STEPS))
         self.last = now
-        place = int(self.share * self.planned)
+        place = int(self.share * NOMINAL_STEPS)
         for _ in range(place - before):
             for scheduler in runner.param_schedulers:
                 scheduler.step()
@@ -460,7 +458,7 @@ class MinutesHook(Hook):
     def update_length(self, runner: Runner, done: int) -> None:
         """Sets the loop's length from the steps done and, once, the intervals of logging, saving and validating."""
         loop: Any = runner.train_loop
-        expected = self.planned if self.share == 0 else round(done / self.share)
+        expected = NOMINAL_STEPS if self.share == 0 else round(done / self.share)
         loop.set_length(done if self.share >= 1 else max(done + 1, expected))
         if self.share >= KNOWN_SHARE and not self.rate_known:
             self.rate_known = True

@@ -124,13 +124,12 @@ def test_minutes_are_kept_and_the_schedule_ends_with_them(start, tmp_path, load,
     assert last['optimizer']['param_groups'][-1]['lr'] < 0.01 * highest
 
 
-def test_a_run_resumes_beyond_the_steps_that_were_planned(start, tmp_path):
+def test_a_run_resumes_beyond_the_steps_of_its_schedules(start, monkeypatch):
+    monkeypatch.setattr(training, 'NOMINAL_STEPS', 10)
     clock = Clock(LOADS['stays'], stop_at=15)
     with pytest.raises(SystemExit, match='130'):
         start(clock, minutes=1)
-    record = json.loads((tmp_path / 'run/plan.json').read_text())
-    record['stages']['finetune']['steps'] = len(clock.rates) // 2
-    (tmp_path / 'run/plan.json').write_text(json.dumps(record))
+    assert len(clock.rates) > 10
     assert start(clock).seconds() == pytest.approx(TRAINED, abs=0.05 * 60)
     assert len(clock.rates) == pytest.approx(steps_in(TRAINED, LOADS['stays']), abs=2)
 
