@@ -63,13 +63,10 @@ def test_images_and_pixels_are_told_apart_by_their_colour(method, data, tmp_path
         ('linear', '--k 3'),
         ('dense-knn', '--kind class_token'),
         ('knn', '--classes names.txt'),
-        ('knn', '--keep-zero-label'),
-        ('linear', '--max-patches 50'),
         ('knn', '--seed 3'),
         ('linear', '--queries 3'),
         ('attentive', '--kind class_token'),
         ('dense-knn', '--max-patches 0'),
-        ('linear', '--workers -1'),
     ],
 )
 def test_options_without_effect_or_sense_are_refused(method, words, capsys):

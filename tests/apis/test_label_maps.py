@@ -120,28 +120,28 @@ def pairs(found: LabelMaps, lists: Path) -> dict[str, list]:
     return read
 
 
-def layouts(folder: Path, kind: str) -> None:
-    """The same pairs in another layout, in `folder`."""
-    for split in ('training', 'validation'):
-        short = dict(training='train', validation='val')[split]
-        for part in ('images', 'annotations'):
-            for file in sorted((folder / part / split).iterdir()):
-                mask = part == 'annotations'
-                stem = f'{split[0]}{file.stem}'
-                new = {
-                    'splits above': f'{short}/{"masks" if mask else "images"}/{stem}.png',
-                    'no validation': f'{"labels" if mask else "imgs"}/deep/{stem}.png',
-                    'an ending': f'{part}/{short}/{stem}{"_gtFine.png" if mask else ".png"}',
-                    'side by side': f'{split}/{stem}{"_mask" if mask else ""}.png',
-                }[kind]
-                (folder / 'new' / new).parent.mkdir(parents=True, exist_ok=True)
-                shutil.copy(file, folder / 'new' / new)
+LAYOUTS = {  # of images, and of their maps
+    'splits above': ('{short}/images/{stem}.png', '{short}/masks/{stem}.png'),
+    'no validation': ('imgs/deep/{stem}.png', 'labels/deep/{stem}.png'),
+    'an ending': ('images/{short}/{stem}.png', 'annotations/{short}/{stem}_gtFine.png'),
+    'side by side': ('{split}/{stem}.png', '{split}/{stem}_mask.png'),
+}
+
+
+def lay_out(folder: Path, kind: str) -> None:
+    """The same pairs in another layout, in `folder`/new."""
+    for split, short in dict(training='train', validation='val').items():
+        for part, pattern in zip(('images', 'annotations'), LAYOUTS[kind], strict=True):
+            for file in (folder / part / split).iterdir():
+                new = folder / 'new' / pattern.format(split=split, short=short, stem=f'{split[0]}{file.stem}')
+                new.parent.mkdir(parents=True, exist_ok=True)
+                shutil.copy(file, new)
     shutil.copy(folder / 'classes.txt', folder / 'new')
 
 
-@pytest.mark.parametrize('kind', ['splits above', 'no validation', 'an ending', 'side by side'])
+@pytest.mark.parametrize('kind', LAYOUTS)
 def test_layouts_hold_the_same_pairs(folder, tmp_path, kind):
-    layouts(folder, kind)
+    lay_out(folder, kind)
     truth = pairs(find_label_maps(folder), tmp_path / 'lists')
     found = find_label_maps(folder / 'new')
     read = pairs(found, tmp_path / 'new_lists')
