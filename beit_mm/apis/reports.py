@@ -194,39 +194,30 @@ def drawn_until(items: Iterable[Any], deadline: float, least: int) -> Iterator[A
 
 
 def describe_pretraining(
-    weights: Path,
-    images: Images,
-    metrics: Metrics,
-    compared: int,
-    start: str | None,
-    seconds: float,
-    teacher: str | None = None,
+    weights: Path, images: Images, metrics: Metrics, compared: int, start: str | None, teacher: str | None = None
 ) -> Report:
     """Reports on a pretraining that began with `start`: its validation, and its features on `compared` images.
 
     The pretraining predicted features of `teacher`, or tokens if that is None. The pictures go beside the weights.
-    Features are tested with as many METHODS as `seconds` allow.
     """
-    deadline = time.monotonic() + seconds
     folder, trained = weights.parent, Checkpoint.open(weights)
     chosen = [images.held_out.root / path for path in evenly(images.held_out.names, 8)]
     draw_predictions(trained, chosen, folder / 'reconstruction.png')
-    answers, neighbours_drawn = compare_features(trained, images, compared, start, deadline)
+    answers, neighbours_drawn = compare_features(trained, images, compared, start)
     neighbours_drawn.save(folder / 'neighbours.png')
     predicted = f'Predicted on masked patches: features of {teacher}.' if teacher else ''
     parts: list[Part] = [predicted, 'This is one training with one seed.']
-    judge = 'linear' if 'linear' in answers else 'knn'
     if answers:
         parts.append(
-            'Features of one block: the 20 nearest images vote, or if time allows, a linear layer learns. The training '
-            f'used no labels. The verdict on features comes from the {METHODS[judge]}.'
+            'Features of one block: the 20 nearest images vote, or a linear layer learns. The training used no labels. '
+            'The verdict on features comes from the linear layer.'
         )
     found = {
         f'{method}_accuracy{f"_{name}" * (name != "end")}': Metric(*mean_and_error(right), len(right))
         for method, of_method in answers.items()
         for name, right in of_method.items()
     }
-    gains = gains_by_pairs(answers.get(judge, {}))
+    gains = gains_by_pairs(answers.get('linear', {}))
     parts += [
         Picture('reconstruction.png', f'Held-out images: masked, {FILLED if teacher else DECODED}'),
         Picture('neighbours.png', 'Held-out images (left), each beside the training images with the closest features'),
@@ -412,12 +403,12 @@ def read_thumbnails(labelled: Iterable[tuple[str, int]]) -> tuple[Tensor, Tensor
 
 
 def compare_features(
-    trained: Checkpoint, images: Images, size: int, start: str | None = None, deadline: float = math.inf
+    trained: Checkpoint, images: Images, size: int, start: str | None = None
 ) -> tuple[dict[str, dict[str, Tensor]], Image.Image]:
     """Classifies held-out images by the features at the `end`, by those at the `start`, and by baselines.
 
     Each learns from `size` images. Returns method of METHODS -> features -> `right_answers`, empty without classes, and
-    a picture of neighbours. After the `deadline` (time.monotonic) only the first method is used.
+    a picture of neighbours.
     """
     parts, extract, number = labels_of(images, size), FeatureExtractor(trained), len(images.classes)
     features = dict(end=read_features(extract, parts))
@@ -431,17 +422,12 @@ def compare_features(
     if start:
         features['start'] = read_features(FeatureExtractor(start, mean=extract.mean, std=extract.std), parts)
     features['random'] = read_features(extract.with_random_weights(), parts)
-    answers: dict[str, dict[str, Tensor]] = {}
-    for method in METHODS:
-        if answers and time.monotonic() > deadline:
-            break
-        answers[method] = {
-            name: right_answers(method, known, asked, number) for name, (known, asked) in features.items()
-        }
-    pixels = (read_thumbnails(part.items()) for part in parts)
-    bank, held_out = (dict(features=(x - x.mean(dim=1, keepdim=True)).float(), labels=y) for x, y in pixels)
-    for method in answers:  # pixels without their brightness
-        answers[method]['thumbnails'] = right_answers(method, bank, held_out, number)
+    pixels = (read_thumbnails(part.items()) for part in parts)  # without their brightness
+    features['thumbnails'] = [dict(features=(x - x.mean(dim=1, keepdim=True)).float(), labels=y) for x, y in pixels]
+    answers: dict[str, dict[str, Tensor]] = {method: {} for method in METHODS}
+    for name, (known, asked) in features.items():
+        for method, right in answers.items():
+            right[name] = right_answers(method, known, asked, number)
     return answers, picture
 
 

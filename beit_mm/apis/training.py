@@ -380,7 +380,7 @@ class Run:
             return reports.describe_finetuning(self.weights, images, metrics, seconds / 2, asked, self.plan.balance)
         # half as many held-out images are compared too; an image costs at most twice what it does in training
         compared = min(MAX_BANK, max(MIN_BANK, int(images_in_time / 3)))
-        return reports.describe_pretraining(self.weights, images, metrics, compared, start, seconds, self.plan.teacher)
+        return reports.describe_pretraining(self.weights, images, metrics, compared, start, self.plan.teacher)
 
 
 def most_steps(stage: str) -> float:

@@ -4,7 +4,6 @@ import html
 import re
 import shlex
 import shutil
-import time
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -76,14 +75,6 @@ def test_neighbours_have_the_names_of_their_classes_in_any_folder(tmp_path, monk
     reports.compare_features(Checkpoint.open(save_backbone(tmp_path / 'x.pth')), find_images(folder), 120)
     assert {Path(path).relative_to(folder).parts[1] == name for path, name in drawn[0].items()} == {True}
     assert len(drawn[0]) == 120 + 60
-
-
-def test_a_method_for_which_there_is_no_time_is_left_out_of_the_table(tmp_path):
-    images = find_images(make_images(tmp_path, per_class=40))
-    trained = Checkpoint.open(save_backbone(tmp_path / 'x.pth'))
-    answers, _ = reports.compare_features(trained, images, 60, deadline=time.monotonic() - 1)
-    assert [*answers] == ['knn']
-    assert [len(row) for row in reports.did_it_help(answers)] == [2] * 5  # head, end, random, thumbnails, difference
 
 
 def test_did_it_help_has_the_errors_of_pairs():
