@@ -164,7 +164,7 @@ class Plan:
     backbone: dict[str, Any]  # arguments of the BEiTBackbone
     size: tuple[int, int]  # of the images, (height, width) in pixels
     preprocessing: dict[str, Any]  # mean and std, pixels 0-255
-    advice: str  # which start would be better; empty if none is known
+    advice: str  # which start or teacher would be better; empty if none is known
     assumed: str  # the warning if `init` does not record mean and std; otherwise empty
     batch: int  # images per step
     workers: int  # processes that read images
@@ -228,7 +228,7 @@ def plan_training(images: Images, call: Record) -> Plan:
     if call.targets == FEATURES:
         teacher = call.teacher or DEMO
         if call.teacher is None and device == 'cuda':  # the packaged model is too small to teach what a GPU trains
-            teacher, advice = released_start(None, '--teacher {} would be a better teacher')
+            teacher, advice = released_start(None)
         base, targets = FEATURE_RECIPES[base], dict(type='beit_mm.FeatureTargets', teacher=teacher)
         if targets['teacher'] != EMA:
             teacher_backbone = rebuild.backbone_config(Checkpoint.open(targets['teacher']))
@@ -272,7 +272,7 @@ def plan_training(images: Images, call: Record) -> Plan:
     )
 
 
-def released_start(head: str | None, advice: str = '--init {} would be a better start') -> tuple[str, str]:
+def released_start(head: str | None) -> tuple[str, str]:
     """The released model to start or learn from on a GPU, and ''; or else 'demo', and which model would be better."""
     side = own_config(HEADS[head][1]).model.test_cfg.crop_size[0] if head else USUAL_PIXELS
     most = {name: largest_batch('cuda', sizes_of(arch), (side // 14) ** 2, head) for name, arch in STARTS.items()}
@@ -280,7 +280,7 @@ def released_start(head: str | None, advice: str = '--init {} would be a better 
     path, reason = first_at_hand(wanted)
     if path or not wanted:
         return str(path or DEMO), ''
-    return DEMO, f'{advice.format(wanted[0])}, with its file in ${WEIGHTS_VARIABLE}: {reason}'
+    return DEMO, f'{wanted[0]} would be better, with its file in ${WEIGHTS_VARIABLE}: {reason}'
 
 
 def choose_model(
@@ -331,7 +331,7 @@ def describe_plan(plan: Plan, images: Images) -> list[str]:
         *(f'labels     {note}' for note in notes),
         f'classes    {few}' if few else '',
         f'model      {shape} in patches of {plan.backbone["patch_size"]}: {start}',
-        f'start      {plan.advice}' if plan.advice else '',
+        f'advice     {plan.advice}' if plan.advice else '',
         f'head       {plan.head}' if plan.head else '',
         f'batch      {plan.batch} images, processes that read them: {plan.workers}; on {plan.device}',
     ]
@@ -348,7 +348,7 @@ def describe_plan(plan: Plan, images: Images) -> list[str]:
         lines.append(f'tokenizer  that of {plan.init}, whose head is trained further')
     elif plan.targets:
         lines.append(f'tokenizer  {plan.targets_name}')
-    elif plan.base in (NARROW_PRETRAINING, WIDE_PRETRAINING):
+    elif plan.verb == 'pretrain':
         lines.append(f'tokenizer  one is trained first, {tokenizer_batch(plan.batch)} images a step')
     return [*filter(None, lines)]
 

@@ -230,15 +230,14 @@ def test_a_fine_tuning_on_a_gpu_begins_with_a_released_model_that_fits(
         shutil.copy(save_backbone(tmp_path / 'other.pth'), tmp_path / f'{name}.pth')
     plan = plan_training(images, 'finetune', device='cuda')
     assert Path(plan.init).stem == expected and len(urls) == tried
-    said = [line for line in describe_plan(plan, images) if line.startswith('start')]
+    said = [line for line in describe_plan(plan, images) if line.startswith('advice')]
     assert bool(said) == (expected == 'demo' and tried == 1)
-    assert not said or (f'--init {LARGE}' in said[0] and 'no route' in said[0] and '\n' not in said[0])
+    assert not said or (LARGE in said[0] and 'no route' in said[0] and '\n' not in said[0])
     assert plan_training(images, 'finetune', device='cpu').init == 'demo'
     assert plan_training(images, 'finetune', 'demo', device='cuda').init == 'demo' and len(urls) == tried
     taught = plan_training(images, 'pretrain', device='cuda', targets='features')
     assert Path(taught.targets['teacher']).stem == expected and taught.init is None
-    said = [line for line in describe_plan(taught, images) if line.startswith('start')]
-    assert not said or f'--teacher {LARGE}' in said[0]
+    assert taught.advice == plan.advice
 
 
 def test_a_teacher_by_address_is_kept_as_a_file_that_a_later_call_finds(tmp_path, monkeypatch):
