@@ -8,11 +8,10 @@ import mmpretrain
 import pytest
 import timm
 import torch
-from labelled import classifier_config
+from labelled import classifier_config, make_images
 from mmengine.config import Config
 from mmengine.registry import DefaultScope
 from peers import HEADS, ours, timm_peer
-from PIL import Image
 from timm.models import beit, save_for_hf
 
 from beit_mm import ClassificationInferencer, FeatureExtractor
@@ -104,13 +103,9 @@ def test_openmmlabs_files_say_it_by_their_config_or_their_name(tmp_path, warning
 @pytest.mark.parametrize('given', [False, True])
 def test_all_that_read_a_file_agree_and_warn_once(given, tmp_path, warnings):
     """Truth where nothing is given: timm's config of the model."""
-    weights = narrow(BEIT, num_classes=5).state_dict()
+    weights = narrow(BEIT, num_classes=3).state_dict()
     torch.save(weights, file := tmp_path / 'weights.pth')
-    for label in range(2):
-        for index in range(80):
-            path = tmp_path / f'images/class_{label}/{index}.png'
-            path.parent.mkdir(parents=True, exist_ok=True)
-            Image.new('RGB', (20, 20)).save(path)
+    images = make_images(tmp_path / 'images', per_class=40)
     options = LEVELS if given else {}
     found = [
         FeatureExtractor(file, 'cpu', **options),
@@ -118,7 +113,7 @@ def test_all_that_read_a_file_agree_and_warn_once(given, tmp_path, warnings):
         BEiTTeacher(file, **options),
     ]
     call = Record('finetune', init=str(file), levels=options, device='cpu')
-    plan = plan_training(find_images(tmp_path / 'images'), call)
+    plan = plan_training(find_images(images), call)
     levels = [one.mean.flatten().tolist() + one.std.flatten().tolist() for one in found]
     for read in (*levels, plan.preprocessing['mean'] + plan.preprocessing['std']):
         assert read == (LEVELS['mean'] + LEVELS['std'] if given else truth_of(CONFIGS[BEIT]))
