@@ -54,13 +54,11 @@ class Conversion(NamedTuple):
     task: str  # one of `names.task_of`, or 'tokenizer'
     tensors: int  # how many were written
     dropped_keys: list[str]  # names in the source that have no place in the target
-    notes: list[str]  # messages for the user
 
     def __str__(self) -> str:
-        lines = [f'{self.task} weights, {self.source}: {self.tensors} tensors written']
-        if self.dropped_keys:
-            lines.append(f'dropped, {len(self.dropped_keys)}: {names.preview(self.dropped_keys)}')
-        return '\n'.join([*lines, *self.notes])
+        written = f'{self.task} weights, {self.source}: {self.tensors} tensors written'
+        dropped = f'\ndropped, {len(self.dropped_keys)}: {names.preview(self.dropped_keys)}'
+        return written + dropped if self.dropped_keys else written
 
 
 def convert_checkpoint(source: CheckpointInput, target: str | Path, to: str = 'beit_mm') -> Conversion:
@@ -76,7 +74,7 @@ def convert_checkpoint(source: CheckpointInput, target: str | Path, to: str = 'b
     checkpoint, target = Checkpoint.open(source), Path(target)
     if 'blocks.input.w' in checkpoint.weights:
         write_checkpoint(target, checkpoint.weights)
-        return Conversion('DALL-E', 'tokenizer', len(checkpoint.weights), [], [])
+        return Conversion('DALL-E', 'tokenizer', len(checkpoint.weights), [])
     with as_checkpoint_error(checkpoint.path):
         meta = {key: value for key, value in checkpoint.meta.items() if key in KEPT}
         if isinstance(tokenizer := meta.get('tokenizer'), dict):  # paths mean nothing elsewhere
@@ -85,17 +83,17 @@ def convert_checkpoint(source: CheckpointInput, target: str | Path, to: str = 'b
         names.check_complete(ours)
         grid = names.trained_grid(meta, ours['backbone.patch_embed.proj.weight'].shape[-1])
         weights, without_place, _ = names.convert_state_dict(ours, 'beit_mm', to, grid)
-        task, notes = names.task_of(ours), []
+        task = names.task_of(ours)
         config = _hf_config(ours, meta) if to == 'hf' else {}
     if to == 'hf':
-        notes = _write_hub_folder(target, task, weights, config, meta['preprocessing'])
+        _write_hub_folder(target, task, weights, config, meta['preprocessing'])
     elif to == 'timm' or to == 'unilm' and task != 'segmentation':
         is_torch = to == 'unilm' and target.suffix != '.safetensors'
         write_checkpoint(target, dict(model=weights) if is_torch else weights)
     else:
         version = dict(beit_mm_format=description.FORMAT_VERSION) if to == 'beit_mm' else {}
         write_checkpoint(target, dict(state_dict=weights, meta=meta | version))
-    return Conversion(format, task, len(weights), dropped + without_place, notes)
+    return Conversion(format, task, len(weights), dropped + without_place)
 
 
 def publish_checkpoint(source: CheckpointInput, target: str | Path) -> Path:
@@ -171,20 +169,19 @@ def _hf_config(weights: Mapping[str, Tensor], meta: Mapping[str, Any]) -> dict[s
 
 def _write_hub_folder(
     folder: Path, task: str, weights: dict[str, Tensor], config: dict[str, Any], preprocessing: Mapping[str, Any]
-) -> list[str]:
-    """Writes transformers' files and a model card; returns notes for the user."""
-    notes = []
+) -> None:
+    """Writes transformers' files and, unless there is one, a model card."""
     write_checkpoint(folder / 'model.safetensors', weights)
     (folder / 'config.json').write_text(json.dumps(config, indent=2) + '\n')
-    if (card := folder / 'README.md').exists():
-        notes.append(f'{card} exists and is left as it is')
-    else:
+    card = folder / 'README.md'
+    if not card.exists():
         kind, tag = HF_CLASSES[task]
         card.write_text(CARD.format(name=folder.name, task=task, kind=kind, tag=tag))
     file = folder / 'preprocessor_config.json'
     if not {'mean', 'std', 'size'} <= set(preprocessing):
         file.unlink(missing_ok=True)  # it belongs to other weights
-        return ['the source does not say how its images are prepared: no preprocessor_config.json', *notes]
+        warn('the source does not say how its images are prepared: no preprocessor_config.json')
+        return
     processor = dict(
         image_processor_type='BeitImageProcessor',
         do_resize=True,
@@ -198,4 +195,3 @@ def _write_hub_folder(
         image_std=[value / 255 for value in preprocessing['std']],
     )
     file.write_text(json.dumps(processor, indent=2) + '\n')
-    return notes
