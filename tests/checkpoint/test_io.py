@@ -107,11 +107,7 @@ def test_tensors_do_not_hang_on_their_file_and_one_cut_short_is_said_to_be(tmp_p
 
 @pytest.mark.parametrize(
     ('content', 'said'),
-    [
-        (b'', 'is empty'),
-        (b'\n<!DOCTYPE html><html><body>404</body></html>', 'begins with .<!DOCTYPE html>'),
-        (b'cposix\nsystem\n(S"true"\ntR.', "begins with 'cposix'"),
-    ],
+    [(b'', 'is empty'), (b'\n<!DOCTYPE html><html><body>404</body></html>', 'begins with .<!DOCTYPE html>')],
 )
 def test_what_is_no_checkpoint_is_named(tmp_path, content, said):
     path = tmp_path / 'encoder.pkl'

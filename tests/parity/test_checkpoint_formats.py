@@ -9,7 +9,6 @@ import peers
 import pytest
 import torch
 import transformers
-from narrow_segmentors import CROP, narrow_segmentor
 from peers import HEADS, SIZE, VARIANTS, assert_equal, assert_same_outputs, images_and_mask, ours, outputs
 
 from beit_mm.apis.inferencers import ClassificationInferencer, SegmentationInferencer
@@ -259,16 +258,3 @@ def test_a_segmentor_comes_back_from_transformers_with_its_blocks(blocks, tmp_pa
     for folder in ('hub', 'again'):
         convert_checkpoint(tmp_path / folder, tmp_path / 'back.pth')
         assert torch.load(tmp_path / 'back.pth')['meta']['architecture']['out_indices'] == blocks
-
-
-def test_an_upernet_of_mmseg_is_a_segmentor_whatever_it_says(tmp_path):
-    model = narrow_segmentor('bias', 'mmseg.UPerHead')  # head and neck are mmseg's own
-    preprocessing = dict(mean=[127.5] * 3, std=[127.5] * 3, size=[CROP, CROP])
-    meta = dict(preprocessing=preprocessing, architecture=dict(num_heads=4, out_indices=[0, 1, 2, 3]))
-    torch.save(dict(state_dict=model.state_dict(), meta=meta), tmp_path / 'bare.pth')
-    pixels = np.random.default_rng(0).integers(0, 256, (CROP, 90, 3), dtype=np.uint8)
-    (found,) = SegmentationInferencer(tmp_path / 'bare.pth', device='cpu')(pixels)
-    images = (torch.from_numpy(pixels).permute(2, 0, 1)[None].float() - 127.5) / 127.5
-    with torch.no_grad():
-        expected = model.inference(images).argmax(dim=1)[0]
-    assert (torch.from_numpy(found['labels']) == expected).float().mean() > 0.99  # windows of bfloat16 here
