@@ -91,9 +91,8 @@ class SegmentationFolder(UnlabeledImages):
         if annotations is not None:
             existing = {os.path.join(annotations, name) for name in list_images(annotations)}
             images = [sample['img_path'] for sample in samples]
-            expected = [self._label_map(image) for image in images]
-            if missing := [pair for pair in zip(expected, images, strict=True) if pair[0] not in existing]:
-                pair = '{!r} for {!r}'.format(*missing[0])
+            if missing := [image for image in images if self._label_map(image) not in existing]:
+                pair = f'{self._label_map(missing[0])!r} for {missing[0]!r}'
                 raise FileNotFoundError(f'no label map {pair}; {len(missing)} of {len(images)} images have none')
         return samples
 
