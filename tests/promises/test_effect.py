@@ -1,18 +1,11 @@
-"""Each option of each verb and tool, and each key that the docs name, changes what it should and nothing else.
+"""Options of verbs and keys of the docs change what they should and nothing else: a config, a plan or a model."""
 
-What costs little is looked at here, as the config, the plan or the model that follows; of the rest a row names the test
-that looks, or the record of the day on which it was tried by hand. An option without a row fails.
-"""
-
-import argparse
-import ast
 import json
-import re
 from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers import ROOT, header_of, list_configs, load_config, model_on_meta, with_options
+from helpers import load_config, model_on_meta, with_options
 from label_maps import make_label_maps
 from labelled import make_images
 from mmengine.config import Config
@@ -23,7 +16,6 @@ from beit_mm.apis import commands, split, training
 from beit_mm.engine.resuming import settings_by_name
 from beit_mm.registry import HOOKS, TRANSFORMS
 
-RECORD = 'docs/records/2026-11-26-audit-of-effect.md'
 PRETRAINING, CLASSIFIER, SEGMENTOR = 'beit/pretrain_800e', 'beit/finetune_in1k_100e', 'demo/camvid_upernet'
 
 
@@ -248,61 +240,3 @@ def test_a_key_of_the_docs(config, options, expected):
     check_changed(differing(*(settings_by_name(cfg.to_dict()) for cfg in (before, after))), ' '.join(keys))
     part = 'model' if keys[0].startswith('model.') else keys[0].rpartition('.')[0]
     check_changed(differing(built(before, part), built(after, part)), expected)
-
-
-# --- what other tests look at
-
-
-def looked_at_elsewhere() -> set[str]:
-    """Options behind their verbs or tools, and keys, of effect_elsewhere.txt.
-
-    A line names the beginning of a test, which is there, or RECORD, whose tables have a row for each.
-    """
-    rows = [line for line in (ROOT / RECORD).read_text().splitlines() if line.startswith('|')]
-    known, program = set(), ''
-    for line in Path(__file__).with_name('effect_elsewhere.txt').read_text().splitlines():
-        source, _, text = line.partition(': ')
-        path, _, name = source.partition('::')
-        assert source == 'RECORD' or f'def {name}' in (ROOT / 'tests' / path).read_text(), source
-        for word in text.split():
-            if not word.startswith('--'):
-                program = word
-            option = f'{program} {word}' if word.startswith('--') else word
-            said = any(all(f'`{part}`' in row for part in option.split()) for row in rows)
-            assert said or source != 'RECORD' or word.endswith('.py') or word in ('train', 'test'), option
-            known.add(option)
-    return known
-
-
-def options_of(parser: argparse.ArgumentParser) -> list[str]:
-    """Each option by its first name."""
-    return [action.option_strings[0] for action in parser._actions if action.option_strings and action.dest != 'help']
-
-
-def test_every_option_of_every_verb_has_a_row():
-    (verbs,) = (action for action in command.parser()._actions if isinstance(action, argparse._SubParsersAction))
-    rows = {(verb, words) for verb, _, words, _ in CONFIGS} | {(verb, words) for verb, words, _ in PLANS}
-    rows |= {(start, words) for start, words, _ in CALLS}
-    known = {f'{verb.split()[0]} {words.split()[0]}' for verb, words in rows}
-    known |= looked_at_elsewhere()
-    assert {f'{verb} {option}' for verb, parser in verbs.choices.items() for option in options_of(parser)} <= known
-
-
-def test_every_option_of_every_tool_has_a_row():
-    found = set()
-    for path in (path for path in (ROOT / 'tools').rglob('*.py') if 'dev' not in path.parts):
-        calls = [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Call)]
-        added = [call.args[0] for call in calls if getattr(call.func, 'attr', '') == 'add_argument']
-        words = [word.value for word in added if isinstance(word, ast.Constant)]
-        found |= {f'{path.name} {word}' for word in words if word.startswith('--')}
-    assert found == {option for option in looked_at_elsewhere() if '.py --' in option}
-
-
-def test_every_key_that_the_docs_name_has_a_row():
-    pages = [ROOT / 'README.md', *(ROOT / 'docs').glob('*.md'), *(ROOT / 'configs').glob('*/README.md')]
-    texts = [*(path.read_text() for path in pages), *map(header_of, list_configs(demo=True))]
-    named = {key for text in texts for key in re.findall(r'(?<![\w.])[a-z_]+(?:\.[a-z_0-9]+)+(?==)', text)}
-    rows = {option.partition('=')[0] for _, options, _ in KEYS for option in options.split()}
-    rows |= looked_at_elsewhere()
-    assert len(named) > 40
-    assert not {key for key in named if not any(f'{key}.'.startswith(f'{row}.') for row in rows)}
