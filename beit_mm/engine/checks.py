@@ -110,7 +110,7 @@ class FitCheckHook(Hook):
         if self.checkpoint is not None:
             load_whole(unwrap(runner), self.checkpoint.get('state_dict', self.checkpoint))
             with as_checkpoint_error('the checkpoint'):
-                classes = class_names(meta_of(self.checkpoint))
+                classes = class_names(meta_of(self.checkpoint)) or ()
             check_same_classes(classes_of(dataset), path_of(dataset), classes, 'the checkpoint')
             self.checkpoint = None
         check_model(unwrap(runner), dataset)
@@ -184,14 +184,12 @@ def path_of(dataset: Dataset) -> str:
     return prefix.get('img_path') or getattr(dataset, 'data_root', '') or type(dataset).__name__
 
 
-def classes_of(dataset: Dataset) -> tuple[str, ...] | None:
-    classes = getattr(dataset, 'metainfo', {}).get('classes')
-    return None if classes is None else tuple(classes)
+def classes_of(dataset: Dataset) -> tuple[str, ...]:
+    return tuple(getattr(dataset, 'metainfo', {}).get('classes') or ())
 
 
-def check_same_classes(one: tuple[str, ...] | None, name: str, other: tuple[str, ...] | None, other_name: str) -> None:
+def check_same_classes(one: Sequence[str], name: str, other: Sequence[str], other_name: str) -> None:
     """Raises UserError if two lists number the classes differently; lists that share no name pass."""
-    one, other = one or (), other or ()
     if one == other or not set(one) & set(other):
         return
     pairs = enumerate(zip_longest(one, other))
@@ -256,12 +254,11 @@ def check_model(model: nn.Module, dataset: Dataset) -> None:
 
 def check_num_classes(model: nn.Module, dataset: Dataset) -> None:
     """Raises UserError if a part of a model is for another number of classes than the dataset has."""
-    if (classes := classes_of(dataset)) is None:
-        return
+    classes = classes_of(dataset)
     model = getattr(model, 'module', model)  # inside a wrapper for test-time augmentation
     numbers = {name: getattr(module, 'num_classes', None) for name, module in model.named_modules()}
     wrong = {name: number for name, number in numbers.items() if isinstance(number, int) and number != len(classes)}
-    if wrong:
+    if classes and wrong:
         parts = [f'.{name}' for name in wrong if name] or ['']  # a segmentor repeats the number of its head
         settings = ' '.join(f'model{part}.num_classes={len(classes)}' for part in parts)
         raise UserError(
@@ -272,7 +269,7 @@ def check_num_classes(model: nn.Module, dataset: Dataset) -> None:
 
 def check_topk(evaluator: Evaluator, dataset: Dataset) -> None:
     """Raises UserError for a top-k accuracy of too few classes, at which mmpretrain would fail after the epoch."""
-    classes = classes_of(dataset) or ()
+    classes = classes_of(dataset)
     for metric in evaluator.metrics:
         most = np.max(getattr(metric, 'topk', None) or 1)  # `topk` is one number, several, or None
         if classes and most > len(classes):

@@ -61,7 +61,7 @@ class UnreadableImagesHook(Hook):
         if dataset.on_error == 'raise':
             advice = "val_dataloader.dataset.on_error='skip' leaves them out"
             raise UnreadableImageError(f'{found}; {advice}')
-        self.check_rate(len(broken), len(dataset), f'{first}; ')
+        self.check_rate(len(broken), len(dataset))
         validate_on(runner, [index for index in range(len(dataset)) if index not in broken])
         warn(f'{found}. Every validation of this run leaves them out.')
 
@@ -89,10 +89,10 @@ class UnreadableImagesHook(Hook):
                 file.writelines(f'{path}\n' for path in added)
         return added
 
-    def check_rate(self, count: int, total: int, first: str = '') -> None:
+    def check_rate(self, count: int, total: int) -> None:
         limit = min(max(self.max_rate * total, 10), total - 1)  # a few are tolerated, however small the dataset
         if count > limit:
-            raise UserError(f'{first}{count} of {total} images cannot be read, at most {limit:.0f}; see {self.path}')
+            raise UserError(f'{count} of {total} images cannot be read, at most {limit:.0f}; see {self.path}')
 
 
 class ReadingErrors(Dataset):

@@ -95,11 +95,11 @@ def test_a_broken_held_out_image_stops_a_run_before_its_first_step(validated, tm
     assert [Path(line).name for line in listed(tmp_path)] == ['7.png', '20.png', '49.png']
 
 
-def test_too_many_broken_held_out_images_are_told_with_a_reason(validated, tmp_path):
+def test_too_many_broken_held_out_images_end_the_run(validated, tmp_path):
     validated.val_dataloader.dataset.update(on_error='skip', test_mode=False)
     for number in range(8):
         (tmp_path / f'data/val/red/{number}.png').write_bytes(b'')
-    with pytest.raises(UserError, match='val/blue/7.png: .*; 11 of 150 images .*work/unreadable_images.txt'):
+    with pytest.raises(UserError, match='11 of 150 images .*work/unreadable_images.txt'):
         make_runner(validated).train()
 
 
