@@ -3,15 +3,11 @@
 import copy
 import math
 from contextlib import nullcontext
-from functools import partial
-from pathlib import Path
 
 import pytest
 import torch
 from helpers import run_ranks
 from helpers import train as train_run
-from labelled import classifier_config, make_images
-from mmengine.config import Config
 from mmengine.hooks import Hook
 from promises.test_resume import differences
 from torch import nn
@@ -136,39 +132,27 @@ POISONED = range(5, 9)  # batches; two are a step; the run is stopped after the 
 FIRST = 4  # the first batch of the first step with a poisoned one
 
 
-@HOOKS.register_module()
 class Poison(Hook):
     def before_train_iter(self, runner, batch_idx, data_batch=None):
         if runner.iter in POISONED:
-            data_batch['inputs'] = data_batch['inputs'].float().fill_(math.nan)
+            data_batch['inputs']['images'] = data_batch['inputs']['images'].float().fill_(math.nan)
 
 
-def poisoned_run(folder: Path, work_dir: Path, **changes: object) -> Config:
-    """A fine-tuning of nine batches an epoch, whose schedule continues while steps are skipped."""
-    config = classifier_config(folder, work_dir)
-    config.model.backbone.drop_path_rate = 0.3
-    config.train_dataloader.dataset.pipeline[-1].meta_keys = ('img_path', 'unreadable')
-    config.train_cfg = dict(type='beit_mm.IterLoop', max_iters=12)
-    config.randomness = dict(seed=3)
+def test_a_stop_names_the_first_bad_step_and_its_last_checkpoint_is_from_before_it_and_can_be_resumed(
+    pretrain_config, tmp_path, monkeypatch
+):
+    config = pretrain_config
     config.val_cfg = config.val_dataloader = config.val_evaluator = None
-    config.param_scheduler = [dict(type='LinearLR', start_factor=0.1, end=12, by_epoch=False)]
-    config.optim_wrapper.optimizer = dict(type='AdamW', lr=1e-3, fused=True)
+    config.train_cfg = dict(type='beit_mm.IterLoop', max_iters=12)
+    config.param_scheduler = [
+        dict(type='LinearLR', start_factor=0.1, end=12, by_epoch=False)
+    ]  # goes on in skipped steps
     config.optim_wrapper.accumulative_counts = 2
-    checkpoint = dict(type='beit_mm.CheckpointHook', by_epoch=False, interval=FIRST, max_keep_ckpts=-1)
-    info = dict(type='beit_mm.RuntimeInfoHook')
-    config.default_hooks = dict(checkpoint=checkpoint, logger=dict(type='LoggerHook', interval=3), runtime_info=info)
-    hooks = ('StepSeedHook', 'CheckpointMetaHook', 'Poison', 'FitCheckHook')
-    config.custom_hooks = [dict(type=f'beit_mm.{name}') for name in hooks]
-    config.log_processor = dict(by_epoch=False)
-    config.update(changes)
-    return config
-
-
-def test_a_stop_names_the_first_bad_step_and_its_last_checkpoint_is_from_before_it_and_can_be_resumed(tmp_path):
-    again = partial(poisoned_run, make_images(tmp_path / 'images', 12))
-    with pytest.MonkeyPatch.context() as patch, pytest.raises(UserError, match=f'2 steps.* iteration {FIRST} .*dtype'):
+    config.default_hooks.checkpoint.update(by_epoch=False, interval=FIRST, max_keep_ckpts=-1)
+    config.default_hooks.logger.interval = 3
+    with monkeypatch.context() as patch, pytest.raises(UserError, match=f'2 steps.* iteration {FIRST} .*dtype'):
         patch.setattr('beit_mm.engine.optim.MAX_SKIPPED_IN_A_ROW', 2)
-        train_run(again(tmp_path / 'work'))
+        train_run(config, Poison())
     files = [tmp_path / f'work/iter_{number}.pth' for number in (FIRST, 2 * FIRST)]
     before, left = (torch.load(file, weights_only=True) for file in files)
     assert (tmp_path / 'work/last_checkpoint').read_text() == str(files[1])
@@ -177,8 +161,8 @@ def test_a_stop_names_the_first_bad_step_and_its_last_checkpoint_is_from_before_
         assert not differences(before['optimizer'][part], left['optimizer'][part])
     assert left['optimizer']['skipped_steps']['counters'].tolist() == [2, 2, 0]
 
-    whole = train_run(again(tmp_path / 'whole'))
-    resumed = train_run(again(tmp_path / 'resumed', resume=True, load_from=str(files[1])))
+    whole = train_run(config, Poison(), work_dir=str(tmp_path / 'whole'))
+    resumed = train_run(config, Poison(), work_dir=str(tmp_path / 'rest'), resume=True, load_from=str(files[1]))
     assert not differences(*(runner.model.state_dict() for runner in (whole, resumed)))
 
 
