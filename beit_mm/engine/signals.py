@@ -50,8 +50,7 @@ class InterruptionHook(Hook):
         self.asked_at = 0.0
         self.group: Any = None
         self.pending: tuple[Any, torch.Tensor] | None = None  # an exchange under way
-        self.handlers: dict[signal.Signals, Any] = {}
-        self.validates = False
+        self.handlers: dict[signal.Signals, Any] = {}  # of before the training, while one is under way
 
     def before_run(self, runner: Runner) -> None:
         if is_training(runner):
@@ -107,28 +106,22 @@ class InterruptionHook(Hook):
             shield_workers(runner.val_dataloader)
 
     def before_train_iter(self, runner: Runner, batch_idx: int, data_batch: Any = None) -> None:
-        self.stop_if_told(runner)
-
-    def before_val_epoch(self, runner: Runner) -> None:
-        self.validates = bool(self.handlers)  # else no training is under way
+        if self.is_told(runner):
+            self.stop(runner)
 
     def before_val_iter(self, runner: Runner, batch_idx: int, data_batch: Any = None) -> None:
         # Beyond the batches that every process has, another process may have finished and would not answer.
-        if self.validates and (self.group is None or batch_idx < common_batches(runner.val_dataloader)):
-            self.stop_if_told(runner)
-
-    def after_val_epoch(self, runner: Runner, metrics: dict[str, float] | None = None) -> None:
-        self.validates = False
+        answered = self.group is None or batch_idx < common_batches(runner.val_dataloader)
+        if self.handlers and answered and self.is_told(runner):
+            restore_trained_weights(runner)
+            self.stop(runner)
 
     def after_test(self, runner: Runner) -> None:
         end_workers(runner.test_dataloader)
 
-    def stop_if_told(self, runner: Runner) -> None:
+    def is_told(self, runner: Runner) -> bool:
         self.agreed = self.agreed or self.exchange()
-        if self.agreed and runner.optim_wrapper.should_update():  # not between accumulated batches
-            if self.validates:
-                restore_trained_weights(runner)
-            self.stop(runner)
+        return self.agreed != 0 and runner.optim_wrapper.should_update()  # not between accumulated batches
 
     def exchange(self) -> int:
         """The highest exit code among all processes when the last step began, not waiting for the current step."""
