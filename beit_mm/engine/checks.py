@@ -20,10 +20,9 @@ from beit_mm.checkpoint.description import class_names, meta_of
 from beit_mm.checkpoint.names import preview
 from beit_mm.checkpoint.read import as_checkpoint_error
 from beit_mm.datasets import UnlabeledImages
-from beit_mm.datasets.masking import BlockwiseMask, RandomMask
 from beit_mm.datasets.reading import LoadImage
 from beit_mm.datasets.samplers import SeededSampler
-from beit_mm.datasets.transforms import RandomErasing, TwoViews
+from beit_mm.datasets.transforms import RandomErasing
 from beit_mm.engine.dino import TeacherMomentumHook
 from beit_mm.engine.metrics import DenseKNNHook, KNNHook
 from beit_mm.engine.optim import AutocastOptimWrapper, check_state
@@ -338,24 +337,10 @@ def swaps_colours(model: nn.Module) -> bool:
 
 
 def check_views(model: BEiTPretrainer, transforms: Sequence) -> None:
-    """Raises UserError if a pipeline's mask or second view does not fit the backbone's patches."""
-    views = next((transform for transform in transforms if isinstance(transform, TwoViews)), None)
-    if views is None:
-        return
-    grid = tuple(-(-side // model.backbone.patch_size) for side in views.size)  # rounded up: the backbone pads
-    tokenizer, preprocessor = model.target_generator, model.data_preprocessor
-    if tokenizer is not None and tokenizer.gives != 'features':
-        if views.second_size and getattr(preprocessor, 'tokenizer_scale', None):
-            raise UserError("second_size and tokenizer_scale both make the tokenizer's view; set one to None")
-        seen = views.second_size or preprocessor.tokenizer_size(*views.size)
-        if seen != (size := tuple(side * tokenizer.stride for side in grid)):
-            raise UserError(
-                f'a view of {seen} pixels does not give one visual token for each of the {grid} patches; '
-                f'set second_size to {size}'
-            )
-    for transform in transforms:
-        if isinstance(transform, (BlockwiseMask, RandomMask)) and transform.grid != grid:
-            raise UserError(f'the mask has {transform.grid} cells, the backbone {grid} patches; set its grid to {grid}')
+    """Raises UserError if the pipeline and the data preprocessor both make the tokenizer's view."""
+    in_pipeline = any(getattr(transform, 'second_size', None) for transform in transforms)
+    if in_pipeline and getattr(model.data_preprocessor, 'tokenizer_scale', None):
+        raise UserError("second_size and tokenizer_scale both make the tokenizer's view; set one to None")
 
 
 def check_erasing(model: nn.Module, transforms: Sequence) -> None:

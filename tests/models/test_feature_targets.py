@@ -10,8 +10,6 @@ from peers import save_clip
 from torch import Tensor, nn
 
 import beit_mm
-from beit_mm.datasets.transforms import TwoViewCenterCrop
-from beit_mm.engine.checks import check_views
 from beit_mm.engine.metrics import FeatureMetric
 from beit_mm.errors import CheckpointError
 from beit_mm.models import BEiTBackbone, FeatureTargets
@@ -171,7 +169,6 @@ def test_what_does_not_fit_is_said(teacher, tmp_path):
         FeatureTargets(dict(type='beit_mm.CLIPTeacher', name='x'), layers=1)
     with pytest.raises(ValueError, match='channels=.*ema'):
         FeatureTargets('ema', channels=[0])
-    check_views(model_of(teacher), [TwoViewCenterCrop(32, None)])
 
 
 def test_checkpoints_hold_the_average_and_nothing_of_a_frozen_teacher(teacher, tmp_path):

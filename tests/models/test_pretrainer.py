@@ -5,9 +5,6 @@ import torch
 import torch.nn.functional as F
 from helpers import narrow_batch, narrow_model
 
-from beit_mm.datasets.masking import RandomMask
-from beit_mm.datasets.transforms import TwoViewCenterCrop
-from beit_mm.engine.checks import check_views
 from beit_mm.engine.optim import parameter_groups
 from beit_mm.models.provenance import target_provenance
 from beit_mm.models.tokenizers import Tokenizer
@@ -163,10 +160,3 @@ def test_views_that_do_not_fit_are_refused():
     for height, width in ((16, 32), (16, 64)):  # the latter with as many tokens as patches, but of other places
         with pytest.raises(ValueError, match=f'2 x {width // 8} visual tokens, the image 4 x 4 patches; set second_'):
             model(dict(narrow_batch(), tokenizer_images=torch.rand(3, 3, height, width)), mode='loss')
-    for wrong in ((2, 8), (3, 3)):
-        with pytest.raises(ValueError, match=r'set its grid to \(4, 4\)'):
-            check_views(model, [TwoViewCenterCrop(32, 32), RandomMask(wrong, 2)])
-    for size in (16, 36):
-        with pytest.raises(ValueError, match=r'set second_size to \(32, 32\)'):
-            check_views(model, [TwoViewCenterCrop(32, size)])
-    check_views(model, [TwoViewCenterCrop(32, 32), RandomMask((4, 4), 2)])
