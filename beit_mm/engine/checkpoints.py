@@ -289,7 +289,7 @@ def newest_checkpoint(folder: Path, restarted: bool = False) -> str | None:
     numbered = [path for path in folder.glob('*.pth') if NUMBERED.fullmatch(path.name)]
     numbered.sort(key=lambda path: int(path.stem.partition('_')[2]), reverse=True)
     candidates = [*folder.glob(INTERRUPTED), *numbered]
-    candidates.sort(key=lambda path: path.name != last_written)
+    candidates.sort(key=lambda path: path.name != last_written)  # that one first; the others keep their order
     earlier, unusable = [], []
     for path in candidates:
         try:

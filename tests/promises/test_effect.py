@@ -10,7 +10,6 @@ from label_maps import make_label_maps
 from labelled import make_images
 from mmengine.config import Config
 
-import beit_mm
 from beit_mm import __main__ as command
 from beit_mm.apis import commands, split, training
 from beit_mm.engine.resuming import settings_by_name
@@ -138,40 +137,6 @@ def test_an_option_of_pretrain_and_finetune(verb, words, expected, folders, tmp_
             facts(runs[1])
     else:
         check_changed(differing(*map(facts, runs)), expected)
-
-
-# --- the other verbs: what the function of the verb is called with; the tests below look at what it does with it
-
-IMAGES = ('classify', 'segment', 'reconstruct', 'attention', 'embed')
-CALLS = [
-    *((f'{verb} a.pth x.jpg', '--mean 9', 'mean') for verb in (*IMAGES, 'export')),
-    *((f'{verb} a.pth x.jpg', '--std 9', 'std') for verb in (*IMAGES, 'export')),
-    *((f'{verb} a.pth x.jpg', '--out o', 'out') for verb in IMAGES),
-    ('classify a.pth', '--labelled a', 'labelled'),
-    ('classify a.pth', '--min-confidence 0.9', 'min_confidence'),
-    ('segment a.pth', '--min-confidence 0.9', 'min_confidence'),
-    ('segment a.pth', '--labelled a', 'labelled'),
-    ('segment a.pth', '--max-pixels 9', 'max_pixels'),
-    ('attention a.pth', '--short-side 9', 'short_side'),
-    ('segment a.pth', '--short-side 9', 'short_side'),
-    ('segment a.pth', '--reduce-zero-label', 'reduce_zero_label'),
-    ('segment a.pth', '--keep-zero-label', 'reduce_zero_label'),
-    ('segment a.pth', '--multi-scale', 'multi_scale'),
-    ('attention a.pth', '--points 1,2', 'points'),
-    ('attention a.pth', '--layer 2', 'layer'),
-    ('export a.pth o.onnx', '--config a', 'config'),
-    ('export a.pth o.onnx', '--float16', 'float16'),
-]
-
-
-@pytest.mark.parametrize(('start', 'words', 'expected'), CALLS)
-def test_an_option_of_another_verb(start, words, expected, monkeypatch):
-    verb, calls = start.split()[0], []
-    monkeypatch.setattr(beit_mm, verb, lambda **arguments: calls.append(arguments))
-    monkeypatch.setattr(command, 'show', lambda *_: None)
-    for given in ([], words.split()):
-        command.main([*start.split(), *given])
-    assert differing(*calls) == {expected}
 
 
 # --- keys of --cfg-options: what changes in what is built of the config
