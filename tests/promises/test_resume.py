@@ -113,17 +113,6 @@ def with_low_rank_matrices(folder: Path, images: Path) -> Config:
     return config
 
 
-def of_another_library(folder: Path, images: Path) -> Config:
-    """With mmpretrain's own dataset and loading, and a transform of torchvision, which draws by torch."""
-    config = fine_tuning(folder, images)
-    dataset, own = dict(type='CustomDataset', data_prefix=str(folder / 'images/train')), config.train_dataloader
-    pipeline = [dict(type='LoadImageFromFile'), *own.dataset.pipeline[1:3], dict(type='PackInputs')]
-    drawn = [dict(type='NumpyToPIL', to_rgb=True), dict(type='torchvision/RandomRotation', degrees=30)]
-    own.dataset = dict(dataset, pipeline=[*pipeline[:-1], *drawn, dict(type='PILToNumpy'), pipeline[-1]])
-    own.dataset = dict(type='RepeatDataset', times=2, dataset=own.dataset)
-    return config
-
-
 def run(config: Config, folder: Path, **changes: object) -> dict:
     """Trains with a checkpoint after each step, and returns what the last one holds."""
     config = copy.deepcopy(config)
@@ -137,7 +126,7 @@ def run(config: Config, folder: Path, **changes: object) -> dict:
 
 
 LOOPS = [pretraining, accumulating, by_iterations]
-TASKS = [*LOOPS, with_dino, with_features, of_vqkd, fine_tuning, with_low_rank_matrices, of_another_library, of_masks]
+TASKS = [*LOOPS, with_dino, with_features, of_vqkd, fine_tuning, with_low_rank_matrices, of_masks]
 
 
 @pytest.mark.parametrize('task', TASKS)
