@@ -13,17 +13,6 @@ from beit_mm.positions import take_tokens
 SMALL = dict(arch=dict(embed_dims=32, num_layers=3, num_heads=4), img_size=64, patch_size=8)
 
 
-@pytest.mark.parametrize('bias', [None, 'shared', 'per_layer'])
-@pytest.mark.parametrize('size', [(40, 96), (33, 47), (5, 5)])
-def test_images_of_any_size_have_maps_of_whole_patches(bias, size):
-    model = BEiTBackbone(**SMALL, out_type='featmap', out_indices=(0, 2), rel_pos_bias=bias)
-    low, high = model(torch.randn(2, 3, *size))
-    grid = tuple(-(-side // 8) for side in size)
-    assert low.shape == high.shape == (2, 32, *grid)
-    high.sum().backward()
-    assert all(p.grad is not None for p in model.parameters())
-
-
 def test_padding_is_zeros_at_the_bottom_and_the_right():
     model = BEiTBackbone(**SMALL).eval()
     images = torch.randn(1, 3, 60, 61)
