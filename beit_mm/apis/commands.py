@@ -347,9 +347,10 @@ def merge_options(cfg: Config, pairs: Iterable[str]) -> None:
 
 
 def replace_none(entry: Any, key: str, value: Any) -> None:
-    """Turns each None that a dict or a setting goes into into an empty dict: mmengine merges nothing into a None."""
+    """Turns each None that an option would fill into an empty dict: mmengine merges nothing into a None."""
     path = key.split('.')
-    for name in path if isinstance(value, dict) else path[:-1]:
+    outer = path if isinstance(value, dict) else path[:-1]
+    for name in outer:
         place = int(name) if isinstance(entry, list | tuple) else name
         if place == name and name not in entry:
             return
