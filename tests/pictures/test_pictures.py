@@ -59,17 +59,16 @@ def test_a_legend_has_a_square_of_each_colour_and_its_name_below_the_image():
     image = Image.new('RGB', (300, 100), (90, 90, 90))
     picture = np.asarray(with_legend(image, [*zip(('red', 'the green one', 'blue'), colours, strict=True)]))
     assert np.array_equal(picture[:100, :300], np.asarray(image))
-    right, lines = [], []
+    corners = []
     for colour in colours:
         rows, columns = np.nonzero((picture == colour).all(axis=-1))
-        (top, bottom), (left, end) = ((places.min(), places.max()) for places in (rows, columns))
-        assert len(rows) == (bottom - top + 1) * (end - left + 1) and bottom - top == end - left >= 10 and top > 100
-        beside = picture[top - 1 : bottom + 2, end + 2 : end + bottom - top + 20].min(axis=-1)
+        side = rows.max() - rows.min() + 1
+        assert len(rows) == side**2 >= 100
+        beside = picture[rows.min() : rows.max(), columns.max() + 2 : columns.max() + side + 20].min(axis=-1)
         assert beside[:, :2].min() == 255 and beside.min() < 90  # a gap, then the name
-        right.append((left, end))
-        lines.append((top, bottom))
-    assert right[0][1] + 20 < right[1][0] and right[2] == right[0]  # two columns
-    assert lines[0] == lines[1] and lines[2][0] > lines[0][1] and len(picture) > lines[2][1] + 2
+        corners.append((rows.min(), columns.min()))
+    (top, left), (other_top, other_left), (below, below_left) = corners  # two columns
+    assert 100 < top == other_top < below < len(picture) - side and left == below_left < other_left - 20
 
 
 def run(model, inputs: dict, folder: Path) -> list[tuple]:
