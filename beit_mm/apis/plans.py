@@ -111,10 +111,10 @@ class Record:
 
     def check_call(self, call: 'Record', folder: Path) -> None:
         """Refuses to resume a run with other options; an option that the call leaves out keeps its value."""
-        options = 'verb images init tokenizer_option length batch seed reduce_zero_label balance bands levels'
-        for option in [*options.split(), 'lora', 'freeze', 'head', 'targets', 'teacher']:
-            known, given = getattr(self, option), getattr(call, option)
-            if given not in (None, known):
+        left_out = vars(Record(verb=''))
+        for option, given in vars(call).items():
+            known = getattr(self, option)
+            if option != 'workers' and given not in (left_out[option], known):
                 began = f'{folder} began with {option}={known}, this call says {option}={given}'
                 raise UserError(f'{began}; choose another --out')
 
