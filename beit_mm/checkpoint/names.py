@@ -116,15 +116,8 @@ STEM_PARTS = ('cls_token', 'patch_embed.proj.weight', 'patch_embed.proj.bias')
 BLOCK_PARTS = ('attn.qkv.weight', 'attn.q_bias', 'attn.v_bias', 'attn.proj.weight', 'attn.proj.bias') + tuple(
     f'{part}.{kind}' for part in ('norm1', 'norm2', 'mlp.fc1', 'mlp.fc2') for kind in ('weight', 'bias')
 )
-OPTIONAL_PARTS = (
-    'mask_token',
-    'register_tokens',
-    'pos_embed',
-    SHARED_TABLE,
-    f'attn.{TABLE}',
-    'gamma_1',
-    'gamma_2',
-) + tuple(f'{part}.{kind}' for part in ('norm', 'fc_norm') for kind in ('weight', 'bias'))
+OPTIONAL_PARTS = ['mask_token', 'register_tokens', 'pos_embed', 'gamma_1', 'gamma_2', SHARED_TABLE, f'attn.{TABLE}']
+OPTIONAL_PARTS += ['norm.weight', 'norm.bias', 'fc_norm.weight', 'fc_norm.bias']
 ARCHITECTURES = {
     'tiny': dict(embed_dims=192, num_layers=12, num_heads=3),
     'small': dict(embed_dims=384, num_layers=12, num_heads=6),
