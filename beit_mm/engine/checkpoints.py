@@ -56,8 +56,7 @@ class CheckpointHook(Hook):
         by_epoch: whether the interval is in epochs.
         max_keep_ckpts: how many of the numbered checkpoints to keep; -1 keeps all.
         save_last: whether to save the end of the training too.
-        save_best: metrics whose best checkpoint is kept; 'auto' is the first metric of a validation. An improvement
-            also writes a numbered checkpoint, once the run has one.
+        save_best: metrics whose best checkpoint is kept; 'auto' is the first metric of a validation.
         rule: 'greater' or 'less', whichever is better; by default the metric's name decides.
     """
 
@@ -178,13 +177,8 @@ class CheckpointHook(Hook):
         if not is_training(runner):
             return
         runner.message_hub.update_info(VALIDATED, runner.iter)
-        number = getattr(runner, self.unit)
-        improved = [self.save_if_best(runner, metric, metrics or {}, number) for metric in self.save_best]
-        if any(improved) and self.kept:  # a resumed run reads the best score from its numbered file
-            self.due = self.current_name(runner)
-
-    def after_val(self, runner: Runner) -> None:
-        self.save_due(runner)  # with what all hooks have counted, also an EarlyStoppingHook
+        for metric in self.save_best:
+            self.save_if_best(runner, metric, metrics or {})
 
     def save_due(self, runner: Runner, ended: bool = False, **position: int) -> None:
         # Between accumulated batches a run cannot be resumed exactly.
@@ -199,8 +193,8 @@ class CheckpointHook(Hook):
         path = self.save(runner, name, replaces=[*outdated, INTERRUPTED], **position)
         self.kept = others if path is None else self.kept[len(outdated) :]
 
-    def save_if_best(self, runner: Runner, metric: str, metrics: dict[str, float], number: int) -> bool:
-        """Saves the weights if a metric is the best so far; returns whether they were saved."""
+    def save_if_best(self, runner: Runner, metric: str, metrics: dict[str, float]) -> None:
+        """Saves the weights if a metric is the best so far."""
         metric = next(iter(metrics), metric) if metric == 'auto' else metric
         if metric not in metrics:
             raise UserError(f'save_best is {metric!r}; the validation measures {", ".join(metrics) or "nothing"}')
@@ -209,17 +203,15 @@ class CheckpointHook(Hook):
             higher = any(word in metric.lower() for word in HIGHER_IS_BETTER)
             if not higher and 'loss' not in metric.lower():
                 raise UserError(f"whether a high {metric} is good is unknown; set the CheckpointHook's rule")
-        hub = runner.message_hub
+        hub, number = runner.message_hub, getattr(runner, self.unit)
         best = hub.get_info(f'best_score_{metric}', -math.inf if higher else math.inf)
         if not (metrics[metric] > best if higher else metrics[metric] < best):
-            return False
+            return
         numbers = hub.get_info(f'best_number_{metric}', number), number
         old, name = (f'best_{metric}_{self.unit}_{one}.pth'.replace('/', '_') for one in numbers)
-        if self.save(runner, name, resumable=False, replaces=[old] if old != name else []) is None:
-            return False
-        hub.update_info(f'best_score_{metric}', metrics[metric])
-        hub.update_info(f'best_number_{metric}', number)
-        return True
+        if self.save(runner, name, resumable=False, replaces=[old] if old != name else []) is not None:
+            hub.update_info(f'best_score_{metric}', metrics[metric])
+            hub.update_info(f'best_number_{metric}', number)
 
     def save_interrupted(self, runner: Runner) -> Path | None:
         """Writes `interrupted.pth`, unless the run stops in its last validation: then its last checkpoint serves."""

@@ -87,7 +87,7 @@ def test_a_full_disk_ends_no_run_and_takes_no_file_away(config, monkeypatch, cap
         found.setdefault(number, readable(folder))
         if name == 'iter_4.pth':
             (folder / 'interrupted.pth').write_bytes((folder / 'iter_2.pth').read_bytes())
-            assert self.save_if_best(runner, 'loss', dict(loss=1.0), 4)
+            self.save_if_best(runner, 'loss', dict(loss=1.0))
         return path
 
     monkeypatch.setattr(checkpoints.CheckpointHook, 'save', on_a_full_disk)
@@ -203,18 +203,18 @@ def test_the_best_of_each_metric_is_kept(wanted, scores, kept, tmp_path, monkeyp
         return tmp_path / name
 
     monkeypatch.setattr(hook, 'save', save)
-    for number, metrics in enumerate(scores, start=1):
+    for runner.iter, metrics in enumerate(scores, start=1):
         for metric in hook.save_best:
-            hook.save_if_best(runner, metric, metrics, number)
+            hook.save_if_best(runner, metric, metrics)
     assert files == kept
     for metric, said in (('mim_los', 'the validation measures x'), ('x', 'whether a high x is good is unknown')):
         with pytest.raises(ValueError, match=said):
-            hook.save_if_best(runner, metric, dict(x=1.0), 1)
+            hook.save_if_best(runner, metric, dict(x=1.0))
 
 
 def test_a_run_that_was_resumed_twice_replaces_its_best_checkpoint(config, images, monkeypatch):
     narrow = narrow_pretraining(images, Path())
-    scores = iter([2.0, 3.0, 3.0, 1.0])  # the second checkpoint is from before its validation, which is repeated
+    scores = iter([2.0, 2.0, 3.0, 3.0, 1.0])  # the checkpoints are from before their validations, which are repeated
     config.update({key: narrow[key] for key in ('val_cfg', 'val_dataloader', 'val_evaluator')})
     config.default_hooks.checkpoint.update(by_epoch=True, save_best='mim_loss')
     monkeypatch.setattr('mmengine.evaluator.Evaluator.evaluate', lambda self, size: dict(mim_loss=next(scores)))
