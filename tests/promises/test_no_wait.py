@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 from conftest import narrow_feature_pretraining, narrow_pretraining
-from helpers import ROOT, build_on_meta, check_all, list_configs, load_config, make_runner, narrow_feature_model
+from helpers import ROOT, build_on_meta, check_all, list_configs, load_config, make_runner
 from mmengine.config import Config
 from mmengine.registry import init_default_scope
 from mmengine.structures import PixelData
@@ -36,13 +36,7 @@ INDEXING = {'index', 'index_put', 'index_put_'}  # by a boolean tensor
 METHODS = ('tolist', 'item', 'cpu', 'numpy')  # on a CPU some of them call no operation that could be counted
 
 
-def of_frozen_features(images: Path, folder: Path) -> Config:
-    config = narrow_feature_pretraining(images, folder)
-    config.model = narrow_feature_model(teacher='demo', channels=[2, 1, 0], head=dict(target_dims=128))
-    return config
-
-
-@pytest.mark.parametrize('config', [narrow_pretraining, narrow_feature_pretraining, of_frozen_features])
+@pytest.mark.parametrize('config', [narrow_pretraining, narrow_feature_pretraining])
 def test_a_step_asks_for_no_value_of_the_device(config, images, tmp_path, monkeypatch):
     pretrain_config = config(images, tmp_path)
     pretrain_config.train_cfg.update(max_epochs=4, val_interval=4)  # 12 batches
