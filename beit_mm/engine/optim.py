@@ -1,6 +1,5 @@
 """Optimization: mixed precision, skipped steps, weight decay, layer-wise learning rates."""
 
-import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import NamedTuple
@@ -102,12 +101,9 @@ class AutocastOptimWrapper(OptimWrapper):
     def step(self, **kwargs) -> None:
         self.loss_scaler.unscale_(self.optimizer)
         parameters = [p for group in self.optimizer.param_groups for p in group['params'] if p.grad is not None]
-        clip = self.clip_grad_kwargs or dict(max_norm=math.inf)
-        by_value = 'clip_value' in clip
-        by_norm = dict(max_norm=math.inf) if by_value else clip
-        norm = torch.nn.utils.clip_grad_norm_(parameters, **by_norm)
-        if by_value:
-            torch.nn.utils.clip_grad_value_(parameters, **clip)
+        norm = torch.nn.utils.get_total_norm([p.grad for p in parameters])
+        if self.clip_grad_kwargs:
+            self.clip_func(parameters, **self.clip_grad_kwargs)
         self.norms.append(norm)
         bad = ~norm.isfinite()
         self._step_unless(bad, **kwargs)
