@@ -13,7 +13,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from mmengine.dataset import BaseDataset, default_collate
-from mmengine.dist import all_gather, get_world_size
+from mmengine.dist import all_gather
 from mmengine.registry import DefaultScope
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
@@ -70,8 +70,6 @@ def evaluate_images(
     number = check_same_classes(loaders[0].dataset, loaders[1].dataset)
     found: dict[str, Any]
     if method == 'attentive':
-        if get_world_size() > 1:  # each would learn from its share alone
-            raise UserError('an attentive probe is evaluated by one process; start it without a launcher')
         held = hold_patches(image_patches(extractor, loaders[0], layer), len(loaders[0].dataset))
         classify, found = choose_attentive(held, number, queries, seed)
         answers = [(classify(patches), truth) for patches, truth in image_patches(extractor, loaders[1], layer)]
