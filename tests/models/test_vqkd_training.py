@@ -3,7 +3,6 @@
 import math
 
 import pytest
-import timm
 import torch
 import torch.nn.functional as F
 from helpers import run_ranks
@@ -14,7 +13,7 @@ from torch import Tensor, nn
 from beit_mm.checkpoint.read import write_checkpoint
 from beit_mm.engine import AutocastOptimWrapper
 from beit_mm.models import VQKD, BEiTBackbone, VQKDTokenizer
-from beit_mm.models.tokenizers import BEiTTeacher, CLIPTeacher
+from beit_mm.models.tokenizers import CLIPTeacher
 
 ARCH = dict(embed_dims=32, num_layers=2, num_heads=4)
 SIZES = dict(arch=ARCH, img_size=32, patch_size=8, code_dims=6, vocab_size=24)
@@ -161,21 +160,9 @@ def test_two_processes_have_the_same_codes_those_of_one_where_nothing_is_drawn(t
         torch.testing.assert_close(first, codes_of(None), rtol=0, atol=1e-6)
 
 
-def test_teachers_give_the_features_of_their_libraries(tmp_path):
-    """Our own inner layers: tests/models/test_feature_targets.py."""
-    images = images_of(1)
-    mean, std = (torch.tensor(x).view(-1, 1, 1) for x in ([123.675, 116.28, 103.53], [58.395, 57.12, 57.375]))
-    options = dict(img_size=32, patch_size=8, embed_dim=64, depth=2, num_heads=1)
-    network = timm.create_model('vit_small_patch16_224.dino', **options).eval()
-    for parameter in network.parameters():
-        nn.init.normal_(parameter, std=0.2)
-    torch.save(network.state_dict(), tmp_path / 'dino.pth')
-    (found,) = BEiTTeacher(str(tmp_path / 'dino.pth'))(images, (4, 4))
-    with torch.no_grad():
-        expected = network.forward_features((255 * images - mean) / std)[:, 1:]
-    torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-3)
-
-    network = save_clip(tmp_path / 'clip')
+def test_clip_gives_the_features_of_its_library(tmp_path):
+    """A plain ViT: tests/models/test_feature_targets.py, tests/parity/test_plain_vits.py."""
+    images, network = images_of(1), save_clip(tmp_path / 'clip')
     clip = CLIPTeacher(str(tmp_path / 'clip'))
     with torch.no_grad():  # the projection of all patches; the class token's is the library's own
         small = F.interpolate(images, (28, 28), mode='bicubic', antialias=True).clamp(0, 1)
