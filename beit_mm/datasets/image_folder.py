@@ -125,6 +125,8 @@ class Samples(Sequence[dict]):
     def listed(self, paths: Paths) -> 'Samples':
         """Selects images by name, in the order of a list."""
         row_of = {path: row for row, path in enumerate(self.paths)}
+        if len(row_of) < len(self):
+            raise UserError(f'{self.folder}: two images share a name; ann_file cannot tell which one it lists')
         return self[np.array([row_of[path] for path in paths], np.int64)]
 
 
@@ -256,7 +258,10 @@ def extensions_of(transforms: Sequence) -> tuple[str, ...]:
 def read_lines(path: str) -> list[str]:
     """Reads the lines of a file, stripped; bytes that are not UTF-8 are kept."""
     with open(path, encoding='utf-8-sig', errors='surrogateescape') as file:
-        return [line.strip() for line in file]
+        lines = [line.strip() for line in file]
+    if any('\0' in line for line in lines):  # UTF-16, as some editors write it
+        raise UserError(f'{path} holds NUL bytes; expected text in UTF-8')
+    return lines
 
 
 def read_list(path: str) -> Iterator[tuple[int, str, int | None]]:

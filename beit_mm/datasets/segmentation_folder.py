@@ -77,6 +77,8 @@ class SegmentationFolder(UnlabeledImages):
             raise UserError('expected only one of colours in classes, label_values and reduce_zero_label=True')
         if palette and by_colour:
             label_values = colour_numbers(palette).tolist()
+        if label_values is not None and len({*label_values}) != len(names):
+            raise UserError(f'label_values is {label_values}; expected {len(names)} different numbers')
         self.seg_map_suffix, self.label_values, self.by_colour = seg_map_suffix, label_values, by_colour
         if isinstance(data_prefix, dict):  # None is how --cfg-options removes a key
             data_prefix = {name: folder for name, folder in data_prefix.items() if folder is not None}

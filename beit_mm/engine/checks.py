@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from mmengine.dist import get_world_size
 from mmengine.evaluator import Evaluator
-from mmengine.hooks import EarlyStoppingHook, Hook
+from mmengine.hooks import EarlyStoppingHook, EMAHook, Hook
 from mmengine.optim import OptimWrapper
 from mmengine.runner import Runner
 from mmengine.structures import BaseDataElement
@@ -126,6 +126,9 @@ def check_effective_batch(runner: Runner) -> None:
     expected, enabled = auto_scale_lr.get('base_batch_size'), auto_scale_lr.get('enable', False)
     if enabled and accumulation > 1:
         raise UserError(f'auto_scale_lr would ignore the accumulation of {accumulation} batches; scale lr yourself')
+    for hook in runner.hooks:
+        if isinstance(hook, EMAHook) and hook.ema_cfg.get('interval', 1) % accumulation:
+            warn(f'The EMAHook counts batches, and a step has {accumulation}; set its interval={accumulation}.')
     check_schedules(runner, is_scaled=enabled and expected != effective)
     found = f'Effective batch: {processes} processes x {batch} images x {accumulation} accumulated = {effective}'
     if enabled or expected in (None, effective):

@@ -326,7 +326,7 @@ def embed(
     samples = list(with_bar(found, len(sources)) if progress else found)
     read = [sample for sample in samples if 'error' not in sample]
     if not read:
-        raise UserError(f'none of {len(samples)} images could be read: {samples[0]["error"]}')
+        raise FileNotFoundError(f'none of {len(samples)} images could be read: {samples[0]["error"]}')
     features = [sample[kind] for sample in read]
     result = dict(
         features=features if kind == 'patches' else np.stack(features),

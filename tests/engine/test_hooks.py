@@ -73,14 +73,25 @@ def test_a_line_of_the_log_has_the_losses_up_to_its_step(pretrain_config, monkey
     assert complete == [3, 5, 7, 10, 14, 15, 16]  # 3 is the end of the data, as mmengine counts
 
 
+def runner_of(cfg: dict, **options: object) -> SimpleNamespace:
+    loader, optimizer = SimpleNamespace(batch_size=4), SimpleNamespace(param_groups=[dict(lr=1e-3)])
+    parts = dict(hooks=[], param_schedulers=[], optim_wrapper=SimpleNamespace(optimizer=optimizer))
+    return SimpleNamespace(cfg=Config(cfg), train_dataloader=loader, **parts | options)
+
+
 def test_an_effective_batch_that_is_not_the_recipes_is_warned_of(warnings):
     for recipe in (8, 2048):
-        cfg = Config(dict(auto_scale_lr=dict(base_batch_size=recipe), optim_wrapper=dict(accumulative_counts=2)))
-        optimizer = SimpleNamespace(param_groups=[dict(lr=1e-3)])
-        runner = dict(cfg=cfg, optim_wrapper=SimpleNamespace(optimizer=optimizer), param_schedulers=[])
-        check_effective_batch(SimpleNamespace(train_dataloader=SimpleNamespace(batch_size=4), **runner))
+        recipe_of = dict(auto_scale_lr=dict(base_batch_size=recipe), optim_wrapper=dict(accumulative_counts=2))
+        check_effective_batch(runner_of(recipe_of))
     (text,) = warnings()
     assert '1 processes x 4 images x 2 accumulated = 8; the recipe has 2048' in text
+
+
+@pytest.mark.parametrize(('interval', 'number'), [(1, 1), (4, 0)])
+def test_an_average_of_single_batches_of_a_step_is_warned_of(interval, number, warnings):
+    cfg = dict(optim_wrapper=dict(accumulative_counts=4))
+    check_effective_batch(runner_of(cfg, hooks=[EMAHook(interval=interval)]))
+    assert len(warnings()) == number
 
 
 @pytest.mark.parametrize('other', [dict(reduce_zero_label=True), dict(reduce_zero_label=False), {}])

@@ -281,7 +281,6 @@ def test_predictions_sum_up_to_the_loss_and_to_what_is_explained(loss, teacher):
         lambda values: values | dict(layers=1e30),
         lambda values: values | dict(foo=1),
         lambda values: values | dict(teacher='\x1b[31m\n' * 40),
-        lambda values: values | dict(teacher='ema'),  # the head predicts 24 features, the backbone has 32
     ],
 )
 def test_what_a_file_says_of_its_teacher_is_one_line_if_it_does_not_fit(change, teacher, tmp_path):
