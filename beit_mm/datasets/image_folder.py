@@ -177,8 +177,6 @@ class UnlabeledImages(BaseDataset):
         self.on_error = 'raise' if on_error == 'error' else on_error  # configs up to 0.2.0 say 'error'
         data_prefix = data_prefix if isinstance(data_prefix, dict) else dict(img_path=data_prefix)
         kwargs['serialize_data'] = False  # Samples are compact already
-        if '://' in data_root:
-            raise UserError(f'data_root is {data_root}; expected a local folder of images')
         super().__init__(ann_file=ann_file, data_root=data_root, data_prefix=data_prefix, **kwargs)
         scale_decoding(self.pipeline.transforms)
 

@@ -410,5 +410,5 @@ class MultiScaleTTA(BaseTTAModel):
                 del view
             yield mean
 
-    def merge_preds(self, data_samples_list: list) -> list:  # abstract in the base class
-        raise RuntimeError('MultiScaleTTA merges predictions in test_step')
+    def merge_preds(self, data_samples_list: list) -> list:  # abstract in the base class; test_step merges
+        raise NotImplementedError

@@ -8,7 +8,6 @@ from helpers import run_tool
 from PIL import Image
 
 from beit_mm import FeatureExtractor, embed
-from beit_mm.errors import UserError
 from beit_mm.models import BEiTBackbone
 from beit_mm.precision import usable_dtype
 
@@ -96,7 +95,7 @@ def test_a_pil_image_that_cannot_be_decoded_costs_no_other_image(checkpoint, ima
     sources = [Image.open(tmp_path / 'cut.jpg'), Image.new('RGB', (SIZE, SIZE))]
     found = embed(checkpoint, sources, on_error='skip', progress=False)
     assert len(found['features']) == 1 and str(tmp_path / 'cut.jpg') in found['skipped'][0]['error']
-    with pytest.raises(UserError, match='none of 1 images could be read: .*cut.jpg'):
+    with pytest.raises(FileNotFoundError, match='none of 1 images could be read: .*cut.jpg'):
         embed(checkpoint, tmp_path, on_error='skip', progress=False)
 
 
