@@ -386,7 +386,7 @@ class TwoViewDataPreprocessor(BaseDataPreprocessor):
         elif self.tokenizer_scale == 1:
             prepared['tokenizer_images'] = images / 255
         elif self.tokenizer_scale is not None:
-            size = self.tokenizer_size(*images.shape[2:])
+            size = [round(self.tokenizer_scale * side) for side in images.shape[2:]]
             resized = F.interpolate(images, size=size, mode='bicubic', antialias=True)
             prepared['tokenizer_images'] = resized.clamp(0, 255) / 255
         return dict(inputs=prepared)
@@ -396,11 +396,6 @@ class TwoViewDataPreprocessor(BaseDataPreprocessor):
         """(B, H, W, C) to float (B, C, H, W); applies `jitter`, (B, 7), if the pipeline has left that to the device."""
         images = images.permute(0, 3, 1, 2).float()
         return images if jitter is None else jitter_images(images, jitter)
-
-    def tokenizer_size(self, height: int, width: int) -> tuple[int, int]:
-        """Size of the tokenizer's view that is made from a first view of `height` x `width` pixels."""
-        scale = self.tokenizer_scale or 1
-        return round(scale * height), round(scale * width)
 
     def denormalize(self, images: Tensor) -> Tensor:
         """Maps normalised images of the first view back to [0, 1]."""
