@@ -51,6 +51,7 @@ class InterruptionHook(Hook):
         self.group: Any = None
         self.pending: tuple[Any, torch.Tensor] | None = None  # an exchange under way
         self.handlers: dict[signal.Signals, Any] = {}  # of before the training, while one is under way
+        self.validates = False
 
     def before_run(self, runner: Runner) -> None:
         if is_training(runner):
@@ -109,12 +110,18 @@ class InterruptionHook(Hook):
         if self.is_told(runner):
             self.stop(runner)
 
+    def before_val_epoch(self, runner: Runner) -> None:
+        self.validates = bool(self.handlers)  # else no training is under way
+
     def before_val_iter(self, runner: Runner, batch_idx: int, data_batch: Any = None) -> None:
         # Beyond the batches that every process has, another process may have finished and would not answer.
         answered = self.group is None or batch_idx < common_batches(runner.val_dataloader)
-        if self.handlers and answered and self.is_told(runner):
+        if self.validates and answered and self.is_told(runner):
             restore_trained_weights(runner)
             self.stop(runner)
+
+    def after_val_epoch(self, runner: Runner, metrics: dict[str, float] | None = None) -> None:
+        self.validates = False  # before mmpretrain's EMAHook validates again, with the trained weights
 
     def after_test(self, runner: Runner) -> None:
         end_workers(runner.test_dataloader)

@@ -145,6 +145,18 @@ def test_a_signal_in_a_validation_ends_it_and_the_resumed_run_begins_it_anew(
         assert not differences(*({key: file[key] for key in file if key != 'message_hub'} for file in files)), name
 
 
+def test_a_signal_in_the_second_validation_of_mmpretrains_emahook_saves_the_trained_weights(pretrain_config, tmp_path):
+    pretrain_config.custom_hooks += [OTHER_EMA]
+    assert train(pretrain_config, tmp_path / 'whole') == 0
+    batches = []
+    stop = send(signal.SIGTERM)
+    second = Act('after_val_iter', lambda: batches.append(0) or len(batches) == 4 and stop(), iteration=3)  # of 3 each
+    assert train(pretrain_config, tmp_path / 'work', second) == 75
+    assert train(pretrain_config, tmp_path / 'work', resume=True) == 0
+    files = [torch.load(tmp_path / folder / 'epoch_2.pth', weights_only=True) for folder in ('whole', 'work')]
+    assert not differences(*({key: file[key] for key in file if key != 'message_hub'} for file in files))
+
+
 def stopped_ranks(config: Config, folder: Path, act: Act) -> list[object]:
     """Iteration and exit code of both of two processes, one of which is told to stop."""
     config.work_dir, config.launcher, config.auto_scale_lr = str(folder / 'work'), 'pytorch', None
