@@ -326,7 +326,8 @@ def embed(
     samples = list(with_bar(found, len(sources)) if progress else found)
     read = [sample for sample in samples if 'error' not in sample]
     if not read:
-        raise FileNotFoundError(f'none of {len(samples)} images could be read: {samples[0]["error"]}')
+        reason = samples[0]['error'] if samples else 'the list is empty'
+        raise FileNotFoundError(f'none of {len(samples)} images could be read: {reason}')
     features = [sample[kind] for sample in read]
     result = dict(
         features=features if kind == 'patches' else np.stack(features),

@@ -97,6 +97,8 @@ def test_a_pil_image_that_cannot_be_decoded_costs_no_other_image(checkpoint, ima
     assert len(found['features']) == 1 and str(tmp_path / 'cut.jpg') in found['skipped'][0]['error']
     with pytest.raises(FileNotFoundError, match='none of 1 images could be read: .*cut.jpg'):
         embed(checkpoint, tmp_path, on_error='skip', progress=False)
+    with pytest.raises(FileNotFoundError, match='none of 0 images .* list is empty'):
+        embed(checkpoint, [*tmp_path.glob('*.jpeg')])
 
 
 @pytest.mark.parametrize('dtype', [torch.float16, torch.bfloat16, torch.float64])
