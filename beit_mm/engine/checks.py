@@ -100,8 +100,8 @@ class FitCheckHook(Hook):
         if unfit and runner._resume:  # else mmengine prints them
             found = f"{runner._load_from}: shapes differ from this model's: {preview(unfit)}"
             raise UserError(f'{found}; resume with the sizes that the run began with')
-        wrapper = runner.optim_wrapper
-        if runner._resume and isinstance(wrapper, OptimWrapper) and not isinstance(wrapper, AutocastOptimWrapper):
+        wrapper, is_run = runner.optim_wrapper, runner._resume and 'optimizer' in checkpoint
+        if is_run and isinstance(wrapper, OptimWrapper) and not isinstance(wrapper, AutocastOptimWrapper):
             check_state(checkpoint['optimizer'], wrapper.optimizer)  # AutocastOptimWrapper checks it itself
 
     def before_test(self, runner: Runner) -> None:

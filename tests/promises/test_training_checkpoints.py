@@ -124,9 +124,14 @@ def test_a_run_does_not_go_on_with_nan(content, resumed):
         resumed(content).load_or_resume()
 
 
-def test_weights_without_a_run_cannot_be_resumed(run, resumed):
+@pytest.mark.parametrize('wrapper', ['beit_mm.AutocastOptimWrapper', 'OptimWrapper'])
+def test_weights_without_a_run_cannot_be_resumed(wrapper, run, resumed):
+    config = copy.deepcopy(run[1])
+    config.optim_wrapper = dict(type=wrapper, optimizer=config.optim_wrapper.optimizer)
+    runner = resumed(run[0].model.backbone.state_dict(), config)
+    runner.optim_wrapper = runner.build_optim_wrapper(runner.optim_wrapper)
     with pytest.raises(ValueError, match='only weights to load_from, not a run'):
-        resumed(run[0].model.backbone.state_dict()).load_or_resume()
+        runner.load_or_resume()
 
 
 @pytest.mark.parametrize(('mean', 'warned'), [(127.5, False), (123.675, True)])
