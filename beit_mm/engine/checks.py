@@ -340,10 +340,13 @@ def swaps_colours(model: nn.Module) -> bool:
 
 
 def check_views(model: BEiTPretrainer, transforms: Sequence) -> None:
-    """Raises UserError if the pipeline and the data preprocessor both make the tokenizer's view."""
+    """Raises UserError if a view for the tokenizer is made twice, or made where no tokenizer is."""
     in_pipeline = any(getattr(transform, 'second_size', None) for transform in transforms)
-    if in_pipeline and getattr(model.data_preprocessor, 'tokenizer_scale', None):
+    in_preprocessor = getattr(model.data_preprocessor, 'tokenizer_scale', None)
+    if in_pipeline and in_preprocessor:
         raise UserError("second_size and tokenizer_scale both make the tokenizer's view; set one to None")
+    if (in_pipeline or in_preprocessor) and getattr(model.target_generator, 'gives', None) == 'features':
+        raise UserError('features need no second view; set second_size and tokenizer_scale to None')
 
 
 def check_erasing(model: nn.Module, transforms: Sequence) -> None:

@@ -10,6 +10,8 @@ from peers import save_clip
 from torch import Tensor, nn
 
 import beit_mm
+from beit_mm.datasets.transforms import TwoViewCenterCrop
+from beit_mm.engine.checks import check_views
 from beit_mm.engine.metrics import FeatureMetric
 from beit_mm.errors import CheckpointError
 from beit_mm.models import BEiTBackbone, FeatureTargets
@@ -169,6 +171,9 @@ def test_what_does_not_fit_is_said(teacher, tmp_path):
         FeatureTargets(dict(type='beit_mm.CLIPTeacher', name='x'), layers=1)
     with pytest.raises(ValueError, match='channels=.*ema'):
         FeatureTargets('ema', channels=[0])
+    with pytest.raises(ValueError, match='features need no second view'):
+        check_views(model_of(teacher), [TwoViewCenterCrop(32, 32)])
+    check_views(model_of(teacher), [TwoViewCenterCrop(32, None)])
 
 
 def test_checkpoints_hold_the_average_and_nothing_of_a_frozen_teacher(teacher, tmp_path):
