@@ -158,5 +158,5 @@ def test_views_that_do_not_fit_are_refused():
     with pytest.raises(ValueError, match='add BlockwiseMask to the pipeline'):
         model(dict(narrow_batch(), mask=None, positions=None), mode='loss')
     for height, width in ((16, 32), (16, 64)):  # the latter with as many tokens as patches, but of other places
-        with pytest.raises(ValueError, match=f'2 x {width // 8} visual tokens, the image 4 x 4 patches; set second_'):
+        with pytest.raises(ValueError, match=f'2 x {width // 8} visual tokens, the mask 4 x 4 cells; .* second_'):
             model(dict(narrow_batch(), tokenizer_images=torch.rand(3, 3, height, width)), mode='loss')

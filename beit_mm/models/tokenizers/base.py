@@ -58,9 +58,10 @@ class Tokenizer(TargetGenerator):
         rows, columns = self.grid_size(*images.shape[-2:])
         mask = inputs['mask']
         if mask is not None and mask.shape[1:] not in ((rows, columns), (rows * columns,)):
-            patches = ' x '.join(map(str, mask.shape[1:]))
-            found = f"the tokenizer's view has {rows} x {columns} visual tokens, the image {patches} patches"
-            raise UserError(f'{found}; set second_size to {self.stride} pixels for each patch')
+            cells = ' x '.join(map(str, mask.shape[1:]))
+            found = f"the tokenizer's view has {rows} x {columns} visual tokens, the mask {cells} cells"
+            advice = f"one for each patch: set the mask's grid, or second_size, {self.stride} pixels for a patch"
+            raise UserError(f'{found}; expected {advice}')
         return self.encode(images).flatten(1) if positions is None else self.encode_at(images, positions)
 
     @abstractmethod
