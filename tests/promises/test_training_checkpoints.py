@@ -124,6 +124,16 @@ def test_a_run_does_not_go_on_with_nan(content, resumed):
         resumed(content).load_or_resume()
 
 
+def test_a_run_that_began_with_030_keeps_its_best_checkpoint(content, resumed, tmp_path):
+    info, best = content['message_hub']['runtime_info'], tmp_path / 'work_True/best_mim_acc_epoch_2.pth'
+    info['best_score'] = 1 + info.pop('best_score_mim_acc')
+    best.parent.mkdir()
+    best.touch()
+    runner = resumed(content)
+    runner.train()
+    assert runner.epoch == 4 and [*best.parent.glob('best_*')] == [best]
+
+
 @pytest.mark.parametrize('wrapper', ['beit_mm.AutocastOptimWrapper', 'OptimWrapper'])
 def test_weights_without_a_run_cannot_be_resumed(wrapper, run, resumed):
     config = copy.deepcopy(run[1])
