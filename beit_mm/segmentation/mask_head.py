@@ -111,6 +111,7 @@ class MaskClassificationHead(BaseDecodeHead):
 
     def join(self, backbone: BEiTBackbone) -> None:
         """Takes the backbone's last blocks for the queries."""
+        check_choice('decode_head.num_blocks', self.num_blocks, range(1, backbone.num_layers + 1))
         self.joined = [*backbone.blocks[-self.num_blocks :]]
         self.with_cp = backbone.with_cp
 

@@ -208,8 +208,10 @@ def test_a_query_in_the_backbone_stands_where_the_class_token_does(bias):
         torch.testing.assert_close(x[:, place], x[:, head.num_queries], atol=1e-5, rtol=1e-5)
 
 
-def test_queries_join_a_backbone_that_has_nothing_behind_it():
+def test_queries_join_a_backbone_that_has_the_blocks_and_nothing_behind_it():
     for changes, key in [
+        (dict(decode_head=dict(num_blocks=0)), 'num_blocks'),
+        (dict(decode_head=dict(num_blocks=5)), 'num_blocks'),
         (dict(neck=SEGMENTOR['neck']), 'neck'),
         (dict(auxiliary_head=dict(UPERNET, type='mmseg.FCNHead', in_channels=WIDTH, in_index=0)), 'auxiliary_head'),
     ]:
