@@ -359,9 +359,10 @@ def check_erasing(model: nn.Module, transforms: Sequence) -> None:
 
 
 def check_groups(backbone: BEiTBackbone, groups: Sequence[dict]) -> None:
-    """Raises UserError if all blocks of a BEiTBackbone have one learning rate, and its patch embedding another.
+    """Raises UserError if an optimizer's groups miss the layers or the norms of a BEiTBackbone.
 
-    mmseg's constructor looks for the blocks of a "BEiT" under `layers.0`; ours are called `blocks.0`.
+    Other libraries' constructors find both by name: mmseg's looks for the blocks of a "BEiT" under `layers.0`,
+    mmpretrain's recipes exempt norms called `.ln` from weight decay. Ours are called `blocks.0` and `norm1`.
     """
     scale_of = {id(parameter): group.get('lr_scale', 1) for group in groups for parameter in group['params']}
 
@@ -375,3 +376,8 @@ def check_groups(backbone: BEiTBackbone, groups: Sequence[dict]) -> None:
             'the optimizer gives all blocks of the BEiTBackbone one learning rate and its patch embedding another; use'
             " constructor='beit_mm.BEiTOptimWrapperConstructor' with paramwise_cfg=dict(layer_decay_rate=...)"
         )
+    decay_of = {id(parameter): group.get('weight_decay', 0) for group in groups for parameter in group['params']}
+    for name, norm in backbone.named_modules():
+        if isinstance(norm, nn.LayerNorm) and decay_of.get(id(norm.weight)) and decay_of.get(id(norm.bias)) == 0:
+            found = f'weight decay applies to the weight of {name} of the BEiTBackbone, not to its bias'
+            raise UserError(f'{found}; set norm_decay_mult=0.0 in optim_wrapper.paramwise_cfg')

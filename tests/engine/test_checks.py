@@ -183,6 +183,11 @@ def test_the_hook_checks_the_groups_of_the_optimizer(cfg):
     cfg.optim_wrapper.update(constructor='mmseg.LearningRateDecayOptimizerConstructor', paramwise_cfg=decay)
     cfg.optim_wrapper.optimizer.weight_decay = 0.05
     refused(cfg, 'gives all blocks')
+    recipe = dict(layer_decay_rate=0.65, custom_keys={'.ln': dict(decay_mult=0.0), '.bias': dict(decay_mult=0.0)})
+    cfg.optim_wrapper.update(constructor='LearningRateDecayOptimWrapperConstructor', paramwise_cfg=recipe)
+    refused(cfg, 'weight of blocks.0.norm1 .* not to its bias; .*norm_decay_mult')
+    cfg.optim_wrapper.paramwise_cfg.norm_decay_mult = 0.0
+    make_runner(cfg).train()
 
 
 @pytest.mark.parametrize(('size', 'number'), [(32, 0), ((31, 25), 0), (64, 1)])  # of patches of 8 pixels
