@@ -101,7 +101,7 @@ def test_resuming_executes_nothing_deletes_nothing_of_others_and_takes_over_no_t
     texts = dict.fromkeys(('cfg', 'experiment_name', 'mmengine_version', 'last_ckpt', 'other'), said)
     config = f"open('{tmp_path}/ran', 'w')  # {said}"
     content['meta'] |= dict(texts, run=f'{said}\x1b', config=config, config_dict=texts, dataset_meta=texts)
-    told = dict(best_ckpt=f'{tmp_path}/mine', keep_ckpt_ids=[1, 2], number=1.5)
+    told = dict(best_ckpt=f'{tmp_path}/mine', kept_checkpoints=['epoch_1.pth', 'epoch_2.pth'], number=1.5)
     hub['runtime_info'] |= dict(texts, dataset_meta=dict(classes=[said]), **told)
     hub['log_scalars'] = {f'train/{said}\x1b[2J': dict(values=torch.ones(3), counts=torch.ones(3), max_length=9)}
     hub['resumed_keys'] |= dict.fromkeys((*texts, *told, f'train/{said}\x1b[2J'), True)
