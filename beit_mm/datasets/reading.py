@@ -380,10 +380,12 @@ def band_statistics(
     generator, sampled, taken = random.Random(0), [], [*(bands or ())]
     for path in paths:
         values = read_bands(path)
-        found = range(values.shape[2])
-        taken = taken or [*found]  # all of the first file
+        found = [*range(values.shape[2])]
+        taken = taken or found  # all of the first file
         if not {*taken} <= {*found}:
             raise UserError(f'{path} has {len(found)} bands, counted from 0; there are no bands {taken}')
+        if not bands and taken != found:
+            raise UserError(f'{path} has {len(found)} bands, earlier files {len(taken)}; choose the bands to use')
         values = values[..., taken].reshape(-1, len(taken))
         rows = generator.sample(range(len(values)), min(SAMPLED, len(values)))
         sampled.append(values[rows].astype(np.float64))

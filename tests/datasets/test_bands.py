@@ -131,6 +131,9 @@ def test_statistics_are_percentiles_and_what_the_loader_makes_of_them(tmp_path, 
             band_statistics(paths, wrong)
     with pytest.raises(ValueError, match='band 2 is 7 nearly everywhere'):
         band_statistics(paths[:1], [0, 2])
+    np.save(paths[1], np.zeros((64, 64, 4)))
+    with pytest.raises(ValueError, match='1.npy has 4 bands, earlier files 3; choose'):
+        band_statistics(paths[:2])
     for words in (('--num-images', 0), ('--percentiles', 0, 101), ('--percentiles', 99, 1)):
         with pytest.raises(SystemExit):
             run_tool('datasets/band_statistics.py', tmp_path, *words)
