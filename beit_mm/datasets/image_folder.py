@@ -176,6 +176,8 @@ class UnlabeledImages(BaseDataset):
         check_choice('on_error', on_error, ('raise', 'error', 'skip'))
         self.on_error = 'raise' if on_error == 'error' else on_error  # configs up to 0.2.0 say 'error'
         data_prefix = data_prefix if isinstance(data_prefix, dict) else dict(img_path=data_prefix)
+        if kwargs.get('filter_cfg'):
+            raise UserError('filter_cfg has no effect on these datasets; list the images to take in ann_file')
         kwargs['serialize_data'] = False  # Samples are compact already
         super().__init__(ann_file=ann_file, data_root=data_root, data_prefix=data_prefix, **kwargs)
         scale_decoding(self.pipeline.transforms)

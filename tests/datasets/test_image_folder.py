@@ -159,6 +159,7 @@ LIST = dict(ann_file='list.txt')
         ('ImageFolder', dict(data_prefix='red', classes=['pink']), '', 'no folder .*pink'),
         ('ImageFolder', {}, '', 'no images in .*/empty'),
         ('UnlabeledImages', dict(LIST, data_prefix='nowhere'), 'red/1.png\n', 'nowhere'),
+        ('UnlabeledImages', dict(filter_cfg=dict(min_size=9)), '', 'filter_cfg has no effect.*ann_file'),
         ('UnlabeledImages', dict(data_prefix='empty'), '', 'no images in .*/empty/?.* .jpg .jpeg .* .png .*.tiff'),
     ],
 )
