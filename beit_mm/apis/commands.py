@@ -303,6 +303,8 @@ def load_config(args: argparse.Namespace, steps: int | None = None) -> Config:
     if args.launcher == 'none' and os.environ.get('WORLD_SIZE', '1') != '1':
         given = f'WORLD_SIZE={os.environ["WORLD_SIZE"]}'
         raise UserError(f'{given}, but without a launcher each process would run alone; add --launcher pytorch')
+    if args.launcher in ('slurm', 'mpi') and not torch.cuda.is_available():  # mmengine would divide by 0
+        raise UserError(f'--launcher {args.launcher} needs GPUs, and torch sees none; use tools/dist_*.sh on CPUs')
     path = find_config(args.config)
     cfg = Config.fromfile(path)
     if steps is not None:

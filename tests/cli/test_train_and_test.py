@@ -237,6 +237,12 @@ def test_processes_that_would_train_alone_are_refused(options, monkeypatch):
         run_tool('train.py', CONFIG, *options)
 
 
+def test_launchers_that_need_gpus_say_so(monkeypatch):
+    monkeypatch.setattr(torch.cuda, 'is_available', lambda: False)
+    with pytest.raises(UserError, match='--launcher slurm needs GPUs'):
+        config_of('train', CONFIG, '--launcher', 'slurm')
+
+
 @pytest.mark.parametrize(
     ('config', 'key', 'nearest'),
     [
