@@ -154,6 +154,8 @@ def mistake(error: BaseException) -> str | None:
         return f'{". ".join(str(error).split(". ")[:2])}. {LESS_MEMORY}, or --batch of pretrain and finetune'
     if 'more than 1 value per channel when training' in str(error):  # a pool of 1 x 1 in UperNet
         return 'BatchNorm needs two images in every batch: train_dataloader.batch_size=2 or more, --batch of finetune'
+    if 'persistent_workers option needs' in str(error):  # torch's, for num_workers=0
+        return f'{error}; with num_workers=0 set persistent_workers=False too'
     if LOST.search(str(error)):
         return f'another process has ended, or can no longer be reached ({error})'
     lacks_package = isinstance(error, ImportError) and 'pip install' in str(error)  # wandb's backend, for example

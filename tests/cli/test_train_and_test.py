@@ -220,6 +220,7 @@ def test_mim_trains_from_the_config_alone(options, tmp_path):
         ('model.backbone.type=BEiTBackbone', "'BEiTBackbone'"),
         ('lr=1e-3', 'lr is not '),
         ('launcher=pytorch', "launcher=pytorch: another argument makes it 'none'"),
+        ('train_dataloader.num_workers=0', 'set persistent_workers=False too'),
         ('train_cfg.val_interval=0', 'error: train_cfg.val_interval is 0; expected a number from 1'),
         ("optim_wrapper.clip_grad={'max_norm': 1}", 'optim_wrapper.clip_grad holds dicts but is not JSON'),
         ('param_scheduler.2.end=9', 'param_scheduler.2.end'),
