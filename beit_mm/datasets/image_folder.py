@@ -179,6 +179,8 @@ class UnlabeledImages(BaseDataset):
         if kwargs.get('filter_cfg'):
             raise UserError('filter_cfg has no effect on these datasets; list the images to take in ann_file')
         kwargs['serialize_data'] = False  # Samples are compact already
+        if '://' in data_root:
+            raise UserError(f'data_root is {data_root}; expected a local folder of images')
         super().__init__(ann_file=ann_file, data_root=data_root, data_prefix=data_prefix, **kwargs)
         scale_decoding(self.pipeline.transforms)
 
