@@ -127,4 +127,7 @@ def _numbers(values: Any, kind: Any = (int, float)) -> list:
 def _neighbour(path: Path, name: str) -> dict[str, Any]:
     """Content of a JSON file beside weights that are named as on the Hub; empty if there is none."""
     file = path.with_name(name)
-    return json.loads(file.read_text()) if path.name in HUB_FILES and file.is_file() else {}
+    try:
+        return json.loads(file.read_text()) if path.name in HUB_FILES and file.is_file() else {}
+    except ValueError as error:
+        raise CheckpointError(f'{file} beside the weights is not JSON: {error}.') from None

@@ -219,6 +219,9 @@ def test_a_folder_of_transformers(tmp_path):
     load_checkpoint(model, str(tmp_path))
     assert model.load_report.resized[f'blocks.0.{TABLE}'] == '6 x 8 -> 8 x 6'
     assert model.load_report.preprocessing == dict(mean=[127.5] * 3, std=[51.0] * 3, size=[48, 64])
+    (tmp_path / 'preprocessor_config.json').write_text('{"image_mean": [0.5,')
+    with pytest.raises(CheckpointError, match='preprocessor_config.json beside the weights is not JSON'):
+        load_checkpoint(model, str(tmp_path))
     (tmp_path / 'model.safetensors').unlink()
     with pytest.raises(FileNotFoundError, match='model.safetensors, '):
         load_checkpoint(model, str(tmp_path))
