@@ -298,6 +298,8 @@ def deep_gray_to_rgb(image: Image.Image) -> Image.Image:
     values = np.nan_to_num(np.asarray(image).astype(np.float64))
     low, high = (0, 65535) if is_deep_gray(image) else (values.min(), values.max())
     gray = np.rint((values - low) * (255 / max(high - low, 1e-12))).astype(np.uint8)
+    if 'transparency' in image.info:
+        gray[values == image.info['transparency']] = 255
     return Image.fromarray(gray).convert('RGB')
 
 

@@ -84,9 +84,9 @@ def test_transparency_lies_on_white(tmp_path, scene):
     rgba.putalpha(alpha)
     pixels = read_image(save(tmp_path / 'rgba.png', rgba))
     assert (pixels[:, 20:] == 255).all() and (pixels[:, :20] == np.asarray(scene)[:, :20]).all()
-    palette = Image.new('P', (4, 4), 0)
-    pixels = read_image(save(tmp_path / 'p.png', palette, transparency=0))
-    assert (pixels == 255).all()
+    for mode in ('P', 'I;16'):
+        pixels = read_image(save(tmp_path / 'a.png', Image.new(mode, (4, 4), 0), transparency=0))
+        assert (pixels == 255).all()
 
 
 def test_whatever_a_decoder_raises_makes_a_file_unreadable(tmp_path, monkeypatch, scene):
