@@ -306,7 +306,11 @@ def load_config(args: argparse.Namespace, steps: int | None = None) -> Config:
     if args.launcher in ('slurm', 'mpi') and not torch.cuda.is_available():  # mmengine would divide by 0
         raise UserError(f'--launcher {args.launcher} needs GPUs, and torch sees none; use tools/dist_*.sh on CPUs')
     path = find_config(args.config)
-    cfg = Config.fromfile(path)
+    try:
+        cfg = Config.fromfile(path)
+    except SyntaxError as error:  # its traceback names no file
+        place = f'{path}, or a config that it inherits, line {error.lineno}'
+        raise UserError(f'{place}: {error.msg}: {error.text}') from error
     if steps is not None:
         for pair in args.cfg_options:
             if pair.startswith(('train_cfg.max_iters=', 'train_cfg.max_epochs=')):

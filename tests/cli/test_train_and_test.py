@@ -238,6 +238,13 @@ def test_processes_that_would_train_alone_are_refused(options, monkeypatch):
         run_tool('train.py', CONFIG, *options)
 
 
+def test_a_config_that_is_not_python_is_named(tmp_path):
+    (tmp_path / 'base.py').write_text('x = dict(')
+    (tmp_path / 'config.py').write_text("_base_ = 'base.py'")
+    with pytest.raises(UserError, match=r'config.py, or a config .* line 1: .* never closed: x = dict\('):
+        config_of('train', tmp_path / 'config.py')
+
+
 def test_launchers_that_need_gpus_say_so(monkeypatch):
     monkeypatch.setattr(torch.cuda, 'is_available', lambda: False)
     with pytest.raises(UserError, match='--launcher slurm needs GPUs'):
