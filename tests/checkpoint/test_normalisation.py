@@ -100,6 +100,12 @@ def test_openmmlabs_files_say_it_by_their_config_or_their_name(tmp_path, warning
     assert levels == [*truth.mean, *truth.std] and not warnings()
 
 
+def test_a_file_that_is_called_demo_is_not_the_packaged_one(tmp_path, warnings):
+    torch.save(timm_peer('features', 'per_layer').state_dict(), tmp_path / 'demo.pth')
+    levels, warning = normalisation(tmp_path / 'demo.pth')
+    assert levels == [127.5] * 6 and warnings() == [warning]
+
+
 @pytest.mark.parametrize('given', [False, True])
 def test_all_that_read_a_file_agree_and_warn_once(given, tmp_path, warnings):
     """Truth where nothing is given: timm's config of the model."""
