@@ -241,6 +241,8 @@ def plan_training(images: Images, call: Record) -> Plan:
         frozen = depth if call.freeze == ALL else int(call.freeze)
     if init == NONE and (call.lora, frozen) != (None, None):
         raise UserError('--lora and --freeze keep what weights have learned; give a checkpoint with --init')
+    if frozen is not None and not 0 <= frozen <= depth:
+        raise UserError(f'--freeze is {frozen}; expected {ALL}, or blocks from 0 to {depth}')
     workers, batch, number = call.workers, call.batch, len(images.train.names)
     if workers is None:  # feeding a GPU takes two cores; without a GPU the training itself takes most of them
         cores = len(os.sched_getaffinity(0)) if hasattr(os, 'sched_getaffinity') else os.cpu_count() or 1

@@ -240,6 +240,7 @@ def test_frozen_blocks_stay_as_they_were(folders, base, tmp_path, no_report):
     ('options', 'said'),
     [
         (dict(freeze='all', lora=2), '--lora and --freeze'),
+        (dict(freeze=4), '--freeze is 4; expected all, or blocks from 0 to 3'),
         (dict(freeze=1, init='none'), '--init'),
         (dict(lora=2, init='none'), '--init'),
     ],
