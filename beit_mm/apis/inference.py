@@ -69,6 +69,7 @@ def classify(
     is_folder = out is not None and Path(out).suffix not in ('.csv', '.json')
     if is_folder != (min_confidence is not None):
         raise UserError(f'--out is {out}; expected a .csv or .json file, or with --min-confidence a folder')
+    check_confidence(min_confidence)
     path = Path(out or '').expanduser()
     if is_folder and any(found.is_dir() for found in path.glob('*')):
         raise UserError(f'{path} has folders already, which would be learned from too; give another --out')
@@ -87,6 +88,11 @@ def classify(
     elif out is not None:
         write_results(path, results)
     return results
+
+
+def check_confidence(least: float | None) -> None:
+    if least is not None and not 0 <= least <= 1:
+        raise UserError(f'--min-confidence is {least}; expected a number from 0 to 1')
 
 
 def link_images(folder: Path, results: Sequence[dict[str, Any]], least: float) -> None:
@@ -191,6 +197,7 @@ def segment(
     with quiet():
         opened = Checkpoint.open(checkpoint, 'segmentor' if labelled is None else 'pretrained', mean=mean, std=std)
         folder = Path(out).expanduser()
+        check_confidence(min_confidence)
         kept = ['images']  # of an earlier call with min_confidence, or of the user: they would be learned from too
         if not (folder / CONFIDENCE).exists():
             kept += ['labels', 'classes.txt']  # the user's own

@@ -156,6 +156,8 @@ def test_pixels_that_are_not_sure_are_ignored_in_a_folder_that_finetune_reads(wo
     words = ['segment', work / 'model.pth', *sources, '--out', out, '--min-confidence']
     command.main([*map(str, words), '1'])
     assert ' 0 % of the pixels' in capsys.readouterr().out.replace('\n', ' ')
+    with pytest.raises(ValueError, match='expected a number from 0 to 1'):
+        command.main([*map(str, words), '90'])
     command.main([*map(str, words), str(least)])  # what was not sure enough is not in the way
     shares = [float((truth[file][0] >= least).mean()) for file in (*SIZES, 'square.png')]
     assert f'{100 * np.mean(shares):.0f} % of the pixels' in capsys.readouterr().out

@@ -380,6 +380,7 @@ def test_images_whose_class_is_sure_become_a_folder_to_learn_from(run, images, t
     least = min(result['scores'][0][1] for result in found.values())
     assert 0.3 < mixed['scores'][0][1] < least and sum(share for _, share in mixed['scores']) == pytest.approx(1)
     words = ['classify', run, source, '--labelled', images, '--out', out, '--min-confidence']
+    mistake('--min-confidence', *words, 90)
     mistake('--min-confidence', *words[:-2], tmp_path / 'x.csv', words[-1], 0.5)
     call(*words[:2], source / 'mixed.png', *words[3:], least)  # nothing is so sure
     assert '0 of 1 images' in capsys.readouterr().out
