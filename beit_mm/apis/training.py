@@ -214,8 +214,9 @@ class Run:
             check_images_alone(Path(folder))
             return find_images(folder)
         maps = find_label_maps(folder, record.reduce_zero_label, bands=record.bands)
-        useless = ['balance'] if maps else ['reduce_zero_label', 'bands', 'head']
-        if given := [option for option in useless if getattr(record, option) is not None]:
+        of_maps = dict(reduce_zero_label='--reduce-zero-label or --keep-zero-label', bands='--bands', head='--head')
+        useless = dict(balance='--balance') if maps else of_maps
+        if given := [option for name, option in useless.items() if getattr(record, name) is not None]:
             kind = 'label maps' if maps else 'no label maps'
             raise UserError(f'{folder} has {kind}; leave out {", ".join(given)}')
         if maps:

@@ -164,5 +164,5 @@ def test_bands_in_pages_and_arrays_are_found_and_the_first_image_decides(tmp_pat
 def test_bands_where_there_are_none_are_refused(tmp_path):
     with pytest.raises(UserError, match='left out, unreadable: .*0.png: .*TIFF'):
         find_label_maps(make_label_maps(tmp_path / 'data', 12), bands='all')
-    with pytest.raises(UserError, match='no label maps; leave out bands'):
+    with pytest.raises(UserError, match='no label maps; leave out --bands'):
         beit_mm.finetune(make_label_maps(tmp_path / 'other', 12) / 'images/training', tmp_path / 'run', bands='all')

@@ -84,9 +84,9 @@ def test_masks_are_left_out_step_by_step_of_a_run_of_minutes(folder, base, tmp_p
 
 def test_options_that_do_not_suit_the_images_are_refused(folder, base, tmp_path, monkeypatch):
     monkeypatch.setattr(split, 'MIN_IMAGES', 10)
-    with pytest.raises(UserError, match='no label maps; leave out head'):
+    with pytest.raises(UserError, match='no label maps; leave out --head'):
         beit_mm.finetune(make_images(tmp_path / 'images', 12) / 'train', tmp_path / 'a', base, head='masks')
     with pytest.raises(UserError, match="'mask'.*masks_decoder"):
         beit_mm.finetune(folder, tmp_path / 'b', base, head='mask')
-    with pytest.raises(UserError, match='has label maps; leave out balance'):
+    with pytest.raises(UserError, match='has label maps; leave out --balance'):
         beit_mm.finetune(folder, tmp_path / 'c', base, balance=True)
