@@ -72,6 +72,8 @@ def train_config(args: argparse.Namespace) -> Config:
     if args.no_validate:
         cfg.val_cfg = cfg.val_dataloader = cfg.val_evaluator = None
     if args.auto_scale_lr:
+        if 'auto_scale_lr' not in cfg:
+            raise UserError(f'--auto-scale-lr: {args.config} has no auto_scale_lr to say which batch its rates are for')
         cfg.auto_scale_lr.enable = True
     wrapper = cfg.optim_wrapper
     is_mixed = 'AmpOptimWrapper' in str(wrapper.get('type')) or wrapper.get('dtype', 'float32') != 'float32'

@@ -198,10 +198,10 @@ def segment(
         opened = Checkpoint.open(checkpoint, 'segmentor' if labelled is None else 'pretrained', mean=mean, std=std)
         folder = Path(out).expanduser()
         check_confidence(min_confidence)
-        kept = ['images']  # of an earlier call with min_confidence, or of the user: they would be learned from too
+        reserved = ['images']  # of an earlier call with min_confidence, or of the user: they would be learned from too
         if not (folder / CONFIDENCE).exists():
-            kept += ['labels', 'classes.txt']  # the user's own
-        for name in kept:
+            reserved += ['labels', 'classes.txt']  # the user's own
+        for name in reserved:
             if (folder / name).exists():
                 raise UserError(f'{folder / name} is there already; give another --out')
         segmentor: Segmentor

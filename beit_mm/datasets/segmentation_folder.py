@@ -96,6 +96,11 @@ class SegmentationFolder(UnlabeledImages):
             if missing := [image for image in images if self._label_map(image) not in existing]:
                 pair = f'{self._label_map(missing[0])!r} for {missing[0]!r}'
                 raise FileNotFoundError(f'no label map {pair}; {len(missing)} of {len(images)} images have none')
+            others = existing.difference(map(self._label_map, images))
+            unused = [name for name in others if name.endswith(self.seg_map_suffix)]
+            if unused and not self.ann_file:  # a list leaves some out
+                folder = self.data_prefix['img_path']
+                warn(f'{len(unused)} label maps have no image in {folder} and are left out, such as {min(unused)}')
         return samples
 
     def get_data_info(self, idx: int) -> dict:

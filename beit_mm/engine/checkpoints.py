@@ -209,7 +209,7 @@ class CheckpointHook(Hook):
         best = hub.get_info(f'best_score_{metric}', best)
         if not (metrics[metric] > best if higher else metrics[metric] < best):
             return
-        numbers = hub.get_info(f'best_number_{metric}', number), number
+        numbers = hub.get_info(f'best_number_{metric}', hub.get_info('best_number', number)), number
         old, name = (f'best_{metric}_{self.unit}_{one}.pth'.replace('/', '_') for one in numbers)
         if self.save(runner, name, resumable=False, replaces=[old] if old != name else []) is not None:
             hub.update_info(f'best_score_{metric}', metrics[metric])

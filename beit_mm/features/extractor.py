@@ -272,6 +272,8 @@ class FeatureExtractor:
             For each image dict(path=its file or None, class_token=(C,), mean=(C,) of the patches, patches=(h, w, C)),
             float32; or dict(path, error).
         """
+        for kind in kinds:
+            check_choice('kind', kind, KINDS)
         several = np.ndim(layers) > 0
         blocks = layers if several else [layers]
 

@@ -121,6 +121,14 @@ def test_what_does_not_fit_is_named(root, labels, changes, message):
         dataset(root, **changes)[0]
 
 
+def test_a_label_map_without_an_image_is_named_unless_a_list_chose(root, warnings):
+    (root / 'images/a.png').unlink()
+    assert len(dataset(root)) == 3
+    assert len(warnings()) == 1 and '1 label maps' in warnings()[0] and 'annotations/a.png' in warnings()[0]
+    (root / 'list.txt').write_text('b.jpg\n')
+    assert len(dataset(root, ann_file='list.txt')) == 1 and len(warnings()) == 1
+
+
 def test_annotations_of_turned_images(root):
     exif = Image.Exif()
     exif[0x0112] = 6
