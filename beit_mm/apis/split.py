@@ -250,9 +250,8 @@ def find_label_maps(
         classes, values, meaning = choose_labels(numbers, names, reduce_zero_label)
     if not 1 < len(values) < IGNORE_INDEX:
         raise UserError(f'{len(values)} classes in {str(root)!r} ({meaning}); expected 2 to {IGNORE_INDEX - 1}')
-    learned, asked = (
-        set().union(*(found[path] for path in part.names)) for part, found in zip(parts, numbers, strict=True)
-    )
+    learned: set[int] = set().union(*(numbers[0][path] for path in train.names))
+    asked: set[int] = set().union(*(numbers[1][path] for path in held_out.names))
     for what, without in (('never seen', {*values} - learned - asked), ('only in held-out maps', asked - learned)):
         if lacking := [name for name, value in zip(classes, values, strict=True) if value in without]:
             meaning += f', {what}: {preview(lacking)}'
