@@ -85,6 +85,14 @@ def test_samples_order_lists_and_classes_are_the_folders(made, tmp_path, kind):
             assert labels_of(made, kind, classes=classes) == expected
 
 
+def test_images_beside_the_class_folders_have_no_class(tmp_path):
+    folder = make_images(tmp_path / 'data') / 'train'
+    shutil.copy(folder / 'red/0.png', folder / 'stray.png')
+    run_tool('datasets/make_shards.py', folder, tmp_path / 'shards')
+    shards = build(tmp_path / 'shards', classes=('red', 'blue'))
+    assert [sample['gt_label'] for sample in shards] == 6 * [0] + 6 * [1]
+
+
 def test_the_archives_are_ordinary_ones(made):
     found = {}
     for path in sorted((made / 'shards').glob('*.tar')):

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from helpers import make_runner, narrow_dino_model, train
+from helpers import make_runner, narrow_dino_model, narrow_model, train
 from label_maps import make_label_maps
 from labelled import classifier_config, make_images
 from mmengine.structures import PixelData
@@ -16,7 +16,7 @@ from mmseg.structures import SegDataSample
 from torch import nn
 
 from beit_mm.datasets.segmentation_folder import SegmentationFolder
-from beit_mm.engine.checks import FitCheckHook, check_label_files, check_labels, check_topk
+from beit_mm.engine.checks import FitCheckHook, check_label_files, check_labels, check_size, check_topk
 from beit_mm.errors import UserError
 from beit_mm.registry import MODELS
 
@@ -141,6 +141,12 @@ def sample(labels: list[int]) -> SegDataSample:
     made = SegDataSample(metainfo=dict(seg_map_path='data/x.png'))
     made.gt_sem_seg = PixelData(data=torch.tensor(labels)[None, None])
     return made
+
+
+@pytest.mark.parametrize(('height', 'number'), [(32, 0), (25, 0), (48, 1)])  # 25 is padded to whole patches
+def test_images_of_another_size_than_the_backbone_is_built_for_are_warned_of(height, number, warnings):
+    check_size(MODELS.build(narrow_model()), dict(images=torch.zeros(2, height, 32, 3)))
+    assert ['(48, 32) pixels' in text for text in warnings()] == [True] * number
 
 
 def test_a_label_without_a_class_is_named_with_its_file(warnings):

@@ -226,6 +226,7 @@ def test_a_run_that_was_resumed_twice_replaces_its_best_checkpoint(config, image
 
 def test_a_run_that_a_hook_ends_early_is_saved_and_goes_on_from_there(pretrain_config):
     pretrain_config.default_hooks.checkpoint.update(interval=5, by_epoch=False)
+    pretrain_config.optim_wrapper.accumulative_counts = 2  # it ends between the two batches of a step
     hook = dict(type='EarlyStoppingHook', monitor='mim_loss', rule='less', stopping_threshold=100.0)
     runner = train(Config(dict(pretrain_config, custom_hooks=[*pretrain_config.custom_hooks, hook])))
     assert runner.iter == 3 and readable(Path(runner.work_dir)) == ['iter_3.pth']

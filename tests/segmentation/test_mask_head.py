@@ -220,6 +220,10 @@ def test_queries_join_a_backbone_that_has_the_blocks_and_nothing_behind_it():
             config[part] = dict(config.get(part, {}), **settings)
         with pytest.raises(UserError, match=key):
             build_segmentor(config)
+    config = narrow_config('bias', 'backbone')
+    config.decode_head.num_blocks = 4
+    model = build_segmentor(config)
+    assert model.decode_head.joined == [*model.backbone.blocks]
 
 
 @pytest.mark.parametrize(('where', 'frozen'), [('decoder', -1), ('decoder', 4), ('backbone', -1)])
