@@ -302,7 +302,7 @@ def load_config(args: argparse.Namespace, steps: int | None = None) -> Config:
 
     from beit_mm.apis.configs import RunConfig, find_config
 
-    if args.launcher == 'none' and os.environ.get('WORLD_SIZE', '1') != '1':
+    if args.launcher == 'none' and os.environ.get('WORLD_SIZE', '1') not in ('', '1'):
         given = f'WORLD_SIZE={os.environ["WORLD_SIZE"]}'
         raise UserError(f'{given}, but without a launcher each process would run alone; add --launcher pytorch')
     if args.launcher in ('slurm', 'mpi') and not torch.cuda.is_available():  # mmengine would divide by 0

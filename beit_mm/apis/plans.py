@@ -111,7 +111,7 @@ class Record:
 
     def check_call(self, call: 'Record', folder: Path) -> None:
         """Refuses to resume a run with other options; an option that the call leaves out keeps its value."""
-        left_out = vars(Record(verb=''))
+        left_out = vars(Record(verb=''))  # the value of each option that a call does not give
         for option, given in vars(call).items():
             known = getattr(self, option)
             if option != 'workers' and given not in (left_out[option], known):

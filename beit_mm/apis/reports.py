@@ -422,7 +422,8 @@ def compare_features(
     if start:
         features['start'] = read_features(FeatureExtractor(start, mean=extract.mean, std=extract.std), parts)
     features['random'] = read_features(extract.with_random_weights(), parts)
-    pixels = (read_thumbnails(part.items()) for part in parts)  # without their brightness
+    # Pixels are compared without their brightness.
+    pixels = (read_thumbnails(part.items()) for part in parts)
     features['thumbnails'] = [dict(features=(x - x.mean(dim=1, keepdim=True)).float(), labels=y) for x, y in pixels]
     answers: dict[str, dict[str, Tensor]] = {method: {} for method in METHODS}
     for name, (known, asked) in features.items():

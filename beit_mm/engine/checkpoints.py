@@ -203,7 +203,8 @@ class CheckpointHook(Hook):
             higher = any(word in metric.lower() for word in HIGHER_IS_BETTER)
             if not higher and 'loss' not in metric.lower():
                 raise UserError(f"whether a high {metric} is good is unknown; set the CheckpointHook's rule")
-        hub, number, best = runner.message_hub, getattr(runner, self.unit), -math.inf if higher else math.inf
+        hub, number = runner.message_hub, getattr(runner, self.unit)
+        best = -math.inf if higher else math.inf
         if any(Path(runner.work_dir).glob(f'best_{metric}_*.pth'.replace('/', '_'))):
             best = hub.get_info('best_score', best)  # as 0.3.0 stored that of its only metric
         best = hub.get_info(f'best_score_{metric}', best)

@@ -100,8 +100,8 @@ class FitCheckHook(Hook):
         if unfit and runner._resume:  # else mmengine prints them
             found = f"{runner._load_from}: shapes differ from this model's: {preview(unfit)}"
             raise UserError(f'{found}; resume with the sizes that the run began with')
-        wrapper, is_run = runner.optim_wrapper, runner._resume and 'optimizer' in checkpoint
-        if is_run and isinstance(wrapper, OptimWrapper) and not isinstance(wrapper, AutocastOptimWrapper):
+        wrapper, is_resumed = runner.optim_wrapper, runner._resume and 'optimizer' in checkpoint
+        if is_resumed and isinstance(wrapper, OptimWrapper) and not isinstance(wrapper, AutocastOptimWrapper):
             check_state(checkpoint['optimizer'], wrapper.optimizer)  # AutocastOptimWrapper checks it itself
 
     def before_test(self, runner: Runner) -> None:
@@ -340,7 +340,7 @@ def swaps_colours(model: nn.Module) -> bool:
 
 
 def check_views(model: BEiTPretrainer, transforms: Sequence) -> None:
-    """Raises UserError if a view for the tokenizer is made twice, or made where no tokenizer is."""
+    """Raises UserError if a view for the tokenizer is made twice, or without a tokenizer."""
     in_pipeline = any(getattr(transform, 'second_size', None) for transform in transforms)
     in_preprocessor = getattr(model.data_preprocessor, 'tokenizer_scale', None)
     if in_pipeline and in_preprocessor:
