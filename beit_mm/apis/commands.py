@@ -298,9 +298,8 @@ def argument_parser(description: str, config_only: bool = False) -> argparse.Arg
 def load_config(args: argparse.Namespace, steps: int | None = None) -> Config:
     """Reads the config and applies the command line; for torchrun without a GPU it also starts a gloo group."""
     import torch
-    from mmengine.config import Config
 
-    from beit_mm.apis.configs import RunConfig, find_config
+    from beit_mm.apis.configs import RunConfig, find_config, read_config
 
     if args.launcher == 'none' and os.environ.get('WORLD_SIZE', '1') not in ('', '1'):
         given = f'WORLD_SIZE={os.environ["WORLD_SIZE"]}'
@@ -308,11 +307,7 @@ def load_config(args: argparse.Namespace, steps: int | None = None) -> Config:
     if args.launcher in ('slurm', 'mpi') and not torch.cuda.is_available():  # mmengine would divide by 0
         raise UserError(f'--launcher {args.launcher} needs GPUs, and torch sees none; use tools/dist_*.sh on CPUs')
     path = find_config(args.config)
-    try:
-        cfg = Config.fromfile(path)
-    except SyntaxError as error:  # its traceback names no file
-        place = f'{path}, or a config that it inherits, line {error.lineno}'
-        raise UserError(f'{place}: {error.msg}: {error.text}') from error
+    cfg = read_config(path)
     if steps is not None:
         for pair in args.cfg_options:
             if pair.startswith(('train_cfg.max_iters=', 'train_cfg.max_epochs=')):

@@ -32,9 +32,18 @@ def find_config(name: str) -> Path:
     raise FileNotFoundError(f'{name!r}: {looked}' + (f'; did you mean {near[0]!r}?' if near else ''))
 
 
+def read_config(path: str | Path) -> Config:
+    """Reads a user's config; UserError if it, or one that it inherits, is not Python: its traceback names no file."""
+    try:
+        return Config.fromfile(path)
+    except SyntaxError as error:
+        place = f'{path}, or a config that it inherits, line {error.lineno}'
+        raise UserError(f'{place}: {error.msg}: {error.text}') from error
+
+
 def config_text(name: str) -> str:
     """The text of a config, see `find_config`, with all that it inherits."""
-    return inert(Config.fromfile(find_config(name)).pretty_text)
+    return inert(read_config(find_config(name)).pretty_text)
 
 
 @functools.cache

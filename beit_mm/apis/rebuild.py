@@ -15,7 +15,7 @@ from mmengine.registry import DefaultScope
 from torch import nn
 
 from beit_mm.apis import stored_config
-from beit_mm.apis.configs import own_config
+from beit_mm.apis.configs import own_config, read_config
 from beit_mm.checkpoint.checkpoint import Checkpoint, CheckpointInput, check_finite
 from beit_mm.checkpoint.find import DEMO, HUB_FILES, WEIGHTS_VARIABLE, WHOLE, nearest, plain_vits, released
 from beit_mm.checkpoint.names import released_out_indices
@@ -119,7 +119,7 @@ def merged(checkpoint: Checkpoint, task: str, config: Config) -> dict[str, Any]:
 
 
 def given_recipe(config: str | Path | Config, task: str, multi_scale: bool) -> Recipe:
-    values = config if isinstance(config, Config) else Config.fromfile(config)
+    values = config if isinstance(config, Config) else read_config(config)
     recipe = recipe_of_config(values, task, multi_scale, f'The config {values.filename or ""}'.rstrip())
     recipe.model.pop('auxiliary_head', None)
     recipe.scope = values.get('default_scope', recipe.scope)

@@ -93,11 +93,11 @@ class SegmentationFolder(UnlabeledImages):
         if annotations is not None:
             existing = {os.path.join(annotations, name) for name in list_images(annotations)}
             images = [sample['img_path'] for sample in samples]
-            if missing := [image for image in images if self._label_map(image) not in existing]:
-                pair = f'{self._label_map(missing[0])!r} for {missing[0]!r}'
+            expected = [self._label_map(image) for image in images]
+            if missing := [pair for pair in zip(expected, images, strict=True) if pair[0] not in existing]:
+                pair = '{!r} for {!r}'.format(*missing[0])
                 raise FileNotFoundError(f'no label map {pair}; {len(missing)} of {len(images)} images have none')
-            others = existing.difference(map(self._label_map, images))
-            unused = [name for name in others if name.endswith(self.seg_map_suffix)]
+            unused = [name for name in existing.difference(expected) if name.endswith(self.seg_map_suffix)]
             if unused and not self.ann_file:  # a list leaves some out
                 folder = self.data_prefix['img_path']
                 warn(f'{len(unused)} label maps have no image in {folder} and are left out, such as {min(unused)}')
