@@ -16,7 +16,9 @@ from helpers import NO_WORKERS, ROOT, interrupt_after, load_config, run_ranks, r
 from labelled import classifier_config, make_images
 from mmengine.config import Config
 
+import beit_mm
 from beit_mm.apis import commands
+from beit_mm.apis.configs import config_text
 from beit_mm.checkpoint.read import read_checkpoint
 from beit_mm.engine.resuming import settings_by_name
 from beit_mm.errors import UserError
@@ -241,8 +243,14 @@ def test_processes_that_would_train_alone_are_refused(options, monkeypatch):
 def test_a_config_that_is_not_python_is_named(tmp_path):
     (tmp_path / 'base.py').write_text('x = dict(')
     (tmp_path / 'config.py').write_text("_base_ = 'base.py'")
-    with pytest.raises(UserError, match=r'config.py, or a config .* line 1: .* never closed: x = dict\('):
-        config_of('train', tmp_path / 'config.py')
+    path = tmp_path / 'config.py'
+    for read in (
+        lambda: config_of('train', path),
+        lambda: config_text(str(path)),
+        lambda: beit_mm.export('demo', tmp_path / 'x.onnx', config=path),
+    ):
+        with pytest.raises(UserError, match=r'config.py, or a config .* line 1: .* never closed: x = dict\('):
+            read()
 
 
 def test_launchers_that_need_gpus_say_so(monkeypatch):
