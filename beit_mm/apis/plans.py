@@ -249,8 +249,8 @@ def plan_training(images: Images, call: Record) -> Plan:
         workers = max(1, min(cores - 2, 16) if device == 'cuda' else cores // 4)
     if batch is None:
         batch = choose_batch(images, base, backbone, device, head)
-    elif batch > number:
-        raise UserError(f'a batch of {batch} images; there are only {number:,} to learn from')
+    elif not 0 < batch <= number:
+        raise UserError(f'a batch of {batch} images; expected 1 to {number:,}, the images to learn from')
     return Plan(
         device=device,
         verb=call.verb,

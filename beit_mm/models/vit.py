@@ -386,6 +386,8 @@ class BEiTBackbone(BaseModule):
         """
         if mask is not None and self.mask_token is None:
             raise UserError('BEiTBackbone got a mask but has no mask token; set masked_input=True')
+        if positions is not None:  # of a pooled output they would choose nothing
+            check_choice('out_type with positions', self.out_type, ('raw',))
         x, grid, shared_bias = self.embed(images, mask)  # B, N, C
         outputs: dict[int, Tensor] = {}
         done = 0  # blocks that have run

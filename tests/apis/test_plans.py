@@ -284,6 +284,12 @@ def test_the_batch_of_a_new_tokenizer_is_said(images, tmp_path):
         assert settings['train_dataloader']['batch_size'] == expected and f' {expected} ' in said
 
 
+@pytest.mark.parametrize('batch', [-1, 0, 145])
+def test_a_batch_without_images_is_refused(images, batch):
+    with pytest.raises(UserError, match='1 to 144'):
+        plan_training(images, 'pretrain', device='cpu', batch=batch)
+
+
 def test_layers_that_begin_anew_learn_alike(images, tmp_path):
     for init, decay in ((None, 0.8), ('none', 1.0)):
         plan = plan_training(images, 'finetune', init, device='cpu')

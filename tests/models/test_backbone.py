@@ -6,6 +6,7 @@ import pytest
 import torch
 from helpers import positions_of
 
+from beit_mm.errors import UserError
 from beit_mm.models import BEiTBackbone, vit
 from beit_mm.models.vit import DropPath
 from beit_mm.positions import take_tokens
@@ -147,6 +148,12 @@ def test_outputs_come_in_the_order_asked_for_and_the_last_block_alone_is_normali
 # --- the bias, as CUDA's fused kernels take it without a copy: aligned rows, the queries' type ---------
 
 POSITIONS = torch.tensor([[0, 5, 20, -1], [3, 4, 8, 24]])
+
+
+@pytest.mark.parametrize('out_type', ['cls_token', 'avg_featmap', 'featmap'])
+def test_positions_of_a_pooled_output_are_refused(out_type):
+    with pytest.raises(UserError, match=out_type):
+        BEiTBackbone(**SMALL, out_type=out_type)(torch.randn(2, 3, 64, 64), positions=POSITIONS)
 
 
 def make_backbone(rel_pos_bias: str) -> BEiTBackbone:
