@@ -284,9 +284,8 @@ class Resampling(nn.Module):
 
 def resample(table: Tensor, resamplings: nn.ModuleList, grid: Grid, offsets: bool = False) -> Tensor:
     """Resamples a table (C, h', w') to another patch grid (C, h, w), or to its patch offsets (C, 2h-1, 2w-1)."""
-    rows, columns = (
-        resampling(side, 2 * side - 1 if offsets else side) for resampling, side in zip(resamplings, grid, strict=True)
-    )
+    axes = zip(resamplings, grid, strict=True)
+    rows, columns = (resampling(side, 2 * side - 1 if offsets else side) for resampling, side in axes)
     return rows @ table @ columns.t()
 
 

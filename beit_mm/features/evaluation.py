@@ -196,9 +196,8 @@ def labelled_patches(
 
 def class_shares(labels: Tensor, grid: Grid, num_classes: int) -> Tensor:
     """The share of each patch's pixels that each class has, (h, w, K), by a label map, uint8 (H, W)."""
-    rows, columns = (
-        (torch.arange(side) * 2 + 1) * cells // (2 * side) for side, cells in zip(labels.shape, grid, strict=True)
-    )
+    axes = zip(labels.shape, grid, strict=True)
+    rows, columns = ((torch.arange(side) * 2 + 1) * cells // (2 * side) for side, cells in axes)
     patch = rows[:, None] * grid[1] + columns  # H, W
     pixels = patch.flatten().bincount(minlength=grid[0] * grid[1])  # h*w
     known = labels < num_classes

@@ -183,10 +183,8 @@ class SlidingSegmentor(EncoderDecoder):
             return samples
         confidence_of_strip = share_of_highest if self.gives_probabilities else highest_probability
         (size,) = sizes
-        rows, columns = (  # H, h and W, w
-            bilinear_matrix(source, target, self.align_corners).to(seg_logits)
-            for source, target in zip(seg_logits.shape[2:], size, strict=True)
-        )
+        axes = zip(seg_logits.shape[2:], size, strict=True)  # h and H, w and W
+        rows, columns = (bilinear_matrix(source, target, self.align_corners).to(seg_logits) for source, target in axes)
         strips = rows.split(strip_height(classes, size[1]))
         for sample, logits in zip(samples, seg_logits, strict=True):  # C, h, w
             labels, confidence = [], []

@@ -72,9 +72,8 @@ class VQKD(base.TrainableTokenizer, VQKDTokenizer, BaseModel):
         self.decay, self.restart_below = decay, restart_below
         self.teacher_config, self.teacher_dims = teacher, teacher_dims
         code_dims = self.codebook.shape[1]
-        self.decoder = BEiTBackbone(
-            dict(sizes_of(self.arch), num_layers=decoder_layers), self.encoder.grid, 1, code_dims
-        )
+        sizes = dict(sizes_of(self.arch), num_layers=decoder_layers)
+        self.decoder = BEiTBackbone(sizes, self.encoder.grid, patch_size=1, in_channels=code_dims)
         self.decoder.fits_on_load = False
         dims = self.encoder.embed_dims
         self.decode_task_layer = nn.Sequential(nn.Linear(dims, dims), nn.Tanh(), nn.Linear(dims, teacher_dims))
