@@ -327,9 +327,7 @@ def rebuild_pretrainer(checkpoint: Checkpoint) -> BEiTPretrainer:
         stored, found = checkpoint.meta.get('tokenizer') or {}, target_provenance(model) or {}
         before, now = stored.get('sha256'), found.get('sha256')
         if before and now and before != now:
-            raise UserError(
-                f'was trained with another {stored.get("type")}: its file had SHA-256 {before}, the one found has {now}'
-            )
+            raise UserError(f'was trained with another {stored.get("type")}: SHA-256 {before}, the one found has {now}')
         model.load_state_dict(checkpoint.state_dict, strict=False)
     return model.eval()
 

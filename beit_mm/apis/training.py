@@ -48,9 +48,7 @@ MAX_VALIDATIONS, VALIDATION_SHARE = 5, 0.05  # of a stage; their cost as a share
 WAITS_FOR_IMAGES = 'Reading images limits the training: {:.0%} of the time is spent waiting. More --workers may help.'
 AT_LEAST = f'The training makes at least {MIN_STEPS} steps, however short the time.'
 FEW_PASSES = 5  # over the images; with fewer, a head on frozen features did better
-FREEZE = (
-    'Each image was seen {:.1f} times. With so few, `--freeze all` did better: see "What pays" in docs/own_images.md.'
-)
+FREEZE = 'Each image was seen {:.1f} times. With so few, `--freeze all` did better ("What pays" in docs/own_images.md).'
 
 
 def pretrain(

@@ -316,9 +316,7 @@ def grid_of(name: str, tensor: Tensor, *candidates: Grid | None) -> Grid:
         if grid and rows == (num_relative_positions(grid) if is_table else 1 + grid[0] * grid[1]):
             return grid
     what = 'bias table' if is_table else 'position embedding'
-    raise CheckpointError(
-        f'has a {what} of {rows} rows: they fit no square patch grid, and the file does not give the rectangle'
-    )
+    raise CheckpointError(f'has a {what} of {rows} rows: no square patch grid fits, and the file gives no other one')
 
 
 def trained_grid(meta: Mapping[str, Any], patch: int) -> Grid | None:

@@ -196,9 +196,7 @@ def check_same_classes(one: Sequence[str], name: str, other: Sequence[str], othe
         return
     pairs = enumerate(zip_longest(one, other))
     label, (first, second) = next((label, pair) for label, pair in pairs if pair[0] != pair[1])
-    raise UserError(
-        f'class {label} of {name} is {first!r}, of {other_name} {second!r}; give the datasets one list: classes=...'
-    )
+    raise UserError(f'class {label} of {name} is {first!r}, of {other_name} {second!r}; give both the same classes=...')
 
 
 def check_same_zero(one: Dataset, other: Dataset) -> None:
