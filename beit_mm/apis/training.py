@@ -37,14 +37,14 @@ from beit_mm.pictures import read_scalars
 from beit_mm.terminal import quiet, say, typed, without_output
 
 RECORD, REPORT = 'plan.json', 'report.md'
-MIN_STEPS = 20  # of a run of minutes; with fewer, hardly anything is learned
-REPORT_SHARE, REPORT_SECONDS = 0.1, 120.0  # for the report: a share of the minutes; seconds for a run without minutes
-NOMINAL_STEPS = 1000  # the schedules of a stage with minutes have this many steps; the clock advances them
-KNOWN_SHARE = 0.03  # of a stage: after it the length is known well enough to set intervals
+MIN_STEPS = 20  # of a timed run; with fewer, it learns hardly anything
+REPORT_SHARE, REPORT_SECONDS = 0.1, 120.0  # time for the report: a share of a timed run, else seconds
+NOMINAL_STEPS = 1000  # length of the schedules of a timed stage; the clock advances them
+KNOWN_SHARE = 0.03  # of a timed stage; after it, the number of steps is known well enough to set intervals
 MIN_BANK, MAX_BANK = 200, 2000  # images to compare held-out ones with; MIN_BANK even if time is short
 MIN_KNOWN, MAX_KNOWN = 10, 100  # images with label maps whose patches are compared
 MAX_TOKENIZER_STEPS = 4000  # more steps hardly improve its tokens
-MAX_VALIDATIONS, VALIDATION_SHARE = 5, 0.05  # of a stage; their cost as a share of its training
+MAX_VALIDATIONS, VALIDATION_SHARE = 5, 0.05  # of a stage: their number, and their cost as a share of the training's
 WAITS_FOR_IMAGES = 'Reading images limits the training: {:.0%} of the time is spent waiting. More --workers may help.'
 AT_LEAST = f'The training makes at least {MIN_STEPS} steps, however short the time.'
 FEW_PASSES = 5  # over the images; with fewer, a head on frozen features did better
@@ -72,13 +72,13 @@ def pretrain(
         images: folder, searched to any depth; see `find_images` for what is held out.
         out: folder of the run.
         minutes: wall-clock time of the whole run, by default 15.
-        steps: instead of minutes: steps of the pretraining; the tokenizer gets at most as many.
+        steps: length of the pretraining in steps, instead of minutes; the tokenizer gets at most as many.
         init: checkpoint of any BEiT or plain ViT, or folder of a run, to start from; by default 'demo' (the packaged
             weights) on a CPU and 'none' (random weights) on a GPU.
         tokenizer: 'demo' (packaged), or 'new' to train one on these images; by default the tokenizer of `init`.
         targets: what to predict: 'tokens' (default), or a teacher's 'features'.
-        teacher: of the features: any BEiT or plain ViT, by file, run folder or name, or 'ema', the model's own moving
-            average; by default 'demo', on a GPU DINOv2 if it fits the memory and its file is found or downloaded.
+        teacher: gives the features: file, run folder or name of any BEiT or plain ViT, or 'ema', the model's own moving
+            average; by default DINOv2 on a GPU that it fits, if its file is found or can be downloaded, else 'demo'.
         workers: processes that read images.
         batch: images per step.
         seed: for every random choice, by default 0.
@@ -89,7 +89,7 @@ def pretrain(
     """
     options: dict[str, Any] = dict(minutes=minutes, steps=steps, workers=workers, batch=batch, seed=seed)
     options |= dict(tokenizer_option=tokenizer, targets=targets, teacher=teacher, mean=mean, std=std)
-    with quiet(), DefaultScope.overwrite_default_scope('beit_mm'):  # a Runner would leave its own behind
+    with quiet(), DefaultScope.overwrite_default_scope('beit_mm'):  # a Runner would leave its scope behind
         return Run(new_call('pretrain', images, init, **options), out).run()
 
 
@@ -116,10 +116,10 @@ def finetune(
     Args:
         images: folder with one folder per class, or with images and label maps, see `find_label_maps`.
         out, workers, batch, seed, mean, std: as for `pretrain`.
-        init: checkpoint of any BEiT or plain ViT, or the folder of a run; 'none' for random weights; by default 'demo',
-            on a GPU DINOv2 if it fits the memory and its file is found or downloaded.
+        init: checkpoint of any BEiT or plain ViT, or the folder of a run; 'none' for random weights; by default
+            DINOv2 on a GPU that it fits, if its file is found or can be downloaded, else 'demo'.
         minutes: wall-clock time of the whole run, by default 15.
-        epochs: instead of minutes: passes over the images.
+        epochs: passes over the images, instead of minutes.
         reduce_zero_label: whether 0 in label maps marks unlabelled pixels; None: classes.txt decides.
         balance: show images of small classes more often, with mmengine's ClassBalancedDataset.
         bands: which bands to read from images with label maps, see `find_label_maps`.
@@ -177,8 +177,9 @@ class Run:
             trained = Checkpoint.open(self.last_checkpoint(self.verb))
             content = {key: trained.content[key] for key in ('state_dict', 'meta')}
             if self.plan.lora:
-                task, steps = 'segmentor' if isinstance(images, LabelMaps) else 'classifier', trained.meta['iter']
-                content = merged(trained, task, run_config(*self.settings(images, self.verb, steps)))
+                task = 'segmentor' if isinstance(images, LabelMaps) else 'classifier'
+                config = run_config(*self.settings(images, self.verb, trained.meta['iter']))
+                content = merged(trained, task, config)
             write_checkpoint(self.weights, content)
             self.report(images)
         except (KeyboardInterrupt, SystemExit) as end:
@@ -212,9 +213,10 @@ class Run:
             check_images_alone(Path(folder))
             return find_images(folder)
         maps = find_label_maps(folder, record.reduce_zero_label, bands=record.bands)
-        of_maps = dict(reduce_zero_label='--reduce-zero-label or --keep-zero-label', bands='--bands', head='--head')
-        useless = dict(balance='--balance') if maps else of_maps
-        if given := [option for name, option in useless.items() if getattr(record, name) is not None]:
+        for_maps = dict(reduce_zero_label='--reduce-zero-label or --keep-zero-label', bands='--bands', head='--head')
+        unsuitable = dict(balance='--balance') if maps else for_maps
+        given = [option for name, option in unsuitable.items() if getattr(record, name) is not None]
+        if given:
             kind = 'label maps' if maps else 'no label maps'
             raise UserError(f'{folder} has {kind}; leave out {", ".join(given)}')
         if maps:
@@ -222,7 +224,8 @@ class Run:
         images = find_images(folder)
         if not images.classes:
             expected = 'expected <class>/<image>, at least two classes, each with images that are not held out'
-            learned, held_out = ({*part.names.values()} - {''} for part in (images.train, images.held_out))
+            learned = {*images.train.names.values()} - {''}  # '': images in no folder
+            held_out = {*images.held_out.names.values()} - {''}
             found = f'{preview(sorted(learned))}; only among held-out images: {preview(sorted(held_out - learned))}'
             raise UserError(f'{folder} has class folders: {found}; {expected}; or images/ and annotations/')
         return images
@@ -236,10 +239,10 @@ class Run:
             advice = 'choose another --out, or delete the folder'
             raise UserError(f'{record.images} has {changed} ({record.found}; now {images}); {advice}')
         plan = self.plan = plan_training(images, record)
-        if resumes and record.tokenizer not in (None, plan.targets_name):
-            found = f'{self.folder} began with {record.tokenizer}, but now finds {plan.targets_name}'
-            raise UserError(f'{found}; put the first one back')
         if resumes:
+            if record.tokenizer not in (None, plan.targets_name):
+                found = f'{self.folder} began with {record.tokenizer}, but now finds {plan.targets_name}'
+                raise UserError(f'{found}; put the first one back')
             say(f'Resuming {self.folder} as planned.')
         else:
             record.init, record.tokenizer, record.head = plan.init or NONE, plan.targets_name, plan.head
@@ -287,9 +290,10 @@ class Run:
         validation_cost = len(images.held_out.names)
         if segments or stage != 'finetune':
             validation_cost = min(validation_cost, images.num_validated) * images.validation_cost
-        # 3, because without a backward pass an image costs a third
-        affordable = 3 * VALIDATION_SHARE * steps * plan.batch / validation_cost
-        settings['train_cfg']['val_interval'] = math.ceil(steps / max(1, min(MAX_VALIDATIONS, int(affordable))))
+        # 3, because a validated image needs no backward pass and so costs a third of a trained one
+        affordable = int(3 * VALIDATION_SHARE * steps * plan.batch / validation_cost)
+        validations = max(1, min(MAX_VALIDATIONS, affordable))
+        settings['train_cfg']['val_interval'] = math.ceil(steps / validations)
         return base, dict(work_dir=str(self.folder / stage), randomness=dict(seed=self.record.seed), **settings)
 
     def train(self, images: Images, stage: str) -> None:
@@ -374,10 +378,10 @@ class Run:
         if isinstance(images, LabelMaps):
             known = min(MAX_KNOWN, max(MIN_KNOWN, int(images_in_time / 4)))
             return describe_segmentation(self.weights, images, metrics, seconds, start, known, record.levels or {})
-        if self.verb == 'finetune':  # half of the time; here an image costs a third of what it does in training
+        if self.verb == 'finetune':  # half of the time; without a backward pass an image costs a third
             asked = max(reports.MIN_ANSWERS, int(3 / 2 * images_in_time))
             return reports.describe_finetuning(self.weights, images, metrics, seconds / 2, asked, self.plan.balance)
-        # half as many held-out images are compared too; an image costs at most twice what it does in training
+        # features are also computed for half as many held-out images, each at most at twice its cost in training
         compared = min(MAX_BANK, max(MIN_BANK, int(images_in_time / 3)))
         return reports.describe_pretraining(self.weights, images, metrics, compared, start, self.plan.teacher)
 
@@ -410,8 +414,8 @@ class MinutesHook(Hook):
     Args:
         seconds: time for the training, all calls together.
         began: time.monotonic() when this call's part of `seconds` began.
-        most: steps after which the training ends even if time is left. It never ends before `MIN_STEPS`.
-        settings_for: number of steps -> a config's name and settings, which give the intervals.
+        most: number of steps at which the training ends even if time is left. It makes at least `MIN_STEPS`.
+        settings_for: gives a config's name and settings for a number of steps; they hold the intervals.
     """
 
     priority = 'HIGHEST'  # other hooks ask which step is the last
@@ -420,15 +424,15 @@ class MinutesHook(Hook):
         self.seconds, self.began, self.most, self.settings_for = seconds, began, most, settings_for
 
     def after_load_checkpoint(self, runner: Runner, checkpoint: dict) -> None:
-        # past the step that was reached, or the loop would end the run at once
+        # beyond the steps already done, because otherwise the loop would end at once
         runner.train_loop.set_length(max(NOMINAL_STEPS, checkpoint['meta']['iter'] + 1))
 
     def before_train(self, runner: Runner) -> None:
         info = runner.message_hub.runtime_info
-        self.earlier = info.get('training_seconds', 0.0)  # of earlier calls
-        self.share = info.get('schedule_share', 0.0)  # of the schedules that is done
+        self.earlier = info.get('training_seconds', 0.0)  # of earlier calls, in seconds
+        self.share = info.get('schedule_share', 0.0)  # part of the schedules that is done, 0 to 1
         self.deadline = self.began + self.seconds - self.earlier
-        self.last = math.nan  # end of the last step or validation
+        self.last = math.nan  # when the last step or validation ended
         self.rate_known = False
         self.update_length(runner, runner.iter)
 
@@ -436,16 +440,17 @@ class MinutesHook(Hook):
         self.last = time.monotonic()
 
     def after_train_iter(self, runner: Runner, batch_idx: int, data_batch: Any = None, outputs: Any = None) -> None:
-        now, done, before = time.monotonic(), runner.iter + 1, int(self.share * NOMINAL_STEPS)
+        now, done = time.monotonic(), runner.iter + 1
+        place_before = int(self.share * NOMINAL_STEPS)
         if now >= self.deadline:
             self.share = 1.0
-        elif self.last < now:  # never for nan: the call's first step has no start
+        elif not math.isnan(self.last):  # when this call's first step began is not known
             self.share += (1 - self.share) * (now - self.last) / (self.deadline - self.last)
-        # never 1 before MIN_STEPS, always from self.most on
+        # below 1 before step MIN_STEPS, and 1 at step self.most
         self.share = max(done / self.most, min(self.share, done / MIN_STEPS))
         self.last = now
         place = int(self.share * NOMINAL_STEPS)
-        for _ in range(place - before):
+        for _ in range(place - place_before):
             for scheduler in runner.param_schedulers:
                 scheduler.step()
         if isinstance(runner.model, DiscreteVAE):
