@@ -55,19 +55,19 @@ class Recipe:
     scope: str
     model: dict[str, Any]
     pipeline: list[dict[str, Any]]  # for testing; the first step loads an image
-    tta_model: dict[str, Any] = field(default_factory=dict)  # wraps the model to test all scales; empty for one scale
-    views: dict[str, Any] = field(default_factory=dict)  # MultiScaleViews, if the test of all scales uses it
+    tta_model: dict[str, Any] = field(default_factory=dict)  # wraps the model for a multi-scale test; else empty
+    views: dict[str, Any] = field(default_factory=dict)  # config of a multi-scale test's MultiScaleViews; else empty
 
 
 @dataclass
 class Rebuilt:
     """A classifier or segmentor, and what its results need."""
 
-    model: nn.Module  # in evaluation mode, on the CPU; inside the config's `tta_model` if it tests all scales
+    model: nn.Module  # in evaluation mode, on the CPU; for a multi-scale test inside the config's `tta_model`
     reader: ImageReader
     classes: tuple[str, ...]
     palette: list[list[int]]  # [red, green, blue] of each class, 0-255
-    short_sides: list[int]  # in pixels, one for each scale of a test at all scales
+    short_sides: list[int]  # in pixels, one for each scale of a multi-scale test
 
 
 def rebuild(
@@ -87,7 +87,7 @@ def rebuild(
             recipe = stored_recipe(checkpoint, task, multi_scale)
     if max_pixels is not None:
         loader, *steps = recipe.pipeline
-        recipe.pipeline = [dict(loader, max_pixels=max_pixels), *steps]  # a config that was given stays as it is
+        recipe.pipeline = [dict(loader, max_pixels=max_pixels), *steps]  # leaves a given config unchanged
     if checkpoint.levels:
         recipe.model['data_preprocessor'] = {**(recipe.model.get('data_preprocessor') or {}), **checkpoint.levels}
     check_finite(checkpoint.weights, str(checkpoint))
@@ -96,7 +96,8 @@ def rebuild(
             settings = ConfigDict(recipe.model)  # mmseg reads its test_cfg by attributes
             model = built_as_stored(settings, checkpoint) if config is None else MODELS.build(settings)
             reader = built_reader(recipe.pipeline, model)
-            short_sides = [*TRANSFORMS.build(recipe.views).short_sides.elements()] if recipe.views else []
+            views = TRANSFORMS.build(recipe.views) if recipe.views else None
+            short_sides = [*views.short_sides.elements()] if views else []
             num_classes = number_of_classes(model)
             load_whole(model, checkpoint.state_dict)
             model = merge_lora(model)
@@ -127,18 +128,21 @@ def given_recipe(config: str | Path | Config, task: str, multi_scale: bool) -> R
 
 
 def stored_recipe(checkpoint: Checkpoint, task: str, multi_scale: bool) -> Recipe:
-    """The recipe in a checkpoint's config, else by the shapes of its tensors; types must be on the allow-list."""
-    values = checkpoint.meta.get('config_dict')
-    if isinstance(values, dict) or multi_scale:
-        recipe = recipe_of_config(values if isinstance(values, dict) else {}, task, multi_scale, str(checkpoint))
+    """The recipe from a checkpoint's config, else from the shapes of its tensors; types must be on the allow-list."""
+    stored = checkpoint.meta.get('config_dict')
+    values = stored if isinstance(stored, dict) else None
+    if values is not None or multi_scale:  # a multi-scale test without a config is refused
+        recipe = recipe_of_config(values or {}, task, multi_scale, str(checkpoint))
     else:
         recipe = recipe_of_tensors(checkpoint, task)
     check, parts, steps = stored_config.check_part, stored_config.PARTS[task], stored_config.STEPS
     try:
         recipe.model = check(recipe.model, parts, 'model')
         recipe.pipeline = [check(step, steps, f'pipeline[{index}]') for index, step in enumerate(recipe.pipeline)]
-        recipe.tta_model = recipe.tta_model and check(recipe.tta_model, parts, 'tta_model')
-        recipe.views = recipe.views and check(recipe.views, steps, 'tta_pipeline')
+        if recipe.tta_model:
+            recipe.tta_model = check(recipe.tta_model, parts, 'tta_model')
+        if recipe.views:
+            recipe.views = check(recipe.views, steps, 'tta_pipeline')
     except stored_config.RefusedError as error:
         message = f'{checkpoint} cannot be rebuilt as a {task}: {error}'
         raise CheckpointError(f'{message}; if you trust it, {ADVICE}') from None
@@ -161,8 +165,8 @@ def recipe_of_config(values: Mapping[str, Any], task: str, multi_scale: bool, na
         if task == 'segmentor':
             pipeline = [step for step in pipeline if 'LoadAnnotation' not in str(step.get('type'))]
         tta_model = dict(values['tta_model']) if multi_scale else {}
-        views = (values.get('tta_pipeline') or [{}])[-1]
-        views = views if views.get('type') == 'beit_mm.MultiScaleViews' else {}
+        last_step = (values.get('tta_pipeline') or [{}])[-1]
+        views = last_step if last_step.get('type') == 'beit_mm.MultiScaleViews' else {}
         model['type'], pipeline[0]['type']  # KeyError if missing
     except (LookupError, TypeError, AttributeError, RuntimeError, ValueError):
         needed = 'tta_model and tta_pipeline' if multi_scale else 'model and test pipeline'
@@ -174,17 +178,18 @@ def recipe_of_tensors(checkpoint: Checkpoint, task: str) -> Recipe:
     """The recipe of a file without a config, as written by timm, transformers, mmseg or the released code."""
     backbone = dict(checkpoint.backbone_arguments(), type='beit_mm.BEiTBackbone')
     levels, _ = checkpoint.normalisation
+    recipe_of = segmentor_of if task == 'segmentor' else classifier_of
     try:
-        return (segmentor_of if task == 'segmentor' else classifier_of)(checkpoint, backbone, levels)
+        return recipe_of(checkpoint, backbone, levels)
     except KeyError as error:
-        raise CheckpointError(f'{checkpoint} holds no config, and for a {task} lacks {error}; {ADVICE}') from None
+        raise CheckpointError(f'{checkpoint} has no config and no {error}, which a {task} needs; {ADVICE}') from None
 
 
 def classifier_of(checkpoint: Checkpoint, backbone: dict[str, Any], levels: dict[str, Any]) -> Recipe:
     weights = checkpoint.converted.state_dict
     num_classes, dims = weights['head.fc.weight'].shape
     if {'backbone.norm.weight', 'backbone.fc_norm.weight'} <= weights.keys():
-        raise CheckpointError(f'{checkpoint} has norms before and after the mean of the patches; {ADVICE}')
+        raise CheckpointError(f'{checkpoint} has norms before and after the mean over the patches; {ADVICE}')
     model = dict(
         type='ImageClassifier',
         backbone=dict(backbone, out_type='avg_featmap' if 'backbone.fc_norm.weight' in weights else 'cls_token'),
@@ -203,8 +208,8 @@ def segmentor_of(checkpoint: Checkpoint, backbone: dict[str, Any], levels: dict[
     norm = dict(type='beit_mm.SyncBN')
     head = dict(in_channels=[dims] * 4, in_index=[0, 1, 2, 3], channels=channels, num_classes=num_classes)
     out_indices = checkpoint.architecture.get('out_indices') or released_out_indices(depth)
-    if min(out_indices) < 0:  # transformers' number 1
-        raise CheckpointError(f'{checkpoint} segments by the patch embedding, not only by outputs of blocks')
+    if min(out_indices) < 0:  # -1 is the patch embedding, to transformers number 1
+        raise CheckpointError(f'{checkpoint} segments from the patch embedding; expected only outputs of blocks')
     model = dict(
         type='beit_mm.SlidingSegmentor',
         backbone=dict(backbone, out_type='featmap', out_indices=out_indices),
@@ -233,7 +238,7 @@ def built_as_stored(config: ConfigDict, checkpoint: Checkpoint) -> nn.Module:
 
 
 def built_reader(pipeline: Sequence[dict], model: nn.Module) -> ImageReader:
-    """The reader of a pipeline's images; one that only loads them gets the usual crop to the model's size."""
+    """Builds the reader of a pipeline; if it only loads an image, the usual crop to the model's size is added."""
     load, *prepare = pipeline
     load = TRANSFORMS.build(load)
     backend = 'cv2' if isinstance(load, LoadBands) else 'pillow'
@@ -255,7 +260,8 @@ def classes_of(checkpoint: Checkpoint, number: int) -> tuple[tuple[str, ...], li
         palette = (checkpoint.meta.get('dataset_meta') or {}).get('palette') or checkpoint.meta.get('PALETTE')
         if not names:
             known = metainfo_of_name(checkpoint.path, number)
-            names, palette = known.get('classes', map(str, range(number))), known.get('palette', palette)
+            names = known.get('classes', map(str, range(number)))
+            palette = known.get('palette', palette)
         classes = tuple(map(quoted, names))  # a terminal would obey control characters in a name
         if len(classes) != number:
             raise CheckpointError(f'names {len(classes)} classes, but its model has {number}')
@@ -264,14 +270,15 @@ def classes_of(checkpoint: Checkpoint, number: int) -> tuple[tuple[str, ...], li
 
 
 def metainfo_of_name(path: Path, num_classes: int) -> dict[str, Any]:
-    """Class names (ADE20K: colours too) for a file that holds none; empty where the file's name does not show them.
+    """Class names (ADE20K's colours too) for a file that holds none, if its name shows them; else empty.
 
-    Other data sets have 1000 or 150 classes too, so the name must also end like a released file's. For transformers'
-    and timm's files the folder's or repository's name counts. The classes are in the order of the released heads.
+    The number of classes is not enough, because other data sets have 1000 or 150 too: the name (for files of timm and
+    transformers, of their folder or repository) must end like a released file's. The order is the released heads'.
     """
     # the Hub's cache has models--OWNER--NAME/snapshots/REVISION/FILE
     names = path.absolute().parts[-4:-1] if path.name in HUB_FILES else [path.stem]
-    found = next(filter(None, map(TRAINED_ON.search, names)), None)
+    matches = [TRAINED_ON.search(name) for name in names]
+    found = next((match for match in matches if match), None)
     if found and not found['ade'] and num_classes == 1000:
         from mmpretrain.datasets.categories import IMAGENET_CATEGORIES
 
@@ -355,8 +362,8 @@ def targets_config(checkpoint: Checkpoint) -> dict[str, Any]:
             return stored_teacher(checkpoint, stored)
         if stored:
             return stored_tokenizer(checkpoint, stored)
-    what = 'teacher its features' if 'target_dims' in predicted else 'tokenizer its visual tokens'
-    message = f'{checkpoint} does not say which {what} come from'
+    origin = 'teacher its features come from' if 'target_dims' in predicted else 'tokenizer its visual tokens come from'
+    message = f'{checkpoint} does not say which {origin}'
     of_beit_v2 = any(name.startswith('patch_aggregation.') for name in checkpoint.converted.state_dict)
     if predicted.get('vocab_size') == DALLE_VOCABULARY and not of_beit_v2:
         if dalle := find_dalle():
@@ -420,9 +427,10 @@ def own_tokenizer(checkpoint: str | Path) -> dict[str, Any]:
 
 
 def find_dalle() -> dict[str, Any] | None:
-    """Arguments of a DALLETokenizer, its weights in $BEIT_MM_WEIGHTS or torch hub's cache; None if neither has them."""
+    """The config of a DALLETokenizer with weights from $BEIT_MM_WEIGHTS or torch hub's cache; None without them."""
     folders = filter(None, (os.environ.get(WEIGHTS_VARIABLE), f'{torch.hub.get_dir()}/checkpoints'))
-    for encoder in (Path(folder, name) for folder in folders for name in ('dalle_encoder.pth', 'encoder.pkl')):
+    encoders = [Path(folder, name) for folder in folders for name in ('dalle_encoder.pth', 'encoder.pkl')]
+    for encoder in encoders:
         if encoder.is_file():
             files = dict(checkpoint=encoder, decoder_checkpoint=encoder.with_name('decoder.pkl'))
             found = {key: str(file.resolve()) for key, file in files.items() if file.is_file()}
