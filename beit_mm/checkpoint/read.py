@@ -25,7 +25,7 @@ META_KEY = 'beit_mm'  # where safetensors metadata, which holds only strings, ha
 MAX_NAME = 300  # characters of a tensor's name, which messages quote
 MAX_EXPANDED = 2**26  # bytes by which expanded tensors (stride 0) may exceed what is stored
 SUFFIXES = ('.pth', '.pt', '.bin', '.safetensors')
-# What torch.save writes, inside one folder of any name
+# Names of the entries that torch.save writes: they lie in one folder, whose name varies
 ZIP_ENTRY = r'[^/]+/(data\.pkl|data/\d+|version|byteorder|\.format_version|\.storage_alignment|\.data/serialization_id)'
 REFUSED_NAME = re.compile(r'GLOBAL (\S+) (?:was not an allowed global|whose module)')  # in torch's message
 
@@ -111,8 +111,9 @@ def _read_zip(path: Path) -> Any:
         # With the file on sys.path Python could import other entries as code.
         if others := [name for name in archive.namelist() if not re.fullmatch(ZIP_ENTRY, name)]:
             raise CheckpointError(f'it holds {others[0][:MAX_NAME]!r}, which torch.save does not write')
-        if (held := sum(entry.file_size for entry in archive.infolist())) > size:  # torch.save compresses nothing
-            raise CheckpointError(f'its {size:,} bytes would unpack to {held:,}; save it again without compression')
+        unpacked = sum(entry.file_size for entry in archive.infolist())
+        if unpacked > size:  # torch.save compresses nothing
+            raise CheckpointError(f'its {size:,} bytes would unpack to {unpacked:,}; save it again without compression')
         if damaged := archive.testzip():  # torch does not compare checksums
             raise zipfile.BadZipFile(f'{damaged} has a wrong checksum')
     return _read_torch(path, 'cpu')
@@ -123,12 +124,12 @@ def _read_legacy(path: Path) -> Any:
     size, declared = path.stat().st_size, 0  # bytes
 
     def filled(storage: Any, _: Any) -> Any:
-        """Returns the storage, without what was in that memory before, and unable to grow."""
+        """Overwrites what was in a storage's memory before, and returns a slice of it, which cannot grow."""
         nonlocal declared
         declared += storage.nbytes()
         if declared > size:
             raise CheckpointError(f'it is cut short, or its {size:,} bytes declare larger storages')
-        return storage.fill_(0)[:]  # torch lets the original grow, but not a slice
+        return storage.fill_(0)[:]
 
     return _read_torch(path, filled)
 
@@ -165,7 +166,7 @@ class Module(Attributes):  # for a DALL-E network that was saved as a module; it
 
 
 class NumpyType:
-    """For `numpy.dtype` of numbers and text. A real one would take its state from the file, and so forged pointers."""
+    """For `numpy.dtype` of numbers and text. A real dtype would take its state, even forged pointers, from the file."""
 
     __slots__ = ('code',)
 
@@ -239,7 +240,7 @@ def only_stand_ins() -> Iterator[None]:
 
 VALUES: tuple[type, ...] = (str, bytes, bytearray, int, float, complex, type(None), PurePath)
 VALUES += (np.generic, torch.dtype, torch.device, torch.layout)
-Known = dict[int, tuple[Any, Any]]  # id of a value -> its copy, and the value, kept alive so that no other gets its id
+Known = dict[int, tuple[Any, Any]]  # id of a value -> (its copy, the value); a value that is kept alive keeps its id
 
 
 def plain(value: Any, known: Known) -> Any:
@@ -263,7 +264,7 @@ def plain(value: Any, known: Known) -> Any:
         known[id(value)] = new, value  # first, because a list can contain itself
         new += [plain(inner, known) for inner in value]
     elif isinstance(value, (tuple, set)):
-        kind = next(kind for kind in (torch.Size, tuple, set) if isinstance(value, kind))
+        kind = next(kind for kind in (torch.Size, tuple, set) if isinstance(value, kind))  # never a subclass of them
         new = kind([plain(inner, known) for inner in value])
     elif isinstance(value, VALUES):
         new = value
@@ -335,7 +336,7 @@ def write_checkpoint(path: str | Path, content: Mapping[str, Any]) -> None:
 def _safetensors_bytes(content: Mapping[str, Any]) -> bytes:
     weights, metadata = content, dict(format='pt')  # transformers does not read a file without it
     if content.keys() == {'state_dict', 'meta'}:
-        # this key alone: safetensors writes several in random order, and equal content shall give equal bytes
+        # this key alone: safetensors writes several in random order, but equal content must give equal bytes
         weights, metadata = content['state_dict'], {META_KEY: json.dumps(content['meta'])}
     # each in its own memory, which the format requires
     copies = {name: tensor.detach().clone(memory_format=torch.contiguous_format) for name, tensor in weights.items()}
