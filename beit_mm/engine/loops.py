@@ -62,7 +62,7 @@ class IterLoop(IterBasedTrainLoop):
 
     Args:
         shortened_from: the recipe's length, dict(max_epochs=...) or dict(max_iters=...), if `--steps` shortened this
-            run. Validations then take the same share of the held-out images, evenly spread, at least one batch.
+            run. Validations then use the same share of the held-out images, evenly spread, but at least one batch.
     """
 
     def __init__(self, *args, shortened_from: dict[str, int] | None = None, **kwargs):
@@ -96,8 +96,8 @@ class IterLoop(IterBasedTrainLoop):
 
     def scale_validation(self, max_epochs: int = 0, max_iters: int = 0) -> None:
         loader = self.runner.val_dataloader
-        images, share = len(loader.dataset), self._max_iters / (max_iters or max_epochs * len(self.dataloader))
-        number = max(math.ceil(share * images), get_world_size() * (loader.batch_size or 1))
+        images, full_length = len(loader.dataset), max_iters or max_epochs * len(self.dataloader)
+        number = max(math.ceil(self._max_iters / full_length * images), get_world_size() * (loader.batch_size or 1))
         if number < images and isinstance(loader.dataset, BaseDataset):
             part = f'{number:,} of {images:,} held-out images, in proportion to its length'
             warn(f'The run validates on {part}; train_cfg.shortened_from=None takes all.')
@@ -108,13 +108,13 @@ class IterLoop(IterBasedTrainLoop):
         loader = self.dataloader
         epoch, first = divmod(self._iter, len(loader))
         sampler = getattr(loader, 'sampler', None)
-        if isinstance(sampler, SeededSampler) and loader.drop_last:  # else a batch could hold samples of two epochs
+        if isinstance(sampler, SeededSampler) and loader.drop_last:  # drop_last, so that no batch mixes two epochs
             sampler.set_epoch(epoch)
             sampler.skip(first * loader.batch_size)
             sampler.per_epoch = len(loader) * loader.batch_size
             stream = iter(loader)
             yield next(stream)
-            sampler.per_epoch = None  # `stream` has read it already; any later iterator ends after an epoch
+            sampler.per_epoch = None  # `stream` goes on without end; later iterators end after one epoch
             yield from stream
         while True:
             yield from batches(loader, epoch, first)
@@ -147,13 +147,13 @@ class HeadFitLoop(IterLoop):
                 hook.show_batch(number, len(self.dataloader), 'features')
         own = torch.cat(parts)
         rows = torch.tensor([(sample.sample_idx, int(sample.gt_label)) for sample in samples], device=own.device)
-        features, rows = (deal_back(part, len(self.dataloader.dataset)) for part in (own, rows))
-        indices, labels = rows.unbind(1)
-        (mean, std), layer = mean_and_std(features), model.head.fc
-        num_classes = len(layer.weight)
-        fitted, found = choose_penalty(
-            (features - mean) / std, labels, num_classes, indices, by_class=False, seed=runner.seed
-        )
+        num_images = len(self.dataloader.dataset)
+        features = deal_back(own, num_images)  # of all processes
+        indices, labels = deal_back(rows, num_images).unbind(1)
+        mean, std = mean_and_std(features)
+        layer = model.head.fc
+        scaled = (features - mean) / std
+        fitted, found = choose_penalty(scaled, labels, len(layer.weight), indices, by_class=False, seed=runner.seed)
         layer.weight.copy_(fitted.weight / std)
         layer.bias.copy_(fitted.bias - layer.weight @ mean)
         log(f'The head is fitted to {len(features):,} features: {found}')
@@ -183,7 +183,7 @@ def validate(loop: EpochBasedTrainLoop | IterBasedTrainLoop, position: int, end:
     """
     loop._decide_current_val_interval()
     is_due = position >= loop.val_begin and (position % loop.val_interval == 0 or position == end)
-    is_done = loop.runner.message_hub.get_info(VALIDATED) == loop.iter  # already, before the run was stopped
+    is_done = loop.runner.message_hub.get_info(VALIDATED) == loop.iter  # before the run was stopped and resumed
     if loop.runner.val_loop is not None and is_due and not is_done:
         loop.runner.val_loop.run()
 
@@ -196,7 +196,7 @@ def validate_on(runner: Runner, indices: Sequence[int]) -> None:
 
 
 def is_past_end(runner: Runner) -> bool:
-    """Whether a resumed run is past its end; at its end it still validates. Warns if no step is left."""
+    """Whether a resumed run is past its end; exactly at its end it still validates. Warns if no step is left."""
     if runner.iter >= runner.max_iters:
         longer = 'to train longer, raise max_epochs or max_iters'
         warn(f'The checkpoint has {runner.iter} iterations, and the config asks for {runner.max_iters}; {longer}.')
