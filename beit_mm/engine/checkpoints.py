@@ -78,7 +78,7 @@ class CheckpointHook(Hook):
         self.save_best = [save_best] if isinstance(save_best, str) else list(save_best or ())
         self.run_id = ''  # id that the run's checkpoints share
         self.due: str | None = None  # name of the checkpoint to be saved
-        self.kept: list[str] = []  # names of this run's numbered checkpoints on the disk, as they were written
+        self.kept: list[str] = []  # names of this run's numbered checkpoints on the disk, oldest first
 
     def before_run(self, runner: Runner) -> None:
         """Chooses the checkpoint to resume from."""
@@ -132,7 +132,7 @@ class CheckpointHook(Hook):
                 info.pop(VALIDATED, None)
             if Path(runner._load_from).resolve().parent == Path(runner.work_dir).resolve():
                 self.kept = [name for name in info.get(KEPT, ()) if NUMBERED.fullmatch(name)]
-            else:  # the files of the run before stay
+            else:  # in another folder: the files of the earlier run stay
                 for key in [key for key in info if key.startswith('best_number')]:
                     del info[key]
 
@@ -206,7 +206,7 @@ class CheckpointHook(Hook):
         hub, number = runner.message_hub, getattr(runner, self.unit)
         best = -math.inf if higher else math.inf
         if any(Path(runner.work_dir).glob(f'best_{metric}_*.pth'.replace('/', '_'))):
-            best = hub.get_info('best_score', best)  # as 0.3.0 stored that of its only metric
+            best = hub.get_info('best_score', best)  # of 0.3.0, which followed a single metric
         best = hub.get_info(f'best_score_{metric}', best)
         if not (metrics[metric] > best if higher else metrics[metric] < best):
             return
@@ -292,7 +292,7 @@ def newest_checkpoint(folder: Path, restarted: bool = False) -> str | None:
         except (CheckpointError, OSError) as error:
             unusable.append(str(error).replace(f'{folder}/', '').rstrip('.'))
             continue
-        if last_run not in (None, meta.get('run', last_run)):
+        if last_run is not None and meta.get('run', last_run) != last_run:
             earlier.append(path.name)
             continue
         if unusable:
@@ -377,7 +377,7 @@ class CheckpointMetaHook(Hook):
 
 
 def early_stopping(runner: Runner, stored: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    """The state of each EarlyStoppingHook, which mmengine does not store; `stored` values replace it first."""
+    """The state of each EarlyStoppingHook, which mmengine does not store; first restores `stored` values, if given."""
     state = {}
     hooks = [hook for hook in runner.hooks if isinstance(hook, EarlyStoppingHook)]
     for hook in hooks:

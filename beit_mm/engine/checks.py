@@ -278,7 +278,7 @@ def check_topk(evaluator: Evaluator, dataset: Dataset) -> None:
 
 
 def check_label_files(evaluator: Evaluator, dataset: Any) -> None:
-    """Raises UserError where mmseg's IoUMetric lacks label maps, or would write two into one file, or one into none."""
+    """Raises UserError if mmseg's IoUMetric lacks label maps or an output folder, or would write two maps to a file."""
     lacks_maps = isinstance(dataset, UnlabeledImages) and dataset.data_prefix.get('seg_map_path') is None
     for metric in evaluator.metrics:
         if lacks_maps and getattr(metric, 'format_only', None) is False:

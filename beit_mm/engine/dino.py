@@ -62,7 +62,7 @@ class DINOHook(TeacherMomentumHook):
         model = unwrap(runner)
 
         def drop_gradients(*_: object) -> None:
-            # After clipping. The optimizer skips parameters without a gradient; one of 0 would still decay them.
+            # After clipping. Without a gradient the optimizer skips a parameter; a zero one would still decay it.
             if epoch_of(runner) < self.freeze_last_layer:
                 for parameter in model.dino_head.last_layer.parameters():
                     parameter.grad = None

@@ -97,7 +97,7 @@ def written_if_possible(runner: Runner) -> Iterator[None]:
 
 
 def warn_unwritten(runner: Runner, error: BaseException | None) -> None:
-    reason = getattr(error, 'strerror', None) or error  # without the path: mmengine repeats no warning
+    reason = getattr(error, 'strerror', None) or error  # without a path, so that mmengine logs it once
     warn(f'Some logs and pictures cannot be written to {runner.work_dir}: {reason}. The training continues.')
 
 

@@ -92,8 +92,8 @@ class FeatureMetric(BaseMetric):
 
     Returns:
         mim_loss: mean over all predicted patches.
-        explained: share of the variance of the predicted patches' features about their mean that is explained.
-        explained_at_position: the same about the mean at each position in the other images.
+        explained: share that predictions explain of the variance of the predicted patches' features about their mean.
+        explained_at_position: the same, but about the mean at each position in the other images.
     """
 
     default_prefix = ''
@@ -112,7 +112,7 @@ class FeatureMetric(BaseMetric):
 
     def evaluate(self, size: int) -> dict[str, float]:
         remainder = size % get_world_size()
-        if remainder and get_rank() >= remainder:  # its last image is the repetition of another process's
+        if remainder and get_rank() >= remainder:  # its last image repeats one of another process
             self.results[0] = {name: number - self.last[name] for name, number in self.results[0].items()}
         return super().evaluate(size)
 

@@ -19,7 +19,7 @@ NOT_SET = 'not set'
 
 
 def batch_units(runner: Runner) -> dict[str, int]:
-    """The units of a position: `images` of a batch of all processes, and batches `accumulated` and `per_epoch`."""
+    """What a position counts: `images` in a batch of all processes, batches `accumulated` per step and `per_epoch`."""
     loader = runner.train_dataloader
     accumulated = runner.cfg.get('optim_wrapper', {}).get('accumulative_counts', 1)
     return dict(images=get_world_size() * loader.batch_size, accumulated=accumulated, per_epoch=len(loader))
@@ -43,7 +43,7 @@ def fit_position(runner: Runner, meta: dict, weights: dict) -> bool:
         if 'steps' in weights:  # of DiscreteVAE, whose temperature is a schedule too
             weights['steps'] = (weights['steps'] + counted - meta['iter']).clamp(min=0)
         meta['iter'] = counted
-    if by_epoch and meta['iter'] > (meta['epoch'] + 1) * batch['per_epoch']:  # the run before only counted iterations
+    if by_epoch and meta['iter'] > (meta['epoch'] + 1) * batch['per_epoch']:  # the earlier run only counted iterations
         meta['epoch'] = meta['iter'] // batch['per_epoch']
     return moved
 
@@ -66,7 +66,7 @@ def follow_config(runner: Runner, checkpoint: dict, config: dict) -> bool:
 
 
 def changed_settings(config: dict, other: dict) -> dict[str, tuple[str, str]]:
-    """Both values, by name, of the settings of a training that differ between two configs."""
+    """Settings of a training that differ between two configs: name -> (value in `config`, value in `other`)."""
     values, others = settings_by_name(config), settings_by_name(other)
     names = [name for name in {**values, **others} if name.partition('.')[0] in SECTIONS.split()]
     pairs = {name: (values.get(name, NOT_SET), others.get(name, NOT_SET)) for name in names}
@@ -98,7 +98,7 @@ def set_states(runner: Runner, checkpoint: dict, moved: bool) -> None:
         kept |= names | {f'initial_{name}' for name in names}
         warn(f"ReduceOnPlateau resumes: schedules, and {', '.join(names)}, are the checkpoint's, not the config's.")
     else:
-        # A run with a length in minutes moves its schedules by the clock: they have their own count.
+        # The clock moves the schedules of a timed run, so they have their own count.
         counts = [state['_global_step'] for state in states if not state['by_epoch']]
         steps = counts[0] if counts and not moved else checkpoint['meta']['iter']
         take_steps(runner, schedulers, steps, checkpoint['meta']['epoch'])

@@ -50,7 +50,7 @@ class InterruptionHook(Hook):
         self.asked_at = 0.0
         self.group: Any = None
         self.pending: tuple[Any, torch.Tensor] | None = None  # an exchange under way
-        self.handlers: dict[signal.Signals, Any] = {}  # of before the training, while one is under way
+        self.handlers: dict[signal.Signals, Any] = {}  # those before the training; empty unless one is under way
         self.validates = False
 
     def before_run(self, runner: Runner) -> None:
@@ -107,16 +107,16 @@ class InterruptionHook(Hook):
             shield_workers(runner.val_dataloader)
 
     def before_train_iter(self, runner: Runner, batch_idx: int, data_batch: Any = None) -> None:
-        if self.is_told(runner):
+        if self.must_stop(runner):
             self.stop(runner)
 
     def before_val_epoch(self, runner: Runner) -> None:
-        self.validates = bool(self.handlers)  # else no training is under way
+        self.validates = bool(self.handlers)  # False in a validation outside a training
 
     def before_val_iter(self, runner: Runner, batch_idx: int, data_batch: Any = None) -> None:
         # Beyond the batches that every process has, another process may have finished and would not answer.
         answered = self.group is None or batch_idx < common_batches(runner.val_dataloader)
-        if self.validates and answered and self.is_told(runner):
+        if self.validates and answered and self.must_stop(runner):
             restore_trained_weights(runner)
             self.stop(runner)
 
@@ -126,7 +126,7 @@ class InterruptionHook(Hook):
     def after_test(self, runner: Runner) -> None:
         end_workers(runner.test_dataloader)
 
-    def is_told(self, runner: Runner) -> bool:
+    def must_stop(self, runner: Runner) -> bool:
         self.agreed = self.agreed or self.exchange()
         return self.agreed != 0 and runner.optim_wrapper.should_update()  # not between accumulated batches
 

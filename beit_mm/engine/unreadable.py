@@ -96,7 +96,7 @@ class UnreadableImagesHook(Hook):
 
 
 class ReadingErrors(Dataset):
-    """A dataset that has, in place of each sample, the error of reading it, or None."""
+    """For each sample of a dataset, the error of reading it, or None if it can be read."""
 
     def __init__(self, dataset: UnlabeledImages):
         self.dataset = copy.copy(dataset)
