@@ -101,7 +101,7 @@ class Samples(Sequence[dict]):
 
     folder: str
     paths: Paths  # relative to the folder, or in its archives
-    labels: np.ndarray | None = None  # int (N,), of shards -1 for none
+    labels: np.ndarray | None = None  # int (N,); shards have -1 for an image without one
     archives: Paths | None = None  # file names of shards
     places: np.ndarray | None = None  # int (N, 3): archive, first byte, number of bytes
 

@@ -44,9 +44,9 @@ class BlockwiseMask(BaseTransform):
         check_number(num_masked, grid, whole=variant != 'paper')
         self.grid = self.height, self.width = tuple(map(operator.index, grid))  # not NumPy's, which overflow
         self.num_masked, self.min_block, self.variant = num_masked, min_block, variant
-        row = [(1 << w) - 1 for w in range(self.width + 1)]
-        # blocks[h][w] is a block of h x w patches in the upper left corner
-        self.blocks = [[sum(bits << i * self.width for i in range(h)) for bits in row] for h in range(self.height + 1)]
+        rows = [(1 << w) - 1 for w in range(self.width + 1)]  # the first w patches of the first row
+        columns = [sum(1 << i * self.width for i in range(h)) for h in range(self.height + 1)]  # of the first column
+        self.blocks = [[column * row for row in rows] for column in columns]  # [h][w]: in the upper left corner
         draw = random.Random(0).random  # its own generator, so that the samples' generator does not advance
         if variant != 'paper' and not any(self._place_block(0, int(num_masked), draw) for _ in range(100)):
             raise UserError(f'no block of {min_block} to {num_masked} patches fits in grid={grid}; lower min_block')

@@ -45,9 +45,9 @@ SIDEWAYS = (5, 6, 7, 8)  # EXIF orientations that swap height and width
 MAX_BANDS = 16
 MOST_DARK = 63  # of 255: an image of 16 bits whose highest value is at most this usually has 12 or 14
 SAMPLED = 10_000  # pixels of an image that are used for statistics of the bands
-# TIFF's numbers for none, LZW, Deflate (two), PackBits, LZMA, Zstandard; not JPEG, whose own size nothing checks
+# TIFF's numbers for none, LZW, Deflate (two), PackBits, LZMA, Zstandard; not JPEG: nothing checks the size inside it
 COMPRESSIONS = (1, 5, 8, 32946, 32773, 34925, 50000)
-# what Pillow says of a TIFF whose bands are not RGB; the last two if each band is a plane
+# Pillow's errors for a TIFF whose bands are not RGB; the last two if each band is a plane
 MANY_BANDS = ('unknown pixel mode', 'unknown raw mode for given image mode', 'string index out of range')
 WARNED: list[str] = []  # the file that `warn_loss` has named
 
@@ -378,7 +378,7 @@ class LoadBands(BaseTransform):
 def band_statistics(
     paths: Sequence[str], bands: Sequence[int] | None = None, percentiles: tuple[float, float] = (1, 99)
 ) -> dict[str, Any]:
-    """Of each band `low` and `high`, the two percentiles, and `mean` and `std` after LoadBands has scaled with them."""
+    """For each band its percentiles `low` and `high`, and `mean` and `std` of the values that LoadBands makes of it."""
     generator, sampled, taken = random.Random(0), [], [*(bands or ())]
     for path in paths:
         values = read_bands(path)

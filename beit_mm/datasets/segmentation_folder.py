@@ -23,7 +23,7 @@ IMAGES = ('images', 'imgs', 'JPEGImages')  # names of folders, in the order of t
 MAPS = ('annotations', 'masks', 'labels', 'SegmentationClass')
 TRAINING = ('training', 'train')
 NUM_NAMED = 8  # most colours that a message names
-# Okabe and Ito's colours without black; each further one is the most unlike all before, also for the red-green blind
+# Okabe and Ito's colours without black; each further one differs most from all before it, also to the red-green blind
 SEEN_BY_ALL = (
     (230, 159, 0), (86, 180, 233), (0, 158, 115), (240, 228, 66), (0, 114, 178), (213, 94, 0), (204, 121, 167),
     (0, 0, 255), (204, 255, 204), (102, 102, 255), (102, 51, 0), (102, 255, 255), (0, 51, 153), (102, 51, 51),
