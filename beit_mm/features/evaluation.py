@@ -35,7 +35,7 @@ THUMBNAIL = (8, 8)  # pixels
 HELD_OUT = 0.1  # share of the labelled images that serve to choose a setting
 RATES, EPOCHS = (3e-3, 1e-2, 3e-2), (10, 40)  # tried in `choose_attentive`
 PROBE_BATCH = 128  # images per step of `fit_attentive`, at most an eighth of all
-MOST_HELD, HALF_FROM = 4 * 2**30, 2**30  # bytes: the most that is held; in float32, the most without half precision
+MOST_HELD, HALF_FROM = 4 * 2**30, 2**30  # bytes of patches: the most held, and the most held in float32
 
 
 def evaluate_images(
@@ -209,7 +209,7 @@ def class_shares(labels: Tensor, grid: Grid, num_classes: int) -> Tensor:
 def sample_patches(
     maps: Iterable[tuple[Tensor, Tensor]], num_classes: int, num_images: int, max_patches: int, seed: int = 0
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Draws patches, evenly from `num_images` images, at least half of whose pixels have a class.
+    """Draws patches that have a class for at least half of their pixels, evenly from `num_images` images.
 
     Returns features (M, C), shares of the classes (M, K), which add up to 1, and the number of each one's image (M,).
     """

@@ -47,9 +47,9 @@ class ChannelNorm(nn.LayerNorm):
 class MaskClassificationHead(BaseDecodeHead):
     """Predicts a mask and a class for each of a number of learned queries.
 
-    In training, of all patches, a query attends in each block only to those inside the last mask that it gave. This
-    masking ends block by block, from the first on, as training goes on (`masking_probability`); inference never masks.
-    So a validation before the end of a training underrates the weights.
+    In training, a query attends in each block only to the patches inside its latest mask. As training goes on, this
+    masking ends in one block after another, the first block first (`masking_probability`). Inference never masks, so a
+    validation before the end of a training underrates the weights.
 
     Args:
         in_channels: width C of the features.
@@ -57,7 +57,7 @@ class MaskClassificationHead(BaseDecodeHead):
         num_queries: Q; if an image has more classes, its Q most frequent ones are learned.
         num_blocks: blocks that mix queries and patches.
         where: 'decoder': the head has these blocks itself, and takes feature maps of any backbone, which may be frozen;
-            'backbone': they are the last blocks of the BEiTBackbone of a SlidingSegmentor, where queries are added
+            'backbone': they are the last blocks of a SlidingSegmentor's BEiTBackbone, in which the queries are further
             prefix tokens, with the position bias of the class token.
         in_index: feature maps of a decoder; each gets a norm and a linear layer, then all are added.
         num_points: P, number of points at which the loss reads a mask.
@@ -97,9 +97,8 @@ class MaskClassificationHead(BaseDecodeHead):
         self.joined: list[nn.Module] = []  # blocks of the backbone, in a list: the head does not own their parameters
         self.with_cp, dims = False, in_channels
         if where == 'decoder':
-            self.laterals = nn.ModuleList(
-                nn.Sequential(nn.LayerNorm(dims, eps=NORM_EPS), nn.Linear(dims, dims)) for _ in in_index
-            )
+            laterals = (nn.Sequential(nn.LayerNorm(dims, eps=NORM_EPS), nn.Linear(dims, dims)) for _ in in_index)
+            self.laterals = nn.ModuleList(laterals)
             heads = dims // math.gcd(dims, 64)
             self.blocks = nn.ModuleList(Block(dims, heads, 4 * dims, 0.0, None, None) for _ in range(num_blocks))
         self.queries = nn.Parameter(torch.randn(1, num_queries, dims))
@@ -261,8 +260,8 @@ def objects_of(labels: Tensor, num_classes: int, most: int) -> tuple[Tensor, Ten
 def targets_at(labels: Tensor, images: Tensor, objects: Tensor, points: Tensor) -> tuple[Tensor, Tensor]:
     """Reads the masks of the labels `objects`, int64 (R, M), in `images`, int64 (R,), of label maps (B, H, W).
 
-    They are read bilinearly at points (R, P, 2), x and y from 0 to 1. Returns the values (R, P, M), and (R, P) whether
-    a point counts, 1 or 0: it does not if one of the pixels read is ignored.
+    They are read bilinearly at points (R, P, 2), x and y from 0 to 1. Returns the values (R, P, M), and whether each
+    point counts, 1 or 0 (R, P): it does not if one of the pixels read is ignored.
     """
     height, width = labels.shape[1:]
     column, row = points[..., 0] * width - 0.5, points[..., 1] * height - 0.5  # R, P: from the first pixel's centre
@@ -316,15 +315,16 @@ def assign(costs: Tensor, number: Tensor) -> Tensor:
 
     most = torch.finfo(torch.float32).max  # scipy refuses NaN
     together = torch.cat([costs.nan_to_num(most, most, most).flatten(), number.float()]).cpu().numpy()
-    *table, counts = np.split(together, [costs.numel()])
+    table, counts = np.split(together, [costs.numel()])
     if (counts < 0).any():
         expected = 'expected 0 to num_classes - 1 or ignore_index; set num_classes, or reduce_zero_label'
         raise UserError(f'label map {int(counts.argmin())} of the batch has a label that is not a class; {expected}')
     found = []
-    for costs_of_images in table[0].reshape(costs.shape):
+    for costs_of_images in table.reshape(costs.shape):
         pairs = [linear_sum_assignment(c[:, : int(n)]) for c, n in zip(costs_of_images, counts, strict=True)]
-        images = np.arange(len(counts)).repeat([len(queries) for queries, _ in pairs])
-        found.append(np.stack([images, *(np.concatenate(part) for part in zip(*pairs, strict=True))]))
+        images = np.arange(len(counts)).repeat([len(matched) for matched, _ in pairs])
+        queries, places = (np.concatenate(part) for part in zip(*pairs, strict=True))
+        found.append(np.stack([images, queries, places]))
     return torch.from_numpy(np.stack(found)).to(costs.device, non_blocking=True)
 
 

@@ -79,7 +79,7 @@ class SlidingSegmentor(EncoderDecoder):
         windows_per_batch: windows that go through the network together; default 8, 1 on a CPU.
     """
 
-    with_confidence = False  # of labels of large images too, see `confidence_of`; tests do not need it
+    with_confidence = False  # whether large images get one too, for `confidence_of`; tests do not need it
 
     def __init__(self, *args, data_preprocessor: dict | None = None, **kwargs):
         if isinstance(data_preprocessor, dict) and len(data_preprocessor.get('mean') or ()) not in (0, 1, 3):
@@ -98,7 +98,7 @@ class SlidingSegmentor(EncoderDecoder):
         self.takes_rgb = not (data_preprocessor or {}).get('bgr_to_rgb', False)
 
     def extract_feat(self, inputs: Tensor) -> Sequence:
-        """Feature maps for the head; or what the first blocks give it: tokens, the patch grid, and the shared bias."""
+        """Feature maps; for a head that joins the backbone: tokens before its blocks, patch grid and shared bias."""
         if not self.joins:
             return super().extract_feat(inputs)
         backbone, head = backbone_of(self.backbone), self.decode_head
