@@ -157,9 +157,7 @@ def list_models(pattern: str = '*', details: bool = False) -> Any:
         A sorted list of names; with details, a dict from name to dict(url=...). A BEiT also has its config; a plain
         ViT its model, licence, normalisation ('imagenet' or 'half') and the figures that its authors report.
     """
-    known: dict[str, dict[str, str]] = {
-        name: dict(url=entry.url, config=str(entry.config)) for name, entry in released().items()
-    }
+    known = {name: dict(url=entry.url, config=str(entry.config)) for name, entry in released().items()}
     known |= plain_vits()
     found = {name: known[name] for name in sorted(known) if fnmatch(name, pattern)}
     return found if details else list(found)

@@ -99,7 +99,7 @@ class LinearProbe(BaseModel):
 class AttentivePooling(nn.Module):
     """Pools patches (B, N, C) to (B, C) by cross-attention from learned queries; projects only the values.
 
-    Each query has C / num_queries channels of the values of its own. Source: billpsomas/efficient-probing, and
+    Each query has its own C / num_queries channels of the values. Source: billpsomas/efficient-probing, and
     arXiv 2506.10178, section 3.
     """
 

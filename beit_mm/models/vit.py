@@ -472,7 +472,8 @@ class BEiTBackbone(BaseModule):
         """Builds the backbone of a checkpoint of any format, in evaluation mode."""
         checkpoint = Checkpoint.open(checkpoint)
         with as_checkpoint_error(checkpoint.path):
-            (backbone := cls(**checkpoint.backbone_arguments())).load_state_dict(checkpoint.state_dict)
+            backbone = cls(**checkpoint.backbone_arguments())
+            backbone.load_state_dict(checkpoint.state_dict)
         return backbone.eval()
 
     def init_weights(self) -> None:

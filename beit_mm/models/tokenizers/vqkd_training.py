@@ -42,10 +42,10 @@ class VQKD(base.TrainableTokenizer, VQKDTokenizer, BaseModel):
         decoder_layers: blocks of the decoder, which is as wide as the encoder (released: 3 or 1).
         decay: factor of the moving average.
         kmeans_init: start with 10 steps of k-means on the first batch of all processes; otherwise with random codes.
-        restart_below: a vector of the batch replaces a code with fewer patches than this, averaged over batches of all
-            processes; the log counts `codes_restarted`. None: never, as released.
-        init_bound: bound of the normal initial weights with sigma 0.02: 2 cuts none, as released; 0.02 as in BEiT's
-            pretraining.
+        restart_below: a code that fewer patches than this choose, averaged over batches of all processes, is replaced
+            by a vector of the batch; the log counts `codes_restarted`. None: never, as released.
+        init_bound: where the initial weights, normal with sigma 0.02, are cut: 2, as released, cuts nothing; 0.02 is
+            BEiT's pretraining.
         data_preprocessor: must give `images` in [0, 1].
         options: as in VQKDTokenizer; `precision` applies only to testing.
 
@@ -160,7 +160,8 @@ class VQKD(base.TrainableTokenizer, VQKDTokenizer, BaseModel):
     def _sample(self, vectors: Tensor) -> Tensor:
         """A vector of process 0 for each code, from (N, D); without repeats if N is large enough."""
         chosen = torch.randperm(max(len(vectors), self.vocab_size), device=vectors.device) % len(vectors)
-        broadcast(sample := vectors[chosen[: self.vocab_size]])
+        sample = vectors[chosen[: self.vocab_size]]
+        broadcast(sample)
         return sample
 
     @torch.no_grad()
