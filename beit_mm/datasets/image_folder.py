@@ -187,7 +187,7 @@ class UnlabeledImages(BaseDataset):
     def load_data_list(self) -> Samples:
         folder = self.data_prefix['img_path']
         if not os.path.isdir(folder):  # otherwise the images of a list would fail one by one
-            raise FileNotFoundError(f'no folder {folder!r}; expected images in it')
+            raise FileNotFoundError(f'no folder {folder!r}; expected a folder of images')
         samples = self.find_images(folder)
         if not samples:
             raise self.no_images(self.ann_file or folder)
