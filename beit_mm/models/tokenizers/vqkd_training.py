@@ -264,9 +264,9 @@ class CLIPTeacher(Teacher):
         from transformers import CLIPVisionModelWithProjection
 
         network = CLIPVisionModelWithProjection.from_pretrained(name, use_safetensors=True).float()
-        mean, std = [0.48145466, 0.4578275, 0.40821073], [0.26862954, 0.26130258, 0.27577711]
-        levels = ([255 * level for level in levels] for levels in (mean, std))
-        super().__init__(network, network.config.patch_size, *levels)
+        mean = [255 * level for level in (0.48145466, 0.4578275, 0.40821073)]
+        std = [255 * level for level in (0.26862954, 0.26130258, 0.27577711)]
+        super().__init__(network, network.config.patch_size, mean, std)
         self.provenance.update(path=name)
 
     def patches(self, images: Tensor, positions: Tensor | None) -> list[Tensor]:
