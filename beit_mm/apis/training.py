@@ -247,8 +247,10 @@ class Run:
         else:
             record.init, record.tokenizer, record.head = plan.init or NONE, plan.targets_name, plan.head
             if self.verb == 'pretrain':
-                record.targets, record.teacher = record.targets or 'tokens', (plan.targets or {}).get('teacher')
-            record.length, record.seed = record.length or Length(15, 'minutes'), record.seed or 0
+                record.targets = record.targets or 'tokens'
+                record.teacher = (plan.targets or {}).get('teacher')
+            record.length = record.length or Length(15, 'minutes')
+            record.seed = record.seed or 0
             record.batch, record.workers, record.device = plan.batch, plan.workers, plan.device
             trains_tokenizer = self.verb == 'pretrain' and not plan.targets
             record.stages = dict(tokenizer={}, pretrain={}) if trains_tokenizer else {self.verb: {}}

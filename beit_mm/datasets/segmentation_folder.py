@@ -48,8 +48,7 @@ class SegmentationFolder(UnlabeledImages):
         data_prefix: `dict(img_path=..., seg_map_path=...)` relative to `data_root`; without `seg_map_path` (or None)
             the images have no label maps.
         seg_map_suffix: replaces the extension of the image in the name of its label map, e.g. '_mask.png'.
-        label_values: the number of each class in the label maps, if it is not its index in `classes`; pixels with other
-            numbers are ignored.
+        label_values: number of each class in the label maps, if not its index in `classes`; other numbers are ignored.
         ann_file, on_error, kwargs: as in UnlabeledImages; an unreadable label map is treated as an unreadable image.
     """
 

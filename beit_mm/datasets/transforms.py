@@ -54,6 +54,7 @@ class TwoViews(BaseTransform, ABC):
 
     def transform(self, results: dict) -> dict:
         image = results['img']
+        # the box lies in an image of this height, from which LoadImage may have decoded a smaller one
         box, flip, height = results.pop('drawn', None) or (*self.draw(*image.shape[:2]), len(image))
         if (scale := round(height / len(image))) > 1:
             box = tuple(side / scale for side in box)

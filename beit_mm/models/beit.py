@@ -39,8 +39,7 @@ class BEiTPretrainer(BaseModel):
 
     Args:
         backbone: config of a BEiTBackbone with out_type 'raw'.
-        head: config of a BEiTMIMHead, FeatureRegressionHead or PixelRegressionHead; None in a subclass with another
-            task.
+        head: config of a BEiTMIMHead, FeatureRegressionHead or PixelRegressionHead; None in some subclasses.
         target_generator: config of a Tokenizer or FeatureTargets; None to predict pixels.
         data_preprocessor: config of a TwoViewDataPreprocessor.
         recover: 'masked' predicts the masked patches only, 'all' every patch.

@@ -74,8 +74,7 @@ class SlidingSegmentor(EncoderDecoder):
 
     Args: as in EncoderDecoder. `test_cfg` has, besides mmseg's mode='slide',
         crop_size, stride: size and distance of the windows in pixels (height, width); a smaller image is one window.
-        precision: 'bfloat16' (the default), 'float16' or 'float32' for the network at inference; logits are always
-            summed in float32.
+        precision: of the network at inference, 'bfloat16' (default), 'float16' or 'float32'; sums are always float32.
         windows_per_batch: windows that go through the network together; default 8, 1 on a CPU.
     """
 
