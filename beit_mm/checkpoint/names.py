@@ -316,7 +316,7 @@ def grid_of(name: str, tensor: Tensor, *candidates: Grid | None) -> Grid:
         if grid and rows == (num_relative_positions(grid) if is_table else 1 + grid[0] * grid[1]):
             return grid
     what = 'bias table' if is_table else 'position embedding'
-    raise CheckpointError(f'has a {what} of {rows} rows: no square patch grid fits, and the file gives no other one')
+    raise CheckpointError(f'has a {what} of {rows} rows: no square patch grid fits, and the file names no rectangle')
 
 
 def trained_grid(meta: Mapping[str, Any], patch: int) -> Grid | None:
