@@ -175,7 +175,8 @@ class ReconstructionHook(Hook):
         drawn = sheet_of_columns(columns, self.channels)
         path = Path(runner.work_dir, 'pictures', 'test.png' if mode == 'test' else f'iter_{runner.iter}.png')
         with written_if_possible(runner):
-            runner.visualizer.add_image(f'{mode}_reconstruction', np.asarray(drawn), step=runner.iter)
+            # MLflow's backend fails without the extension
+            runner.visualizer.add_image(f'{mode}_reconstruction.png', np.asarray(drawn), step=runner.iter)
             path.parent.mkdir(parents=True, exist_ok=True)
             drawn.save(path)
             log(f'Pictures: {path}')

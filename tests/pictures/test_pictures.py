@@ -102,7 +102,8 @@ def test_eight_images_spread_over_the_data_set_are_shown_and_saved(kind, columns
         assert not shown and not list(tmp_path.iterdir())
         return
     validation, test = shown
-    assert (validation[0], validation[2], test[0]) == ('val_reconstruction', 7, 'test_reconstruction')
+    assert (validation[0], validation[2], test[0]) == ('val_reconstruction.png', 7, 'test_reconstruction.png')
+    Image.fromarray(test[1]).save(tmp_path / test[0])  # as MLflow's backend does
     for name, image in (('iter_7', validation[1]), ('test', test[1])):
         assert image.shape == (TOP + 8 * CELL, MARGIN + columns * CELL, 3)  # eight of 24 images
         with Image.open(tmp_path / f'pictures/{name}.png') as picture:
