@@ -10,6 +10,7 @@ from __future__ import annotations
 import importlib
 import shlex
 import sys
+import warnings
 from collections.abc import Iterator
 from importlib import metadata
 
@@ -17,7 +18,7 @@ OPENMMLAB = ('mmengine', 'mmcv', 'mmpretrain', 'mmsegmentation')
 ONEDL = tuple(f'onedl-{name}' for name in OPENMMLAB)
 NEEDED = ('torch', 'torchvision', 'numpy', 'pillow', 'scipy', 'safetensors', 'matplotlib', 'tensorboard')
 OTHERS = ('onedl-mim', 'openmim', 'setuptools', 'beit_mm')
-IMPORTS = ('torch', 'torchvision', 'cv2', 'mmengine', 'mmcv', 'mmpretrain', 'mmseg')
+IMPORTS = ('torch', 'torchvision', 'cv2', 'mmengine', 'mmcv', 'mmpretrain.models', 'mmseg')
 PIP = f'{shlex.quote(sys.executable)} -m pip'
 BUILD = '--no-build-isolation --no-deps --no-cache-dir --force-reinstall'
 BUILD_MMCV = f'CUDA_VISIBLE_DEVICES= MMCV_WITH_OPS=1 {PIP} install {BUILD} mmcv==2.1.0'
@@ -74,6 +75,7 @@ def version_problems(found: dict[str, str], python: tuple[int, int], mmcv_has_op
 
 def import_problems(stack: str) -> Iterator[tuple[str, str]]:
     """Yields each installed module that cannot be imported, with the reason, and the command that fixes it."""
+    warnings.simplefilter('ignore')
     for name in IMPORTS:
         try:
             importlib.import_module(name)
@@ -82,6 +84,8 @@ def import_problems(stack: str) -> Iterator[tuple[str, str]]:
             fix = f'{PIP} install --force-reinstall -r requirements/{stack}.txt'
             if 'libGL' in reason:
                 fix = f'{PIP} uninstall -y opencv-python && {PIP} install opencv-python-headless'
+            if 'NoneType takes no arguments' in reason:  # mmpretrain's reading of transformers 5, beside pycocotools
+                fix = f'{PIP} install "transformers>=4.45,<5"'
             yield f'import {name} fails: {reason}', fix
 
 

@@ -1,6 +1,7 @@
 """tools/doctor.py finds what is wrong, names the command, and runs where nothing is installed."""
 
 import importlib
+import os
 import re
 import runpy
 import subprocess
@@ -46,6 +47,20 @@ def test_import_that_fails(monkeypatch):
     (torchvision, again), (cv2, headless) = doctor.import_problems('openmmlab')
     assert torchvision.startswith('import torchvision fails: ImportError: operator') and 'openmmlab.txt' in again
     assert 'libGL' in cv2 and 'opencv-python-headless' in headless
+
+
+def test_transformers_5_beside_pycocotools(tmp_path):
+    """Beside pycocotools, which mmdet needs, mmpretrain also defines its models of transformers 4."""
+    if pytest.importorskip('transformers').__version__ < '5':
+        pytest.skip('transformers 4 works')
+    for file in ('pycocotools/__init__.py', 'pycocotools-2.0.11.dist-info/METADATA'):
+        (tmp_path / file).parent.mkdir()
+        (tmp_path / file).write_text('' if file.endswith('py') else 'Name: pycocotools\nVersion: 2.0.11\n')
+    command = [sys.executable, ROOT / 'tools/doctor.py']
+    env = os.environ | dict(PYTHONPATH=str(tmp_path))
+    result = subprocess.run(command, capture_output=True, text=True, env=env)
+    assert result.returncode == 1 and 'PROBLEM import mmpretrain.models fails' in result.stdout
+    assert 'install "transformers>=4.45,<5"' in result.stdout
 
 
 def test_an_empty_python_and_this_one(capsys):
