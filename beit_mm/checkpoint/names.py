@@ -165,7 +165,8 @@ def convert_state_dict(
     source = source or detect_format(weights)
     if source is None:
         of_lora = any('.lora_' in name for name in weights)
-        advice = '; these belong to LoRA: use finetuned.pth of the run, or its config' if of_lora else ''
+        files = "finetuned.pth of the run, its config, or PEFT's merge_and_unload()"
+        advice = f'; these belong to LoRA: use {files}' if of_lora else ''
         raise CheckpointError(f'holds no weights of a BEiT or plain ViT; its tensors are {preview(weights)}{advice}')
     ours, dropped = _to_ours(weights, source, grid)
     if target == 'beit_mm':

@@ -85,6 +85,10 @@ def test_a_file_of_the_released_code(task, variant, tmp_path):
 NO_BEIT = {
     'empty': (dict, 'tensors are none'),
     'in the memory of transformers': (lambda: hf_peer('features', 'vit').state_dict(), 'save_pretrained'),
+    "PEFT's adapter": (
+        lambda: {'base_model.model.blocks.0.attn.qkv.lora_A.weight': torch.ones(2, 8)},
+        'merge_and_unload',
+    ),
 }
 
 
