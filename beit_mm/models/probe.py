@@ -10,6 +10,7 @@ from mmengine.model import BaseModel
 from mmpretrain.models import ClsDataPreprocessor
 from mmpretrain.structures import DataSample
 from torch import Tensor
+from torch.overrides import TorchFunctionMode
 
 from beit_mm.errors import check_choice
 from beit_mm.models.vit import INIT_STD, NORM_EPS, sizes_of
@@ -152,6 +153,18 @@ class AttentiveProbe(LinearProbe):
         return [x[:, self.backbone.num_prefix_tokens :] for x in self.backbone(images)]
 
 
+class OrderOnDevice(TorchFunctionMode):
+    """Copies the order that mixup or cutmix draws to a device; indexing by it on the host would make the host wait."""
+
+    def __init__(self, device: torch.device):
+        super().__init__()
+        self.device = device
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: dict | None = None) -> Any:
+        result = function(*args, **(kwargs or {}))
+        return result.to(self.device, non_blocking=True) if function is torch.randperm else result
+
+
 @MODELS.register_module()
 class ClassificationDataPreprocessor(ClsDataPreprocessor):
     """mmpretrain's ClsDataPreprocessor, with random erasing between normalisation and mixup or cutmix.
@@ -165,6 +178,12 @@ class ClassificationDataPreprocessor(ClsDataPreprocessor):
         self._non_blocking = True  # the host does not wait while pinned memory is copied; mmpretrain has no argument
 
     def forward(self, data: dict, training: bool = False) -> dict:
+        samples = data.get('data_samples')
+        if samples and 'gt_label' in samples[0]:  # mmpretrain would wait for the device to copy them
+            numbers = [len(sample.gt_label) for sample in samples]
+            labels = torch.cat([sample.gt_label for sample in samples]).to(self.device, non_blocking=True)
+            for sample, label in zip(samples, labels.split(numbers), strict=True):
+                sample.set_gt_label(label)
         data = super().forward(data, training=False)  # normalises, makes one-hot labels, does not mix yet
         inputs, samples = data['inputs'], data['data_samples']
         if not training or samples is None:
@@ -176,7 +195,8 @@ class ClassificationDataPreprocessor(ClsDataPreprocessor):
         if 'gt_score' in samples[0]:
             scores = torch.stack([sample.gt_score for sample in samples]).float()  # as CrossEntropyLoss needs them
             if self.batch_augments is not None:
-                data['inputs'], scores = self.batch_augments(inputs, scores)
+                with OrderOnDevice(inputs.device):
+                    data['inputs'], scores = self.batch_augments(inputs, scores)
             for sample, score in zip(samples, scores, strict=True):
                 sample.set_gt_score(score)
         return data

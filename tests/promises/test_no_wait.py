@@ -78,6 +78,34 @@ def whole(
     return slice(0, size), torch.zeros(size, resolution, device='cuda')
 
 
+class Copies(TorchDispatchMode):
+    """Raises AssertionError where the host waits for a copy to a CUDA device; indices on the host are such copies."""
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        name, kwargs = function.overloadpacket.__name__, kwargs or {}
+        waits = name == '_to_copy' and args[0].is_cpu and 'cuda' in str(kwargs.get('device'))
+        assert not waits or kwargs.get('non_blocking'), 'a copy'
+        assert name not in INDEXING or all(i is None or i.device == args[0].device for i in args[1]), 'an index'
+        return function(*args, **kwargs)
+
+
+CLASSIFYING = ['beit/finetune_in1k_100e.py', 'beit/linear_probe_in1k_50e.py', 'beit/attentive_probe_in1k_90e.py']
+
+
+@pytest.mark.parametrize('name', CLASSIFYING)
+def test_the_host_does_not_wait_for_copies_of_images_and_labels_nor_for_mixing(name):
+    cfg, mode = load_config(name), FakeTensorMode(allow_non_fake_inputs=True)
+    init_default_scope(cfg.default_scope)
+    prepare = on_fake_device(build_on_meta(name).data_preprocessor, mode)
+    prepare._device = torch.device('cuda')
+    for _ in range(8):  # mixup or cutmix, whichever is drawn
+        samples = [DataSample().set_gt_label(label) for label in range(4)]
+        batch = dict(inputs=torch.zeros(4, 3, 32, 32, dtype=torch.uint8), data_samples=samples)
+        with mode, Copies():
+            prepared = prepare(batch, training=True)
+        assert prepared['inputs'].is_cuda and all(sample.gt_label.is_cuda for sample in prepared['data_samples'])
+
+
 def paired(costs: torch.Tensor, number: torch.Tensor) -> torch.Tensor:
     """In the place of `assign`: five pairs of a query and an object in each prediction."""
     return torch.zeros(len(costs), 3, 5, dtype=torch.int64, device='cuda')
