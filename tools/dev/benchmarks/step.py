@@ -262,7 +262,14 @@ def finetuning(args: argparse.Namespace, size: int) -> tuple[dict[str, Step], Ca
     images = images.pin_memory() if GPU else images
     samples = [DataSample().set_gt_label(int(label)) for label in labels]
     batch = dict(inputs=images, data_samples=samples)
-    steps, models = {OURS: lambda: ours.train_step(batch, wrapper)}, [ours]
+
+    def read(batch: dict) -> dict:
+        """As loaders give it: the step before has left the labels on the GPU."""
+        for sample, label in zip(batch['data_samples'], labels.split(1), strict=True):
+            sample.set_gt_label(label)
+        return batch
+
+    steps, models = {OURS: lambda: ours.train_step(read(batch), wrapper)}, [ours]
     losses = {OURS: loss_of(ours, batch)}
     if 'mmpretrain' in args.only:
         options = dict(train_cfg=None, backbone__layer_scale_init_value=0.1)
@@ -270,7 +277,7 @@ def finetuning(args: argparse.Namespace, size: int) -> tuple[dict[str, Step], Ca
         peer.load_state_dict(convert_state_dict(ours.state_dict(), target='mmpretrain').state_dict)
         bgr = images.flip(1)  # as OpenCV reads
         peer_batch = dict(inputs=bgr.pin_memory() if GPU else bgr, data_samples=copy.deepcopy(samples))
-        steps['mmpretrain'] = lambda: peer.train_step(peer_batch, peer_wrapper)
+        steps['mmpretrain'] = lambda: peer.train_step(read(peer_batch), peer_wrapper)
         losses['mmpretrain'] = loss_of(peer, peer_batch)
         models.append(peer)
     if 'timm' in args.only:
