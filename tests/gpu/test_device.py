@@ -13,6 +13,8 @@ import numpy as np
 import pytest
 import torch
 from helpers import narrow_model
+from mmengine.registry import DefaultScope
+from mmpretrain.structures import DataSample
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from beit_mm.datasets.masking import masked_positions
@@ -174,6 +176,34 @@ def test_a_whole_step_waits_for_nothing(rel_pos_bias):
     with refusing_to_wait():
         for _ in range(3):
             logs.after_train_iter(runner, 0, outputs=model.train_step(batch, wrapper))
+    assert wrapper.read_counters().not_finite == 0
+
+
+def test_a_step_of_classification_waits_for_nothing():
+    norm = dict(mean=[127.5] * 3, std=[127.5] * 3, num_classes=4, to_onehot=True)
+    loss = dict(type='LabelSmoothLoss', label_smooth_val=0.1, mode='original')
+    config = dict(
+        type='mmpretrain.ImageClassifier',
+        data_preprocessor=dict(norm, type='beit_mm.ClassificationDataPreprocessor'),
+        backbone=dict(narrow_model()['backbone'], masked_input=False, out_type='avg_featmap'),
+        head=dict(type='LinearClsHead', num_classes=4, in_channels=32, loss=loss),
+        train_cfg=dict(augments=[dict(type='Mixup', alpha=0.8), dict(type='CutMix', alpha=1.0)]),
+    )
+    with DefaultScope.overwrite_default_scope('mmpretrain'):
+        model = MODELS.build(config).to(DEVICE).train()
+    wrapper = make_wrapper(model, 'bfloat16')
+    images = torch.randint(0, 256, (4, 3, 32, 32), dtype=torch.uint8)
+    images = images.pin_memory() if ON_GPU else images
+
+    def step():
+        samples = [DataSample(metainfo=dict(erase_box=(4, 8, 9, 9))).set_gt_label(label) for label in range(4)]
+        model.train_step(dict(inputs=images, data_samples=samples), wrapper)
+
+    for _ in range(3):
+        step()
+    with refusing_to_wait():
+        for _ in range(8):  # mixup or cutmix, whichever is drawn
+            step()
     assert wrapper.read_counters().not_finite == 0
 
 
