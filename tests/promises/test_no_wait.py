@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import narrow_feature_pretraining, narrow_pretraining
+from conftest import narrow_dino_pretraining, narrow_feature_pretraining, narrow_pretraining
 from helpers import ROOT, build_on_meta, check_all, list_configs, load_config, make_runner
 from mmengine.config import Config
 from mmengine.registry import init_default_scope
@@ -36,7 +36,7 @@ INDEXING = {'index', 'index_put', 'index_put_'}  # by a boolean tensor
 METHODS = ('tolist', 'item', 'cpu', 'numpy')  # on a CPU some of them call no operation that could be counted
 
 
-@pytest.mark.parametrize('config', [narrow_pretraining, narrow_feature_pretraining])
+@pytest.mark.parametrize('config', [narrow_pretraining, narrow_feature_pretraining, narrow_dino_pretraining])
 def test_a_step_asks_for_no_value_of_the_device(config, images, tmp_path, monkeypatch):
     pretrain_config = config(images, tmp_path)
     pretrain_config.train_cfg.update(max_epochs=4, val_interval=4)  # 12 batches
