@@ -10,7 +10,6 @@ from mmengine.model import BaseModel
 from mmpretrain.models import ClsDataPreprocessor
 from mmpretrain.structures import DataSample
 from torch import Tensor
-from torch.overrides import TorchFunctionMode
 
 from beit_mm.errors import check_choice
 from beit_mm.models.vit import INIT_STD, NORM_EPS, sizes_of
@@ -153,18 +152,6 @@ class AttentiveProbe(LinearProbe):
         return [x[:, self.backbone.num_prefix_tokens :] for x in self.backbone(images)]
 
 
-class OrderOnDevice(TorchFunctionMode):
-    """Copies the order that mixup or cutmix draws to a device; indexing by it on the host would make the host wait."""
-
-    def __init__(self, device: torch.device):
-        super().__init__()
-        self.device = device
-
-    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: dict | None = None) -> Any:
-        result = function(*args, **(kwargs or {}))
-        return result.to(self.device, non_blocking=True) if function is torch.randperm else result
-
-
 @MODELS.register_module()
 class ClassificationDataPreprocessor(ClsDataPreprocessor):
     """mmpretrain's ClsDataPreprocessor, with random erasing between normalisation and mixup or cutmix.
@@ -195,7 +182,7 @@ class ClassificationDataPreprocessor(ClsDataPreprocessor):
         if 'gt_score' in samples[0]:
             scores = torch.stack([sample.gt_score for sample in samples]).float()  # as CrossEntropyLoss needs them
             if self.batch_augments is not None:
-                with OrderOnDevice(inputs.device):
+                with torch.device(inputs.device):  # indexing by an order on the host would make the host wait
                     data['inputs'], scores = self.batch_augments(inputs, scores)
             for sample, score in zip(samples, scores, strict=True):
                 sample.set_gt_score(score)
