@@ -91,6 +91,11 @@ def test_did_it_help_has_the_errors_of_pairs():
     assert difference[1:] == [f'+40.0 +- {100 * (0.4 * 0.6 / 5) ** 0.5:.1f}', '+0.0 +- 0.0']
 
 
+def test_a_difference_is_as_uncertain_as_both_measurements_together():
+    assert Metric(50, 3.0) - Metric(46, 4.0) == Metric(4, 5.0)
+    assert (Metric(50) - Metric(46, 4.0)).error == (Metric(50, 4.0) - Metric(46)).error == 4.0
+
+
 def test_a_classifier_without_mistakes_has_a_verdict():
     """45 right of 45, as mmpretrain's Accuracy counts in float32."""
     (percent,) = Accuracy.calculate(torch.eye(45), torch.arange(45))[0]
