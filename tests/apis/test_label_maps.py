@@ -90,6 +90,10 @@ MISTAKES: dict[str, tuple[Callable[[Path], object], str]] = {
     ),
     'fewer names': (lambda f: classes(f, 'red', 'green'), 'holds 3, .* names 2 classes; expected 0 to 1, or 1 to 2'),
     'more names': (lambda f: classes(f, *'abcdefgh'), 'hold 0 to 3, .* names 8 classes: .* --reduce-zero'),
+    'no 0, which may be a class': (
+        lambda f: (change(f, lambda a: np.maximum(a, 1)), classes(f, *'abcd')),
+        'hold 1 to 3, .* names 4 classes: .* --reduce-zero',
+    ),
     'no names, and a 0': (lambda f: removed(f / 'classes.txt'), '0 and other .* .1, 2, 3., .* no classes.txt'),
     'one class': (lambda f: (removed(f / 'classes.txt'), change(f, np.ones_like)), r'1 classes in .*expected 2 to'),
     'all ignored': (lambda f: change(f, lambda a: a * 0 + 255), 'every pixel is 255'),

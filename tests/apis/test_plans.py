@@ -1,5 +1,6 @@
 """Which images are held out, and what a plan says as a config."""
 
+import dataclasses
 import functools
 import math
 import os
@@ -311,6 +312,19 @@ def test_a_narrow_segmentor_has_a_linear_layer_unless_it_was_planned_with_uperne
     plan = functools.partial(plan_training, images, 'finetune', device='cpu')
     assert [plan().head, plan(wide).head, plan(head='setr_pup').head] == ['linear', 'upernet', 'setr_pup']
     assert plan(digest='of a run that began before there was a choice').head == 'upernet'
+
+
+@pytest.mark.parametrize('patch_size', [8, 16])
+def test_heads_see_four_pixels_at_the_finest_and_end_at_the_size_of_the_image(patch_size, tmp_path):
+    images = split.find_label_maps(make_label_maps(tmp_path / 'data', 12))
+    for head in ('upernet', 'setr_pup'):
+        plan = plan_training(images, 'finetune', 'none', device='cpu', head=head)
+        plan = dataclasses.replace(plan, backbone=plan.backbone | dict(patch_size=patch_size))
+        found = plans.segmentation_heads(own_config(plan.base), plan, 3)
+        if head == 'upernet':
+            assert [patch_size / scale for scale in found['neck']['rescales']] == [4, 8, 16, 32]
+        else:
+            assert 2 ** found['decode_head']['num_convs'] == patch_size
 
 
 def test_a_pretraining_of_few_images_is_told_what_pays(images):
