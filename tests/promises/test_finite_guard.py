@@ -95,13 +95,14 @@ def test_an_overflow_is_told_apart_from_a_nan_of_the_model():
     assert wrapper.read_counters() == (3, 2, 1)
 
 
-def test_counters_are_resumed_and_logged_with_the_norms():
+def test_counters_are_resumed_and_logged_with_the_norms(warnings):
     model, before = make()
     train(model, before, GOOD, BAD, BAD, GOOD, BAD)
     model, wrapper = make()
     wrapper.load_state_dict(copy.deepcopy(before.state_dict()))
     train(model, wrapper, BAD, GOOD, BAD)
     wrapper.read_counters()
+    assert '2 of the last 3 steps' in warnings()[-1]  # not those of the run before
     assert wrapper.message_hub.get_scalar('train/skipped_steps').current() == 5
     norms = wrapper.message_hub.get_scalar('train/grad_norm').data[0][-3:]
     assert [math.isfinite(norm) for norm in norms] == [False, True, False]
