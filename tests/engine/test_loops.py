@@ -66,6 +66,8 @@ def test_an_incomplete_batch_ends_an_epoch_where_it_is_kept():
     assert [len(batch) for batch in first] == [3, 3, 1, 3, 3, 3, 1]
     loader.sampler.set_epoch(1)
     assert loader.dataset.read == [*chain(*first)] and first[:3] == [*loader][1:]
+    loader.sampler.set_epoch(2)
+    assert first[3:] == [*loader]
 
 
 def test_batches_in_a_list():
