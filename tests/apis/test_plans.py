@@ -311,6 +311,7 @@ def test_a_narrow_segmentor_has_a_linear_layer_unless_it_was_planned_with_uperne
     wide = dinov2_layout(tmp_path / 'wide.pth', 256)
     plan = functools.partial(plan_training, images, 'finetune', device='cpu')
     assert [plan().head, plan(wide).head, plan(head='setr_pup').head] == ['linear', 'upernet', 'setr_pup']
+    assert [plan().batch, plan(wide).batch] == [4, 2]  # of 12 images; a wide one takes seconds for each
     assert plan(digest='of a run that began before there was a choice').head == 'upernet'
 
 

@@ -52,6 +52,10 @@ def test_miou_is_mmsegs_and_its_error_that_of_the_delta_method():
     assert tested.ious('mIoU', drawn).nanmean(1).std().item() == pytest.approx(
         100 * parts.std().item() / 30**0.5, rel=0.2
     )
+    tested.hits['other'], tested.unions['other'] = hits / 2, unions
+    gain = tested.metric('mIoU', 'other')
+    assert gain.value == pytest.approx(50 * iou[:3].mean().item())
+    assert gain.error == pytest.approx(tested.metric('mIoU').error / 2)  # both fall and rise together
 
 
 def test_overlays_of_large_images_are_small_before_they_are_floats(tmp_path, monkeypatch):
