@@ -31,12 +31,13 @@ def deal(monkeypatch):
     return ranks
 
 
+@pytest.mark.parametrize('images', [IMAGES, 1024])
 @pytest.mark.parametrize('world', WORLDS)
-def test_repeated_indices_are_deits(deal, world):
-    order = torch.randperm(IMAGES, generator=torch.Generator().manual_seed(5 + 2)).numpy()
+def test_repeated_indices_are_deits(deal, world, images):
+    order = torch.randperm(images, generator=torch.Generator().manual_seed(5 + 2)).numpy()
     repeated = np.repeat(order, 3)
-    for rank, keys in enumerate(deal(world, epoch=2)):
-        selected = IMAGES // 256 * 256 // world
+    for rank, keys in enumerate(deal(world, images, epoch=2)):
+        selected = images // 256 * 256 // world
         assert [key.index for key in keys] == repeated[rank::world][:selected].tolist()
 
 
