@@ -102,6 +102,9 @@ class Record:
     @classmethod
     def read(cls, path: Path) -> 'Record':
         record = cls(**json.loads(path.read_text()))
+        if isinstance(record.length, str):  # '15 minutes', as 04ef415 wrote it
+            number, unit = record.length.split()
+            record.length = float(number), unit
         record.length = Length(*record.length)
         return record
 

@@ -211,10 +211,11 @@ def test_the_teacher_of_features_is_found_again_or_said(images, tmp_path, monkey
     mistake('which teacher', 'reconstruct', out / 'changed.pth', images, '--out', tmp_path / 'a.png')
 
 
-def test_a_record_of_an_earlier_version_is_resumed(images, tmp_path):
-    """As commit 04ef415 and later ones wrote it before its first step; without bands, which it did not know."""
+@pytest.mark.parametrize('length', ['5 steps', [5, 'steps']])
+def test_a_record_of_an_earlier_version_is_resumed(length, images, tmp_path):
+    """As commit 04ef415 wrote it before its first step, and 381c0bb, the first one with a list; neither had bands."""
     digest = planned(images, tmp_path / 'new', steps=5).record.digest
-    record = dict(verb='pretrain', images=str(images), init='none', tokenizer_option=None, length=[5, 'steps'], batch=4)
+    record = dict(verb='pretrain', images=str(images), init='none', tokenizer_option=None, length=length, batch=4)
     record |= dict(seed=7, reduce_zero_label=None, balance=None, levels=None, seconds=3.5, found='36', digest=digest)
     record |= dict(workers=0, device='cpu', tokenizer=None, stages=dict(tokenizer={}, pretrain={}))
     (tmp_path / 'run').mkdir()
