@@ -101,12 +101,10 @@ class Record:
 
     @classmethod
     def read(cls, path: Path) -> 'Record':
-        record = cls(**json.loads(path.read_text()))
-        if isinstance(record.length, str):  # '15 minutes', as 04ef415 wrote it
-            number, unit = record.length.split()
-            record.length = float(number), unit
-        record.length = Length(*record.length)
-        return record
+        stored = json.loads(path.read_text())
+        length = stored.pop('length')
+        number, unit = length.split() if isinstance(length, str) else length  # 0.2.0 wrote '15 minutes'
+        return cls(**stored, length=Length(float(number), unit))
 
     def write(self, path: Path) -> None:
         with atomic_file(path) as file:
