@@ -49,6 +49,7 @@ def test_import_that_fails(monkeypatch):
     assert 'libGL' in cv2 and 'opencv-python-headless' in headless
 
 
+@pytest.mark.slow
 def test_transformers_5_beside_pycocotools(tmp_path):
     """Beside pycocotools, which mmdet needs, mmpretrain also defines its models of transformers 4."""
     if pytest.importorskip('transformers').__version__ < '5':
