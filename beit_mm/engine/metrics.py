@@ -92,7 +92,7 @@ class FeatureMetric(BaseMetric):
 
     Returns:
         mim_loss: mean over all predicted patches.
-        explained: share that predictions explain of the variance of the predicted patches' features about their mean.
+        explained: the share of the features' variance about their mean, over predicted patches, that is predicted.
         explained_at_position: the same, but about the mean at each position in the other images.
     """
 

@@ -289,7 +289,7 @@ def count_waits(step: Callable[[], object], number: int = 3) -> dict[str, float]
 
 
 def anonymous_bytes(pid: int) -> int:
-    """Memory of a process that is no file's.
+    """Memory of a process that belongs to no file.
 
     ru_maxrss would count the pages of a mapped file too. Those are the system's cache of the file: all processes share
     them, and they are given up when memory is short.

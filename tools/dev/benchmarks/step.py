@@ -125,7 +125,7 @@ def build_timm(arch: str | dict, **options: object) -> nn.Module:
 
 
 def timm_step(model: nn.Module, groups: object, loss: Callable[[], Tensor], precision: str, **options: object) -> Step:
-    """A step of timm's model in a fused AdamW, in the precision of a wrapper of ours."""
+    """A step of timm's model in a fused AdamW, in the precision of our wrapper."""
     optimizer = torch.optim.AdamW(groups, lr=LR, betas=(0.9, 0.999), weight_decay=0.05, fused=True)
     wrapper = AutocastOptimWrapper(precision, optimizer=optimizer, **options)
 
