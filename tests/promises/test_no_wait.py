@@ -89,9 +89,11 @@ class Copies(TorchDispatchMode):
         return function(*args, **kwargs)
 
 
+on_fake_gpu = pytest.mark.skipif(torch.__version__.startswith('2.6.'), reason='fake tensors of torch 2.6 want a GPU')
 CLASSIFYING = ['beit/finetune_in1k_100e.py', 'beit/linear_probe_in1k_50e.py', 'beit/attentive_probe_in1k_90e.py']
 
 
+@on_fake_gpu
 @pytest.mark.parametrize('name', CLASSIFYING)
 def test_the_host_does_not_wait_for_copies_of_images_and_labels_nor_for_mixing(name):
     cfg, mode = load_config(name), FakeTensorMode(allow_non_fake_inputs=True)
@@ -172,7 +174,7 @@ def take_step(model: nn.Module, cfg: Config, views: Callable) -> None:
         model(**model.data_preprocessor(dict(inputs=inputs, data_samples=samples), model.training), mode=mode)
 
 
-@pytest.mark.skipif(torch.__version__.startswith('2.6.'), reason='torch 2.6 aborts: its fake convolutions want a GPU')
+@on_fake_gpu
 @pytest.mark.parametrize(
     ('training', 'known'), [(True, IN_TRAINING), pytest.param(False, IN_TESTS, marks=pytest.mark.slow)]
 )
