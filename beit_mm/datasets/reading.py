@@ -350,7 +350,8 @@ class LoadBands(BaseTransform):
         found = values.shape[2]
         bands = range(found) if self.bands is None else self.bands
         if max(bands) >= found or not 1 <= len(bands) <= MAX_BANDS or self.num_bands not in (None, len(bands)):
-            number = f'at least {max(bands) + 1}' if self.bands else self.num_bands or f'1 to {MAX_BANDS}'
+            usual = self.num_bands or f'1 to {MAX_BANDS}'
+            number = f'at least {max(bands) + 1}' if self.bands else usual
             raise UserError(f'{found} bands; expected {number} for LoadBands(bands={self.bands}), counted from 0')
         values = values if self.bands is None else values[..., self.bands]
         if self.low is None or self.high is None:

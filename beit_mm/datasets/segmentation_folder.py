@@ -94,8 +94,9 @@ class SegmentationFolder(UnlabeledImages):
             images = [sample['img_path'] for sample in samples]
             expected = [self._label_map(image) for image in images]
             if missing := [pair for pair in zip(expected, images, strict=True) if pair[0] not in existing]:
-                pair = '{!r} for {!r}'.format(*missing[0])
-                raise FileNotFoundError(f'no label map {pair}; {len(missing)} of {len(images)} images have none')
+                file, image = missing[0]
+                found = f'{len(missing)} of {len(images)} images have none'
+                raise FileNotFoundError(f'no label map {file!r} for {image!r}; {found}')
             unused = [name for name in existing.difference(expected) if name.endswith(self.seg_map_suffix)]
             if unused and not self.ann_file:  # a list leaves some out
                 folder = self.data_prefix['img_path']

@@ -166,7 +166,7 @@ class ClassificationDataPreprocessor(ClsDataPreprocessor):
 
     def forward(self, data: dict, training: bool = False) -> dict:
         samples = data.get('data_samples')
-        if samples and 'gt_label' in samples[0]:  # mmpretrain would wait for the device to copy them
+        if samples and 'gt_label' in samples[0]:  # mmpretrain waits for its copy, cast_data makes one of each label
             numbers = [len(sample.gt_label) for sample in samples]
             labels = torch.cat([sample.gt_label for sample in samples]).to(self.device, non_blocking=True)
             for sample, label in zip(samples, labels.split(numbers), strict=True):
