@@ -102,7 +102,7 @@ def parser() -> argparse.ArgumentParser:
     verb.add_argument('--layer', type=int, default=-1, help='block from 0, or from the end if negative (default: -1)')
     side = "short side of the image (default: the checkpoint's, but at least 30 patches)"
     verb.add_argument('--short-side', '--size', type=int, metavar='PIXELS', help=side)
-    commands.add_levels(verb)
+    commands.add_mean_std(verb)
     add_out(verb, 'PICTURE', 'attention.png')
 
     verb = add('embed', 'write the features of images', 'run images/ --out features.npz')
@@ -115,7 +115,7 @@ def parser() -> argparse.ArgumentParser:
     verb.add_argument('out', help='ONNX file')
     verb.add_argument('--config', help='path of its config (default: the one in the checkpoint)')
     verb.add_argument('--float16', action='store_true', help='weights and arithmetic in half precision')
-    commands.add_levels(verb)
+    commands.add_mean_std(verb)
 
     for name, of_config, help, example in (
         ('train', commands.train_parser(), 'train a config', 'beit/pretrain_300e --work-dir run'),
@@ -154,7 +154,7 @@ def add_training(verb: argparse.ArgumentParser, images: str) -> Any:
     verb.add_argument('--batch', type=int, help='images per step (default: by memory and number of images)')
     verb.add_argument('--seed', type=int, help='seed of all random choices (default: 0)')
     verb.add_argument('--workers', type=int, help='processes that read images (default: by the number of cores)')
-    commands.add_levels(verb)
+    commands.add_mean_std(verb)
     length = verb.add_mutually_exclusive_group()
     length.add_argument('--minutes', type=float, help='time of the whole run (default: 15)')
     return length
@@ -164,7 +164,7 @@ def add_inputs(verb: argparse.ArgumentParser, default: str = 'five photos') -> N
     verb.add_argument('checkpoint', help=CHECKPOINT)
     what = f'files and folders (default: {default} that come with the package)'
     verb.add_argument('images', nargs='*', default=argparse.SUPPRESS, help=what)
-    commands.add_levels(verb)
+    commands.add_mean_std(verb)
 
 
 def add_confidence(verb: argparse.ArgumentParser, help: str) -> None:

@@ -138,11 +138,13 @@ def message_for_user(error: BaseException) -> str | None:
     chain = [error]
     while following := chain[-1].__cause__ or (not chain[-1].__suppress_context__ and chain[-1].__context__):
         chain.append(following)
-    message = next(filter(None, map(mistake, chain)), None) or (str(error) if isinstance(error, OSError) else None)
+    message = next(filter(None, map(message_of_user_error, chain)), None) or (
+        str(error) if isinstance(error, OSError) else None
+    )
     return message and WORKER.sub('', message.rstrip())
 
 
-def mistake(error: BaseException) -> str | None:
+def message_of_user_error(error: BaseException) -> str | None:
     """The message of an error that the user, the machine or another process caused; else None."""
     unknown = UNKNOWN_TYPE.match(str(error))
     if isinstance(error, KeyError) and unknown:

@@ -206,7 +206,7 @@ def test_parser() -> argparse.ArgumentParser:
     return parser
 
 
-def add_levels(parser: argparse.ArgumentParser) -> None:
+def add_mean_std(parser: argparse.ArgumentParser) -> None:
     """Adds --mean and --std, for a checkpoint that does not name them or was trained with others."""
 
     def numbers(text: str) -> list[float]:

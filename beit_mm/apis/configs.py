@@ -47,7 +47,7 @@ def config_text(name: str) -> str:
 
 
 @functools.cache
-def own_config(name: str) -> Config:
+def bundled_config(name: str) -> Config:
     """A config of this package, by its path below configs/, never from the current folder. Do not change it."""
     return Config.fromfile(str(next(path for folder in config_folders() if (path := folder / name).is_file())))
 
@@ -62,7 +62,7 @@ class RunConfig(Config):
 
 def run_config(base: str, settings: Mapping[str, Any], path: Path | None = None) -> RunConfig:
     """The config that `write_config` writes to `path`, made without parsing file and class names as code."""
-    config = Config(own_config(base).to_dict())
+    config = Config(bundled_config(base).to_dict())
     config.merge_from_dict(settings)
     return RunConfig(config.to_dict(), filename=path and str(path))
 
@@ -71,12 +71,14 @@ def write_config(path: Path, title: str, base: str, settings: Mapping[str, Any])
     """Writes a config based on one of this package, for the user to read and change."""
     assigned = [f'{key} = {pprint.pformat(value, width=110, sort_dicts=False)}' for key, value in settings.items()]
     text = f'"""{title}\n\nCommand: python tools/train.py {path.name}\n"""\n'
-    text += f'_base_ = {own_config(base).filename!r}\n\n' + '\n\n'.join(assigned) + '\n'
+    text += f'_base_ = {bundled_config(base).filename!r}\n\n' + '\n\n'.join(assigned) + '\n'
     with atomic_file(path) as file:
         file.write(inert(text).encode())
 
 
-def resized(pipeline: Sequence[Mapping[str, Any]], size: tuple[int, int], **others: Any) -> list[dict[str, Any]]:
+def pipeline_for_size(
+    pipeline: Sequence[Mapping[str, Any]], size: tuple[int, int], **others: Any
+) -> list[dict[str, Any]]:
     """A recipe's pipeline for images of another size (height, width); `others` replace arguments that steps have."""
     values = dict(others, size=size, crop_size=size[::-1])
     steps = [{key: values.get(key, value) for key, value in step.items()} for step in pipeline]
@@ -87,7 +89,7 @@ def resized(pipeline: Sequence[Mapping[str, Any]], size: tuple[int, int], **othe
     return steps
 
 
-def views(grid: tuple[int, int], stride: int | None) -> dict[str, Any]:
+def mask_settings(grid: tuple[int, int], stride: int | None) -> dict[str, Any]:
     """Pipeline arguments of a pretraining for a patch grid (h, w) and visual tokens of `stride` pixels; None: features.
 
     The same share of patches is masked as in the recipe, 75 of 14 x 14.
@@ -97,12 +99,12 @@ def views(grid: tuple[int, int], stride: int | None) -> dict[str, Any]:
     return dict(mask, grid=grid, second_size=(stride * rows, stride * columns) if stride else None)
 
 
-def scaled(rate: float, ratio: float) -> float:
+def rate_for_batch(rate: float, ratio: float) -> float:
     """A recipe's learning rate for another batch size: times the square root of their `ratio`, as suits Adam."""
     return float(f'{rate * math.sqrt(ratio):.2g}')
 
 
-def schedule(steps: int, warmup: int, batch: int, eta_min_ratio: float = 0.0) -> dict[str, Any]:
+def warmup_and_cosine(steps: int, warmup: int, batch: int, eta_min_ratio: float = 0.0) -> dict[str, Any]:
     warmup = max(2, min(warmup, steps // 5))  # mmengine never leaves a warm-up of one step
     end = max(steps, warmup + 1)
     cosine = dict(begin=warmup, end=end, T_max=end - warmup, eta_min_ratio=eta_min_ratio)

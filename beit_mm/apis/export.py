@@ -16,7 +16,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from beit_mm.apis.inferencers import ClassificationInferencer, SegmentationInferencer
 from beit_mm.apis.rebuild import ConfigInput
-from beit_mm.checkpoint.checkpoint import Checkpoint, CheckpointInput, Levels
+from beit_mm.checkpoint.checkpoint import Checkpoint, CheckpointInput, PerChannel
 from beit_mm.datasets.reading import LoadBands
 from beit_mm.engine.checks import swaps_colours
 from beit_mm.errors import UserError
@@ -35,8 +35,8 @@ def export(
     out: str | Path,
     config: ConfigInput = None,
     float16: bool = False,
-    mean: Levels = None,
-    std: Levels = None,
+    mean: PerChannel = None,
+    std: PerChannel = None,
 ) -> Path:
     """Writes a classifier or segmentor as one ONNX file, which tools/onnx_predict.py runs without torch.
 
@@ -78,8 +78,8 @@ def see_rgb(model: nn.Module) -> None:
     """Changes in place a model that sees BGR, so that its results for RGB are the same."""
     weight = model.backbone.patch_embed.proj.weight  # C, 3, p, p
     weight.copy_(weight.flip(1))
-    for levels in model.data_preprocessor.buffers():  # mean and std, each 3, 1, 1
-        levels.copy_(levels.flip(0))
+    for channels in model.data_preprocessor.buffers():  # mean and std, each 3, 1, 1
+        channels.copy_(channels.flip(0))
 
 
 def describe_step(transform: Any) -> dict[str, Any]:

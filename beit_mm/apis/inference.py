@@ -18,11 +18,11 @@ from mmengine.dataset import default_collate
 from PIL import Image
 
 from beit_mm.apis import split
-from beit_mm.apis.configs import own_config, resized, views
+from beit_mm.apis.configs import bundled_config, mask_settings, pipeline_for_size
 from beit_mm.apis.inferencers import ClassificationInferencer, SegmentationInferencer
 from beit_mm.apis.plans import NARROW_PRETRAINING
 from beit_mm.apis.rebuild import rebuild_pretrainer
-from beit_mm.checkpoint.checkpoint import Checkpoint, CheckpointInput, Levels
+from beit_mm.checkpoint.checkpoint import Checkpoint, CheckpointInput, PerChannel
 from beit_mm.checkpoint.find import PHOTOS, SCENES
 from beit_mm.datasets.reading import MAX_PIXELS, UnreadableImageError
 from beit_mm.datasets.segmentation_folder import IGNORE_INDEX, SegmentationFolder, class_line
@@ -48,8 +48,8 @@ def classify(
     images: Sources = PHOTOS,
     labelled: str | Path | None = None,
     out: str | Path | None = None,
-    mean: Levels = None,
-    std: Levels = None,
+    mean: PerChannel = None,
+    std: PerChannel = None,
     min_confidence: float | None = None,
 ) -> list[dict[str, Any]]:
     """Classifies images: with a fine-tuned classifier, or by the most similar labelled images.
@@ -170,8 +170,8 @@ def segment(
     reduce_zero_label: bool | None = None,
     multi_scale: bool = False,
     max_pixels: int | None = None,
-    mean: Levels = None,
-    std: Levels = None,
+    mean: PerChannel = None,
+    std: PerChannel = None,
     min_confidence: float | None = None,
 ) -> list[dict[str, Any]]:
     """Segments images into label maps and overlays: with a segmentor, or by the most similar labelled patches.
@@ -319,8 +319,8 @@ def reconstruct(
     checkpoint: CheckpointInput,
     images: Sources = PHOTOS,
     out: str | Path = 'reconstruction.png',
-    mean: Levels = None,
-    std: Levels = None,
+    mean: PerChannel = None,
+    std: PerChannel = None,
 ) -> Path:
     """Draws images, what the model sees of them, what it predicts for the masked patches, and the true tokens decoded.
 
@@ -364,8 +364,8 @@ def masked_samples(model: BEiTPretrainer, images: Iterable[ImageInput]) -> list[
     """Prepares each image that can be read, with the same masks at every call."""
     rows, columns = grid = model.backbone.grid
     size = rows * model.backbone.patch_size, columns * model.backbone.patch_size
-    steps = own_config(NARROW_PRETRAINING).val_pipeline
-    steps = resized(steps, size, **views(grid, model.target_generator.stride))
+    steps = bundled_config(NARROW_PRETRAINING).val_pipeline
+    steps = pipeline_for_size(steps, size, **mask_settings(grid, model.target_generator.stride))
     reader = ImageReader([TRANSFORMS.build(step) for step in steps])
     samples: list[dict] = []
     problems: list[str] = []
@@ -391,8 +391,8 @@ def attention(
     out: str | Path = 'attention.png',
     layer: int = -1,
     short_side: int | None = None,
-    mean: Levels = None,
-    std: Levels = None,
+    mean: PerChannel = None,
+    std: PerChannel = None,
 ) -> Path:
     """Draws what points of an image attend to, in every head of a layer, beside the same with random weights.
 

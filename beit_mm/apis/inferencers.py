@@ -10,7 +10,7 @@ from mmengine.dataset import default_collate, pseudo_collate
 from mmengine.device import get_device
 
 from beit_mm.apis.rebuild import ConfigInput, rebuild
-from beit_mm.checkpoint.checkpoint import Checkpoint, CheckpointInput, Levels
+from beit_mm.checkpoint.checkpoint import Checkpoint, CheckpointInput, PerChannel
 from beit_mm.engine.metrics import TOP, describe
 from beit_mm.errors import CheckpointError
 from beit_mm.features.extractor import Device, Sources
@@ -29,8 +29,8 @@ class Inferencer:
         *,
         multi_scale: bool = False,
         max_pixels: int | None = None,
-        mean: Levels = None,
-        std: Levels = None,
+        mean: PerChannel = None,
+        std: PerChannel = None,
     ):
         opened = Checkpoint.open(checkpoint, self.task, mean=mean, std=std)
         if config is None and opened.task != self.for_task:

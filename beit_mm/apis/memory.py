@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from beit_mm.apis.configs import own_config
+from beit_mm.apis.configs import bundled_config
 from beit_mm.apis.split import Images
 from beit_mm.datasets.transforms import as_size
 from beit_mm.models.vit import sizes_of
@@ -32,7 +32,7 @@ def choose_batch(images: Images, base: str, backbone: Mapping[str, Any], device:
     patches = height * width / backbone['patch_size'] ** 2
     most = largest_batch(device, sizes, patches, head)
     if head:
-        most = min(most, own_config(base).auto_scale_lr.base_batch_size)
+        most = min(most, bundled_config(base).auto_scale_lr.base_batch_size)
     limit = max(4, len(images.train.names) / 8)
     return 2 ** int(math.log2(max(2, min(most, limit))))
 

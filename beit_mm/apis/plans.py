@@ -16,10 +16,10 @@ import torch
 from mmengine.config import Config
 
 from beit_mm.apis import rebuild
-from beit_mm.apis.configs import own_config, resized, scaled, schedule, views
+from beit_mm.apis.configs import bundled_config, mask_settings, pipeline_for_size, rate_for_batch, warmup_and_cosine
 from beit_mm.apis.memory import NARROW, choose_batch, largest_batch
 from beit_mm.apis.split import Images, LabelMaps
-from beit_mm.checkpoint.checkpoint import Checkpoint, given_levels, normalisation_of
+from beit_mm.checkpoint.checkpoint import Checkpoint, given_mean_std, normalisation_of
 from beit_mm.checkpoint.description import IMAGENET
 from beit_mm.checkpoint.find import DEMO, WEIGHTS_VARIABLE, first_at_hand, path_of_checkpoint
 from beit_mm.checkpoint.names import released_out_indices
@@ -87,7 +87,7 @@ class Record:
     lora: int | None = None  # rank
     freeze: int | str | None = None  # number of blocks, ALL or None
     head: str | None = None  # of a segmentor, one of HEADS
-    levels: dict[str, list[float]] | None = None  # mean and std
+    mean_std: dict[str, list[float]] | None = None  # mean and std
     workers: int | None = None
     device: str | None = None  # 'cpu' or 'cuda'
 
@@ -143,7 +143,7 @@ def new_call(verb: str, images: str | Path, init: str | Path | None = None, **op
         check_choice('head', options['head'], HEADS)
     if {'lora', 'freeze'} <= {*options}:
         raise UserError('--lora and --freeze are both given; leave one out: --lora freezes the whole backbone')
-    options['levels'] = given_levels(options.pop('mean', None), options.pop('std', None)) or None
+    options['mean_std'] = given_mean_std(options.pop('mean', None), options.pop('std', None)) or None
     options['length'] = next((Length(options.pop(unit), unit) for unit in units), None)
     return Record(verb, str(Path(images).expanduser().resolve()), None if init is None else lasting(init), **options)
 
@@ -208,14 +208,14 @@ def plan_training(images: Images, call: Record) -> Plan:
     segments = isinstance(images, LabelMaps)
     if call.init is None and device == 'cuda' and call.verb == 'finetune':
         init, advice = released_start((call.head or WIDE_HEAD) if segments else None)
-    levels: dict[str, Any] = call.levels or {}
+    mean_std: dict[str, Any] = call.mean_std or {}
     bands = images.bands if isinstance(images, LabelMaps) else None
-    checkpoint = None if init == NONE else Checkpoint.open(init, **({} if bands else levels))
+    checkpoint = None if init == NONE else Checkpoint.open(init, **({} if bands else mean_std))
     if checkpoint and not bands:
         preprocessing, assumed = checkpoint.normalisation
     else:  # bands are measured, whatever the checkpoint records for its RGB images
         usual = bands or IMAGENET
-        preprocessing, assumed = normalisation_of('the new model', usual, (), len(usual['mean']), **levels)
+        preprocessing, assumed = normalisation_of('the new model', usual, (), len(usual['mean']), **mean_std)
     base, backbone = choose_model(images, call.verb, device, checkpoint, len(bands['mean']) if bands else 3)
     head = None
     if segments:
@@ -223,7 +223,7 @@ def plan_training(images: Images, call: Record) -> Plan:
         # runs that were planned before there was a choice have UperNet
         head = call.head or (WIDE_HEAD if is_wide or call.digest else NARROW_HEAD)
         base = HEADS[head][is_wide]
-        side = own_config(base).model.test_cfg.crop_size[0]
+        side = bundled_config(base).model.test_cfg.crop_size[0]
         backbone['img_size'] = as_size(side - side % backbone['patch_size'])
     targets, keeps_head, teacher_width = None, False, None
     if call.targets == FEATURES:
@@ -277,7 +277,7 @@ def plan_training(images: Images, call: Record) -> Plan:
 
 def released_start(head: str | None) -> tuple[str, str]:
     """The released model to start or learn from on a GPU, and ''; or else 'demo', and which model would be better."""
-    side = own_config(HEADS[head][1]).model.test_cfg.crop_size[0] if head else USUAL_PIXELS
+    side = bundled_config(HEADS[head][1]).model.test_cfg.crop_size[0] if head else USUAL_PIXELS
     most = {name: largest_batch('cuda', sizes_of(arch), (side // 14) ** 2, head) for name, arch in STARTS.items()}
     wanted = [name for name, batch in most.items() if batch >= LEAST_BATCH]
     path, reason = first_at_hand(wanted)
@@ -295,7 +295,7 @@ def choose_model(
         backbone = rebuild.backbone_config(checkpoint, channels)
         backbone['drop_path_rate'] = 0.0 if device == 'cpu' and verb == 'pretrain' else 0.1
     else:
-        backbone = dict(img_size=224, patch_size=16) | own_config(base).model.backbone.to_dict()
+        backbone = dict(img_size=224, patch_size=16) | bundled_config(base).model.backbone.to_dict()
         if device == 'cuda':
             backbone['arch'] = 'base' if len(images.train.names) >= MANY_IMAGES else 'small'
     backbone['in_channels'] = channels
@@ -319,7 +319,7 @@ def choose_tokenizer(
     if stored and (option is None or stored.get('checkpoint') == DEMO):
         return stored, True
     if option == DEMO:
-        return rebuild.own_tokenizer(DEMO), False
+        return rebuild.trained_tokenizer(DEMO), False
     return (rebuild.find_dalle() if device == 'cuda' else None), False
 
 
@@ -370,7 +370,7 @@ def loaders(
 
 def tokenizer_batch(batch: int) -> int:
     """Images per step of the tokenizer, at most the number that its learning rate was chosen for."""
-    return min(own_config(rebuild.TOKENIZER).train_dataloader.batch_size, batch)
+    return min(bundled_config(rebuild.TOKENIZER).train_dataloader.batch_size, batch)
 
 
 def tokenizer_settings(base: Config, images: Images, plan: Plan, lists: Path, steps: int) -> dict[str, Any]:
@@ -379,7 +379,7 @@ def tokenizer_settings(base: Config, images: Images, plan: Plan, lists: Path, st
     return dict(
         model=dict(temperature_steps=steps, kl_steps=max(1, steps // 4)),  # the same shares of the run as in the recipe
         **loaders(images, lists, replace(plan, batch=batch), pipelines),
-        **schedule(steps, 50, batch, base.param_scheduler[-1].eta_min_ratio),
+        **warmup_and_cosine(steps, 50, batch, base.param_scheduler[-1].eta_min_ratio),
     )
 
 
@@ -390,14 +390,17 @@ def pretraining_settings(base: Config, images: Images, plan: Plan, lists: Path, 
     else:
         stride, vocab_size = rebuild.stride_and_vocab(plan.targets)
         outputs = dict(vocab_size=vocab_size)
-    pipelines = [resized(base[f'{name}_pipeline'], plan.size, **views(plan.grid, stride)) for name in ('train', 'val')]
+    pipelines = [
+        pipeline_for_size(base[f'{name}_pipeline'], plan.size, **mask_settings(plan.grid, stride))
+        for name in ('train', 'val')
+    ]
     model = dict(
         backbone=dict(plan.backbone, _delete_=True, type=BACKBONE, masked_input=True, out_type='raw'),
         head=dict(outputs, embed_dims=plan.width),
         target_generator=dict(plan.targets, _delete_=True),
         data_preprocessor=dict(plan.preprocessing),
     )
-    length = schedule(steps, steps // 20, plan.batch, base.param_scheduler[-1].eta_min_ratio)
+    length = warmup_and_cosine(steps, steps // 20, plan.batch, base.param_scheduler[-1].eta_min_ratio)
     if plan.init:
         model['backbone']['init_cfg'] = dict(type='Pretrained', checkpoint=plan.init)
     if plan.keeps_head:
@@ -412,7 +415,7 @@ def pretraining_settings(base: Config, images: Images, plan: Plan, lists: Path, 
     return dict(
         model=model,
         **loaders(images, lists, plan, pipelines),
-        optim_wrapper=dict(optimizer=dict(lr=scaled(rate, plan.batch / base.auto_scale_lr.base_batch_size))),
+        optim_wrapper=dict(optimizer=dict(lr=rate_for_batch(rate, plan.batch / base.auto_scale_lr.base_batch_size))),
         **length,
     )
 
@@ -431,19 +434,19 @@ def tuned_optimizer(plan: Plan, recipe: Config, rate: float) -> dict[str, Any]:
     decay = recipe.optim_wrapper.paramwise_cfg.layer_decay_rate if plan.init and not plan.lora else 1.0
     if plan.lora:  # at first its matrices add nothing to the frozen layers, so they tolerate larger steps
         rate *= LORA_RATE
-    rate = scaled(rate, plan.batch / recipe.auto_scale_lr.base_batch_size)
+    rate = rate_for_batch(rate, plan.batch / recipe.auto_scale_lr.base_batch_size)
     return dict(optimizer=dict(lr=rate), paramwise_cfg=dict(layer_decay_rate=decay))
 
 
 def finetuning_settings(base: Config, images: Images, plan: Plan, lists: Path, steps: int) -> dict[str, Any]:
-    pipelines = [resized(base[f'{name}_pipeline'], plan.size) for name in ('train', 'test')]
+    pipelines = [pipeline_for_size(base[f'{name}_pipeline'], plan.size) for name in ('train', 'test')]
     num_classes = dict(num_classes=len(images.classes))
-    length = schedule(steps, steps // 6, plan.batch, base.param_scheduler[-1].eta_min_ratio)
+    length = warmup_and_cosine(steps, steps // 6, plan.batch, base.param_scheduler[-1].eta_min_ratio)
     if plan.fits_head:
         pack = dict(type='PackInputs', meta_keys=('sample_idx', 'img_path', 'unreadable'))
         pipelines[0] = [*pipelines[1][:-1], pack]
         length['train_cfg']['type'] = 'beit_mm.HeadFitLoop'
-    recipe = own_config(NARROW_FINETUNING if plan.width <= NARROW else WIDE_FINETUNING)
+    recipe = bundled_config(NARROW_FINETUNING if plan.width <= NARROW else WIDE_FINETUNING)
     rate = recipe.optim_wrapper.optimizer.lr if plan.init else RANDOM_RATE
     data = loaders(images, lists, plan, pipelines, 'held_out', classes=str(lists / 'classes.txt'))
     if plan.fits_head:
@@ -468,7 +471,7 @@ def finetuning_settings(base: Config, images: Images, plan: Plan, lists: Path, s
 def segmentation_heads(base: Config, plan: Plan, num_classes: int) -> dict[str, Any]:
     head: dict[str, Any] = dict(in_channels=plan.width, num_classes=num_classes)
     if plan.head == 'linear':
-        linear = own_config(HEADS['linear'][1]).model.decode_head.to_dict()
+        linear = bundled_config(HEADS['linear'][1]).model.decode_head.to_dict()
         return dict(neck=None, decode_head=dict(linear | head, _delete_=True, channels=plan.width), auxiliary_head=None)
     if plan.head == 'masks':
         depth = sizes_of(plan.backbone['arch'])['num_layers']
@@ -498,7 +501,7 @@ def segmentation_settings(base: Config, images: Images, plan: Plan, lists: Path,
         data_preprocessor=dict(plan.preprocessing, size=plan.size),
         test_cfg=dict(crop_size=plan.size, stride=[side * 2 // 3 for side in plan.size]),
     )
-    pipelines = [resized(base[f'{name}_pipeline'], plan.size) for name in ('train', 'test', 'tta')]
+    pipelines = [pipeline_for_size(base[f'{name}_pipeline'], plan.size) for name in ('train', 'test', 'tta')]
     if images.bands:  # no distortion of colours
         pipelines = [[images.bands['load'], *steps[1:]] for steps in pipelines]
         pipelines[0] = [step for step in pipelines[0] if step['type'] != 'PhotoMetricDistortion']
@@ -511,7 +514,7 @@ def segmentation_settings(base: Config, images: Images, plan: Plan, lists: Path,
         model=model,
         **settings,
         optim_wrapper=tuned_optimizer(plan, base, rate),
-        **schedule(steps, steps // 10, plan.batch),
+        **warmup_and_cosine(steps, steps // 10, plan.batch),
     )
 
 

@@ -15,9 +15,9 @@ from mmengine.registry import DefaultScope
 from torch import nn
 
 from beit_mm.apis import stored_config
-from beit_mm.apis.configs import own_config, read_config
+from beit_mm.apis.configs import bundled_config, read_config
 from beit_mm.checkpoint.checkpoint import Checkpoint, CheckpointInput, check_finite
-from beit_mm.checkpoint.find import DEMO, HUB_FILES, WEIGHTS_VARIABLE, WHOLE, nearest, plain_vits, released
+from beit_mm.checkpoint.find import DEMO, FITS_WHOLE_MODEL, HUB_FILES, WEIGHTS_VARIABLE, nearest, plain_vits, released
 from beit_mm.checkpoint.names import released_out_indices
 from beit_mm.checkpoint.read import CheckpointError, as_checkpoint_error
 from beit_mm.datasets.reading import LoadBands
@@ -40,7 +40,7 @@ SCOPES = dict(classifier='mmpretrain', segmentor='mmseg')  # task -> the library
 ADVICE = 'give the config it was trained with: config=PATH of an inferencer, --config of `export`'
 TOKENIZER = 'demo/dvae.py'  # the config that trains a user's own tokenizer
 # arguments of the tokenizers that the config TOKENIZER trains
-OWN_KEYS = ('type', 'arch', 'hidden', 'vocab_size', 'embed_dims', 'num_levels', 'bottleneck_blocks')
+TRAINED_KEYS = ('type', 'arch', 'hidden', 'vocab_size', 'embed_dims', 'num_levels', 'bottleneck_blocks')
 DALLE_VOCABULARY = 8192
 FILES = ('checkpoint', 'decoder_checkpoint')  # arguments of tokenizers that name files
 
@@ -88,8 +88,8 @@ def rebuild(
     if max_pixels is not None:
         loader, *steps = recipe.pipeline
         recipe.pipeline = [dict(loader, max_pixels=max_pixels), *steps]  # leaves a given config unchanged
-    if checkpoint.levels:
-        recipe.model['data_preprocessor'] = {**(recipe.model.get('data_preprocessor') or {}), **checkpoint.levels}
+    if checkpoint.mean_std:
+        recipe.model['data_preprocessor'] = {**(recipe.model.get('data_preprocessor') or {}), **checkpoint.mean_std}
     check_finite(checkpoint.weights, str(checkpoint))
     with DefaultScope.overwrite_default_scope(recipe.scope):
         try:
@@ -110,7 +110,7 @@ def rebuild(
     return Rebuilt(model.eval(), reader, classes, palette, short_sides)
 
 
-def merged(checkpoint: Checkpoint, task: str, config: Config) -> dict[str, Any]:
+def merge_lora_weights(checkpoint: Checkpoint, task: str, config: Config) -> dict[str, Any]:
     """A LoRA run's checkpoint as the weights and meta of a plain model, with the matrices merged in."""
     model = rebuild(checkpoint, task, config, multi_scale=False, max_pixels=None).model
     meta = copy.deepcopy(checkpoint.content['meta'])
@@ -177,15 +177,15 @@ def recipe_of_config(values: Mapping[str, Any], task: str, multi_scale: bool, na
 def recipe_of_tensors(checkpoint: Checkpoint, task: str) -> Recipe:
     """The recipe of a file without a config, as written by timm, transformers, mmseg or the released code."""
     backbone = dict(checkpoint.backbone_arguments(), type='beit_mm.BEiTBackbone')
-    levels, _ = checkpoint.normalisation
+    mean_std, _ = checkpoint.normalisation
     recipe_of = segmentor_of if task == 'segmentor' else classifier_of
     try:
-        return recipe_of(checkpoint, backbone, levels)
+        return recipe_of(checkpoint, backbone, mean_std)
     except KeyError as error:
         raise CheckpointError(f'{checkpoint} has no config and no {error}, which a {task} needs; {ADVICE}') from None
 
 
-def classifier_of(checkpoint: Checkpoint, backbone: dict[str, Any], levels: dict[str, Any]) -> Recipe:
+def classifier_of(checkpoint: Checkpoint, backbone: dict[str, Any], mean_std: dict[str, Any]) -> Recipe:
     weights = checkpoint.converted.state_dict
     num_classes, dims = weights['head.fc.weight'].shape
     if {'backbone.norm.weight', 'backbone.fc_norm.weight'} <= weights.keys():
@@ -194,12 +194,12 @@ def classifier_of(checkpoint: Checkpoint, backbone: dict[str, Any], levels: dict
         type='ImageClassifier',
         backbone=dict(backbone, out_type='avg_featmap' if 'backbone.fc_norm.weight' in weights else 'cls_token'),
         head=dict(type='LinearClsHead', num_classes=num_classes, in_channels=dims),
-        data_preprocessor=dict(type='ClsDataPreprocessor', to_rgb=False, **levels),
+        data_preprocessor=dict(type='ClsDataPreprocessor', to_rgb=False, **mean_std),
     )
     return Recipe('mmpretrain', model, [dict(type='beit_mm.LoadImage')])
 
 
-def segmentor_of(checkpoint: Checkpoint, backbone: dict[str, Any], levels: dict[str, Any]) -> Recipe:
+def segmentor_of(checkpoint: Checkpoint, backbone: dict[str, Any], mean_std: dict[str, Any]) -> Recipe:
     """A UperNet as in the released code. KeyError for other heads, whose tensors do not show how they resize."""
     weights = checkpoint.converted.state_dict
     num_classes, channels = weights['decode_head.conv_seg.weight'].shape[:2]
@@ -215,7 +215,7 @@ def segmentor_of(checkpoint: Checkpoint, backbone: dict[str, Any], levels: dict[
         backbone=dict(backbone, out_type='featmap', out_indices=out_indices),
         neck=dict(type='Feature2Pyramid', embed_dim=dims, norm_cfg=norm),
         decode_head=dict(head, type='beit_mm.EfficientUPerHead', norm_cfg=norm),
-        data_preprocessor=dict(type='SegDataPreProcessor', size=size, **levels),
+        data_preprocessor=dict(type='SegDataPreProcessor', size=size, **mean_std),
         test_cfg=dict(mode='slide', crop_size=size, stride=[side * 2 // 3 for side in size]),
     )
     resize = dict(type='Resize', scale=[2048, min(size)], keep_ratio=True)
@@ -317,19 +317,19 @@ def get_model(name: str, pretrained: bool | CheckpointInput | None = None) -> nn
         model = MODELS.build(cfg.model)
     if pretrained:
         checkpoint = Checkpoint.open(entry.url if pretrained is True else pretrained)
-        model.load_state_dict(checkpoint.state_dict, strict=entry.fits == WHOLE)
+        model.load_state_dict(checkpoint.state_dict, strict=entry.fits == FITS_WHOLE_MODEL)
     return model.eval()
 
 
 def rebuild_pretrainer(checkpoint: Checkpoint) -> BEiTPretrainer:
     """Builds the pretrainer of a checkpoint, with its weights and its tokenizer or teacher, in evaluation mode."""
-    levels, _ = checkpoint.normalisation
+    mean_std, _ = checkpoint.normalisation
     with as_checkpoint_error(checkpoint.path):
         model = BEiTPretrainer(
             backbone=dict(backbone_config(checkpoint), type='beit_mm.BEiTBackbone', out_type='raw', masked_input=True),
             head=head_config(checkpoint),
             target_generator=targets_config(checkpoint),
-            data_preprocessor=dict(levels, type='beit_mm.TwoViewDataPreprocessor'),
+            data_preprocessor=dict(mean_std, type='beit_mm.TwoViewDataPreprocessor'),
         )
         stored, found = checkpoint.meta.get('tokenizer') or {}, target_provenance(model) or {}
         before, now = stored.get('sha256'), found.get('sha256')
@@ -420,10 +420,10 @@ def find_again(file: str, checkpoint: Checkpoint, what: str = 'tokenizer') -> st
     raise FileNotFoundError(f'the {what} of {checkpoint} is gone: looked for {looked_for}')
 
 
-def own_tokenizer(checkpoint: str | Path) -> dict[str, Any]:
+def trained_tokenizer(checkpoint: str | Path) -> dict[str, Any]:
     """The config of a tokenizer trained with TOKENIZER, such as 'demo'."""
-    model = own_config(TOKENIZER).model
-    return dict({key: model[key] for key in OWN_KEYS}, checkpoint=str(checkpoint))
+    model = bundled_config(TOKENIZER).model
+    return dict({key: model[key] for key in TRAINED_KEYS}, checkpoint=str(checkpoint))
 
 
 def find_dalle() -> dict[str, Any] | None:

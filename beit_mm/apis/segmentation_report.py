@@ -124,12 +124,12 @@ def describe_segmentation(
     seconds: float,
     start: str | None,
     known: int,
-    levels: Mapping[str, Any],
+    mean_std: Mapping[str, Any],
 ) -> Report:
     """Reports on a segmentor: its validation and `seconds` of tests; draws pictures beside the weights.
 
     On RGB images it is compared with its initial weights `start`: by their frozen features, each patch gets the class
-    of the nearest patches in `known` labelled images, without training. `levels` are the mean and std that the call
+    of the nearest patches in `known` labelled images, without training. `mean_std` are the mean and std that the call
     gave, pixels 0-255, or empty.
     """
     begin = time.monotonic()
@@ -137,7 +137,7 @@ def describe_segmentation(
     segmentors: dict[str, Segmentor] = dict(mIoU=segmentor)
     labelled: SegmentationFolder | None = None
     if start and images.bands is None:
-        extract = FeatureExtractor(start, whole=True, **levels)
+        extract = FeatureExtractor(start, whole=True, **mean_std)
         labelled = patch_dataset(extract, known, **images.dataset(folder / 'lists', 'train'))
         segmentors['patches'] = PatchSegmentor(extract, labelled)
     tested = compare_segmentors(segmentors, images, folder / 'lists', seconds - (time.monotonic() - begin))

@@ -19,13 +19,13 @@ from mmengine.registry import DefaultScope
 from mmengine.runner import Runner
 
 from beit_mm.apis import reports
-from beit_mm.apis.configs import RunConfig, own_config, run_config, write_config
+from beit_mm.apis.configs import RunConfig, bundled_config, run_config, write_config
 from beit_mm.apis.plans import NONE, SETTINGS, Length, Plan, Record, describe_plan, new_call, plan_training
-from beit_mm.apis.rebuild import TOKENIZER, merged, own_tokenizer
+from beit_mm.apis.rebuild import TOKENIZER, merge_lora_weights, trained_tokenizer
 from beit_mm.apis.reports import Metric, Report
 from beit_mm.apis.segmentation_report import describe_segmentation
 from beit_mm.apis.split import Images, LabelMaps, find_images, find_label_maps, write_lists
-from beit_mm.checkpoint.checkpoint import Checkpoint, Levels
+from beit_mm.checkpoint.checkpoint import Checkpoint, PerChannel
 from beit_mm.checkpoint.names import preview
 from beit_mm.checkpoint.read import write_checkpoint
 from beit_mm.datasets.segmentation_folder import check_images_alone
@@ -63,8 +63,8 @@ def pretrain(
     workers: int | None = None,
     batch: int | None = None,
     seed: int | None = None,
-    mean: Levels = None,
-    std: Levels = None,
+    mean: PerChannel = None,
+    std: PerChannel = None,
 ) -> Path:
     """Pretrains a BEiT on a folder of images and ignores labels. The same call resumes an unfinished run.
 
@@ -108,8 +108,8 @@ def finetune(
     lora: int | None = None,
     freeze: int | str | None = None,
     head: str | None = None,
-    mean: Levels = None,
-    std: Levels = None,
+    mean: PerChannel = None,
+    std: PerChannel = None,
 ) -> Path:
     """Fine-tunes a pretrained BEiT into a classifier (class folders) or a segmentor (label maps).
 
@@ -179,7 +179,7 @@ class Run:
             if self.plan.lora:
                 task = 'segmentor' if isinstance(images, LabelMaps) else 'classifier'
                 config = run_config(*self.settings(images, self.verb, trained.meta['iter']))
-                content = merged(trained, task, config)
+                content = merge_lora_weights(trained, task, config)
             write_checkpoint(self.weights, content)
             self.report(images)
         except (KeyboardInterrupt, SystemExit) as end:
@@ -285,10 +285,10 @@ class Run:
         """Name of the config that a stage builds on, and the settings that differ from it."""
         plan = self.plan
         if stage == 'pretrain' and 'tokenizer' in self.record.stages:
-            plan = replace(plan, targets=own_tokenizer(self.last_checkpoint('tokenizer')), keeps_head=False)
+            plan = replace(plan, targets=trained_tokenizer(self.last_checkpoint('tokenizer')), keeps_head=False)
         base = TOKENIZER if stage == 'tokenizer' else plan.base
         segments = isinstance(images, LabelMaps)
-        settings = SETTINGS['segment' if segments else stage](own_config(base), images, plan, self.lists, steps)
+        settings = SETTINGS['segment' if segments else stage](bundled_config(base), images, plan, self.lists, steps)
         validation_cost = len(images.held_out.names)
         if segments or stage != 'finetune':
             validation_cost = min(validation_cost, images.num_validated) * images.validation_cost
@@ -379,7 +379,7 @@ class Run:
         start = None if record.init == NONE else record.init
         if isinstance(images, LabelMaps):
             known = min(MAX_KNOWN, max(MIN_KNOWN, int(images_in_time / 4)))
-            return describe_segmentation(self.weights, images, metrics, seconds, start, known, record.levels or {})
+            return describe_segmentation(self.weights, images, metrics, seconds, start, known, record.mean_std or {})
         if self.verb == 'finetune':  # half of the time; without a backward pass an image costs a third
             asked = max(reports.MIN_ANSWERS, int(3 / 2 * images_in_time))
             return reports.describe_finetuning(self.weights, images, metrics, seconds / 2, asked, self.plan.balance)

@@ -25,7 +25,7 @@ TRANSLATED = ('unilm', 'timm', 'hf')  # formats whose names lack the prefix `bac
 MIN_COVERAGE = 0.95  # share of the backbone's tensors, without TASK_PARTS, that a file must have
 PATCHES = 'patch_embed.proj.weight'
 TASK_PARTS = ('mask_token', 'norm.', 'fc_norm.')  # present for some tasks only
-Levels: TypeAlias = Sequence[float] | float | None  # for each channel or for all, pixels 0-255; None: not given
+PerChannel: TypeAlias = Sequence[float] | float | None  # for each channel or for all, pixels 0-255; None: not given
 
 
 class Checkpoint:
@@ -38,11 +38,11 @@ class Checkpoint:
         converted, state_dict: the weights under our models' names, and in the form that any model can load.
         format: one of `names.FORMATS`, or None if it is not a BEiT.
         meta, preprocessing, architecture: see `description.describe_source`.
-        levels: the `mean` and `std` that the user gave, if any.
+        mean_std: the `mean` and `std` that the user gave, if any.
     """
 
     def __init__(self, content: dict[str, Any], path: Path) -> None:
-        self.levels: dict[str, list[float]] = {}
+        self.mean_std: dict[str, list[float]] = {}
         with as_checkpoint_error(path):
             self.path, self.content = path, content
             self.weights = names.weights_of(content)
@@ -56,21 +56,21 @@ class Checkpoint:
         self.architecture: dict[str, Any] = self.meta['architecture']
 
     @classmethod
-    def open(cls, source: 'CheckpointInput', part: str = 'pretrained', **levels: Any) -> 'Checkpoint':
+    def open(cls, source: 'CheckpointInput', part: str = 'pretrained', **mean_std: Any) -> 'Checkpoint':
         """Reads a file; raises FileNotFoundError, or CheckpointError if it is not a checkpoint.
 
         Args:
             source: a file; a folder of a finished run, of transformers or of timm; a URL (http, https,
                 hf://owner/name); 'demo'; a name from `find.list_models`; or a Checkpoint, which is returned.
             part: which of the packaged weights 'demo' stands for, see `find.path_of_checkpoint`.
-            levels: `mean` and `std` of its images, pixels 0-255, to use instead of the file's.
+            mean_std: `mean` and `std` of its images, pixels 0-255, to use instead of the file's.
         """
         if not isinstance(source, Checkpoint):
             path = path_of_checkpoint(source, part)
             source = cls(read_checkpoint(path), path)
-        if given := given_levels(**levels):
+        if given := given_mean_std(**mean_std):
             source = copy.copy(source)
-            source.levels = source.levels | given
+            source.mean_std = source.mean_std | given
         return source
 
     def __str__(self) -> str:
@@ -107,7 +107,7 @@ class Checkpoint:
             found = description.IMAGENET if plain_vits()[name]['normalisation'] == 'imagenet' else description.HALF
         elif 'mean' not in found and name in released().keys() - {DEMO}:  # OpenMMLab's files do not record it
             found = Config.fromfile(released()[name].config).model.data_preprocessor
-        return normalisation_of(str(self), found, weights, weights[f'backbone.{PATCHES}'].shape[1], **self.levels)
+        return normalisation_of(str(self), found, weights, weights[f'backbone.{PATCHES}'].shape[1], **self.mean_std)
 
     @cached_property
     def state_dict(self) -> dict[str, Any]:
@@ -143,13 +143,13 @@ CheckpointInput: TypeAlias = str | Path | Checkpoint
 
 
 def normalisation_of(
-    source: str, found: Mapping, weights: Iterable[str], channels: int, **levels: Any
+    source: str, found: Mapping, weights: Iterable[str], channels: int, **mean_std: Any
 ) -> tuple[dict[str, list[float]], str]:
     """`mean` and `std` of each channel of a model's images, pixels 0-255, and a warning if they are assumed.
 
-    The user's `levels` override what was `found` in the file; released weights with these names supply the rest.
+    The user's `mean_std` override what was `found` in the file; released weights with these names supply the rest.
     """
-    known = {name: list(found[name]) for name in ('mean', 'std') if found.get(name)} | given_levels(**levels)
+    known = {name: list(found[name]) for name in ('mean', 'std') if found.get(name)} | given_mean_std(**mean_std)
     warning = ''
     if len(known) < 2:
         problem = f'{source} does not say how its images were normalised'
@@ -166,13 +166,13 @@ def normalisation_of(
     return {name: values * (channels // len(values)) for name, values in known.items()}, warning
 
 
-def given_levels(mean: Levels = None, std: Levels = None) -> dict[str, list[float]]:
+def given_mean_std(mean: PerChannel = None, std: PerChannel = None) -> dict[str, list[float]]:
     """The `mean` and `std` that a user gave, as lists; UserError if pixels 0-255 cannot have them."""
     given = {}
-    for name, levels in (('mean', mean), ('std', std)):
-        if levels is None:
+    for name, channels in (('mean', mean), ('std', std)):
+        if channels is None:
             continue
-        given[name] = values = torch.as_tensor(levels, dtype=torch.float64).flatten().tolist()
+        given[name] = values = torch.as_tensor(channels, dtype=torch.float64).flatten().tolist()
         if 0 < max(values) <= 1 or (name == 'std' and min(values) <= 0):
             raise UserError(f'{name} is {values}; expected values for pixels 0-255, such as 127.5, not 0.5')
     return given

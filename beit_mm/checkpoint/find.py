@@ -34,7 +34,7 @@ GENERIC_NAME = re.compile('(epoch|iter|checkpoint|(pytorch_)?model|best|last|lat
 HASH_IN_NAME = re.compile(r'-((?=\d*[a-f])[0-9a-f]{8,64})\.\w+$')
 STALLED = 60.0  # seconds without data after which a download fails
 REACHED = 10.0  # the same for a download that the user did not ask for
-WHOLE = 'this config'  # in a metafile: the weights fill the config's whole model
+FITS_WHOLE_MODEL = 'this config'  # in a metafile: the weights fill the config's whole model
 
 
 def locate_weights(source: str, advice: str) -> Path:
@@ -129,11 +129,11 @@ class Released(NamedTuple):
 def released() -> dict[str, Released]:
     """'demo' and the released weights that the configs' metafiles list, by file name."""
     configs = config_folders()[0]
-    found = {DEMO: Released(configs / 'demo/pretrain.py', str(PACKAGED / 'pretrained.safetensors'), WHOLE)}
+    found = {DEMO: Released(configs / 'demo/pretrain.py', str(PACKAGED / 'pretrained.safetensors'), FITS_WHOLE_MODEL)}
     for file in sorted(configs.glob('*/metafile.yml')):
         for entry in load(file)['Models']:
             for weights in entry.get('Released Weights') or ():
-                if weights['Fits'] in (WHOLE, 'the backbone and head of this config'):
+                if weights['Fits'] in (FITS_WHOLE_MODEL, 'the backbone and head of this config'):
                     config = file.parents[1].parent / entry['Config']
                     name = Path(weights['URL']).stem
                     found[name] = Released(config, weights['URL'], weights['Fits'])

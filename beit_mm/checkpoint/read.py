@@ -101,7 +101,7 @@ def _read_safetensors(path: Path) -> dict[str, Any]:
     with safe_open(path, framework='pt') as file:
         meta = json.loads((file.metadata() or {}).get(META_KEY, 'null'))
         # cloned, because the file may be overwritten while the tensors are in use
-        weights = plain({name: file.get_tensor(name).clone() for name in file.keys()}, {})
+        weights = copy_checked({name: file.get_tensor(name).clone() for name in file.keys()}, {})
     return dict(state_dict=weights, meta=meta) if isinstance(meta, dict) else weights
 
 
@@ -138,8 +138,8 @@ def _read_torch(path: Path, map_location: Any) -> Any:
     # an open file, not a path: torch 2.15 would choose the reader by the suffix of the name
     with path.open('rb') as file, only_stand_ins():
         read = torch.load(file, map_location, weights_only=True)
-    known: Known = {}
-    content = plain(read, known)
+    known: Copies = {}
+    content = copy_checked(read, known)
     tensors = [new for new, _ in known.values() if isinstance(new, Tensor)]
     # an expanded tensor shares its storage, and takes its full size once it is copied
     if sum(max(0, tensor.nbytes - tensor.untyped_storage().nbytes()) for tensor in tensors) > MAX_EXPANDED:
@@ -240,32 +240,32 @@ def only_stand_ins() -> Iterator[None]:
 
 VALUES: tuple[type, ...] = (str, bytes, bytearray, int, float, complex, type(None), PurePath)
 VALUES += (np.generic, torch.dtype, torch.device, torch.layout)
-Known = dict[int, tuple[Any, Any]]  # id of a value -> (its copy, the value); a value that is kept alive keeps its id
+Copies = dict[int, tuple[Any, Any]]  # id of a value -> (its copy, the value); a value that is kept alive keeps its id
 
 
-def plain(value: Any, known: Known) -> Any:
+def copy_checked(value: Any, known: Copies) -> Any:
     """Copies what was read, without attributes that a file set; CheckpointError for what checkpoints do not hold."""
     if id(value) in known:
         return known[id(value)][0]
     new: Any
     if isinstance(value, Tensor):
-        new = _plain_tensor(value)
+        new = _copy_tensor(value)
     elif isinstance(value, NumpyArray):
         new = value.values
     elif isinstance(value, Module):
-        new = plain(_weights_of(value), known)
+        new = copy_checked(_weights_of(value), known)
     elif isinstance(value, LogHistory):
         logs, counts = value['_log_history'].values, value['_count_history'].values
         new = HistoryBuffer(logs, counts, int(value['max_length']))
     elif isinstance(value, dict):
-        new = _plain_dict(value, known)
+        new = _copy_dict(value, known)
     elif isinstance(value, list):
         new = []
         known[id(value)] = new, value  # first, because a list can contain itself
-        new += [plain(inner, known) for inner in value]
+        new += [copy_checked(inner, known) for inner in value]
     elif isinstance(value, (tuple, set)):
         kind = next(kind for kind in (torch.Size, tuple, set) if isinstance(value, kind))  # never a subclass of them
-        new = kind([plain(inner, known) for inner in value])
+        new = kind([copy_checked(inner, known) for inner in value])
     elif isinstance(value, VALUES):
         new = value
     else:
@@ -275,7 +275,7 @@ def plain(value: Any, known: Known) -> Any:
     return new
 
 
-def _plain_tensor(tensor: Tensor) -> Tensor:
+def _copy_tensor(tensor: Tensor) -> Tensor:
     new = Tensor.detach(tensor)  # not tensor.detach, which the file may have set
     # torch does not check that a sparse tensor's indices lie inside its size: adding it could write outside memory
     is_dense = new.layout is torch.strided and not new.is_nested and not new.is_quantized
@@ -284,16 +284,16 @@ def _plain_tensor(tensor: Tensor) -> Tensor:
     return new
 
 
-def _plain_dict(value: dict, known: Known) -> dict:
+def _copy_dict(value: dict, known: Copies) -> dict:
     metadata = getattr(value, '__dict__', {}).get('_metadata')  # of a state dict
     new: Any = OrderedDict() if isinstance(metadata, dict) else {}
     known[id(value)] = new, value
     for key, inner in dict.items(value):
         if isinstance(inner, Tensor) and not (str(key).isprintable() and len(str(key)) <= MAX_NAME):
             raise CheckpointError(f'it names a tensor {str(key)[:60]!r}')
-        new[plain(key, known)] = plain(inner, known)
+        new[copy_checked(key, known)] = copy_checked(inner, known)
     if isinstance(metadata, dict):
-        new._metadata = plain(metadata, known)
+        new._metadata = copy_checked(metadata, known)
     return new
 
 

@@ -20,7 +20,7 @@ from beit_mm.engine.logs import ProgressHook
 from beit_mm.engine.signals import end_workers, signals_handled
 from beit_mm.engine.steps import unwrap
 from beit_mm.errors import log, warn
-from beit_mm.features.evaluation import choose_penalty, deal_back, mean_and_std
+from beit_mm.features.evaluation import choose_penalty, gather_in_order, mean_and_std
 from beit_mm.precision import inference_autocast
 from beit_mm.registry import LOOPS
 
@@ -148,8 +148,8 @@ class HeadFitLoop(IterLoop):
         own = torch.cat(parts)
         rows = torch.tensor([(sample.sample_idx, int(sample.gt_label)) for sample in samples], device=own.device)
         num_images = len(self.dataloader.dataset)
-        features = deal_back(own, num_images)  # of all processes
-        indices, labels = deal_back(rows, num_images).unbind(1)
+        features = gather_in_order(own, num_images)  # of all processes
+        indices, labels = gather_in_order(rows, num_images).unbind(1)
         mean, std = mean_and_std(features)
         layer = model.head.fc
         scaled = (features - mean) / std

@@ -279,7 +279,9 @@ class KNNHook(Hook):
 
     def after_val_epoch(self, runner: Runner, metrics: dict | None = None) -> None:
         if self.loaders:  # in a training
-            log(runner, metrics, 'knn_accuracy', evaluate_images(self.extractor, *self.loaders, k=self.k)['top1'])
+            log_metric(
+                runner, metrics, 'knn_accuracy', evaluate_images(self.extractor, *self.loaders, k=self.k)['top1']
+            )
 
 
 @HOOKS.register_module()
@@ -310,18 +312,18 @@ class DenseKNNHook(Hook):
     def after_val_epoch(self, runner: Runner, metrics: dict | None = None) -> None:
         if self.datasets:  # in a training
             miou = evaluate_patches(self.extractor, *self.datasets, k=self.k, max_patches=MAX_PATCHES)['miou']
-            log(runner, metrics, 'dense_knn_miou', miou)
+            log_metric(runner, metrics, 'dense_knn_miou', miou)
 
 
 def extractor_of(runner: Runner, **options: Any) -> FeatureExtractor:
     model = unwrap(runner)
     if (backbone := backbone_of(model)) is None:
         raise UserError(f'features of a BEiTBackbone cannot be measured: the {type(model).__name__} has none')
-    levels = preprocessing_of_model(model)
-    return FeatureExtractor(backbone, mean=levels.get('mean'), std=levels.get('std'), **options)
+    mean_std = preprocessing_of_model(model)
+    return FeatureExtractor(backbone, mean=mean_std.get('mean'), std=mean_std.get('std'), **options)
 
 
-def log(runner: Runner, metrics: dict | None, name: str, value: float) -> None:
+def log_metric(runner: Runner, metrics: dict | None, name: str, value: float) -> None:
     """Adds a number to a validation's metrics, and to its log, which is written later."""
     runner.message_hub.update_scalar(f'val/{name}', value)
     if metrics is not None:

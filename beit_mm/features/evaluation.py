@@ -96,11 +96,11 @@ def image_features(
         labels += [sample.gt_label for sample in batch['data_samples']]
     features, classes = torch.cat(pooled), torch.cat(labels).to(pooled[0].device)
     if len(loader.sampler) < len(loader.dataset):  # it deals images to the processes
-        features, classes = (deal_back(part, len(loader.dataset)) for part in (features, classes))
+        features, classes = (gather_in_order(part, len(loader.dataset)) for part in (features, classes))
     return features, classes
 
 
-def deal_back(part: Tensor, number: int) -> Tensor:
+def gather_in_order(part: Tensor, number: int) -> Tensor:
     """Collects `number` rows that a sampler has dealt to the processes, in their order; drops those it repeated."""
     return torch.stack(all_gather(part), dim=1).flatten(0, 1)[:number]
 

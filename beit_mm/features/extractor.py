@@ -16,7 +16,7 @@ from mmengine.registry import DefaultScope
 from PIL import Image
 from torch import Tensor
 
-from beit_mm.checkpoint.checkpoint import Checkpoint, CheckpointInput, Levels, normalisation_of
+from beit_mm.checkpoint.checkpoint import Checkpoint, CheckpointInput, PerChannel, normalisation_of
 from beit_mm.checkpoint.find import PHOTOS
 from beit_mm.datasets.image_folder import EXTENSIONS, extensions_of, list_images, scale_decoding
 from beit_mm.datasets.reading import LoadBands, LoadImage, UnreadableImageError, loaded, rgb_array, unreadable
@@ -169,8 +169,8 @@ class FeatureExtractor:
         device: Device = None,
         size: int | None = None,
         whole: bool = False,
-        mean: Levels = None,
-        std: Levels = None,
+        mean: PerChannel = None,
+        std: PerChannel = None,
         bands: dict | None = None,
         max_pixels: int | None = None,
     ):
@@ -179,16 +179,16 @@ class FeatureExtractor:
             self.device = next(checkpoint.parameters()).device
             recorded = checkpoint.load_report.preprocessing if checkpoint.load_report else {}
             own = checkpoint.state_dict()
-            levels, _ = normalisation_of(self.checkpoint, recorded, own, self.channels, mean=mean, std=std)
+            mean_std, _ = normalisation_of(self.checkpoint, recorded, own, self.channels, mean=mean, std=std)
         else:
             opened = Checkpoint.open(checkpoint, mean=mean, std=std)
             self.checkpoint = str(opened)
             self.device = torch.device(device or get_device())
             self.backbone_arguments = opened.backbone_arguments()
             self.backbone = BEiTBackbone.from_checkpoint(opened).to(self.device)
-            levels, _ = opened.normalisation
+            mean_std, _ = opened.normalisation
         patch, channels = self.backbone.patch_size, self.channels
-        tensors = torch.tensor([levels['mean'], levels['std']], dtype=torch.float32, device=self.device)
+        tensors = torch.tensor([mean_std['mean'], mean_std['std']], dtype=torch.float32, device=self.device)
         self.mean, self.std = tensors[:, :, None, None]
         trained = tuple(side * patch for side in self.backbone.grid)
         self.whole = whole

@@ -86,8 +86,8 @@ class SlidingSegmentor(EncoderDecoder):
         super().__init__(*args, data_preprocessor=data_preprocessor, **kwargs)
         # whether the head's results, here called logits, need no softmax
         self.gives_probabilities = getattr(self.decode_head, 'gives_probabilities', False)
-        self.joins = getattr(self.decode_head, 'where', None) == 'backbone'
-        if self.joins:
+        self.queries_join_backbone = getattr(self.decode_head, 'where', None) == 'backbone'
+        if self.queries_join_backbone:
             backbone = backbone_of(self.backbone)  # perhaps inside a LoRAModel
             if self.with_neck or self.with_auxiliary_head or backbone is None:
                 raise UserError("decode_head.where='backbone' needs a BEiTBackbone, no neck and no auxiliary_head")
@@ -98,7 +98,7 @@ class SlidingSegmentor(EncoderDecoder):
 
     def extract_feat(self, inputs: Tensor) -> Sequence:
         """Feature maps; for a head that joins the backbone: tokens before its blocks, patch grid and shared bias."""
-        if not self.joins:
+        if not self.queries_join_backbone:
             return super().extract_feat(inputs)
         backbone, head = backbone_of(self.backbone), self.decode_head
         x, grid, bias = backbone.embed(inputs, None)

@@ -19,7 +19,7 @@ from peers import dinov2_layout
 
 from beit_mm.apis import memory, plans, rebuild, split, training
 from beit_mm.apis.commands import merge_options
-from beit_mm.apis.configs import own_config, write_config
+from beit_mm.apis.configs import bundled_config, write_config
 from beit_mm.apis.plans import Plan, Record, describe_plan
 from beit_mm.apis.split import find_images, write_lists
 from beit_mm.checkpoint.checkpoint import Checkpoint
@@ -145,7 +145,7 @@ def by_type(pipeline: list[dict]) -> dict[str, dict]:
 
 def written(plan: plans.Plan, images: split.Images, folder: Path) -> tuple[Config, dict[str, dict]]:
     """The config of 400 steps of pretraining, and its transforms."""
-    settings = plans.pretraining_settings(own_config(plan.base), images, plan, folder, 400)
+    settings = plans.pretraining_settings(bundled_config(plan.base), images, plan, folder, 400)
     write_config(folder / 'config.py', 'Text.', plan.base, settings)
     cfg = Config.fromfile(folder / 'config.py')
     return cfg, by_type(cfg.train_dataloader.dataset.pipeline)
@@ -154,7 +154,7 @@ def written(plan: plans.Plan, images: split.Images, folder: Path) -> tuple[Confi
 def test_a_written_config_is_an_ordinary_one(images, tmp_path):
     """A mask for each patch, a token for each patch, a schedule to the last step."""
     plan = plan_training(images, 'pretrain', device='cpu', workers=3)
-    plan.targets = rebuild.own_tokenizer(tmp_path / 'tokenizer.pth')
+    plan.targets = rebuild.trained_tokenizer(tmp_path / 'tokenizer.pth')
     cfg, steps = written(plan, images, tmp_path)
     # validated before the first step too: the packaged weights predict tokens already
     assert cfg.train_cfg == dict(type='beit_mm.IterLoop', max_iters=400, val_interval=400, val_begin=0)
@@ -280,7 +280,7 @@ def test_the_backbone_of_a_written_config_begins_with_the_weights_that_an_option
 def test_the_batch_of_a_new_tokenizer_is_said(images, tmp_path):
     for batch, expected in ((64, 16), (8, 8)):
         plan = plan_training(images, 'pretrain', tokenizer_option='new', device='cpu', batch=batch)
-        settings = plans.tokenizer_settings(own_config(rebuild.TOKENIZER), images, plan, tmp_path, 100)
+        settings = plans.tokenizer_settings(bundled_config(rebuild.TOKENIZER), images, plan, tmp_path, 100)
         (said,) = [line for line in describe_plan(plan, images) if line.startswith('tokenizer')]
         assert settings['train_dataloader']['batch_size'] == expected and f' {expected} ' in said
 
@@ -294,15 +294,15 @@ def test_a_batch_without_images_is_refused(images, batch):
 def test_layers_that_begin_anew_learn_alike(images, tmp_path):
     for init, decay in ((None, 0.8), ('none', 1.0)):
         plan = plan_training(images, 'finetune', init, device='cpu')
-        settings = plans.finetuning_settings(own_config(plan.base), images, plan, tmp_path, 100)
+        settings = plans.finetuning_settings(bundled_config(plan.base), images, plan, tmp_path, 100)
         assert settings['optim_wrapper']['paramwise_cfg']['layer_decay_rate'] == decay
 
 
 def test_fine_tuning_pipelines_keep_the_ratio_of_edge_and_crop():
     base = load_config('demo/finetune_folder.py')
-    steps = by_type(plans.resized(base.test_pipeline, (128, 128)))
+    steps = by_type(plans.pipeline_for_size(base.test_pipeline, (128, 128)))
     assert steps['ResizeEdge']['scale'] == 144 and steps['CenterCrop']['crop_size'] == (128, 128)  # 108 and 96
-    steps = by_type(plans.resized(base.train_pipeline, (128, 96)))
+    steps = by_type(plans.pipeline_for_size(base.train_pipeline, (128, 96)))
     assert steps['beit_mm.RandomResizedCrop']['size'] == (128, 96) and base.test_pipeline[1].scale == 108
 
 
@@ -321,7 +321,7 @@ def test_heads_see_four_pixels_at_the_finest_and_end_at_the_size_of_the_image(pa
     for head in ('upernet', 'setr_pup'):
         plan = plan_training(images, 'finetune', 'none', device='cpu', head=head)
         plan = dataclasses.replace(plan, backbone=plan.backbone | dict(patch_size=patch_size))
-        found = plans.segmentation_heads(own_config(plan.base), plan, 3)
+        found = plans.segmentation_heads(bundled_config(plan.base), plan, 3)
         if head == 'upernet':
             assert [patch_size / scale for scale in found['neck']['rescales']] == [4, 8, 16, 32]
         else:

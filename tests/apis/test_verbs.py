@@ -250,7 +250,7 @@ def test_configs_of_the_current_folder_are_not_ours(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Path(rebuild.TOKENIZER).parent.mkdir()
     Path(rebuild.TOKENIZER).write_text('raise SystemExit("RAN")')
-    configs.own_config.cache_clear()
+    configs.bundled_config.cache_clear()
     configs.write_config(tmp_path / 'config.py', 'Text.', rebuild.TOKENIZER, dict(work_dir='x'))
     assert configs.run_config(rebuild.TOKENIZER, dict(work_dir='x')).model == Config.fromfile('config.py').model
 

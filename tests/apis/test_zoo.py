@@ -46,7 +46,7 @@ def test_models_are_the_published_ones_and_weights_come_from_the_folder_of_weigh
         model = get_model(SEGMENTING)
     assert sum(p.numel() for p in model.parameters()) == 163_407_980 and not model.training
     (tmp_path / 'config.py').write_text(f"default_scope = 'mmpretrain'\nmodel = {narrow_model()!r}\n")
-    entry = find.Released(tmp_path / 'config.py', 'https://example.org/narrow.pth', find.WHOLE)
+    entry = find.Released(tmp_path / 'config.py', 'https://example.org/narrow.pth', find.FITS_WHOLE_MODEL)
     for module in (find, rebuild):
         monkeypatch.setattr(module, 'released', lambda: dict(narrow=entry))
     trained = MODELS.build(narrow_model()).state_dict()

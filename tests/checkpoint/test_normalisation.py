@@ -38,8 +38,8 @@ def narrow(name: str, **options):
     return timm.create_model(name, embed_dim=64, depth=2, num_heads=1, **options)
 
 
-def normalisation(path: Path, **levels) -> tuple[list[float], str]:
-    found, warning = Checkpoint.open(path, **levels).normalisation
+def normalisation(path: Path, **mean_std) -> tuple[list[float], str]:
+    found, warning = Checkpoint.open(path, **mean_std).normalisation
     return [*found['mean'], *found['std']], warning
 
 
@@ -47,17 +47,17 @@ def normalisation(path: Path, **levels) -> tuple[list[float], str]:
 def test_timms_beits_say_it_by_their_names(name, tmp_path, warnings):
     """Those of BEiT v2 have the layout of BEiT's and other statistics."""
     torch.save(timm_peer('classification', 'per_layer').state_dict(), tmp_path / f'{name}.pth')
-    levels, warning = normalisation(tmp_path / f'{name}.pth')
-    assert levels == truth_of(CONFIGS[name]) and not warning and not warnings()
+    mean_std, warning = normalisation(tmp_path / f'{name}.pth')
+    assert mean_std == truth_of(CONFIGS[name]) and not warning and not warnings()
 
 
 @pytest.mark.parametrize('name', [BEIT, BEIT_V2, 'deit_small_patch16_224', 'vit_base_patch16_224.augreg_in21k'])
 def test_what_timm_writes_beside_the_weights_is_believed(name, tmp_path, warnings):
     model = narrow(name)
     save_for_hf(model, tmp_path / 'hub')
-    levels, _ = normalisation(tmp_path / 'hub')
+    mean_std, _ = normalisation(tmp_path / 'hub')
     truth = timm.data.resolve_model_data_config(model)
-    assert levels == truth_of(argparse.Namespace(**truth)) and not warnings()
+    assert mean_std == truth_of(argparse.Namespace(**truth)) and not warnings()
 
 
 @pytest.mark.parametrize('name', [BEIT, 'vit_base_patch16_224.mae', 'deit3_small_patch16_224'])
@@ -65,8 +65,8 @@ def test_under_another_name_the_layout_shows_it_and_a_warning_says_so(name, tmp_
     """BEiT's with bias tables 0.5; plain ViTs, also those with LayerScale, ImageNet's."""
     model = narrow(name)
     torch.save(model.state_dict(), tmp_path / 'weights.pth')
-    levels, warning = normalisation(tmp_path / 'weights.pth')
-    assert levels == truth_of(argparse.Namespace(**model.pretrained_cfg))
+    mean_std, warning = normalisation(tmp_path / 'weights.pth')
+    assert mean_std == truth_of(argparse.Namespace(**model.pretrained_cfg))
     assert warnings() == [warning] and str(tmp_path / 'weights.pth') in warning
     # fine-tuned weights of BEiT v2 have BEiT's layout
     advice = '--mean 123.675,116.28,103.53 --std 58.395,57.12,57.375' if name == BEIT else '--mean'
@@ -80,8 +80,8 @@ def test_pretrained_beit_v2_and_segmentors_have_imagenets_in_spite_of_the_layout
     if part == 'decode_head':
         weights = ours('segmentation', 'per_layer').state_dict()
     torch.save(weights, tmp_path / 'weights.pth')
-    levels, warning = normalisation(tmp_path / 'weights.pth')
-    assert levels == truth_of(CONFIGS[BEIT_V2]) and warning
+    mean_std, warning = normalisation(tmp_path / 'weights.pth')
+    assert mean_std == truth_of(CONFIGS[BEIT_V2]) and warning
 
 
 def test_openmmlabs_files_say_it_by_their_config_or_their_name(tmp_path, warnings):
@@ -96,14 +96,14 @@ def test_openmmlabs_files_say_it_by_their_config_or_their_name(tmp_path, warning
     torch.save(dict(state_dict=weights, meta={}), tmp_path / name)
     configs = Path(mmpretrain.__file__).parent / '.mim/configs/beit/benchmarks'
     truth = Config.fromfile(configs / 'beit-base-p16_8xb64_in1k.py').data_preprocessor
-    levels, _ = normalisation(tmp_path / name)
-    assert levels == [*truth.mean, *truth.std] and not warnings()
+    mean_std, _ = normalisation(tmp_path / name)
+    assert mean_std == [*truth.mean, *truth.std] and not warnings()
 
 
 def test_a_file_that_is_called_demo_is_not_the_packaged_one(tmp_path, warnings):
     torch.save(timm_peer('features', 'per_layer').state_dict(), tmp_path / 'demo.pth')
-    levels, warning = normalisation(tmp_path / 'demo.pth')
-    assert levels == [127.5] * 6 and warnings() == [warning]
+    mean_std, warning = normalisation(tmp_path / 'demo.pth')
+    assert mean_std == [127.5] * 6 and warnings() == [warning]
 
 
 @pytest.mark.parametrize('given', [False, True])
@@ -118,10 +118,10 @@ def test_all_that_read_a_file_agree_and_warn_once(given, tmp_path, warnings):
         ClassificationInferencer(file, 'cpu', **options).model.data_preprocessor,
         BEiTTeacher(file, **options),
     ]
-    call = Record('finetune', init=str(file), levels=options, device='cpu')
+    call = Record('finetune', init=str(file), mean_std=options, device='cpu')
     plan = plan_training(find_images(images), call)
-    levels = [one.mean.flatten().tolist() + one.std.flatten().tolist() for one in found]
-    for read in (*levels, plan.preprocessing['mean'] + plan.preprocessing['std']):
+    mean_std = [one.mean.flatten().tolist() + one.std.flatten().tolist() for one in found]
+    for read in (*mean_std, plan.preprocessing['mean'] + plan.preprocessing['std']):
         assert read == (LEVELS['mean'] + LEVELS['std'] if given else truth_of(CONFIGS[BEIT]))
     assert len(warnings()) == (0 if given else 4) and plan.assumed == ('' if given else warnings()[0])
 
@@ -156,18 +156,18 @@ READERS = dict(
 
 @pytest.mark.parametrize('verb', READERS)
 def test_the_options_of_every_verb_reach_its_checkpoint(verb, monkeypatch):
-    def opened(source, part='pretrained', **levels):
-        raise UserError(f'opened with {levels}')
+    def opened(source, part='pretrained', **mean_std):
+        raise UserError(f'opened with {mean_std}')
 
     monkeypatch.setattr(Checkpoint, 'open', opened)
     with pytest.raises(UserError, match=re.escape("{'mean': [1.0, 2.5, 3.0], 'std': [50.0]}")):
         command.main([verb, 'weights.pth', READERS[verb], '--mean', '1,2.5,3', '--std', '50'])
 
 
-@pytest.mark.parametrize('levels', [dict(mean=[0.485, 0.456, 0.406]), dict(std=0.5), dict(std=[50, 0, 50])])
-def test_numbers_that_pixels_up_to_255_cannot_have_are_refused(levels, tmp_path):
+@pytest.mark.parametrize('mean_std', [dict(mean=[0.485, 0.456, 0.406]), dict(std=0.5), dict(std=[50, 0, 50])])
+def test_numbers_that_pixels_up_to_255_cannot_have_are_refused(mean_std, tmp_path):
     with pytest.raises(UserError, match='0-255'):
-        Checkpoint.open('demo', **levels)
+        Checkpoint.open('demo', **mean_std)
     assert Checkpoint.open('demo', mean=0, std=255).normalisation[0] == dict(mean=[0.0] * 3, std=[255.0] * 3)
 
 
@@ -175,7 +175,7 @@ def test_bands_have_no_usual_statistics(tmp_path):
     backbone = dict(ours('features', 'per_layer', in_channels=5)['backbone'].state_dict())
     meta = dict(architecture=dict(num_heads=HEADS))
     torch.save(dict(state_dict=backbone, meta=meta), tmp_path / 'bands.pth')
-    for levels in ({}, dict(mean=[1.5] * 5), dict(mean=[2.5] * 3, std=[2.5] * 3)):
+    for mean_std in ({}, dict(mean=[1.5] * 5), dict(mean=[2.5] * 3, std=[2.5] * 3)):
         with pytest.raises(UserError, match='5 channels'):
-            FeatureExtractor(tmp_path / 'bands.pth', **levels)
+            FeatureExtractor(tmp_path / 'bands.pth', **mean_std)
     assert len(FeatureExtractor(tmp_path / 'bands.pth', mean=[2.5] * 5, std=4.5).std) == 5

@@ -12,7 +12,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from beit_mm.apis.commands import add_levels
+from beit_mm.apis.commands import add_mean_std
 from beit_mm.terminal import Parser, quiet, run
 
 ATTENTIVE, IMAGES, DENSE = ('attentive',), ('knn', 'linear', 'attentive'), ('dense-knn', 'dense-linear')
@@ -38,7 +38,7 @@ def main() -> None:
     parser.add_argument('--workers', type=int, default=0, help='processes that read images (default: none)')
     parser.add_argument('--device', help='such as cpu or cuda:1 (default: a GPU if there is one)')
     parser.add_argument('--json', type=Path, metavar='FILE', help='also write all numbers into this file')
-    add_levels(parser)
+    add_mean_std(parser)
     args = parser.parse_args()
     for name, methods in METHODS.items():
         if args.method not in methods and getattr(args, name) != parser.get_default(name):

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from beit_mm.apis.commands import add_levels
+from beit_mm.apis.commands import add_mean_std
 from beit_mm.terminal import quiet, run
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ def main() -> None:
     parser.add_argument('--kind', choices=['mean', 'class_token'], help='feature for --among (default: mean)')
     parser.add_argument('--device', help='such as cpu or cuda:1 (default: a GPU if there is one)')
     parser.add_argument('--out', type=Path, default=Path('work_dirs/features'), help='default: %(default)s')
-    add_levels(parser)
+    add_mean_std(parser)
     args = parser.parse_args()
     if args.kind and not args.among:
         parser.error('--kind has no effect here; add --among FOLDER')

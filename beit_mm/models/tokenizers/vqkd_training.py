@@ -13,7 +13,7 @@ from mmengine.dist import all_gather, all_reduce, broadcast
 from mmengine.model import BaseModel
 from torch import Tensor, nn
 
-from beit_mm.checkpoint.checkpoint import Checkpoint, CheckpointInput, Levels
+from beit_mm.checkpoint.checkpoint import Checkpoint, CheckpointInput, PerChannel
 from beit_mm.errors import check_choice
 from beit_mm.files import file_sha256
 from beit_mm.models.tokenizers import base
@@ -231,13 +231,17 @@ class BEiTTeacher(Teacher):
     """
 
     def __init__(
-        self, checkpoint: CheckpointInput, layer: int | Sequence[int] = -1, mean: Levels = None, std: Levels = None
+        self,
+        checkpoint: CheckpointInput,
+        layer: int | Sequence[int] = -1,
+        mean: PerChannel = None,
+        std: PerChannel = None,
     ) -> None:
         opened = Checkpoint.open(checkpoint, mean=mean, std=std)
         backbone = BEiTBackbone.from_checkpoint(opened)
         backbone.out_type, backbone.out_indices = 'raw', block_indices(layer, backbone.num_layers)
-        levels, _ = opened.normalisation
-        super().__init__(backbone, backbone.patch_size, **levels)
+        mean_std, _ = opened.normalisation
+        super().__init__(backbone, backbone.patch_size, **mean_std)
         self.provenance.update(path=str(opened.path), sha256=file_sha256(opened.path))
 
     def patches(self, images: Tensor, positions: Tensor | None) -> list[Tensor]:
