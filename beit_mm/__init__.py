@@ -1,8 +1,10 @@
 """BEiT (arXiv 2106.08254) as a plugin of MMPretrain and MMSegmentation.
 
-Every registered type is found as `type='beit_mm.NAME'` in any config. Where what lives:
+Every registered type is found as `type='beit_mm.NAME'` in any config. The package is two houses: the plugin, for configs
+of OpenMMLab, and on it the application, for folders of images. Nothing of the plugin imports the application.
 
-    __main__.py     `beit-mm VERB ...`, or `python -m beit_mm`: the options of each verb
+The plugin:
+
     errors.py       The user's mistakes, and lines in the log
     files.py        Writes files completely or not at all, hashes them, and makes text safe to print and to store
     pictures.py     Sheets of titled pictures, reconstructions, attention maps and curves
@@ -11,8 +13,7 @@ Every registered type is found as `type='beit_mm.NAME'` in any config. Where wha
     registry.py     Child registries of mmengine, scope `beit_mm`: `type='beit_mm.X'` finds our classes from any config
     terminal.py     What a terminal shows: messages that a user can act on
     apis/           What users call from Python: imports nothing, so that each call loads only what it needs: commands,
-                    configs, export, inference, inferencers, memory, plans, rebuild, reports, segmentation_report,
-                    split, stored_config, training
+                    configs, export, inference, inferencers, rebuild, stored_config
     checkpoint/     Weights from any BEiT file into a model and out again, without running what a file holds:
                     checkpoint, convert, description, find, names, read
     datasets/       Images, their transforms, masks and samplers: image_folder, masking, multi_crop, reading, samplers,
@@ -25,17 +26,24 @@ Every registered type is found as `type='beit_mm.NAME'` in any config. Where wha
                     vqkd_training
     segmentation/   Semantic segmentation with MMSegmentation. Outside this folder only functions in apis import mmseg:
                     heads, mask_head, segmentor
+
+The application, which plans, runs and judges trainings on a folder of images:
+
+    __main__.py     `beit-mm VERB ...`, or `python -m beit_mm`. The options of a verb are the arguments of its function
+    own_images/     The application: plans a run on a folder of images, keeps its minutes, and reports whether its
+                    weights are good: classification, images, label_maps, prediction, pretraining, record, report, run,
+                    segmentation, task
 """
 
 __version__ = '0.3.0'
-_MODULES = dict(
+PUBLIC = dict(
     BEiTBackbone='models.vit',
     BEiTPretrainer='models.beit',
     ClassificationInferencer='apis.inferencers',
     FeatureExtractor='features.extractor',
     SegmentationInferencer='apis.inferencers',
     attention='apis.inference',
-    classify='apis.inference',
+    classify='own_images.prediction',
     convert_checkpoint='checkpoint.convert',
     embed='features.extractor',
     export='apis.export',
@@ -43,21 +51,21 @@ _MODULES = dict(
     find_config='apis.configs',
     get_model='apis.rebuild',
     list_models='checkpoint.find',
-    finetune='apis.training',
-    pretrain='apis.training',
+    finetune='own_images.run',
+    pretrain='own_images.run',
     reconstruct='apis.inference',
-    segment='apis.inference',
+    segment='own_images.prediction',
 )
-__all__ = [*_MODULES]
+__all__ = [*PUBLIC]
 
 
 def __getattr__(name: str):
     """A public name, imported when it is first asked for: importing beit_mm alone stays fast, and imports nothing."""
-    if name not in _MODULES:
+    if name not in PUBLIC:
         raise AttributeError(f'module {__name__!r} has no attribute {name!r}')
     from beit_mm.terminal import quiet_import
 
-    return getattr(quiet_import(f'{__name__}.{_MODULES[name]}'), name)
+    return getattr(quiet_import(f'{__name__}.{PUBLIC[name]}'), name)
 
 
 def __dir__() -> list[str]:

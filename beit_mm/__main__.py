@@ -1,6 +1,6 @@
-"""`beit-mm VERB ...`, or `python -m beit_mm`: the options of each verb.
+"""`beit-mm VERB ...`, or `python -m beit_mm`. The options of a verb are the arguments of its function.
 
-Nothing heavy is imported before the arguments are parsed.
+Nothing heavy is imported before they are parsed: signatures and docstrings are read from the source.
 """
 
 import os
@@ -13,7 +13,10 @@ if __name__ == '__main__' or os.path.basename(sys.argv[0]).startswith('beit-mm')
     sys.path[:] = [path for path in sys.path if path not in ('', os.getcwd()) or path in kept - {''}]
 
 import argparse
-from collections.abc import Sequence
+import ast
+import re
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import beit_mm
@@ -21,7 +24,21 @@ from beit_mm import terminal
 from beit_mm.apis import commands
 
 MAX_LINES = 20  # of results on the terminal
-CHECKPOINT = 'demo (packaged weights), a file, the folder of a run, or the name of a released model'
+EXAMPLES = dict(  # of the verbs that are functions
+    pretrain='images/ --out run --minutes 15',
+    finetune='images/ --init run --out run_ft --minutes 5',
+    classify='run_ft new_images/ --out classes.csv',
+    segment='segmentor.pth images/ --out maps',
+    reconstruct='run images/ --out picture.png',
+    attention='run image.jpg --points "210,140;0.5,0.2"',
+    embed='run images/ --out features.npz',
+    export='run_ft model.onnx',
+)
+POSITIONAL = ('checkpoint', 'images', 'image')  # and `out` of export; the other arguments are options
+PYTHON_ONLY = ('batch_size', 'device', 'progress', 'on_error')  # arguments without an option
+DEFAULTS = dict(embed=dict(out='features.npz', on_error='skip'))  # where the command differs from the function
+ALIASES = dict(short_side=['--size'])
+FLAGS = dict(reduce_zero_label={'--reduce-zero-label': True, '--keep-zero-label': False})  # None without either
 
 
 def main(words: Sequence[str] | None = None) -> None:
@@ -36,7 +53,8 @@ def main(words: Sequence[str] | None = None) -> None:
     else:
         with terminal.quiet():
             result = getattr(beit_mm, verb)(**arguments)  # imported only now
-        show(verb, result, arguments.get('out'), arguments.get('min_confidence'))
+        if verb in SHOW:
+            SHOW[verb](result, arguments)
 
 
 def parser() -> argparse.ArgumentParser:
@@ -45,163 +63,145 @@ def parser() -> argparse.ArgumentParser:
     top = terminal.Parser(prog=program, description=description)
     top.add_argument('--version', action='version', version=f'beit_mm {beit_mm.__version__}')
     verbs = top.add_subparsers(dest='verb', required=True, metavar='VERB')
-
-    def add(name: str, help: str, example: str, **more: Any) -> argparse.ArgumentParser:
-        example = f'Example: {program} {name} {example}'
-        return verbs.add_parser(name, help=help, epilog=example, **dict(dict(description=help), **more))
-
-    verb = add('pretrain', 'learn from images without labels', 'images/ --out run --minutes 15')
-    length = add_training(verb, 'folder of images, searched to any depth')
-    verb.add_argument('--tokenizer', choices=('demo', 'new'), help="demo: packaged; new: train one (default: --init's)")
-    what = "predict visual tokens, or a teacher's features (default: tokens)"
-    verb.add_argument('--targets', choices=('tokens', 'features'), help=what)
-    teacher = "any BEiT or plain ViT, or ema: the model's own moving average (default: demo, on a GPU DINOv2)"
-    verb.add_argument('--teacher', metavar='CKPT', help=f'with --targets features: {teacher}')
-    length.add_argument('--steps', type=int, help='steps instead of minutes; the tokenizer gets at most as many')
-
-    verb = add('finetune', 'train a classifier or segmentor', 'images/ --init run --out run_ft --minutes 5')
-    length = add_training(verb, 'folder with one folder per class; or with images/, annotations/ and classes.txt')
-    add_zero_label(verb)
-    verb.add_argument('--balance', action='store_true', help='show images of small classes more often')
-    which = 'bands to read, from 0, of images with label maps (default: all if RGB would lose some)'
-    verb.add_argument('--bands', type=bands, metavar='all|B,B,...', help=which)
-    lora = 'train matrices of this rank beside the layers of the frozen backbone'
-    verb.add_argument('--lora', type=int, metavar='RANK', help=lora)
-    freeze = 'do not train the first N blocks, or all: then a classifier is fitted to features computed once'
-    verb.add_argument('--freeze', type=blocks, metavar='all|N', help=freeze)
-    heads = 'upernet', 'setr_pup', 'masks', 'masks_decoder', 'linear'
-    verb.add_argument('--head', choices=heads, help='of a segmentor (default: linear; above width 192 upernet)')
-    length.add_argument('--epochs', type=float, help='passes over the images, instead of minutes')
-
-    verb = add('classify', 'name the class of images', 'run_ft new_images/ --out classes.csv')
-    add_inputs(verb)
-    verb.add_argument('--labelled', metavar='FOLDER', help='one folder per class; the nearest images decide')
-    verb.add_argument('--out', metavar='FILE', help='.csv or .json; with --min-confidence a folder')
-    add_confidence(verb, 'write a folder for finetune, of images whose class is at least this probable')
-
-    verb = add('segment', 'name the class of each pixel', 'segmentor.pth images/ --out maps')
-    add_inputs(verb, 'three drawn scenes')
-    verb.add_argument('--labelled', metavar='FOLDER', help='images/ and annotations/; the nearest patches decide')
-    side = "short side of images, with --labelled (default: the checkpoint's)"
-    verb.add_argument('--short-side', '--size', type=int, metavar='PIXELS', help=side)
-    add_zero_label(verb)
-    verb.add_argument('--multi-scale', action='store_true', help='average over scales and flips, for a segmentor')
-    verb.add_argument('--max-pixels', type=int, metavar='N', help='limit for images and maps (default: 178,956,970)')
-    add_confidence(verb, 'label only pixels whose class is at least this probable; finetune reads the folder')
-    add_out(verb, 'FOLDER', 'segmentation', 'for label maps and overlays')
-
-    verb = add('reconstruct', 'draw what is predicted', 'run images/ --out picture.png')
-    add_inputs(verb)
-    add_out(verb, 'PICTURE', 'reconstruction.png')
-
-    verb = add('attention', 'draw what points attend to', 'run image.jpg --points "210,140;0.5,0.2"')
-    verb.add_argument('checkpoint', help=CHECKPOINT)
-    verb.add_argument('image', nargs='?', default=argparse.SUPPRESS, help='a file (default: a packaged photo)')
-    points = 'pixels, or shares of width and height (default: 0.5,0.5)'
-    verb.add_argument('--points', default='0.5,0.5', metavar='X,Y[;X,Y]', help=points)
-    verb.add_argument('--layer', type=int, default=-1, help='block from 0, or from the end if negative (default: -1)')
-    side = "short side of the image (default: the checkpoint's, but at least 30 patches)"
-    verb.add_argument('--short-side', '--size', type=int, metavar='PIXELS', help=side)
-    commands.add_mean_std(verb)
-    add_out(verb, 'PICTURE', 'attention.png')
-
-    verb = add('embed', 'write the features of images', 'run images/ --out features.npz')
-    add_inputs(verb)
-    add_out(verb, 'FILE', 'features.npz', 'with `features` and `paths`')
-    verb.set_defaults(on_error='skip')
-
-    verb = add('export', 'write one ONNX file for images of any size', 'run_ft model.onnx')
-    verb.add_argument('checkpoint', help='classifier or segmentor: a file, the folder of a run, or a released name')
-    verb.add_argument('out', help='ONNX file')
-    verb.add_argument('--config', help='path of its config (default: the one in the checkpoint)')
-    verb.add_argument('--float16', action='store_true', help='weights and arithmetic in half precision')
-    commands.add_mean_std(verb)
-
+    for name, example in EXAMPLES.items():
+        add_verb(verbs, name, f'Example: {program} {name} {example}')
     for name, of_config, help, example in (
         ('train', commands.train_parser(), 'train a config', 'beit/pretrain_300e --work-dir run'),
         ('test', commands.test_parser(), 'test a checkpoint of a config', 'beit/pretrain_300e run/epoch_300.pth'),
     ):
-        as_given = dict(description=of_config.description, formatter_class=of_config.formatter_class)
-        add(name, help, example, parents=[of_config], add_help=False, **as_given)
-
-    verb = add('config', 'print a config for you to change', 'demo/pretrain > mine.py')
+        as_given: Any = dict(description=of_config.description, formatter_class=of_config.formatter_class)
+        example = f'Example: {program} {name} {example}'
+        parents: Any = [of_config]
+        verbs.add_parser(name, help=help, epilog=example, parents=parents, add_help=False, **as_given)
+    example = f'Example: {program} config demo/pretrain > mine.py'
+    verb = verbs.add_parser('config', help='print a config for you to change', epilog=example)
     verb.add_argument('name', help='end of the path of a config')
     return top
 
 
-def bands(text: str) -> str | list[int]:
-    return text if text == 'all' else [int(band) for band in text.split(',')]
+# Options from signatures
 
 
-def blocks(text: str) -> str | int:
+def number_or_all(text: str) -> str | int:
     return text if text == 'all' else int(text)
 
 
-def add_zero_label(verb: argparse.ArgumentParser) -> None:
-    group = verb.add_mutually_exclusive_group()
-    for option, value, meaning in (('reduce', True, 'marks unlabelled pixels'), ('keep', False, 'is a class')):
-        option, text = f'--{option}-zero-label', f'0 in label maps {meaning} (default: as classes.txt shows)'
-        group.add_argument(option, dest='reduce_zero_label', action='store_const', const=value, help=text)
+def numbers_or_all(text: str) -> str | list[int]:
+    return text if text == 'all' else [int(number) for number in text.split(',')]
 
 
-def add_training(verb: argparse.ArgumentParser, images: str) -> Any:
-    """Adds the arguments that both trainings share; returns the group of options for the length."""
-    verb.add_argument('images', help=images)
-    verb.add_argument('--out', required=True, metavar='FOLDER', help='for the run; the same command resumes it')
-    init = 'weights to start from: any BEiT or plain ViT, by file, run folder or name; none: random weights'
-    init += ' (default: demo on a CPU, see docs/own_images.md for a GPU)'
-    verb.add_argument('--init', metavar='CKPT', help=init)
-    verb.add_argument('--batch', type=int, help='images per step (default: by memory and number of images)')
-    verb.add_argument('--seed', type=int, help='seed of all random choices (default: 0)')
-    verb.add_argument('--workers', type=int, help='processes that read images (default: by the number of cores)')
-    commands.add_mean_std(verb)
-    length = verb.add_mutually_exclusive_group()
-    length.add_argument('--minutes', type=float, help='time of the whole run (default: 15)')
-    return length
+KINDS: dict[str, dict[str, Any]] = {  # how argparse reads an argument with this annotation; others are texts
+    'bool': dict(action='store_true'),
+    'int': dict(type=int),
+    'int | None': dict(type=int),
+    'float | None': dict(type=float),
+    'int | str | None': dict(type=number_or_all, metavar='all|N'),
+    'str | Sequence[int] | None': dict(type=numbers_or_all, metavar='all|N,N,...'),
+    'PerChannel': dict(type=commands.numbers, metavar='R,G,B'),
+}
 
 
-def add_inputs(verb: argparse.ArgumentParser, default: str = 'five photos') -> None:
-    verb.add_argument('checkpoint', help=CHECKPOINT)
-    what = f'files and folders (default: {default} that come with the package)'
-    verb.add_argument('images', nargs='*', default=argparse.SUPPRESS, help=what)
-    commands.add_mean_std(verb)
+def add_verb(verbs: Any, name: str, example: str) -> None:
+    """Adds a verb with the arguments of its function."""
+    function, (title, texts) = source_of(name), texts_of(name)
+    verb = verbs.add_parser(name, help=title, description=title, epilog=example)
+    missing = [None] * (len(function.args.args) - len(function.args.defaults))
+    positional = (*POSITIONAL, 'out') if name == 'export' else POSITIONAL
+    for argument, default in zip(function.args.args, [*missing, *function.args.defaults], strict=True):
+        if argument.arg not in PYTHON_ONLY:
+            add_argument(verb, argument, default, texts[argument.arg], argument.arg in positional)
+    verb.set_defaults(**DEFAULTS.get(name, {}))
 
 
-def add_confidence(verb: argparse.ArgumentParser, help: str) -> None:
-    verb.add_argument('--min-confidence', type=float, metavar='P', help=f'{help} (0 to 1)')
+def add_argument(verb: Any, argument: Any, default: Any, help: str, positional: bool) -> None:
+    """Adds an argument of a function to its verb; the function's own default holds unless it is a plain value."""
+    key, kind = argument.arg, KINDS.get(ast.unparse(argument.annotation), {})
+    value = default.value if isinstance(default, ast.Constant) else argparse.SUPPRESS
+    if key in FLAGS:
+        group = verb.add_mutually_exclusive_group()
+        for flag, meaning in FLAGS[key].items():
+            group.add_argument(flag, dest=key, action='store_const', const=meaning, help=help)
+    elif positional:
+        several = '*' if key == 'images' else '?'
+        verb.add_argument(key, help=help, **({} if default is None else dict(nargs=several, default=value)))
+    else:
+        if value not in (None, False, argparse.SUPPRESS):
+            help += f' (default: {value!s})'
+        options = [f'--{key.replace("_", "-")}', *ALIASES.get(key, ())]
+        verb.add_argument(*options, dest=key, required=default is None, default=value, help=help, **kind)
 
 
-def add_out(verb: argparse.ArgumentParser, kind: str, default: str, what: str = '') -> None:
-    verb.add_argument('--out', metavar=kind, default=default, help=f'{what} (default: %(default)s)'.strip())
+def source_of(name: str) -> Any:
+    """The syntax tree of a public function."""
+    file = Path(__file__).parent / f'{beit_mm.PUBLIC[name].replace(".", "/")}.py'
+    return next(node for node in ast.parse(file.read_text()).body if getattr(node, 'name', '') == name)
 
 
-def show(verb: str, result: Any, out: str | None, least: float | None) -> None:
-    """Prints what a verb returned; exits with code 1 if none of its images could be read."""
-    if verb in ('reconstruct', 'attention'):
-        terminal.say(result)
-    elif verb == 'classify':
-        from beit_mm.apis.inference import summary_of
+def texts_of(name: str) -> tuple[str, dict[str, str]]:
+    """The first sentence of a function's docstring, and its text on each argument, for argparse.
 
-        for image in result[:MAX_LINES]:
-            terminal.say('  '.join([image['path'], *summary_of(image)]).rstrip())
-        if len(result) > MAX_LINES:
-            terminal.say(f'... and {len(result) - MAX_LINES} more')
-        if least is not None:
-            kept = [image['name'] for image in result if 'error' not in image and image['scores'][0][1] >= least]
-            terminal.say(f'{len(kept)} of {len(result)} images, of {len({*kept})} classes: {out}')
-    elif verb in ('segment', 'embed'):
-        unreadable = [image for image in (result if verb == 'segment' else result['skipped']) if 'error' in image]
-        for image in unreadable:
-            terminal.say(f'unreadable: {image["error"]}')
-        if verb == 'segment':
-            terminal.say(f'{len(result) - len(unreadable)} images: labels and overlays in {out}')
-            if shares := [image['labelled'] for image in result if 'labelled' in image]:
-                share = 100 * sum(shares) / len(shares)
-                terminal.say(f'{share:.0f} % of the pixels of an image are labelled, on average')
-        else:
-            terminal.say(f'{out}: {" x ".join(map(str, result["features"].shape))}')
-    if verb in ('segment', 'classify') and all('error' in image for image in result):
+    `see pretrain` stands for what that function's docstring says.
+    """
+    docstring = ast.get_docstring(source_of(name))
+    title, _, arguments = docstring.partition('Args:\n')
+    texts: dict[str, str] = {}
+    for keys, text in re.findall(r'(?m)^    (\w[\w, ]*): ((?:.+\n?)(?:^        .+\n?)*)', arguments):
+        for key in keys.split(', '):
+            other = re.match(r'see `(\w+)`', text)
+            texts[key] = texts_of(other[1])[1][key] if other else ' '.join(text.split()).rstrip('.').replace('%', '%%')
+    return re.split(r'\.\s|\.$', title)[0], texts
+
+
+# What a verb returned, for the terminal
+
+
+def show_path(path: Path, arguments: dict[str, Any]) -> None:
+    terminal.say(path)
+
+
+def show_classes(result: list[dict[str, Any]], arguments: dict[str, Any]) -> None:
+    from beit_mm.apis.inference import summary_of
+
+    for image in result[:MAX_LINES]:
+        terminal.say('  '.join([image['path'], *summary_of(image)]).rstrip())
+    if len(result) > MAX_LINES:
+        terminal.say(f'... and {len(result) - MAX_LINES} more')
+    if (least := arguments['min_confidence']) is not None:
+        kept = [image['name'] for image in result if 'error' not in image and image['scores'][0][1] >= least]
+        terminal.say(f'{len(kept)} of {len(result)} images, of {len({*kept})} classes: {arguments["out"]}')
+    exit_if_none_was_read(result)
+
+
+def show_maps(result: list[dict[str, Any]], arguments: dict[str, Any]) -> None:
+    unreadable = say_unreadable(result)
+    terminal.say(f'{len(result) - unreadable} images: labels and overlays in {arguments["out"]}')
+    shares = [image['labelled'] for image in result if 'labelled' in image]
+    if shares:
+        share = 100 * sum(shares) / len(shares)
+        terminal.say(f'{share:.0f} % of the pixels of an image are labelled, on average')
+    exit_if_none_was_read(result)
+
+
+def show_features(result: dict[str, Any], arguments: dict[str, Any]) -> None:
+    say_unreadable(result['skipped'])
+    terminal.say(f'{arguments["out"]}: {" x ".join(map(str, result["features"].shape))}')
+
+
+def say_unreadable(images: Sequence[dict[str, Any]]) -> int:
+    errors = [image['error'] for image in images if 'error' in image]
+    for error in errors:
+        terminal.say(f'unreadable: {error}')
+    return len(errors)
+
+
+def exit_if_none_was_read(images: Sequence[dict[str, Any]]) -> None:
+    if all('error' in image for image in images):
         sys.exit(1)
+
+
+SHOW: dict[str, Callable] = dict(
+    reconstruct=show_path, attention=show_path, classify=show_classes, segment=show_maps, embed=show_features
+)
 
 
 def script() -> None:

@@ -4,7 +4,7 @@ import hashlib
 import json
 import os
 import secrets
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
@@ -66,6 +66,11 @@ def atomic_file(path: str | Path) -> Iterator[BinaryIO]:
         os.fsync(folder)  # the name too
     finally:
         os.close(folder)
+
+
+def write_lines(path: str | Path, lines: Iterable[str]) -> None:
+    with atomic_file(path) as file:
+        file.write(('\n'.join(lines) + '\n').encode())
 
 
 def remove_leftovers(folder: Path) -> None:

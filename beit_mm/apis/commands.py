@@ -206,12 +206,12 @@ def test_parser() -> argparse.ArgumentParser:
     return parser
 
 
+def numbers(text: str) -> list[float]:
+    return [float(number) for number in text.split(',')]
+
+
 def add_mean_std(parser: argparse.ArgumentParser) -> None:
     """Adds --mean and --std, for a checkpoint that does not name them or was trained with others."""
-
-    def numbers(text: str) -> list[float]:
-        return [float(number) for number in text.split(',')]
-
     what = 'of the images: three numbers, or one for all channels, of pixels 0-255 (default: as the checkpoint says)'
     for option, words in (('--mean', 'mean'), ('--std', 'standard deviation')):
         parser.add_argument(option, type=numbers, metavar='R,G,B', help=f'{words} {what}')

@@ -13,6 +13,8 @@ from mmengine.config import Config
 from beit_mm.errors import UserError
 from beit_mm.files import atomic_file, config_folders, inert
 
+NARROW_PRETRAINING = 'demo/pretrain.py'  # a pretraining of a narrow model on a user's images
+
 
 def find_config(name: str) -> Path:
     """The file of a config: a path, or the end of one below configs/, with or without `.py`."""

@@ -41,8 +41,10 @@ def export(
     """Writes a classifier or segmentor as one ONNX file, which tools/onnx_predict.py runs without torch.
 
     Args:
-        checkpoint, config, mean, std: see ClassificationInferencer.
-        out: path of the file.
+        checkpoint: of a classifier or segmentor: see `classify`.
+        out: ONNX file.
+        config: path of its config, in place of the one in the checkpoint; it may name any type.
+        mean, std: see `classify`.
         float16: weights and arithmetic in half precision.
 
     Returns:

@@ -1,4 +1,4 @@
-"""Uses trained weights, each in one call: classify, segment, pseudo labels of both, reconstruct, attention."""
+"""Uses trained weights: writes what they say about images, and draws what they predict and attend to."""
 
 import csv
 import io
@@ -6,10 +6,9 @@ import json
 import os
 import random
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from itertools import count, islice
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -17,21 +16,17 @@ import torch
 from mmengine.dataset import default_collate
 from PIL import Image
 
-from beit_mm.apis import split
-from beit_mm.apis.configs import bundled_config, mask_settings, pipeline_for_size
-from beit_mm.apis.inferencers import ClassificationInferencer, SegmentationInferencer
-from beit_mm.apis.plans import NARROW_PRETRAINING
+from beit_mm.apis.configs import NARROW_PRETRAINING, bundled_config, mask_settings, pipeline_for_size
+from beit_mm.apis.inferencers import ClassificationInferencer
 from beit_mm.apis.rebuild import rebuild_pretrainer
 from beit_mm.checkpoint.checkpoint import Checkpoint, CheckpointInput, PerChannel
-from beit_mm.checkpoint.find import PHOTOS, SCENES
-from beit_mm.datasets.reading import MAX_PIXELS, UnreadableImageError
-from beit_mm.datasets.segmentation_folder import IGNORE_INDEX, SegmentationFolder, class_line
+from beit_mm.checkpoint.find import PHOTOS
+from beit_mm.datasets.reading import UnreadableImageError
+from beit_mm.datasets.segmentation_folder import IGNORE_INDEX, class_line
 from beit_mm.datasets.transforms import as_size
-from beit_mm.engine.metrics import describe
 from beit_mm.errors import UserError
-from beit_mm.features.evaluation import knn_votes, patch_classifier, patch_dataset, pixel_scores
-from beit_mm.features.extractor import ExistingPath, FeatureExtractor, ImageInput, ImageReader, Sources, iterate_images
-from beit_mm.files import atomic_file, quoted, unquoted
+from beit_mm.features.extractor import FeatureExtractor, ImageInput, ImageReader, Sources, iterate_images
+from beit_mm.files import atomic_file, unquoted, write_lines
 from beit_mm.models.beit import BEiTPretrainer
 from beit_mm.pictures import ATTENTION_LEGEND, attention_of_image, draw_attention, sheet_of_columns, with_legend
 from beit_mm.registry import TRANSFORMS
@@ -43,51 +38,14 @@ CONFIDENCE = 'confidence.csv'
 FORMULA = (*'=+-@＝＋－＠', '\t', '\r')  # beginnings of a formula in a spreadsheet
 
 
-def classify(
-    checkpoint: CheckpointInput,
-    images: Sources = PHOTOS,
-    labelled: str | Path | None = None,
-    out: str | Path | None = None,
-    mean: PerChannel = None,
-    std: PerChannel = None,
-    min_confidence: float | None = None,
-) -> list[dict[str, Any]]:
-    """Classifies images: with a fine-tuned classifier, or by the most similar labelled images.
+Segmentor: TypeAlias = Any  # a SegmentationInferencer, or another with its `classes`, `palette`, `reader` and call
 
-    Args:
-        checkpoint, mean, std: see `Checkpoint.open`.
-        images: files, folders, arrays, PIL images, see `ImageReader.results`.
-        labelled: folder with one folder per class, for a model without classes of its own.
-        out: file for the results, .csv or .json.
-        min_confidence: make `out` a folder that `finetune` reads: classes.csv has the results, and one folder per class
-            has links to the images whose class has at least this probability.
 
-    Returns:
-        For each image dict(path, label, name, scores), see ClassificationInferencer; with `labelled` a score is a
-        class's share in the vote of the nearest images. For an unreadable image dict(path, error).
-    """
-    is_folder = out is not None and Path(out).suffix not in ('.csv', '.json')
-    if is_folder != (min_confidence is not None):
-        raise UserError(f'--out is {out}; expected a .csv or .json file, or with --min-confidence a folder')
-    check_confidence(min_confidence)
-    path = Path(out or '').expanduser()
-    if is_folder and any(found.is_dir() for found in path.glob('*')):
-        raise UserError(f'{path} has folders already, which would be learned from too; give another --out')
-    with quiet():
-        opened = Checkpoint.open(checkpoint, 'classifier' if labelled is None else 'pretrained', mean=mean, std=std)
-        if labelled is not None:
-            results = classify_by_neighbours(opened, images, labelled)
-        else:
-            classifier = ClassificationInferencer(opened)
-            sources = list(classifier.reader.sources(images))
-            found = classifier.reader.results(sources, classifier.predict, 32, on_error='skip')
-            results = list(with_bar(found, len(sources)))
-    if min_confidence is not None:
-        write_results(path / 'classes.csv', results)
-        link_images(path, results, min_confidence)
-    elif out is not None:
-        write_results(path, results)
-    return results
+def classify_images(classifier: ClassificationInferencer, images: Sources) -> list[dict[str, Any]]:
+    """What a classifier answers on images, see ClassificationInferencer; dict(path, error) for unreadable ones."""
+    sources = list(classifier.reader.sources(images))
+    found = classifier.reader.results(sources, classifier.predict, 32, on_error='skip')
+    return list(with_bar(found, len(sources)))
 
 
 def check_confidence(least: float | None) -> None:
@@ -118,22 +76,6 @@ def unused(stem: str, suffix: str, used: set[str]) -> str:
     return name
 
 
-def classify_by_neighbours(checkpoint: Checkpoint, images: Sources, labelled: str | Path) -> list[dict[str, Any]]:
-    bank = split.list_folder(split.training_folder(labelled))
-    classes = sorted({*bank.names.values()} - {''})
-    extract = FeatureExtractor(checkpoint)
-    known = {str(bank.root / path): classes.index(name) for path, name in bank.names.items() if name}
-    features, samples = extract.means([*map(ExistingPath, known)])
-    labels = torch.tensor([known[sample['path']] for sample in samples if 'error' not in sample])
-    if (number := len(labels.unique())) < 2:
-        folders = f'{len(classes)} class folders, {number} of them with readable images'
-        raise UserError(f'--labelled: {str(labelled)!r} has {folders}; expected 2 or more')
-    queries, found = extract.means([*extract.reader.sources(images)])
-    shares = (row / row.sum() for votes in knn_votes(queries, features, labels, len(classes)) for row in votes)
-    names = [*map(quoted, classes)]  # as a classifier's
-    return [result if 'error' in result else describe(next(shares), names, result['path']) for result in found]
-
-
 def write_results(path: Path, results: Sequence[dict[str, Any]]) -> None:
     if path.suffix == '.json':
         with atomic_file(path) as file:
@@ -161,94 +103,11 @@ def summary_of(result: dict[str, Any]) -> tuple[str, str]:
     return result['name'], f'{result["scores"][0][1]:.3f}'
 
 
-def segment(
-    checkpoint: CheckpointInput,
-    images: Sources = SCENES,
-    out: str | Path = 'segmentation',
-    labelled: str | Path | None = None,
-    short_side: int | None = None,
-    reduce_zero_label: bool | None = None,
-    multi_scale: bool = False,
-    max_pixels: int | None = None,
-    mean: PerChannel = None,
-    std: PerChannel = None,
-    min_confidence: float | None = None,
-) -> list[dict[str, Any]]:
-    """Segments images into label maps and overlays: with a segmentor, or by the most similar labelled patches.
-
-    Args:
-        checkpoint, mean, std: see `Checkpoint.open`.
-        images: files, folders, arrays (labels/image.png, image_2.png, ...), see `ImageReader.results`.
-        out: folder for classes.txt, labels/<name>.png (indices into classes.txt from 0; a palette has the classes'
-            colours, if there are at most 256), overlays/<name>.png with a legend, and confidence.csv.
-        labelled: folder of images and label maps, see `find_label_maps`, for a model without classes of its own.
-        short_side: with `labelled`, of the images that the model sees, in pixels; None: the checkpoint's.
-        reduce_zero_label: whether 0 marks unlabelled pixels in `labelled`; None: as its classes.txt shows.
-        multi_scale: average a segmentor's predictions over all scales and flips.
-        max_pixels: limit for an image, and for a label map in `labelled`; None: 178,956,970.
-        min_confidence: make `out` a folder that `finetune` reads: pixels whose class is less probable are 255 in the
-            label map, and images/ has links to the images that keep any label.
-
-    Returns:
-        For each image dict(path, labels=file, overlay=file, confidence=mean probability of its pixels' labels; with
-        `labelled` their share in the nearest patches), with `min_confidence` also labelled=share of pixels, 0 to 1.
-        Overlays of many bands show bands 1 to 3. For an unreadable image dict(path, error).
-    """
-    with quiet():
-        opened = Checkpoint.open(checkpoint, 'segmentor' if labelled is None else 'pretrained', mean=mean, std=std)
-        folder = Path(out).expanduser()
-        check_confidence(min_confidence)
-        reserved = ['images']  # of an earlier call with min_confidence, or of the user: they would be learned from too
-        if not (folder / CONFIDENCE).exists():
-            reserved += ['labels', 'classes.txt']  # the user's own
-        for name in reserved:
-            if (folder / name).exists():
-                raise UserError(f'{folder / name} is there already; give another --out')
-        segmentor: Segmentor
-        if labelled is None:
-            if short_side is not None or reduce_zero_label is not None:
-                raise UserError('--short-side, --keep- and --reduce-zero-label need --labelled FOLDER; give that too')
-            segmentor = SegmentationInferencer(opened, multi_scale=multi_scale, max_pixels=max_pixels)
-        elif multi_scale:
-            raise UserError('--multi-scale is for segmentors; leave it or --labelled out')
-        else:
-            limit = MAX_PIXELS if max_pixels is None else max_pixels
-            if not (found := split.find_label_maps(labelled, reduce_zero_label, True, max_pixels=limit)):
-                raise FileNotFoundError(f'--labelled: no label maps in {str(labelled)!r}; {split.EXPECTED}')
-            extract = FeatureExtractor(opened, size=short_side, whole=True, max_pixels=limit)
-            with TemporaryDirectory() as lists:
-                split.write_lists(found, Path(lists))
-                dataset = patch_dataset(extract, **found.dataset(Path(lists), 'train'))
-            segmentor = PatchSegmentor(extract, dataset)
-        sources = list(segmentor.reader.sources(images))
-        results = with_bar(segmentor(sources, on_error='skip', return_images=True), len(sources))
-        return write_maps(results, segmentor, folder, min_confidence)
-
-
-class PatchSegmentor:
-    """Segments images by frozen features: a `patch_classifier` learns, by `method`, from a `patch_dataset`.
-
-    Call it like a SegmentationInferencer; with 'knn' the confidence is the label's share in the nearest patches.
-    """
-
-    def __init__(self, extract: FeatureExtractor, dataset: SegmentationFolder, method: str = 'knn') -> None:
-        self.extract, self.reader = extract, extract.reader
-        self.classes, self.palette = [*map(quoted, dataset.metainfo['classes'])], dataset.metainfo['palette']
-        self.scores_of, _ = patch_classifier(extract, dataset, method)
-
-    def __call__(
-        self, images: Sources, on_error: str = 'raise', return_images: bool = False
-    ) -> Iterator[dict[str, Any]]:
-        return self.reader.results(images, self.predict, on_error=on_error, return_images=return_images)
-
-    def predict(self, samples: list[dict]) -> list[dict[str, Any]]:
-        (sample,) = samples
-        patches = self.extract.features(sample['inputs'][None], [None])['patches'][0, 0]  # h, w, C
-        scores = pixel_scores(self.scores_of(patches), sample['data_samples'].ori_shape)  # K, H, W
-        return [dict(labels=scores.argmax(dim=0).byte().cpu().numpy(), confidence=scores.amax(dim=0).cpu().numpy())]
-
-
-Segmentor: TypeAlias = SegmentationInferencer | PatchSegmentor
+def segment_images(segmentor: Segmentor, images: Sources, folder: Path, least: float | None) -> list[dict[str, Any]]:
+    """Writes the label maps and overlays that a segmentor gives; for the files and what is returned see `segment`."""
+    sources = list(segmentor.reader.sources(images))
+    results = with_bar(segmentor(sources, on_error='skip', return_images=True), len(sources))
+    return write_maps(results, segmentor, folder, least)
 
 
 def write_maps(
@@ -265,7 +124,7 @@ def write_maps(
     write_table(folder / CONFIDENCE, head, [])  # first, so that a later call recognises the folder as one of `segment`
     for name in ('labels', 'overlays'):
         (folder / name).mkdir(parents=True, exist_ok=True)
-    split.write_lines(folder / 'classes.txt', lines)
+    write_lines(folder / 'classes.txt', lines)
     written: list[dict[str, Any]] = []
     rows: list[tuple[str | None, str, str]] = []
     used: set[str] = set()
@@ -322,13 +181,13 @@ def reconstruct(
     mean: PerChannel = None,
     std: PerChannel = None,
 ) -> Path:
-    """Draws images, what the model sees of them, what it predicts for the masked patches, and the true tokens decoded.
+    """Draws images, what a pretrained model sees of them, what it predicts for the masked patches, and the truth.
 
     Features have no picture: each masked patch is drawn as the masked one whose features are nearest to the prediction.
 
     Args:
-        checkpoint, mean, std: of a pretraining on visual tokens or features, see `Checkpoint.open`.
-        images: files, folders, arrays, PIL images; the first 64 images are drawn, except unreadable ones.
+        checkpoint, mean, std: see `classify`.
+        images: see `classify`; the first 64 are drawn, except unreadable ones.
         out: picture.
     """
     out = check_picture(out)
@@ -397,12 +256,12 @@ def attention(
     """Draws what points of an image attend to, in every head of a layer, beside the same with random weights.
 
     Args:
-        checkpoint, mean, std: of any BEiT or plain ViT, see `Checkpoint.open`.
-        image: path.
+        checkpoint, mean, std: see `classify`.
+        image: a file; by default a packaged photo.
         points: 'x,y' in pixels, or in shares of width and height with decimal points; several joined by ';' or listed.
         out: picture; several points are drawn one below the other.
         layer: block, counted from 0, or from the end if negative.
-        short_side: of the image that the model sees, in pixels; None: the checkpoint's, but at least 30 patches.
+        short_side: of the image that the model sees, in pixels; by default the checkpoint's, but at least 30 patches.
     """
     path = check_picture(out)
     with quiet():

@@ -305,15 +305,19 @@ def embed(
     device: Device = None,
     progress: bool = True,
     on_error: str = 'raise',
+    mean: PerChannel = None,
+    std: PerChannel = None,
     **options: Any,
 ) -> dict[str, Any]:
     """Computes features of images, as one array and, if `out` is given, as one file.
 
     Args:
-        checkpoint, device, options: as in FeatureExtractor.
-        images, layer, batch_size, on_error: as in its __call__.
-        out: .npz file to write too, see `save_features`.
+        checkpoint, images, mean, std: see `classify`.
+        device, options: as in FeatureExtractor.
+        batch_size, on_error: as in its __call__.
+        out: .npz file to write, with `features` and `paths`, see `save_features`.
         kind: 'mean' of the patches, 'class_token', or 'patches'.
+        layer: block, 0-based, negative from the end; by default the last in the first two thirds.
         progress: show a bar in a terminal.
 
     Returns:
@@ -322,7 +326,7 @@ def embed(
     """
     if out is not None and Path(out).suffix != '.npz':
         raise UserError(f'{str(out)!r}: features are written to files ending in .npz')
-    extractor = FeatureExtractor(checkpoint, device, **options)
+    extractor = FeatureExtractor(checkpoint, device, mean=mean, std=std, **options)
     sources = list(extractor.reader.sources(images))
     found = extractor(sources, [kind], layer, batch_size, on_error)
     samples = list(with_bar(found, len(sources)) if progress else found)

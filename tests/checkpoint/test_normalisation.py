@@ -8,6 +8,7 @@ import mmpretrain
 import pytest
 import timm
 import torch
+from calls import task_of
 from labelled import classifier_config, make_images
 from mmengine.config import Config
 from mmengine.registry import DefaultScope
@@ -16,12 +17,11 @@ from timm.models import beit, save_for_hf
 
 from beit_mm import ClassificationInferencer, FeatureExtractor
 from beit_mm import __main__ as command
-from beit_mm.apis.plans import Record, plan_training
-from beit_mm.apis.split import find_images
 from beit_mm.checkpoint.checkpoint import Checkpoint
 from beit_mm.errors import UserError
 from beit_mm.models import BEiTBackbone
 from beit_mm.models.tokenizers.vqkd_training import BEiTTeacher
+from beit_mm.own_images.images import find_images
 from beit_mm.registry import MODELS
 
 CONFIGS = {f'{name}.{tag}': cfg for name, of_name in beit.default_cfgs.items() for tag, cfg in of_name.cfgs.items()}
@@ -118,8 +118,7 @@ def test_all_that_read_a_file_agree_and_warn_once(given, tmp_path, warnings):
         ClassificationInferencer(file, 'cpu', **options).model.data_preprocessor,
         BEiTTeacher(file, **options),
     ]
-    call = Record('finetune', init=str(file), mean_std=options, device='cpu')
-    plan = plan_training(find_images(images), call)
+    plan = task_of(find_images(images), 'finetune', str(file), device='cpu', **options).plan
     mean_std = [one.mean.flatten().tolist() + one.std.flatten().tolist() for one in found]
     for read in (*mean_std, plan.preprocessing['mean'] + plan.preprocessing['std']):
         assert read == (LEVELS['mean'] + LEVELS['std'] if given else truth_of(CONFIGS[BEIT]))

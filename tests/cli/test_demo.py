@@ -16,8 +16,8 @@ from mmengine.config import Config
 from PIL import Image
 
 import beit_mm
-from beit_mm.apis import training
-from beit_mm.apis.reports import Metric
+from beit_mm.own_images import run as runs
+from beit_mm.own_images.report import Metric
 
 # In the order in which they need each other; camvid_* are segment_* on other images.
 CONFIGS = 'dvae pretrain finetune_folder linear_probe_folder segment_setr_pup segment_upernet caltech101_dino'
@@ -66,7 +66,7 @@ def demo(*words: object) -> None:
     """The demo in the current folder, with trainings of a few steps."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys, 'argv', ['run_demo.py', *map(str, words)])
-        patch.setattr(training, 'MIN_STEPS', 3)
+        patch.setattr(runs, 'MIN_STEPS', 3)
         patch.setenv('CUDA_VISIBLE_DEVICES', '')
         run_demo.main(TINY)
 
@@ -133,7 +133,7 @@ def test_no_comparison_with_a_training_that_learned_nothing(tmp_path, last):
         shares = {'accuracy/top1': right, 'thumbnails': 30, 'most_frequent': 10}
         metrics = {name: astuple(Metric.share(percent, 600)) for name, percent in shares.items()}
         (tmp_path / run / 'finetune/1/vis_data').mkdir(parents=True)
-        record = dict(verb='finetune', length=[1, 'minutes'], stages={}, seconds=60, metrics=metrics)
+        record = dict(verb='finetune', images='.', options={}, length=[1, 'minutes'], seconds=60, metrics=metrics)
         (tmp_path / run / 'plan.json').write_text(json.dumps(record))
         rows = [json.dumps(dict(iter=step, step=step, loss=2.4 if step < 40 else last)) for step in range(50)]
         (tmp_path / run / 'finetune/1/vis_data/scalars.json').write_text('\n'.join(rows))

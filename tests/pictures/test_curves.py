@@ -5,7 +5,7 @@ from pathlib import Path
 
 from matplotlib.figure import Figure
 
-from beit_mm.apis.reports import draw_curves
+from beit_mm.own_images.report import draw_curves
 from beit_mm.pictures import draw_runs, read_scalars
 
 

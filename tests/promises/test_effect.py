@@ -11,8 +11,10 @@ from labelled import make_images
 from mmengine.config import Config
 
 from beit_mm import __main__ as command
-from beit_mm.apis import commands, split, training
+from beit_mm.apis import commands
 from beit_mm.engine.resuming import settings_by_name
+from beit_mm.own_images import images as finding
+from beit_mm.own_images.run import Run, find_task
 from beit_mm.registry import HOOKS, TRANSFORMS
 
 PRETRAINING, CLASSIFIER, SEGMENTOR = 'beit/pretrain_800e', 'beit/finetune_in1k_100e', 'demo/camvid_upernet'
@@ -66,8 +68,8 @@ WORKERS = ' '.join(f'config.{loader}.num_workers' for loader in LOADERS) + ' wor
 BATCH = ' '.join(f'config.{loader}.batch_size' for loader in LOADERS) + ' batch config.optim_wrapper.optimizer.lr'
 BATCH += ' config.train_cfg.val_interval config.auto_scale_lr.base_batch_size'
 NEW = 'config.model.head.init_cfg config.model.target_generator config.optim_wrapper.optimizer.lr'
-NEW += ' config.train_cfg.val_begin stages.tokenizer tokenizer'
-FEATURES = 'targets teacher tokenizer config.model.head config.model.target_generator config.train_cfg.val_begin'
+NEW += ' config.train_cfg.val_begin stages.tokenizer predicts'
+FEATURES = 'targets teacher predicts config.model.head config.model.target_generator config.train_cfg.val_begin'
 FEATURES += ' config.optim_wrapper.optimizer.lr config.train_dataloader config.val_dataloader config.test_dataloader'
 BACKBONE = 'init config.model.backbone config.optim_wrapper'
 PLANS = [
@@ -75,10 +77,10 @@ PLANS = [
     *((verb, '--workers 3', WORKERS) for verb in ('pretrain', 'finetune')),
     *((verb, '--batch 8', BATCH) for verb in ('pretrain', 'finetune')),
     *((verb, '--minutes 3', 'length') for verb in ('pretrain', 'finetune')),
-    *((verb, '--mean 9', 'mean_std.mean config.model.data_preprocessor.mean') for verb in ('pretrain', 'finetune')),
-    *((verb, '--std 9', 'mean_std.std config.model.data_preprocessor.std') for verb in ('pretrain', 'finetune')),
+    *((verb, '--mean 9', 'mean config.model.data_preprocessor.mean') for verb in ('pretrain', 'finetune')),
+    *((verb, '--std 9', 'std config.model.data_preprocessor.std') for verb in ('pretrain', 'finetune')),
     ('pretrain', '--init none', f'{NEW} {BACKBONE}'),
-    ('pretrain', '--tokenizer new', f'{NEW} tokenizer_option'),
+    ('pretrain', '--tokenizer new', f'{NEW} tokenizer'),
     ('pretrain', '--targets features', FEATURES),
     ('pretrain', '--teacher ema --targets features', f'{FEATURES} config.custom_hooks'),
     ('pretrain', '--steps 50', 'length'),
@@ -114,22 +116,22 @@ def folders(tmp_path_factory) -> dict[str, Path]:
 @pytest.mark.parametrize(('verb', 'words', 'expected'), PLANS)
 def test_an_option_of_pretrain_and_finetune(verb, words, expected, folders, tmp_path, monkeypatch):
     verb, _, kind = verb.partition(' ')
-    find = split.find_label_maps if kind else lambda folder, _: split.find_images(folder)
 
-    def facts(run: training.Run) -> dict[str, str]:
-        images = find(run.record.images, run.record.reduce_zero_label)
-        run.make_plan(images)
+    def facts(run: Run) -> dict[str, str]:
+        run.task = find_task(run.record)
+        run.make_plan()
         for stage in run.record.stages.values():
             stage['steps'] = 100
-        config = run.settings(images, run.verb, 100)[1]
+        config = run.settings(verb, 100)[1]
         found = dict(vars(run.record), config=config, length=list(vars(run.record.length).values()))
+        found |= found.pop('options')
         del found['seconds']
         found = json.loads(json.dumps(found, default=str).replace(str(run.folder), 'OUT'))
         return {name: value for name, value in settings_by_name(found).items() if value != 'None'}
 
-    runs: list[training.Run] = []
-    monkeypatch.setattr(split, 'MIN_IMAGES', 10)
-    monkeypatch.setattr(training.Run, 'run', lambda run: runs.append(run))
+    runs: list[Run] = []
+    monkeypatch.setattr(finding, 'MIN_IMAGES', 10)
+    monkeypatch.setattr(Run, 'run', lambda run: runs.append(run))
     for number, given in enumerate(([], words.split())):
         command.main([verb, str(folders[kind]), '--out', str(tmp_path / str(number)), *given])
     if expected == 'an error':

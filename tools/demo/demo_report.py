@@ -13,15 +13,17 @@ from matplotlib.figure import Figure
 from mmengine.config import Config
 from mmengine.dataset import default_collate
 
-from beit_mm.apis import reports, split
-from beit_mm.apis.inference import PatchSegmentor, classify, masked_samples
-from beit_mm.apis.plans import Record
+from beit_mm.apis.inference import masked_samples
 from beit_mm.apis.rebuild import rebuild_pretrainer
-from beit_mm.apis.reports import Metric, Metrics, Picture
-from beit_mm.apis.segmentation_report import compare_segmentors
 from beit_mm.checkpoint.checkpoint import Checkpoint
 from beit_mm.features.evaluation import patch_dataset
 from beit_mm.features.extractor import FeatureExtractor
+from beit_mm.own_images.images import Images, evenly, list_folder, write_lists
+from beit_mm.own_images.label_maps import find_label_maps
+from beit_mm.own_images.prediction import NearestPatches, classify
+from beit_mm.own_images.record import Record
+from beit_mm.own_images.report import BETTER, Metric, Metrics, Picture, write_report
+from beit_mm.own_images.segmentation import compare_segmentors
 from beit_mm.pictures import center_tile, read_scalars, sheet, sheet_of_columns, with_legend
 from beit_mm.registry import MODELS
 
@@ -53,13 +55,13 @@ NEXT = (
 
 def segment_frozen(folder: Path, out: Path) -> None:
     """Segments held-out scenes by the frozen patches of labelled ones: the mIoU as JSON, and a picture beside it."""
-    maps, lists = split.find_label_maps(folder), folder / 'lists'
-    split.write_lists(maps, lists)
+    maps, lists = find_label_maps(folder), folder / 'lists'
+    write_lists(maps, lists)
     extract, number = FeatureExtractor('demo', whole=True, size=SHORT_SIDE), len(maps.classes)
     known = patch_dataset(extract, **maps.dataset(lists, 'train'))
     networks = {PACKAGED: extract, RANDOM: extract.with_random_weights()}
     segmentors = {
-        f'{name}, {method}': PatchSegmentor(network, known, method)
+        f'{name}, {method}': NearestPatches(network, known, method)
         for method in METHODS
         for name, network in networks.items()
     }
@@ -69,7 +71,7 @@ def segment_frozen(folder: Path, out: Path) -> None:
         found[title][POSITION] = tested.metric('position_colour')
     rows, palette = [], known.metainfo['palette']
     colours = np.array([*palette, [255] * 3], np.uint8)  # white without a label, -1
-    for index in split.evenly(range(len(tested.dataset)), NUM_SCENES):
+    for index in evenly(range(len(tested.dataset)), NUM_SCENES):
         sample = tested.dataset[index]
         truth = sample['gt_seg_map'].astype(int)
         shown = {'label map': np.where(truth < number, truth, -1)}
@@ -111,7 +113,7 @@ def judge(what: str, found: Metrics) -> tuple[bool, str]:
     best, *others = found.values()
     figures = [f'{name} {other.value:.1f}' for name, other in found.items()]
     figures[0] += f' +- {best.error:.1f} %'
-    won = all((best - other).sign == reports.BETTER for other in others)
+    won = all((best - other).sign == BETTER for other in others)
     return won, f'{what[0].upper()}{what[1:]}: {", ".join(figures)}.'
 
 
@@ -124,9 +126,9 @@ def table_of(groups: Mapping[str, Metrics]) -> list[list[str]]:
     return rows
 
 
-def draw_answers(classifier: Path, images: split.Images, out: Path) -> None:
+def draw_answers(classifier: Path, images: Images, out: Path) -> None:
     """Draws evenly chosen held-out images with the answers of a classifier, the correct ones first."""
-    truths = dict(split.evenly(images.held_out.names.items(), NUM_ANSWERS))
+    truths = dict(evenly(images.held_out.names.items(), NUM_ANSWERS))
     answers = zip(classify(classifier, [images.held_out.root / path for path in truths]), truths.values(), strict=True)
     read = [(answer, truth) for answer, truth in answers if 'error' not in answer]
     read.sort(key=lambda pair: pair[0]['name'] != pair[1])
@@ -149,12 +151,12 @@ def draw_bars(groups: Mapping[str, Metrics], out: Path, unit: str) -> None:
     figure.savefig(out, dpi=120)
 
 
-def draw_predictions(run: Path, images: split.Images) -> None:
+def draw_predictions(run: Path, images: Images) -> None:
     """Draws what a pretraining predicts of masked patches before and after, and what the packaged weights predict."""
     torch.manual_seed(0)
     begun = MODELS.build(Config.fromfile(run / 'pretrain/config.py').model)
     after, packaged = (rebuild_pretrainer(Checkpoint.open(weights)) for weights in (run, 'demo'))
-    chosen = [images.held_out.root / path for path in split.evenly(images.held_out.names, NUM_PREDICTED)]
+    chosen = [images.held_out.root / path for path in evenly(images.held_out.names, NUM_PREDICTED)]
     samples, columns = masked_samples(after, chosen), {}
     for title, model in {'before': begun.eval(), 'after': after, PACKAGED: packaged}.items():
         drawn = model.pictures(model.data_preprocessor(default_collate(samples))['inputs'])
@@ -162,7 +164,7 @@ def draw_predictions(run: Path, images: split.Images) -> None:
     sheet_of_columns(columns).save(run / 'before_and_after.png')
 
 
-def write(out: Path, images: split.Images, drawn: bool) -> list[object]:
+def write(out: Path, images: Images, drawn: bool) -> list[object]:
     """Writes report.html and report.md into the folder of the demo; returns what to print."""
     groups, limits = {}, [LIMITS]
     caption = f'What the {PACKAGED} predict of masked patches. Visible patches are pasted back; the last column is the '
@@ -175,7 +177,7 @@ def write(out: Path, images: split.Images, drawn: bool) -> list[object]:
         shown.append(Picture('frozen_scenes.png', caption))
         limits.append(f'A program drew the images, and {SCENES}: what is reached on them says little of photos.')
     if images.classes:
-        number = len(split.list_folder(out / 'few_labels/train').names)
+        number = len(list_folder(out / 'few_labels/train').names)
         groups[f'images classified correctly, {number} labels'], said = compare(out, len(images.classes))
         limits.append(said)
         draw_answers(out / 'finetune_packaged', images, out / 'answers.png')
@@ -207,5 +209,5 @@ def write(out: Path, images: split.Images, drawn: bool) -> list[object]:
     table = table_of(groups) if groups else ''
     words = WORDS + OF_CLASSES * bool(images.classes) + OF_SCENES * drawn
     parts = [*result, table, words, f'{images}.', *shown, own, *learned, limited, NEXT]
-    path = reports.write_report(out, 'Demo of beit_mm', parts)
+    path = write_report(out, 'Demo of beit_mm', parts)
     return [*result, own, limited, NEXT, f'Report: {path.with_suffix(".html")} and {path}']

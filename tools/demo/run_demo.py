@@ -58,12 +58,12 @@ class Demo:
 
     def __init__(self, data: Path | None, out: Path, full: bool, lengths: Lengths) -> None:
         self.data, self.out, self.full, self.lengths, self.drawn = data or DRAWN, out, full, lengths, data is None
-        self.split = terminal.quiet_import('beit_mm.apis.split')
+        self.finding = terminal.quiet_import('beit_mm.own_images.images')
 
     @cached_property
     def images(self):
         """The images as the verbs find and split them; drawn images must exist before the first access."""
-        return self.split.find_images(self.data)
+        return self.finding.find_images(self.data)
 
     def run(self) -> None:
         parts = {'masked patches, predicted by the packaged weights': self.reconstruct}
@@ -85,7 +85,7 @@ class Demo:
 
     def reconstruct(self) -> None:
         held_out = {} if self.drawn else self.images.held_out.names  # none: the verb shows photos of the package
-        shown = [self.images.held_out.root / name for name in self.split.evenly(held_out, NUM_PICTURES)]
+        shown = [self.images.held_out.root / name for name in self.finding.evenly(held_out, NUM_PICTURES)]
         picture = self.out / 'packaged_reconstruct.png'
         execute('beit-mm', 'reconstruct', 'demo', *shown, '--out', picture, makes=picture)
 
@@ -94,7 +94,7 @@ class Demo:
         labelled, found = self.out / 'label_maps', self.out / 'frozen_scenes.json'
         link(['train', 'val'], DRAWN / 'annotations', labelled / 'annotations')
         for part, images in dict(train=self.images.train, val=self.images.held_out).items():
-            link(self.split.evenly(images.names, NUM_SCENES), images.root, labelled / 'images' / part)
+            link(self.finding.evenly(images.names, NUM_SCENES), images.root, labelled / 'images' / part)
         shutil.copy(DRAWN / 'meta/segmentation_classes.txt', labelled / 'classes.txt')
         if not found.exists():
             with terminal.quiet():
@@ -109,13 +109,13 @@ class Demo:
         """Fine-tunes on links to a few images of each class, and validates on links to held-out images."""
         train, held_out, labelled = self.images.train, self.images.held_out, self.out / 'few_labels'
         counts, number = Counter(train.names.values()), PER_CLASS
-        while sum(min(number, count) for count in counts.values()) < self.split.MIN_IMAGES:
+        while sum(min(number, count) for count in counts.values()) < self.finding.MIN_IMAGES:
             number += 1
         few: list[str] = []
         for name in counts:
-            few += self.split.evenly([path for path, label in train.names.items() if label == name], number)
+            few += self.finding.evenly([path for path, label in train.names.items() if label == name], number)
         link(few, train.root, labelled / 'train')
-        link(self.split.evenly(held_out.names, MAX_HELD_OUT), held_out.root, labelled / 'val')
+        link(self.finding.evenly(held_out.names, MAX_HELD_OUT), held_out.root, labelled / 'val')
         init = STARTS[folder]
         minutes = self.lengths.finetuning_random if init == 'none' else self.lengths.finetuning
         execute('beit-mm', 'finetune', labelled, '--init', init, '--out', self.out / folder, '--minutes', minutes)

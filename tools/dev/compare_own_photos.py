@@ -76,8 +76,8 @@ def run_way(way: str, number: int, seed: int, args: argparse.Namespace, cores: Q
     runs = [folder, Path(f'{folder}_pretrained')][: 1 + pretrains]
     record, *others = (json.loads((run / 'plan.json').read_text()) for run in runs)
     seconds = sum(each['seconds'] for each in [record, *others])
-    steps = record['stages']['finetune']['steps']
-    found = dict(record['metrics'], seconds=round(seconds), passes=round(steps * record['batch'] / number, 2))
+    seen = record['stages']['finetune']['steps'] * record['options']['batch']
+    found = dict(record['metrics'], seconds=round(seconds), passes=round(seen / number, 2))
     add_result(args.out, name, found, lock)
 
 

@@ -24,7 +24,22 @@ from beit_mm.checkpoint.find import plain_vits
 from beit_mm.terminal import quiet
 
 MAP = 'docs/architecture.md'
-PACKAGE_MAP, MAP_BEGINS = 'beit_mm/__init__.py', 'Where what lives:\n\n'
+PACKAGE_MAP, MAP_BEGINS = 'beit_mm/__init__.py', 'The plugin:\n\n'
+APPLICATION_BEGINS = '\n\nThe application, which plans, runs and judges trainings on a folder of images:\n\n'
+READING = {  # groups of files in the order in which a newcomer reads them
+    'The method of the paper': 'models/vit positions models/beit datasets/masking models/tokenizers/base',
+    'Tokenizers and other targets': 'models/tokenizers/dalle models/tokenizers/* models/feature_targets models/beit_v2 '
+    'models/dino',
+    'Images': 'datasets/reading datasets/image_folder datasets/transforms datasets/*',
+    'A training': 'engine/loops engine/steps engine/optim engine/progress engine/*',
+    'Checkpoints': 'checkpoint/find checkpoint/read checkpoint/names checkpoint/* models/provenance models/lora',
+    'Features and probes': 'features/* models/probe',
+    'Segmentation': 'segmentation/*',
+    'Commands for configs, and the use of trained weights': 'apis/commands apis/configs apis/rebuild apis/* pictures',
+    'What all of these use': 'errors registry files precision terminal',
+    'The application on own images': 'own_images/run own_images/record own_images/images own_images/label_maps '
+    'own_images/task own_images/classification own_images/segmentation own_images/pretraining own_images/* __main__',
+}
 RELEASED = 'docs/released.md'
 SEGMENTATION, CLASSIFICATION = 'Segmentation: mIoU on ADE20K', 'Classification on ImageNet-1K'
 COLLECTIONS = dict(beit_v2='BEiTv2', dinov2='DINOv2')  # of model-index.yml; other folders are BEiT's
@@ -130,26 +145,47 @@ def title_of(file: Path) -> str:
 
 
 def update_package_map() -> str:
-    """The package's docstring: a line for each file, and for each folder with the names of its files."""
-    package, lines = ROOT / 'beit_mm', []
-    files = (path for path in sorted(package.glob('*.py')) if path.name != '__init__.py')
-    lines += [(path.name, title_of(path)) for path in files]
-    for init in sorted(package.glob('*/__init__.py')):
-        names = sorted(path.stem for path in init.parent.rglob('*.py') if path.name != '__init__.py')
-        lines.append((f'{init.parent.name}/', f'{title_of(init)}: {", ".join(names)}'))
+    """The package's docstring: a line for each file, and for each folder with the names of its files, by house."""
+    package = ROOT / 'beit_mm'
     indents = dict(initial_indent=' ' * 4, subsequent_indent=' ' * 20)
-    text = '\n'.join(textwrap.fill(f'{name:<15} {title}', 119, **indents) for name, title in lines)
+    houses: dict[bool, list[str]] = {False: [], True: []}
+    for path in [*sorted(package.glob('*.py')), *sorted(package.glob('*/__init__.py'))]:
+        folder = path.parent
+        if path == package / '__init__.py':
+            continue
+        name, title = path.name, title_of(path)
+        if folder != package:
+            files = sorted(file.stem for file in folder.rglob('*.py') if file.name != '__init__.py')
+            name, title = f'{folder.name}/', f'{title}: {", ".join(files)}'
+        line = textwrap.fill(f'{name:<15} {title}', 119, **indents)
+        houses[name in ('own_images/', '__main__.py')].append(line)
     before, _, rest = (ROOT / PACKAGE_MAP).read_text().partition(MAP_BEGINS)
+    text = '\n'.join(houses[False]) + APPLICATION_BEGINS + '\n'.join(houses[True])
     return before + MAP_BEGINS + text + '\n"""' + rest.partition('"""')[2]
 
 
 def update_file_map() -> str:
-    """The files of the package and what their docstrings begin with."""
-    rows = []
-    for path in sorted((ROOT / 'beit_mm').rglob('*.py')):
-        if path.name != '__init__.py' and '.mim' not in path.parts:
-            rows.append(f'- `{path.relative_to(ROOT / "beit_mm")}`: {title_of(path)}')
-    return between_marks(ROOT / MAP, '\n'.join(rows) + '\n')
+    """The files of the package in the order of READING, with their sizes and what their docstrings begin with."""
+    package = ROOT / 'beit_mm'
+    left = {path for path in package.rglob('*.py') if path.name != '__init__.py' and '.mim' not in path.parts}
+    text = ''
+    for title, names in READING.items():
+        rows, total = [], 0
+        for name in names.split():
+            for path in sorted(left & {*package.glob(f'{name}.py')}):
+                lines = len(path.read_text().splitlines())
+                rows.append(f'- `{path.relative_to(package)}`, {rounded(lines)} lines: {title_of(path)}')
+                total += lines
+                left.remove(path)
+        text += f'### {title}: {rounded(total):,} lines\n\n' + '\n'.join(rows) + '\n\n'
+    if left:
+        raise SystemExit(f'READING in {__file__} lacks {", ".join(sorted(str(path) for path in left))}')
+    return between_marks(ROOT / MAP, text)
+
+
+def rounded(lines: int) -> int:
+    """To fifties, so that few changes of a file change its page."""
+    return max(50, 50 * round(lines / 50))
 
 
 def stale_files() -> dict[str, str]:

@@ -249,7 +249,7 @@ def finetune(images: str, init: str, *options: str) -> None:
     begin = time.monotonic()
     subprocess.run(command, check=True)
     record = json.loads((out / 'plan.json').read_text())
-    figures = {name: record[name] for name in ('batch', 'workers', 'seconds', 'stages', 'metrics', 'verdict')}
+    figures = {name: record[name] for name in ('options', 'seconds', 'stages', 'metrics', 'verdict')}
     report(f'finetune of {init}', whole_seconds=time.monotonic() - begin, **figures)
 
 

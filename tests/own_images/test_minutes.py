@@ -1,6 +1,5 @@
 """A run of so many minutes takes them, by a clock of its own, whatever load comes, goes or stays, resumed or not."""
 
-import dataclasses
 import json
 import math
 import signal
@@ -9,11 +8,15 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from calls import call_of
 from labelled import make_images
 from mmengine.config import Config
 from mmengine.hooks import Hook
 
-from beit_mm.apis import plans, split, training
+from beit_mm.own_images import images as finding
+from beit_mm.own_images import run as runs
+from beit_mm.own_images.task import Task
+from beit_mm.pictures import read_scalars
 
 STEP = 0.25  # seconds, on a machine without other load
 TRAINED = 0.9 * 60  # seconds of a minute; the others are for the report
@@ -59,27 +62,29 @@ def images(tmp_path_factory) -> Path:
 def start(images, tmp_path, monkeypatch):
     """Starts or resumes a narrow run of a minute, without its report, by a clock."""
 
-    def plan(images, call):
-        chosen = plans.plan_training(images, dataclasses.replace(call, workers=0, device='cpu'))
+    def plan(task: Task) -> None:
+        task.record.device, task.call.workers = 'cpu', 0
+        make_plan(task)
         sizes = dict(arch=dict(embed_dims=32, num_layers=1, num_heads=4), img_size=32, drop_path_rate=0.0)
-        return dataclasses.replace(chosen, backbone=chosen.backbone | sizes, size=(32, 32), batch=4)
+        task.plan.backbone |= sizes
+        task.plan.batch = 4
 
-    def call(clock: Clock, verb: str = 'finetune', init: str = 'none', **length: float) -> training.Run:
+    def call(clock: Clock, verb: str = 'finetune', init: str = 'none', **length: float) -> runs.Run:
         def make(cfg, hook):
             runner = make_runner(cfg, hook)
             runner.register_hook(clock)
             return runner
 
-        monkeypatch.setattr(training, 'make_runner', make)
-        monkeypatch.setattr(training, 'time', SimpleNamespace(monotonic=clock.monotonic))
-        run = training.Run(training.new_call(verb, images, init, **length), tmp_path / 'run')
+        monkeypatch.setattr(runs, 'make_runner', make)
+        monkeypatch.setattr(runs, 'time', SimpleNamespace(monotonic=clock.monotonic))
+        run = runs.Run(call_of(verb, images, init=init, **length), tmp_path / 'run')
         run.run()
         return run
 
-    make_runner = training.make_runner
-    monkeypatch.setattr(training, 'plan_training', plan)
-    monkeypatch.setattr(split, 'MIN_IMAGES', 10)
-    monkeypatch.setattr(training.Run, 'report', lambda run, images: None)
+    make_runner, make_plan = runs.make_runner, Task.make_plan
+    monkeypatch.setattr(Task, 'make_plan', plan)
+    monkeypatch.setattr(finding, 'MIN_IMAGES', 10)
+    monkeypatch.setattr(runs.Run, 'report', lambda run: None)
     return call
 
 
@@ -110,14 +115,14 @@ def test_minutes_are_kept_and_the_schedule_ends_with_them(start, tmp_path, load,
         clock.load = lambda now: LOADS[load](now - idle)
     run = start(clock, minutes=1)
     assert clock.now - idle == run.seconds() == pytest.approx(TRAINED, abs=0.05 * 60)
-    last = torch.load(run.last_checkpoint('finetune'), weights_only=True)
+    last = torch.load(run.checkpoint('finetune'), weights_only=True)
     steps = run.record.stages['finetune']['steps']
     assert steps == last['meta']['iter'] == Config.fromfile(tmp_path / 'run/config.py').train_cfg.max_iters
     assert steps == pytest.approx(steps_in(TRAINED, LOADS[load]), abs=2)
     assert len(clock.rates) == steps  # nothing twice
-    assert 0 < clock.validations <= training.MAX_VALIDATIONS
+    assert 0 < clock.validations <= runs.MAX_VALIDATIONS
     folder = tmp_path / 'run/finetune'
-    assert len([*folder.glob('iter_*.pth')]) == 2 and len(training.read_scalars(folder)[0]) > 10  # as steps are known
+    assert len([*folder.glob('iter_*.pth')]) == 2 and len(read_scalars(folder)[0]) > 10  # as steps are known
     highest = max(clock.rates)
     falling = clock.rates[clock.rates.index(highest) :]
     assert falling == sorted(falling, reverse=True) and highest > 1e-4
@@ -125,7 +130,7 @@ def test_minutes_are_kept_and_the_schedule_ends_with_them(start, tmp_path, load,
 
 
 def test_a_run_resumes_beyond_the_steps_of_its_schedules(start, monkeypatch):
-    monkeypatch.setattr(training, 'NOMINAL_STEPS', 10)
+    monkeypatch.setattr(runs, 'NOMINAL_STEPS', 10)
     clock = Clock(LOADS['stays'], stop_at=15)
     with pytest.raises(SystemExit, match='130'):
         start(clock, minutes=1)
@@ -149,17 +154,20 @@ def test_a_killed_run_goes_on_from_its_checkpoint_with_the_time_that_this_leaves
     run = start(clock, 'pretrain')
     assert 0 < lost < 10 and run.seconds() == pytest.approx(clock.now - lost)
     assert run.seconds() == pytest.approx(TRAINED, abs=0.05 * 60)
-    trained = torch.load(run.last_checkpoint('tokenizer'), weights_only=True)
+    trained = torch.load(run.checkpoint('tokenizer'), weights_only=True)
     planned = record['stages']['tokenizer']['steps']
     assert trained['state_dict']['steps'] == planned > trained['meta']['iter']
 
 
 def test_too_few_passes_are_named_where_a_frozen_backbone_was_better(start):
     run = start(Clock(LOADS['stays']), epochs=1)
-    images, random = run.find_images(), run.plan
-    tuned = dataclasses.replace(random, init='demo')
-    others = random, dataclasses.replace(tuned, lora=2), dataclasses.replace(tuned, frozen=1)
-    for plan, passes, named in ((tuned, 4, True), (tuned, 6, False), *((other, 4, False) for other in others)):
-        run.plan = plan
-        steps = passes * len(images.train.names) / plan.batch
-        assert ('--freeze all' in run.advice_on_passes(images, steps)) == named
+    for init, adapted, passes, named in (
+        ('demo', {}, 4, True),
+        ('demo', {}, 6, False),
+        (None, {}, 4, False),
+        ('demo', dict(lora=2), 4, False),
+        ('demo', dict(freeze=1), 4, False),
+    ):
+        run.task.plan.init = init
+        run.task.call = SimpleNamespace(**dict(lora=None, freeze=None) | adapted)
+        assert ('--freeze all' in run.task.advice_on_passes(passes)) == named

@@ -14,11 +14,12 @@ from mmpretrain.evaluation import Accuracy
 from PIL import Image
 
 from beit_mm import __main__ as command
-from beit_mm.apis import reports
-from beit_mm.apis.reports import Metric, Metrics
-from beit_mm.apis.split import find_images
 from beit_mm.checkpoint.checkpoint import Checkpoint
 from beit_mm.features.evaluation import mean_and_error
+from beit_mm.own_images import classification, pretraining
+from beit_mm.own_images import report as reports
+from beit_mm.own_images.images import find_images
+from beit_mm.own_images.report import Metric, Metrics
 from beit_mm.pictures import CHARACTER, MARGIN, SIDE, TITLE_HEIGHT, sheet
 
 IMAGES = SimpleNamespace(train=SimpleNamespace(root=Path('my data')), classes=['a class'])
@@ -35,7 +36,7 @@ def metrics_of(
 
 
 def judged(metrics: Metrics) -> str:
-    verdict, _ = reports.judge_finetuning(metrics, Path('run/finetuned.pth'), False)
+    verdict, _ = classification.judge(metrics, Path('run/finetuned.pth'), False)
     return verdict
 
 
@@ -44,7 +45,7 @@ def test_colours_are_told_apart_without_training(tmp_path):
     make_images(tmp_path, per_class=40)
     (tmp_path / 'val/red/0.png').write_bytes(b'nothing')
     images = find_images(tmp_path)
-    found, learned = reports.compare_classifier(images, 60)
+    found, learned = classification.compare_classifier(images, 60)
     thumbnails = found['thumbnails']
     assert thumbnails.value == found['thumbnails_class_mean'].value == 100
     assert (thumbnails.number, learned) == (119, 120)
@@ -52,7 +53,7 @@ def test_colours_are_told_apart_without_training(tmp_path):
     assert found['most_frequent'].value == pytest.approx(100 * 40 / 119)
     assert found['most_frequent_class_mean'] == Metric(pytest.approx(100 / 3), 0)
     trained = Checkpoint.open(save_backbone(tmp_path / 'x.pth'))
-    answers, neighbours = reports.compare_features(trained, images, 60, trained.path)
+    answers, neighbours = pretraining.compare_features(trained, images, 60, trained.path)
     assert [*answers] == ['knn', 'linear']
     for right in answers.values():
         assert right.pop('thumbnails').all()
@@ -71,9 +72,9 @@ def test_neighbours_have_the_names_of_their_classes_in_any_folder(tmp_path, monk
     shutil.move(folder / 'train/red/0.png', folder / 'train/red/deep/0.png')
     shutil.move(folder / 'train/red/1.png', tmp_path)
     (folder / 'train/red/1.png').symlink_to(tmp_path / '1.png')
-    monkeypatch.setattr(reports, 'draw_neighbours', lambda queries, bank, names: drawn.append(names))
-    monkeypatch.setattr(reports, 'METHODS', {})
-    reports.compare_features(Checkpoint.open(save_backbone(tmp_path / 'x.pth')), find_images(folder), 102)
+    monkeypatch.setattr(pretraining, 'draw_neighbours', lambda queries, bank, names: drawn.append(names))
+    monkeypatch.setattr(pretraining, 'METHODS', {})
+    pretraining.compare_features(Checkpoint.open(save_backbone(tmp_path / 'x.pth')), find_images(folder), 102)
     assert {Path(path).relative_to(folder).parts[1] == name for path, name in drawn[0].items()} == {True}
     assert len(drawn[0]) == 102 + 51
 
@@ -81,7 +82,7 @@ def test_neighbours_have_the_names_of_their_classes_in_any_folder(tmp_path, monk
 def test_did_it_help_has_the_errors_of_pairs():
     end, start = torch.tensor([1, 1, 1, 0, 1.0]), torch.tensor([1, 0, 1, 0, 0.0])
     answers = dict(knn=dict(end=end, start=start, thumbnails=start), linear=dict(end=end, start=end, thumbnails=end))
-    _, of_end, of_start, of_pixels, difference = reports.did_it_help(answers)
+    _, of_end, of_start, of_pixels, difference = pretraining.did_it_help(answers)
     error = 100 * (5 / 7 * 2 / 7 / 5) ** 0.5  # as if two more images had been asked, one right
     assert (
         of_end[1:] == [f'80.0 +- {error:.1f}'] * 2
@@ -113,7 +114,7 @@ def test_the_verdict_of_a_pretraining(loss, expected):
     metrics = dict(mim_loss=Metric(loss), token_entropy=Metric(5.9), position_entropy=Metric(5.49))
 
     def verdict(metrics: Metrics, gains: Metrics) -> str:
-        return reports.judge_pretraining(metrics, gains, Path('run'), IMAGES, None)[0]
+        return pretraining.judge(metrics, gains, Path('run'), IMAGES, None)[0]
 
     said = verdict(metrics, {})
     assert expected in said and 'features' not in said and 'initial' not in said
@@ -135,12 +136,12 @@ def test_the_verdict_of_a_pretraining(loss, expected):
 )
 def test_the_verdict_of_a_pretraining_on_features(explained, at_position, expected, begins_with):
     metrics = dict(mim_loss=Metric(0.1), explained=Metric(explained), explained_at_position=Metric(at_position))
-    said, following = reports.judge_pretraining(metrics, {}, Path('run'), IMAGES, None)
+    said, following = pretraining.judge(metrics, {}, Path('run'), IMAGES, None)
     assert expected in said and f'--init {begins_with} ' in following
     # how well features are predicted does not tell whether the initial weights were worse
-    _, following = reports.judge_pretraining(metrics, {}, Path('run'), IMAGES, 'a start')
+    _, following = pretraining.judge(metrics, {}, Path('run'), IMAGES, 'a start')
     assert "--init 'a start'" in following and '--init run' in following
-    _, following = reports.judge_pretraining(metrics, dict(start=Metric(9, 1)), Path('run'), IMAGES, 'a start')
+    _, following = pretraining.judge(metrics, dict(start=Metric(9, 1)), Path('run'), IMAGES, 'a start')
     assert '--init run ' in following
 
 
@@ -162,7 +163,7 @@ def test_what_comes_next_begins_with_the_better_weights(loss, accuracy, start, b
     metrics = dict(mim_loss=Metric(loss), token_entropy=Metric(5.9), position_entropy=Metric(5.8))
     metrics |= dict(mim_loss_start=Metric(5.3)) if start else {}
     gains = {'start' if start else 'random': Metric(accuracy - 60.0, 1.0)} if accuracy else {}
-    _, said = reports.judge_pretraining(metrics, gains, Path('run'), IMAGES, start)
+    _, said = pretraining.judge(metrics, gains, Path('run'), IMAGES, start)
     words = shlex.split(said[said.index('beit-mm') :])
     options = command.parser().parse_args(words[1:])
     assert (options.init, Path(options.images)) == (begins_with, IMAGES.train.root)
@@ -170,7 +171,7 @@ def test_what_comes_next_begins_with_the_better_weights(loss, accuracy, start, b
 
 
 def of_counts(*rows: list[int]) -> tuple[float, float]:
-    metric = reports.class_mean(torch.tensor(rows, dtype=torch.float64))
+    metric = classification.class_mean(torch.tensor(rows, dtype=torch.float64))
     return metric.value, metric.error
 
 
@@ -198,7 +199,7 @@ def test_a_classifier_that_answers_the_largest_class_is_not_good(top1, class_mea
     trivial = dict(thumbnails=(88.2, 35), most_frequent=(88.2, 33.3), number=number, error=3.0)
     metrics, run = metrics_of(top1, class_mean, **trivial), Path('a run/finetuned.pth')
     for unequal in (True, False):
-        verdict, said = reports.judge_finetuning(metrics, run, unequal)
+        verdict, said = classification.judge(metrics, run, unequal)
         found = [command.parser().parse_args(shlex.split(words)[1:]) for words in re.findall('beit-mm [^;]*', said)]
         assert [each.verb for each in found] == ['classify', 'export'] * beats
         assert not beats or {each.checkpoint for each in found} == {'a run'}
@@ -209,11 +210,11 @@ def test_a_classifier_that_answers_the_largest_class_is_not_good(top1, class_mea
 def test_the_worst_classes_are_in_the_table_of_a_classifier(tmp_path, monkeypatch):
     images = find_images(make_images(tmp_path, per_class=40))  # blue, green, red
     counts = torch.tensor([[4, 0, 0], [3, 1, 0], [0, 0, 0]], dtype=torch.float64)
-    head, *rows = reports.table_of_classes(counts, images)
+    head, *rows = classification.table_of_classes(counts, images)
     of = dict(green=['40', '4', '25.0', '100.0'], blue=['40', '4', '100.0', '57.1'], red=['40', '0', '-', '-'])
     assert rows == [[name, *cells] for name, cells in of.items()] and len(head) == 5
-    monkeypatch.setattr(reports, 'MOST_CLASSES', 1)
-    assert [row[0] for row in reports.table_of_classes(counts, images)[1:]] == ['green']
+    monkeypatch.setattr(classification, 'MOST_CLASSES', 1)
+    assert [row[0] for row in classification.table_of_classes(counts, images)[1:]] == ['green']
 
 
 def test_the_surest_mistakes_are_drawn_first(tmp_path, monkeypatch):
@@ -221,15 +222,15 @@ def test_the_surest_mistakes_are_drawn_first(tmp_path, monkeypatch):
     for index, (label, probability) in enumerate([(1, 0.6), (0, 0.99), (1, 0.9), (1, 0.7)]):
         Image.new('RGB', (40, 30), (index * 60, 0, 0)).save(path := tmp_path / f'{index}.png')
         answers.append(dict(path=str(path), truth=0, label=label, scores=[[label, probability]]))
-    monkeypatch.setattr(reports, 'MISTAKES', 2)
-    monkeypatch.setattr(reports, 'sheet', lambda rows, side: drawn.extend(rows) or sheet(rows, side))
-    (picture,) = reports.draw_mistakes(answers, classes, tmp_path / 'mistakes.png')
+    monkeypatch.setattr(classification, 'MISTAKES', 2)
+    monkeypatch.setattr(classification, 'sheet', lambda rows, side: drawn.extend(rows) or sheet(rows, side))
+    (picture,) = classification.draw_mistakes(answers, classes, tmp_path / 'mistakes.png')
     assert '2' in picture.caption and '3 ' in picture.caption and '4 ' in picture.caption
     ((first, second),) = drawn
     assert [round(255 * float(image[0].mean())) for _, image in (first, second)] == [120, 180]
     assert first[0].startswith('right') and first[0].endswith('0.90') and len(first[0]) * CHARACTER <= 240
     assert Image.open(tmp_path / picture.file).width > 480
-    assert reports.draw_mistakes(answers[1:2], classes, tmp_path / 'none.png') == []
+    assert classification.draw_mistakes(answers[1:2], classes, tmp_path / 'none.png') == []
 
 
 def test_a_report_shows_any_name_as_it_is(tmp_path):

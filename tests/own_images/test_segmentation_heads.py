@@ -14,10 +14,11 @@ from PIL import Image
 
 import beit_mm
 from beit_mm import __main__ as command
-from beit_mm.apis import split, training
-from beit_mm.apis.plans import HEADS
 from beit_mm.checkpoint.checkpoint import Checkpoint
 from beit_mm.errors import UserError
+from beit_mm.own_images import images as finding
+from beit_mm.own_images import run as runs
+from beit_mm.own_images.segmentation import HEADS
 from beit_mm.registry import MODELS
 
 ADAPTED = [  # heads of pixels: test_adaptation.py
@@ -35,7 +36,7 @@ def folder(tmp_path_factory) -> Path:
 def test_a_run_ends_and_its_result_is_used(head, options, folder, base, tmp_path, monkeypatch, capsys):
     has_report = head == 'masks' and not options
     if not has_report:
-        monkeypatch.setattr(training.Run, 'report', lambda *_: None)
+        monkeypatch.setattr(runs.Run, 'report', lambda *_: None)
     run = tmp_path / 'run'
     weights = beit_mm.finetune(folder, run, base, epochs=1, batch=4, workers=0, head=head, **options)
     assert not has_report or ' mIoU ' in (run / 'report.md').read_text()
@@ -56,7 +57,7 @@ def test_a_run_ends_and_its_result_is_used(head, options, folder, base, tmp_path
 def test_the_heads_of_a_wide_model_build_and_a_call_with_another_is_refused(head, folder, tmp_path, monkeypatch):
     """Of DINOv2 with patches of 14 pixels."""
     init = dinov2_layout(tmp_path / 'dinov2.pth', 256, 3)
-    monkeypatch.setattr(training, 'make_runner', lambda *_: exit())
+    monkeypatch.setattr(runs, 'make_runner', lambda *_: exit())
     options, words = dict(init=init, epochs=1), ['--init', init, '--epochs', '1', '--head', head]
     with pytest.raises(SystemExit):
         command.main(['finetune', str(folder), '--out', str(tmp_path / 'run'), *words])
@@ -72,7 +73,7 @@ def test_the_heads_of_a_wide_model_build_and_a_call_with_another_is_refused(head
 def test_masks_are_left_out_step_by_step_of_a_run_of_minutes(folder, base, tmp_path, monkeypatch):
     """By the share of the time, as the schedules: at its end no query is masked."""
     shares = []
-    monkeypatch.setattr(training.Run, 'report', lambda *_: None)
+    monkeypatch.setattr(runs.Run, 'report', lambda *_: None)
     progress = beit_mm.segmentation.mask_head.training_progress
     monkeypatch.setattr(
         'beit_mm.segmentation.mask_head.training_progress', lambda: shares.append(progress()) or shares[-1]
@@ -83,7 +84,7 @@ def test_masks_are_left_out_step_by_step_of_a_run_of_minutes(folder, base, tmp_p
 
 
 def test_options_that_do_not_suit_the_images_are_refused(folder, base, tmp_path, monkeypatch):
-    monkeypatch.setattr(split, 'MIN_IMAGES', 10)
+    monkeypatch.setattr(finding, 'MIN_IMAGES', 10)
     with pytest.raises(UserError, match='no label maps; leave out --head'):
         beit_mm.finetune(make_images(tmp_path / 'images', 12) / 'train', tmp_path / 'a', base, head='masks')
     with pytest.raises(UserError, match="'mask'.*masks_decoder"):

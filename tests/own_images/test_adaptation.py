@@ -19,19 +19,20 @@ from torch import nn
 
 import beit_mm
 from beit_mm import __main__ as command
-from beit_mm.apis import split, training
 from beit_mm.apis.inferencers import ClassificationInferencer, SegmentationInferencer
 from beit_mm.checkpoint.checkpoint import Checkpoint
 from beit_mm.errors import CheckpointError, UserError
 from beit_mm.features import evaluation
 from beit_mm.models import BEiTBackbone
+from beit_mm.own_images import images as finding
+from beit_mm.own_images.run import Run
 from beit_mm.registry import MODELS
 
 
 @pytest.fixture(scope='module', autouse=True)
 def few_images():
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(split, 'MIN_IMAGES', 10)
+        patch.setattr(finding, 'MIN_IMAGES', 10)
         yield
 
 
@@ -50,7 +51,7 @@ def runs(folders, base, tmp_path_factory) -> dict[str, Path]:
     """By LoRA, of class folders and of label maps."""
     root = tmp_path_factory.mktemp('lora')
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(training.Run, 'report', lambda *_: None)  # it takes longer than such a run
+        patch.setattr(Run, 'report', lambda *_: None)  # it takes longer than such a run
         for kind, images in folders.items():
             finetune(images, root / kind, base, lora=2)
     return {kind: root / kind for kind in folders}
@@ -59,7 +60,7 @@ def runs(folders, base, tmp_path_factory) -> dict[str, Path]:
 @pytest.fixture
 def no_report(monkeypatch):
     """It takes longer than such a run."""
-    monkeypatch.setattr(training.Run, 'report', lambda *_: None)
+    monkeypatch.setattr(Run, 'report', lambda *_: None)
 
 
 def test_a_run_leaves_the_default_scope_to_others(folders, base, tmp_path, no_report):

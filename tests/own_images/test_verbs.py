@@ -2,7 +2,6 @@
 
 import ast
 import csv
-import dataclasses
 import json
 import os
 import shutil
@@ -12,6 +11,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from calls import call_of
 from helpers import interrupt_after
 from labelled import CLASSES, make_images, save_backbone
 from mmengine.config import Config
@@ -21,10 +21,14 @@ from PIL import Image
 import beit_mm
 from beit_mm import __main__ as command
 from beit_mm import terminal
-from beit_mm.apis import configs, inference, plans, rebuild, split, training
+from beit_mm.apis import configs, inference, rebuild
 from beit_mm.checkpoint.checkpoint import Checkpoint
 from beit_mm.datasets.segmentation_folder import named_classes
 from beit_mm.files import quoted
+from beit_mm.own_images import images as finding
+from beit_mm.own_images import run as runs
+from beit_mm.own_images.record import Length
+from beit_mm.own_images.task import Task
 from beit_mm.pictures import ReconstructionHook
 from beit_mm.registry import MODELS
 
@@ -39,18 +43,20 @@ def images(tmp_path_factory) -> Path:
 def narrow():
     """Plans of a narrow model, which need few images and few steps; without weights to begin with, as on a GPU."""
 
-    def plan(images, call):
-        trains_one = call.verb == 'pretrain' and not call.init and not torch.cuda.is_available()
-        tokenizer = call.tokenizer_option or ('new' if trains_one else None)
-        options = dict(init=call.init or 'none', tokenizer_option=tokenizer, workers=call.workers or 0)
-        chosen = plans.plan_training(images, dataclasses.replace(call, **options))
-        sizes = dict(arch=dict(embed_dims=32, num_layers=3, num_heads=4), img_size=32, drop_path_rate=0.0)
-        return dataclasses.replace(chosen, backbone=chosen.backbone | sizes, size=(32, 32), batch=4)
+    def plan(task: Task) -> None:
+        call = task.call
+        if task.record.verb == 'pretrain' and not call.init and not torch.cuda.is_available():
+            call.tokenizer = call.tokenizer or 'new'
+        call.init, call.workers = call.init or 'none', call.workers or 0
+        make_plan(task)
+        task.plan.backbone |= dict(arch=dict(embed_dims=32, num_layers=3, num_heads=4), img_size=32, drop_path_rate=0.0)
+        task.plan.batch = 4
 
+    make_plan = Task.make_plan
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(training, 'plan_training', plan)
-        patch.setattr(training, 'MIN_STEPS', 3)
-        patch.setattr(split, 'MIN_IMAGES', 10)
+        patch.setattr(Task, 'make_plan', plan)
+        patch.setattr(runs, 'MIN_STEPS', 3)
+        patch.setattr(finding, 'MIN_IMAGES', 10)
         patch.setattr(ReconstructionHook, '_after_iter', lambda *_, **__: None)  # takes longer than all the steps
         yield
 
@@ -88,7 +94,7 @@ def test_a_run_leaves_weights_pictures_and_a_report_and_says_when_it_is_finished
     report, page = (run / 'report.md').read_text(), (run / 'report.html').read_text()
     for text in ('Verdict: ', 'mim_loss', 'position_entropy', '| random weights |', '| thumbnails |'):
         assert text in report
-    assert training.AT_LEAST not in report  # three steps were asked for, not minutes
+    assert runs.AT_LEAST not in report  # three steps were asked for, not minutes
     for name in ('reconstruction', 'neighbours', 'loss'):
         assert f'({name}.png)' in report and f'src="{name}.png"' in page and Image.open(run / f'{name}.png').width > 100
     train, held_out = ({*(run / f'lists/{name}.txt').read_text().splitlines()} for name in ('train', 'held_out'))
@@ -185,7 +191,7 @@ def test_a_pretraining_on_features_needs_no_tokenizer(teacher, images, tmp_path,
 
 
 def test_the_teacher_of_features_is_found_again_or_said(images, tmp_path, monkeypatch):
-    monkeypatch.setattr(training.Run, 'report', lambda *_: None)
+    monkeypatch.setattr(runs.Run, 'report', lambda *_: None)
     teacher, out = save_backbone(tmp_path / 'teacher.pth'), tmp_path / 'run'
     beit_mm.pretrain(images, out, targets='features', teacher=teacher, steps=3)
     words = 'reconstruct', out, images / 'red/1.png', '--out', tmp_path / 'a.png'
@@ -211,25 +217,27 @@ def test_the_teacher_of_features_is_found_again_or_said(images, tmp_path, monkey
     mistake('which teacher', 'reconstruct', out / 'changed.pth', images, '--out', tmp_path / 'a.png')
 
 
-@pytest.mark.parametrize('length', ['5 steps', [5, 'steps']])
-def test_a_record_of_an_earlier_version_is_resumed(length, images, tmp_path):
-    """As commit 04ef415 wrote it before its first step, and 381c0bb, the first one with a list; neither had bands."""
-    digest = planned(images, tmp_path / 'new', steps=5).record.digest
-    record = dict(verb='pretrain', images=str(images), init='none', tokenizer_option=None, length=length, batch=4)
-    record |= dict(seed=7, reduce_zero_label=None, balance=None, levels=None, seconds=3.5, found='36', digest=digest)
-    record |= dict(workers=0, device='cpu', tokenizer=None, stages=dict(tokenizer={}, pretrain={}))
+def test_a_record_of_another_version_is_refused(images, tmp_path):
+    """As commit 315cb029 wrote it."""
+    record = dict(verb='pretrain', images=str(images), init='none', tokenizer_option=None, length=[5, 'steps'], batch=4)
     (tmp_path / 'run').mkdir()
     (tmp_path / 'run/plan.json').write_text(json.dumps(record))
-    run = planned(images, tmp_path / 'run')
-    assert (run.record.seed, run.record.length, run.plan.batch) == (7, training.Length(5, 'steps'), 4)
-    assert run.seconds() > 3.5 and not run.plan.init
+    mistake('--init', 'pretrain', images, '--out', tmp_path / 'run')
+
+
+def test_what_a_run_began_with_holds(images, tmp_path):
+    run = planned(images, tmp_path / 'run', steps=5, seed=7)
+    again = planned(images, tmp_path / 'run')
+    assert (again.record.options['seed'], again.record.length, again.task.plan.batch) == (7, Length(5, 'steps'), 4)
+    assert again.seconds() > run.record.seconds > 0 and again.record.digest == run.record.digest
     longer = 'pretrain', images, '--out', tmp_path / 'run', '--steps', 6
     mistake('length=5 steps, this call says length=6 steps', *longer)
 
 
-def planned(images: Path, folder: Path, **options: object) -> training.Run:
-    run = training.Run(training.new_call('pretrain', images, **options), folder)
-    run.make_plan(split.find_images(images))
+def planned(images: Path, folder: Path, **options: object) -> runs.Run:
+    run = runs.Run(call_of('pretrain', images, **options), folder)
+    run.task = runs.find_task(run.record)
+    run.make_plan()
     return run
 
 
@@ -240,7 +248,7 @@ def test_a_run_goes_on_with_the_tokens_that_it_began_with(images, tmp_path, monk
     monkeypatch.setattr('torch.cuda.mem_get_info', lambda: (2**34, 2**34))
     (encoder := tmp_path / 'encoder.pkl').touch()
     for _ in range(2):
-        assert planned(images, tmp_path / 'run').plan.targets['checkpoint'] == str(encoder)
+        assert planned(images, tmp_path / 'run').task.plan.targets['checkpoint'] == str(encoder)
     encoder.unlink()
     with pytest.raises(ValueError, match='began with beit_mm.DALLETokenizer of .*encoder.pkl.*put'):
         planned(images, tmp_path / 'run')
@@ -260,8 +268,8 @@ def test_names_of_folders_are_never_code(images, tmp_path):
     folder = tmp_path / 'a"""; print("RAN"); """\\x \udcff {{$GONE:or+}} {{ fileDirname }} {{_base_.model}} {{{{'
     shutil.copytree(images, folder)
     run = planned(folder, tmp_path / 'run """', seed=3)
-    base, settings = run.settings(split.find_images(folder), 'tokenizer', 9)
-    written, dumped = run.config_path('tokenizer'), tmp_path / 'dumped.py'
+    base, settings = run.settings('tokenizer', 9)
+    written, dumped = run.folder / 'tokenizer_config.py', tmp_path / 'dumped.py'
     configs.write_config(written, 'Text.', base, settings)
     assert all(isinstance(node, ast.Assign) for node in ast.parse(written.read_text()).body[1:])
     cfg = configs.run_config(base, settings, written)
@@ -275,7 +283,7 @@ def test_minutes_are_shared_by_the_stages_and_the_report(images, tmp_path, monke
     monkeypatch.setattr(run, 'seconds', lambda: 10.0)
     # of 120 s a tenth is left for the report, and 10 s are gone
     for stage, seconds in (('tokenizer', 98 / 3), ('pretrain', 98)):
-        run.choose_steps(split.find_images(images), stage)
+        run.choose_steps(stage)
         assert run.record.stages[stage]['seconds'] == pytest.approx(seconds)
 
 
@@ -305,7 +313,7 @@ def test_the_normalisation_of_weights_that_do_not_say_it(run, images, tmp_path, 
     assert str(init) in line and 'ImageNet' in line
     for options, std in (({}, [58.395, 57.12, 57.375]), (dict(std=50), [50.0] * 3), ({}, [50.0] * 3)):
         folder = tmp_path / ('new' if std[0] == 50 else 'other')
-        assert planned(images, folder, **options).plan.preprocessing['std'] == std
+        assert planned(images, folder, **options).task.plan.preprocessing['std'] == std
     mistake('91', 'pretrain', images, '--out', tmp_path / 'new', '--mean', 91)
 
 
@@ -330,12 +338,12 @@ def test_a_balanced_classifier_and_its_report(run, images, tmp_path, capsys):
     assert 'At most 30 classes, worst first, on 36 held-out images' in report
     assert '--balance' in report and 'Next: ' in report.split('(loss.png)')[1]
     assert '(mistakes.png)' in report and Image.open(out / 'mistakes.png').width > 200
-    assert record_of(out)['balance'] is True
+    assert record_of(out)['options']['balance'] is True
 
 
 def test_few_epochs_are_as_few_steps(run, images, tmp_path, monkeypatch, capsys):
     """Of nine batches in an epoch."""
-    monkeypatch.setattr(training.Run, 'report', lambda *_: None)
+    monkeypatch.setattr(runs.Run, 'report', lambda *_: None)
     weights = beit_mm.finetune(images, tmp_path / 'run', run, epochs=0.2)
     assert torch.load(weights, weights_only=True)['meta']['iter'] == 2
     assert '0.2 epochs are 2 steps' in capsys.readouterr().out
@@ -393,7 +401,7 @@ def test_images_whose_class_is_sure_become_a_folder_to_learn_from(run, images, t
         rows = {row['path']: row for row in csv.DictReader(file)}
     assert rows[mixed['path']]['probability'] == f'{mixed["scores"][0][1]:.3f}' and len(rows) == 74
     assert rows[gone['path']]['class'].startswith('unreadable: ')
-    learned = split.find_images(out)
+    learned = finding.find_images(out)
     assert learned.classes == [*CLASSES] and learned.learned.total() + len(learned.held_out.names) == 72
     mistake(str(out), *words, 0.1)  # what it holds would be learned from too
 

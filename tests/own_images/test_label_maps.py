@@ -14,11 +14,13 @@ from PIL import Image
 
 import beit_mm
 from beit_mm import __main__ as command
-from beit_mm.apis import reports, training
-from beit_mm.apis.split import LabelMaps, find_label_maps, write_lists
 from beit_mm.datasets import segmentation_folder
 from beit_mm.datasets.segmentation_folder import SegmentationFolder
 from beit_mm.errors import UserError
+from beit_mm.own_images import report as reports
+from beit_mm.own_images import run as runs
+from beit_mm.own_images.images import write_lists
+from beit_mm.own_images.label_maps import LabelMaps, find_label_maps
 
 
 @pytest.fixture(scope='module')
@@ -88,11 +90,11 @@ MISTAKES: dict[str, tuple[Callable[[Path], object], str]] = {
         lambda f: [file.write_bytes(b'') for file in f.glob('annotations/*/*')],
         '12 .* left out, unreadable: .*/annotations/training/0.png: cannot .*unknown format',
     ),
-    'fewer names': (lambda f: classes(f, 'red', 'green'), 'holds 3, .* names 2 classes; expected 0 to 1, or 1 to 2'),
-    'more names': (lambda f: classes(f, *'abcdefgh'), 'hold 0 to 3, .* names 8 classes: .* --reduce-zero'),
+    'fewer names': (lambda f: classes(f, 'red', 'green'), 'contains 3, .* names 2 classes; expected 0 to 1, or 1 to 2'),
+    'more names': (lambda f: classes(f, *'abcdefgh'), 'contain 0 to 3, .* names 8 classes: .* --reduce-zero'),
     'no 0, which may be a class': (
         lambda f: (change(f, lambda a: np.maximum(a, 1)), classes(f, *'abcd')),
-        'hold 1 to 3, .* names 4 classes: .* --reduce-zero',
+        'contain 1 to 3, .* names 4 classes: .* --reduce-zero',
     ),
     'no names, and a 0': (lambda f: removed(f / 'classes.txt'), '0 and other .* .1, 2, 3., .* no classes.txt'),
     'one class': (lambda f: (removed(f / 'classes.txt'), change(f, np.ones_like)), r'1 classes in .*expected 2 to'),
@@ -246,7 +248,7 @@ def test_a_config_says_which_colours_no_class_has(folder, tmp_path, monkeypatch)
 
 
 def test_a_run_whose_classes_were_renamed_says_so(folder, tmp_path, monkeypatch):
-    monkeypatch.setattr(training.Run, 'train', Mock(side_effect=KeyboardInterrupt))
+    monkeypatch.setattr(runs.Run, 'train', Mock(side_effect=KeyboardInterrupt))
     with pytest.raises(SystemExit):
         beit_mm.finetune(folder, tmp_path / 'run', epochs=1)
     classes(folder, 'red', 'green', 'navy')

@@ -5,14 +5,14 @@ import pytest
 import torch
 from mmseg.evaluation import IoUMetric
 
-from beit_mm.apis import segmentation_report
 from beit_mm.features.evaluation import confusion, mean_iou
+from beit_mm.own_images import segmentation
 
 
 def test_halves_are_known_by_their_position_and_a_ball_by_its_colour():
     """Left and right half, on which lies a blue ball; a row without a label."""
     (rows, columns), colours = np.indices((60, 80)), np.array([[90] * 3, [90] * 3, [90, 90, 250]], np.uint8)
-    baseline, counts = segmentation_report.PositionAndColour(3), torch.zeros(3, 3)
+    baseline, counts = segmentation.PositionAndColour(3), torch.zeros(3, 3)
     for index in range(9):
         top, left = np.random.default_rng(index).integers(15, 45, 2)
         labels = np.where((rows - top) ** 2 + (columns - left) ** 2 < 100, 2, columns // 40)
@@ -28,7 +28,7 @@ def test_halves_are_known_by_their_position_and_a_ball_by_its_colour():
 
 def test_a_class_that_was_never_seen_is_never_the_answer():
     random = np.random.default_rng(0)
-    three, four = (segmentation_report.PositionAndColour(number) for number in (3, 4))
+    three, four = (segmentation.PositionAndColour(number) for number in (3, 4))
     for _ in range(4):
         image = random.integers(0, 256, (30, 40, 3)).astype(np.uint8)
         for baseline in (three, four):
@@ -44,7 +44,7 @@ def test_miou_is_mmsegs_and_its_error_that_of_the_delta_method():
         labels = torch.from_numpy(np.where(random.random((8, 9)) < share, truth, labels))
         areas.append(IoUMetric.intersect_and_union(labels, torch.from_numpy(truth), 4, 255)[:2])
     hits, unions = (torch.stack(each).double() for each in zip(*areas, strict=True))  # class 3 is nowhere
-    tested = segmentation_report.Tested(None, [*range(30)], dict(mIoU=hits), dict(mIoU=unions), {}, None)
+    tested = segmentation.Tested(None, [*range(30)], dict(mIoU=hits), dict(mIoU=unions), {}, None)
     iou = hits.sum(0) / unions.sum(0)
     assert tested.ious('mIoU').nanmean().item() == pytest.approx(100 * iou[:3].mean().item())
     drawn = torch.from_numpy(random.multinomial(30, [1 / 30] * 30, size=500)).double()
@@ -68,11 +68,11 @@ def test_overlays_of_large_images_are_small_before_they_are_floats(tmp_path, mon
         return [dict(labels=1 - (truth == 1).astype(np.uint8))]
 
     segmentor.num_classes, segmentor.classes, segmentor.palette = 2, 'ab', [[255, 0, 0], [0, 0, 255]]
-    drawn, draw = [], segmentation_report.sheet
-    monkeypatch.setattr(segmentation_report, 'sheet', lambda rows: draw(drawn.extend(rows) or rows))
+    drawn, draw = [], segmentation.sheet
+    monkeypatch.setattr(segmentation, 'sheet', lambda rows: draw(drawn.extend(rows) or rows))
     ones = dict(mIoU=torch.ones(1, 2))
-    tested = segmentation_report.Tested([sample], [0], ones, ones, {}, None)
-    segmentation_report.draw_overlays(segmentor, tested, tmp_path / 'a.png')
+    tested = segmentation.Tested([sample], [0], ones, ones, {}, None)
+    segmentation.draw_overlays(segmentor, tested, tmp_path / 'a.png')
     ((_, image), (_, right), (_, predicted)) = drawn[0]
     height, width = image.shape[1:]
     assert 160 <= width <= 640 and width == 4 * height
@@ -87,6 +87,6 @@ def test_confused_classes_are_the_pairs_with_the_highest_share_of_a_class():
     """Shares are of the class's own pixels. Right answers, and pairs that never occur, are left out."""
     counts = torch.diag(torch.full((4,), 80.0))  # sky is rare, sea is never taken for something else
     counts[0, 1], counts[1, 0], counts[1, 2] = 20, 120, 200
-    said = segmentation_report.confused(counts, ('sky', 'road', 'tree', 'sea'))
+    said = segmentation.confused(counts, ('sky', 'road', 'tree', 'sea'))
     assert said == 'Confused: 50 % of road as tree; 30 % of road as sky; 20 % of sky as road.'
-    assert segmentation_report.confused(torch.eye(2), ('sky', 'road')) == ''
+    assert segmentation.confused(torch.eye(2), ('sky', 'road')) == ''

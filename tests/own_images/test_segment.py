@@ -20,11 +20,12 @@ from narrow_segmentors import CROP, SEGMENTOR, narrow_segmentor
 from PIL import Image
 
 from beit_mm import __main__ as command
-from beit_mm.apis import split
-from beit_mm.apis.inference import segment
 from beit_mm.apis.inferencers import SegmentationInferencer
 from beit_mm.datasets.segmentation_folder import SegmentationFolder
 from beit_mm.engine.checkpoints import plain_values
+from beit_mm.own_images.images import write_lists
+from beit_mm.own_images.label_maps import find_label_maps
+from beit_mm.own_images.prediction import segment
 
 CLASSES = ('sky', 'road', 'car', 'tree', 'sign')
 SIZES = {'a/small.png': (33, 47), 'a/wide.png': (40, 170), 'square.png': (64, 64)}
@@ -176,8 +177,8 @@ def test_pixels_that_are_not_sure_are_ignored_in_a_folder_that_finetune_reads(wo
         image = np.asarray(Image.open(row['path']))
         assert (drawn[:, : image.shape[1]][saved == 255] == image[saved == 255]).all()
 
-    found = split.find_label_maps(out, whole=True)
-    split.write_lists(found, tmp_path / 'lists')
+    found = find_label_maps(out, whole=True)
+    write_lists(found, tmp_path / 'lists')
     dataset = SegmentationFolder(**found.dataset(tmp_path / 'lists', 'train'), pipeline=[LOAD, LOAD_LABELS])
     assert found.classes == [*CLASSES] and len(dataset) == 4
     for sample in dataset:

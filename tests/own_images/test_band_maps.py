@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from calls import task_of
 from label_maps import make_label_maps
 from mmengine.registry import DefaultScope
 from narrow_segmentors import SEGMENTOR
@@ -14,11 +15,11 @@ from tifffile import imwrite
 
 import beit_mm
 from beit_mm import __main__ as command
-from beit_mm.apis import export, training
+from beit_mm.apis import export
 from beit_mm.apis.inferencers import SegmentationInferencer
-from beit_mm.apis.split import find_label_maps
 from beit_mm.datasets import reading
 from beit_mm.errors import CheckpointError, UserError
+from beit_mm.own_images.label_maps import find_label_maps
 from beit_mm.registry import MODELS
 
 
@@ -107,7 +108,7 @@ def test_a_band_that_is_marked_as_transparency_is_named_and_read_as_one(tmp_path
     for bands, number in (('all', 4), ([3, 0], 2)):
         found = find_label_maps(folder, bands=bands)
         assert len(found.bands['mean']) == number
-        plan = training.plan_training(found, training.Record('finetune', device='cpu'))
+        plan = task_of(found, 'finetune', device='cpu').plan
         assert plan.backbone['in_channels'] == number and plan.preprocessing['mean'] == found.bands['mean']
     values = np.asarray(reading.read_bands(image))
     for shown, rest in ((values, 'opaque'), (np.dstack([values, values[..., 0]]), '3 of its 5 bands')):

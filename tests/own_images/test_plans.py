@@ -1,7 +1,5 @@
 """Which images are held out, and what a plan says as a config."""
 
-import dataclasses
-import functools
 import math
 import os
 import re
@@ -11,25 +9,27 @@ from pathlib import Path
 
 import pytest
 import torch
+from calls import call_of, described, task_of
 from helpers import load_config
 from label_maps import make_label_maps
 from labelled import save_backbone
 from mmengine.config import Config
 from peers import dinov2_layout
 
-from beit_mm.apis import memory, plans, rebuild, split, training
+import beit_mm
+from beit_mm.apis import configs, rebuild
 from beit_mm.apis.commands import merge_options
-from beit_mm.apis.configs import bundled_config, write_config
-from beit_mm.apis.plans import Plan, Record, describe_plan
-from beit_mm.apis.split import find_images, write_lists
+from beit_mm.apis.configs import write_config
 from beit_mm.checkpoint.checkpoint import Checkpoint
 from beit_mm.datasets.image_folder import ImageFolder, UnlabeledImages
 from beit_mm.errors import UserError
+from beit_mm.own_images import images as finding
+from beit_mm.own_images import segmentation, task
+from beit_mm.own_images.images import find_images, write_lists
+from beit_mm.own_images.label_maps import find_label_maps
+from beit_mm.own_images.segmentation import HEADS
+from beit_mm.own_images.task import Task
 from beit_mm.registry import MODELS
-
-
-def plan_training(images: split.Images, verb: str, init: str | None = None, **options) -> Plan:
-    return plans.plan_training(images, Record(verb, init=init, **options))
 
 
 def make_folder(root: Path, **classes: int) -> Path:
@@ -49,14 +49,14 @@ def test_a_tenth_of_each_class_is_held_out_and_learned_from_never(tmp_path):
     assert len(images.train.names) == 131 - 13 and images.classes == ['bird', 'cat', 'dog']
     assert find_images(tmp_path / 'all') == images
     assert names != {*(f'cat/{i}.jpg' for i in range(8)), *(f'dog/{i}.jpg' for i in range(5))}
-    images = split.list_folder(make_folder(tmp_path / 'odd', **{f'c{i}': 1 + i % 2 for i in range(20)}))
-    train, _ = split.hold_out(images)
+    images = finding.list_folder(make_folder(tmp_path / 'odd', **{f'c{i}': 1 + i % 2 for i in range(20)}))
+    train, _ = finding.hold_out(images)
     assert {*train.names.values()} == {*images.names.values()}  # one image of each class is learned from
 
 
 def test_even_choices_leave_as_much_out_at_both_ends_as_between_any_two():
-    assert split.evenly(iter(range(9)), 3) == [1, 4, 7] and split.evenly(range(10), 3) == [1, 5, 8]
-    assert split.evenly(range(5), 20) == [*range(5)] and split.evenly([], 3) == []
+    assert finding.evenly(iter(range(9)), 3) == [1, 4, 7] and finding.evenly(range(10), 3) == [1, 5, 8]
+    assert finding.evenly(range(5), 20) == [*range(5)] and finding.evenly([], 3) == []
 
 
 @pytest.mark.parametrize(
@@ -97,7 +97,7 @@ def test_folders_that_are_classes(tmp_path):
 def test_processes_that_would_plan_the_same_run_are_refused(monkeypatch):
     monkeypatch.setenv('WORLD_SIZE', '2')  # by torchrun
     with pytest.raises(UserError, match='^pretrain .*one process.*dist_train'):
-        plans.new_call('pretrain', 'images')
+        call_of('pretrain', 'images')
 
 
 def test_classes_that_nothing_would_be_learned_of_are_named(tmp_path, monkeypatch):
@@ -107,12 +107,12 @@ def test_classes_that_nothing_would_be_learned_of_are_named(tmp_path, monkeypatc
     make_folder(tmp_path / 'val/val', cat=2, bird=2)
     for folder, named in dict(each='c0, c1, .* held-out images: c', val='cat, dog; .* held-out images: bird;').items():
         with pytest.raises(UserError, match=named):
-            training.finetune(folder, 'run')
+            beit_mm.finetune(folder, 'run')
 
 
 def test_a_class_without_images_is_said(tmp_path, monkeypatch):
     said: list[str] = []
-    monkeypatch.setattr(split, 'warn', said.append)
+    monkeypatch.setattr(finding, 'warn', said.append)
     make_folder(tmp_path, cat=60, dog=60, bird=0)
     assert find_images(tmp_path).classes == ['cat', 'dog']
     assert len(said) == 1 and 'bird' in said[0] and 'dog' not in said[0]
@@ -143,19 +143,19 @@ def by_type(pipeline: list[dict]) -> dict[str, dict]:
     return {step['type']: step for step in pipeline}
 
 
-def written(plan: plans.Plan, images: split.Images, folder: Path) -> tuple[Config, dict[str, dict]]:
+def written(task: Task, folder: Path) -> tuple[Config, dict[str, dict]]:
     """The config of 400 steps of pretraining, and its transforms."""
-    settings = plans.pretraining_settings(bundled_config(plan.base), images, plan, folder, 400)
-    write_config(folder / 'config.py', 'Text.', plan.base, settings)
+    base, settings = task.settings('pretrain', folder, 400, {})
+    write_config(folder / 'config.py', 'Text.', base, settings)
     cfg = Config.fromfile(folder / 'config.py')
     return cfg, by_type(cfg.train_dataloader.dataset.pipeline)
 
 
 def test_a_written_config_is_an_ordinary_one(images, tmp_path):
     """A mask for each patch, a token for each patch, a schedule to the last step."""
-    plan = plan_training(images, 'pretrain', device='cpu', workers=3)
-    plan.targets = rebuild.trained_tokenizer(tmp_path / 'tokenizer.pth')
-    cfg, steps = written(plan, images, tmp_path)
+    task = task_of(images, 'pretrain', device='cpu', workers=3)
+    task.plan.targets = rebuild.trained_tokenizer(tmp_path / 'tokenizer.pth')
+    cfg, steps = written(task, tmp_path)
     # validated before the first step too: the packaged weights predict tokens already
     assert cfg.train_cfg == dict(type='beit_mm.IterLoop', max_iters=400, val_interval=400, val_begin=0)
     assert cfg.param_scheduler[1]['end'] == 400 and cfg.param_scheduler[0]['end'] == 20
@@ -171,13 +171,13 @@ def test_a_written_config_is_an_ordinary_one(images, tmp_path):
 def test_a_gpu_gets_the_papers_config_and_dalles_tokens_where_they_lie(images, tmp_path, monkeypatch):
     monkeypatch.setenv('BEIT_MM_WEIGHTS', str(tmp_path))
     monkeypatch.setattr('torch.cuda.mem_get_info', lambda: (24 * 2**30, 24 * 2**30))
-    plan = plan_training(images, 'pretrain', device='cuda')
+    plan = task_of(images, 'pretrain', device='cuda').plan
     assert plan.base == 'beit/pretrain_300e.py' and plan.targets is None and plan.size == (224, 224)
     assert math.log2(plan.batch).is_integer()
     (tmp_path / 'encoder.pkl').touch()
-    plan = plan_training(images, 'pretrain', device='cuda')
-    assert plan.targets == dict(type='beit_mm.DALLETokenizer', checkpoint=str(tmp_path / 'encoder.pkl'))
-    cfg, steps = written(plan, images, tmp_path)
+    task = task_of(images, 'pretrain', device='cuda')
+    assert task.plan.targets == dict(type='beit_mm.DALLETokenizer', checkpoint=str(tmp_path / 'encoder.pkl'))
+    cfg, steps = written(task, tmp_path)
     assert steps['beit_mm.TwoViewRandomResizedCrop']['second_size'] == (112, 112)  # as the paper's
     assert steps['beit_mm.BlockwiseMask'] == dict(type='beit_mm.BlockwiseMask', grid=(14, 14), num_masked=75)
     assert (cfg.model.backbone.arch, cfg.model.head.embed_dims, cfg.model.head.vocab_size) == ('small', 384, 8192)
@@ -187,12 +187,11 @@ def test_features_of_a_teacher_need_one_view_and_a_head_of_its_width(images, tmp
     monkeypatch.setattr('torch.cuda.mem_get_info', lambda: (24 * 2**30, 24 * 2**30))
     teacher = save_backbone(tmp_path / 'teacher.pth')  # of width 32
     for device, width in (('cpu', 128), ('cuda', 384)):
-        tokens = plan_training(images, 'pretrain', 'none', tokenizer_option='demo', device=device)
-        recipe, _ = written(tokens, images, tmp_path)
+        recipe, _ = written(task_of(images, 'pretrain', 'none', tokenizer='demo', device=device), tmp_path)
         for name, outputs in ((None, 128), (teacher, 32), ('ema', width)):
-            plan = plan_training(images, 'pretrain', targets='features', teacher=name, device=device)
-            cfg, steps = written(plan, images, tmp_path)
-            assert steps['beit_mm.TwoViewRandomResizedCrop']['second_size'] is None and not plan.keeps_head
+            task = task_of(images, 'pretrain', targets='features', teacher=name, device=device)
+            cfg, steps = written(task, tmp_path)
+            assert steps['beit_mm.TwoViewRandomResizedCrop']['second_size'] is None and not task.plan.keeps_head
             assert (cfg.model.head.embed_dims, cfg.model.head.target_dims) == (width, outputs)
             assert cfg.model.target_generator == dict(type='beit_mm.FeatureTargets', teacher=name or 'demo')
             assert {cfg.val_evaluator.type, cfg.test_evaluator.type} == {'beit_mm.FeatureMetric'}
@@ -229,16 +228,16 @@ def test_a_fine_tuning_on_a_gpu_begins_with_a_released_model_that_fits(
     monkeypatch.setattr('beit_mm.checkpoint.find.download', unreachable)
     for name in stored:
         shutil.copy(save_backbone(tmp_path / 'other.pth'), tmp_path / f'{name}.pth')
-    plan = plan_training(images, 'finetune', device='cuda')
-    assert Path(plan.init).stem == expected and len(urls) == tried
-    said = [line for line in describe_plan(plan, images) if line.startswith('advice')]
+    task = task_of(images, 'finetune', device='cuda')
+    assert Path(task.plan.init).stem == expected and len(urls) == tried
+    said = described(task, 'advice')
     assert bool(said) == (expected == 'demo' and tried == 1)
     assert not said or (LARGE in said[0] and 'no route' in said[0] and '\n' not in said[0])
-    assert plan_training(images, 'finetune', device='cpu').init == 'demo'
-    assert plan_training(images, 'finetune', 'demo', device='cuda').init == 'demo' and len(urls) == tried
-    taught = plan_training(images, 'pretrain', device='cuda', targets='features')
+    assert task_of(images, 'finetune', device='cpu').plan.init == 'demo'
+    assert task_of(images, 'finetune', 'demo', device='cuda').plan.init == 'demo' and len(urls) == tried
+    taught = task_of(images, 'pretrain', device='cuda', targets='features').plan
     assert Path(taught.targets['teacher']).stem == expected and taught.init is None
-    assert taught.advice == plan.advice
+    assert taught.advice == task.plan.advice
 
 
 def test_a_teacher_by_address_is_kept_as_a_file_that_a_later_call_finds(tmp_path, monkeypatch):
@@ -246,7 +245,7 @@ def test_a_teacher_by_address_is_kept_as_a_file_that_a_later_call_finds(tmp_path
     (tmp_path / 'checkpoints').mkdir()
     stored = save_backbone(tmp_path / 'stored.pth')
     monkeypatch.setattr('beit_mm.checkpoint.find.download', lambda url, path: shutil.copy(stored, path))
-    call = plans.new_call('pretrain', '.', targets='features', teacher='https://example.org/teacher.pth')
+    call = call_of('pretrain', targets='features', teacher='https://example.org/teacher.pth').choices
     assert Path(call.teacher).is_absolute() and Path(call.teacher).read_bytes() == Path(stored).read_bytes()
 
 
@@ -258,7 +257,7 @@ def test_a_cpu_begins_with_the_packaged_weights_unless_told_otherwise(images):
         ('none', 'demo', None, False, 'demo'),
         ('none', None, None, False, None),
     ):
-        plan = plan_training(images, 'pretrain', init, tokenizer_option=tokenizer, device='cpu')
+        plan = task_of(images, 'pretrain', init, tokenizer=tokenizer, device='cpu').plan
         assert [plan.init, plan.keeps_head, (plan.targets or {}).get('checkpoint')] == expected
         assert plan.size == (96, 96)
 
@@ -266,7 +265,7 @@ def test_a_cpu_begins_with_the_packaged_weights_unless_told_otherwise(images):
 def test_the_backbone_of_a_written_config_begins_with_the_weights_that_an_option_names(images, tmp_path):
     own, other = Checkpoint.open('demo').state_dict, MODELS.build(load_config('demo/pretrain.py').model.backbone)
     torch.save(other.state_dict(), tmp_path / 'other.pth')
-    cfg, _ = written(plan_training(images, 'pretrain', 'demo', device='cpu'), images, tmp_path)
+    cfg, _ = written(task_of(images, 'pretrain', 'demo', device='cpu'), tmp_path)
     changed = Config(cfg.to_dict())
     merge_options(changed, [f'model.backbone.init_cfg.checkpoint={tmp_path}/other.pth'])
     for config, weights in ((cfg, own), (changed, other.state_dict(prefix='backbone.'))):
@@ -279,49 +278,50 @@ def test_the_backbone_of_a_written_config_begins_with_the_weights_that_an_option
 
 def test_the_batch_of_a_new_tokenizer_is_said(images, tmp_path):
     for batch, expected in ((64, 16), (8, 8)):
-        plan = plan_training(images, 'pretrain', tokenizer_option='new', device='cpu', batch=batch)
-        settings = plans.tokenizer_settings(bundled_config(rebuild.TOKENIZER), images, plan, tmp_path, 100)
-        (said,) = [line for line in describe_plan(plan, images) if line.startswith('tokenizer')]
+        task = task_of(images, 'pretrain', tokenizer='new', device='cpu', batch=batch)
+        _, settings = task.settings('tokenizer', tmp_path, 100, {})
+        (said,) = described(task, 'tokenizer')
         assert settings['train_dataloader']['batch_size'] == expected and f' {expected} ' in said
 
 
 @pytest.mark.parametrize('batch', [-1, 0, 145])
 def test_a_batch_without_images_is_refused(images, batch):
     with pytest.raises(UserError, match='1 to 144'):
-        plan_training(images, 'pretrain', device='cpu', batch=batch)
+        task_of(images, 'pretrain', device='cpu', batch=batch)
 
 
 def test_layers_that_begin_anew_learn_alike(images, tmp_path):
     for init, decay in ((None, 0.8), ('none', 1.0)):
-        plan = plan_training(images, 'finetune', init, device='cpu')
-        settings = plans.finetuning_settings(bundled_config(plan.base), images, plan, tmp_path, 100)
+        _, settings = task_of(images, 'finetune', init, device='cpu').settings('finetune', tmp_path, 100, {})
         assert settings['optim_wrapper']['paramwise_cfg']['layer_decay_rate'] == decay
 
 
 def test_fine_tuning_pipelines_keep_the_ratio_of_edge_and_crop():
     base = load_config('demo/finetune_folder.py')
-    steps = by_type(plans.pipeline_for_size(base.test_pipeline, (128, 128)))
+    steps = by_type(configs.pipeline_for_size(base.test_pipeline, (128, 128)))
     assert steps['ResizeEdge']['scale'] == 144 and steps['CenterCrop']['crop_size'] == (128, 128)  # 108 and 96
-    steps = by_type(plans.pipeline_for_size(base.train_pipeline, (128, 96)))
+    steps = by_type(configs.pipeline_for_size(base.train_pipeline, (128, 96)))
     assert steps['beit_mm.RandomResizedCrop']['size'] == (128, 96) and base.test_pipeline[1].scale == 108
 
 
-def test_a_narrow_segmentor_has_a_linear_layer_unless_it_was_planned_with_upernet(tmp_path):
-    images = split.find_label_maps(make_label_maps(tmp_path / 'data', 12))
+def test_a_narrow_segmentor_has_a_linear_layer(tmp_path):
+    images = find_label_maps(make_label_maps(tmp_path / 'data', 12))
     wide = dinov2_layout(tmp_path / 'wide.pth', 256)
-    plan = functools.partial(plan_training, images, 'finetune', device='cpu')
-    assert [plan().head, plan(wide).head, plan(head='setr_pup').head] == ['linear', 'upernet', 'setr_pup']
-    assert [plan().batch, plan(wide).batch] == [4, 2]  # of 12 images; a wide one takes seconds for each
-    assert plan(digest='of a run that began before there was a choice').head == 'upernet'
+    plan, of_wide, of_call = (
+        task_of(images, 'finetune', device='cpu', **options).plan
+        for options in ({}, dict(init=wide), dict(head='setr_pup'))
+    )
+    assert [plan.head, of_wide.head, of_call.head] == ['linear', 'upernet', 'setr_pup']
+    assert [plan.batch, of_wide.batch] == [4, 2]  # of 12 images; a wide one takes seconds for each
 
 
 @pytest.mark.parametrize('patch_size', [8, 16])
 def test_heads_see_four_pixels_at_the_finest_and_end_at_the_size_of_the_image(patch_size, tmp_path):
-    images = split.find_label_maps(make_label_maps(tmp_path / 'data', 12))
+    images = find_label_maps(make_label_maps(tmp_path / 'data', 12))
     for head in ('upernet', 'setr_pup'):
-        plan = plan_training(images, 'finetune', 'none', device='cpu', head=head)
-        plan = dataclasses.replace(plan, backbone=plan.backbone | dict(patch_size=patch_size))
-        found = plans.segmentation_heads(bundled_config(plan.base), plan, 3)
+        plan = task_of(images, 'finetune', 'none', device='cpu', head=head).plan
+        plan.backbone['patch_size'] = patch_size
+        found = HEADS[head].parts(plan, configs.bundled_config(plan.base).model, dict(in_channels=192))
         if head == 'upernet':
             assert [patch_size / scale for scale in found['neck']['rescales']] == [4, 8, 16, 32]
         else:
@@ -329,8 +329,7 @@ def test_heads_see_four_pixels_at_the_finest_and_end_at_the_size_of_the_image(pa
 
 
 def test_a_pretraining_of_few_images_is_told_what_pays(images):
-    plan = functools.partial(plan_training, images, 'pretrain', device='cpu')
-    told = [any(line.startswith('pays') for line in describe_plan(plan(init), images)) for init in ('demo', 'none')]
+    told = [bool(described(task_of(images, 'pretrain', init, device='cpu'), 'pays')) for init in ('demo', 'none')]
     assert told == [True, False]
 
 
@@ -341,7 +340,7 @@ def sizes(width: int, depth: int = 12) -> dict[str, int]:
 def test_the_batch_follows_from_memory_width_patches_and_images(images, monkeypatch):
     monkeypatch.setattr('torch.cuda.mem_get_info', lambda: (24 * 2**30, 24 * 2**30))
     for width, patches, most in ((768, 196, 120), (384, 392, 120), (768, 98, 240), (192, 49, 512)):  # 0.2 GiB for base
-        assert memory.largest_batch('cuda', sizes(width), patches, None) == pytest.approx(most)
+        assert task.largest_batch('cuda', sizes(width), patches) == pytest.approx(most)
     # GiB that autograd keeps for an image, in bfloat16, of a training step of the ADE20K configs
     for head, (width, depth), kept in (
         ('upernet', (384, 12), 0.63),
@@ -353,10 +352,10 @@ def test_the_batch_follows_from_memory_width_patches_and_images(images, monkeypa
         ('masks_decoder', (768, 12), 1.75),
     ):
         free = 24 - 16 * (12 * width**2 * depth + 1e8) / 2**30
-        most = memory.largest_batch('cuda', sizes(width, depth), 1024, head)
+        most = segmentation.largest_batch_of_head(sizes(width, depth), 1024, head)
         assert free / (2 * kept) < most < free / (1.08 * kept)
-    assert [memory.largest_batch('cpu', sizes(width), 196, None) for width in (192, 768)] == [64, 16]
-    assert plan_training(images, 'pretrain', device='cpu').batch == 16  # of 144 images: an epoch has several steps
+    assert [task.largest_batch('cpu', sizes(width), 196) for width in (192, 768)] == [64, 16]
+    assert task_of(images, 'pretrain', device='cpu').plan.batch == 16  # of 144 images: an epoch has several steps
 
 
 @pytest.mark.parametrize(
@@ -370,11 +369,9 @@ def test_the_batch_follows_from_memory_width_patches_and_images(images, monkeypa
     ],
 )
 def test_few_images_of_a_class_are_said(tmp_path, monkeypatch, cat, dog, bird, balance, named, advised):
-    monkeypatch.setattr(split, 'MIN_IMAGES', 10)
+    monkeypatch.setattr(finding, 'MIN_IMAGES', 10)
     images = find_images(make_folder(tmp_path / 'images', cat=cat, dog=dog, bird=bird))
-    lines = describe_plan(plan_training(images, 'finetune', device='cpu', balance=balance), images)
-    said = ' '.join(line for line in lines if line.startswith('classes'))
+    said = ' '.join(described(task_of(images, 'finetune', device='cpu', balance=balance), 'classes'))
     assert [word for word in re.findall(r'\w+', said) if word.isdigit() or word in ('cat', 'dog')] == [*named]
     assert ('--balance' in said) == advised
-    lines = describe_plan(plan_training(images, 'pretrain', device='cpu'), images)
-    assert not any(line.startswith('classes') for line in lines)
+    assert not described(task_of(images, 'pretrain', device='cpu'), 'classes')

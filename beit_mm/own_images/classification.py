@@ -1,0 +1,253 @@
+"""Fine-tuning a classifier on class folders: its recipe, and the report with its baselines."""
+
+import shlex
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from mmengine.config import Config
+from torch import Tensor
+
+from beit_mm.apis.configs import bundled_config, pipeline_for_size, warmup_and_cosine
+from beit_mm.apis.inference import classify_images
+from beit_mm.apis.inferencers import ClassificationInferencer
+from beit_mm.checkpoint.checkpoint import Checkpoint
+from beit_mm.checkpoint.names import preview
+from beit_mm.errors import UserError
+from beit_mm.features import evaluation
+from beit_mm.features.evaluation import confusion
+from beit_mm.own_images.images import Images, find_images
+from beit_mm.own_images.record import ALL, Record
+from beit_mm.own_images.report import (
+    BETTER,
+    WORSE,
+    Metric,
+    Metrics,
+    Part,
+    Picture,
+    Report,
+    draw_curves,
+    drawn_until,
+    labels_of,
+    percentage,
+    read_thumbnails,
+    verdict,
+)
+from beit_mm.own_images.task import NARROW, FineTuning, Settings
+from beit_mm.pictures import center_tile, sheet, shortened
+
+RECIPE = 'demo/finetune_folder.py'  # for any width: in a short run mixup and RandAugment cost more than they gain
+WIDE_RECIPE = 'beit/finetune_in1k_100e.py'
+RANDOM_RATE = 1e-3  # learning rate of a classifier that starts from random weights
+FEW_PASSES = 5  # over the images; with fewer, a head on frozen features did better
+FREEZE = 'Each image was seen {:.1f} times. With so few, `--freeze all` did better ("What pays" in docs/own_images.md).'
+BASELINES = dict(thumbnails='thumbnails', most_frequent='the most frequent class')  # which need no network
+MIN_THUMBNAILS, MOST_THUMBNAILS = 100, 20_000  # for ridge regression to learn from; MIN_ even if time is short
+MIN_ANSWERS = 100  # held-out images to classify even if time is short
+MOST_CLASSES = 30  # in the table of a classifier
+MISTAKES, MISTAKES_COLUMNS, MISTAKES_SIDE = 24, 4, 240  # how many are drawn, columns, side of a tile in pixels
+FOR_MAPS = dict(reduce_zero_label='--reduce-zero-label or --keep-zero-label', bands='--bands', head='--head')
+
+
+class Classification(FineTuning):
+    model = 'classifier'
+
+    @classmethod
+    def find(cls, record: Record) -> 'Classification':
+        """Finds class folders; refuses options for label maps."""
+        given = [option for name, option in FOR_MAPS.items() if record.options[name] is not None]
+        if given:
+            raise UserError(f'{record.images} has no label maps; leave out {", ".join(given)}')
+        images = find_images(record.images)
+        if not images.classes:
+            learned = {*images.train.names.values()} - {''}  # '': images in no folder
+            held_out = {*images.held_out.names.values()} - {''}
+            raise UserError(
+                f'{record.images} has class folders: {preview(sorted(learned))}; only among held-out images: '
+                f'{preview(sorted(held_out - learned))}; expected <class>/<image>, at least two classes, each with '
+                'images that are not held out; or images/ and annotations/'
+            )
+        return cls(record, images)
+
+    @property
+    def fits_head(self) -> bool:
+        """Whether only the head is trained, on features that are computed once."""
+        return self.call.freeze == ALL
+
+    def choose_parts(self, checkpoint: Checkpoint | None) -> None:
+        super().choose_parts(checkpoint)
+        self.plan.base = RECIPE
+
+    def described(self) -> list[tuple[str, str]]:
+        once = 'only the head, on features that are computed once: images are not augmented' if self.fits_head else ''
+        return [*super().described(), ('trained', once)]
+
+    def described_labels(self) -> list[tuple[str, str]]:
+        return [('classes', self.images.imbalance_advice(bool(self.call.balance)))]
+
+    @property
+    def validation_cost(self) -> int:
+        return len(self.images.held_out.names)  # all of them
+
+    def settings(self, stage: str, lists: Path, steps: int, earlier: Mapping[str, Path]) -> Settings:
+        plan, base = self.plan, bundled_config(self.plan.base)
+        num_classes = dict(num_classes=len(self.images.classes))
+        recipe = bundled_config(RECIPE if plan.width <= NARROW else WIDE_RECIPE)
+        rate = recipe.optim_wrapper.optimizer.lr if plan.init else RANDOM_RATE
+        length = warmup_and_cosine(steps, steps // 6, plan.batch, base.param_scheduler[-1].eta_min_ratio)
+        if self.fits_head:
+            length['train_cfg']['type'] = 'beit_mm.HeadFitLoop'
+        return plan.base, dict(
+            model=dict(
+                backbone=self.backbone(out_type='avg_featmap'),
+                head=dict(in_channels=plan.width, **num_classes),
+                data_preprocessor=dict(plan.preprocessing, **num_classes),
+            ),
+            **self.data(base, lists),
+            optim_wrapper=self.optimizer(recipe, rate),
+            **length,
+        )
+
+    def data(self, base: Config, lists: Path) -> dict[str, Any]:
+        """Settings of the data loaders."""
+        train_pipeline, test_pipeline = (
+            pipeline_for_size(base[f'{name}_pipeline'], self.plan.size) for name in ('train', 'test')
+        )
+        if self.fits_head:
+            pack = dict(type='PackInputs', meta_keys=('sample_idx', 'img_path', 'unreadable'))
+            train_pipeline = [*test_pipeline[:-1], pack]
+        data = self.loaders(lists, [train_pipeline, test_pipeline], 'held_out', classes=str(lists / 'classes.txt'))
+        train = data['train_dataloader']
+        if self.fits_head:
+            train.update(drop_last=False, sampler=dict(shuffle=False))
+        if self.call.balance:
+            learned = self.images.learned
+            dataset = dict(type=base.train_dataloader.dataset.type, **train['dataset'])
+            largest = max(learned.values()) / learned.total()  # the share of a class whose images are shown once
+            balanced = dict(_delete_=True, type='ClassBalancedDataset', oversample_thr=largest, dataset=dataset)
+            train['dataset'] = balanced
+        return data
+
+    def advice_on_passes(self, passes: float) -> str:
+        """FREEZE if the whole backbone was tuned in too few passes."""
+        return FREEZE.format(passes) if self.plan.init and self.tunes_all and passes < FEW_PASSES else ''
+
+    def report(self, weights: Path, metrics: Metrics, seconds: float, images_in_time: float) -> Report:
+        images, folder = self.images, weights.parent
+        # half of the time; without a backward pass an image costs a third
+        asked = max(MIN_ANSWERS, int(3 / 2 * images_in_time))
+        found, num_learned = compare_classifier(images, seconds / 2)
+        answers = answers_of(weights, images, asked)
+        truth, predicted = (torch.tensor([answer[key] for answer in answers]) for key in ('truth', 'label'))
+        counts = confusion(predicted, truth, len(images.classes))
+        metrics = metrics | found | {'class_mean': class_mean(counts)}
+        metrics['accuracy/top1'] = Metric.share(metrics['accuracy/top1'].value, len(images.held_out.names))
+        balanced = 'It was trained with --balance: images of small classes were shown more often.'
+        parts: list[Part] = [
+            balanced if self.call.balance else '',
+            f'The baselines (thumbnails, most frequent class) need no network: they learned from {num_learned:,} of '
+            f'the {len(images.train.names):,} images and were tested on {found["thumbnails"].number:,} held-out ones. '
+            'This is one training with one seed. To see what pretraining gains, run it again with --init none.',
+            f'At most {MOST_CLASSES} classes, worst first, on {len(answers):,} held-out images:',
+            table_of_classes(counts, images),
+            *draw_mistakes(answers, images.classes, folder / 'mistakes.png'),
+            draw_curves(folder / 'finetune'),
+        ]
+        sentence, following = judge(metrics, weights, images.unequal and not self.call.balance)
+        return Report(metrics, sentence, parts, following)
+
+
+def answers_of(weights: Path, images: Images, number: int) -> list[dict[str, Any]]:
+    """What a classifier answers on `number` held-out images, as `classify` gives it, with the `truth`."""
+    _, truths = labels_of(images, 2 * number)
+    classifier = ClassificationInferencer(weights)
+    results = classify_images(classifier, [*truths])
+    return [
+        dict(result, truth=label)
+        for result, label in zip(results, truths.values(), strict=True)
+        if 'error' not in result
+    ]
+
+
+def compare_classifier(images: Images, seconds: float) -> tuple[Metrics, int]:
+    """Metrics of ridge regression on `thumbnails` and of the `most_frequent` class; number of images to learn from."""
+    begin, (known, held_out) = time.monotonic(), labels_of(images, MOST_THUMBNAILS)
+    x, y = read_thumbnails(drawn_until(known.items(), begin + 0.8 * seconds, MIN_THUMBNAILS))
+    pixels, truth = read_thumbnails(drawn_until(held_out.items(), begin + seconds, MIN_THUMBNAILS))
+    metrics = {}
+    answers = dict(thumbnails=evaluation.ridge(x, y, pixels), most_frequent=y.bincount().argmax().expand_as(truth))
+    for name, predicted in answers.items():
+        counts = confusion(predicted, truth, len(images.classes))
+        metrics[name] = Metric.share(100 * evaluation.accuracy(counts), len(truth))
+        metrics[f'{name}_class_mean'] = class_mean(counts)
+    # exact: one class is always right and the others never, whichever images are drawn
+    metrics['most_frequent_class_mean'] = Metric(metrics['most_frequent_class_mean'].value, 0.0)
+    return metrics, len(y)
+
+
+def judge(metrics: Mapping[str, Metric], weights: Path, unequal: bool) -> tuple[str, str]:
+    """A verdict from the metrics of a classifier and of its baselines, and what to do next.
+
+    The next step is to use the classifier if it is better than its baselines.
+    """
+    of_images = gains_over('accuracy/top1', metrics)
+    of_classes = gains_over('class_mean', metrics, '_class_mean')
+    sentence = f'Verdict: the classifier is {verdict(of_images)}.'
+    if verdict(of_classes) != verdict(of_images):
+        sentence = f'Verdict: over all images the classifier is {verdict(of_images)}; averaged over the classes it is '
+        sentence += f'{verdict(of_classes)}.'
+    better = all(gain.sign == BETTER for gain in of_classes.values())
+    if better and not any(gain.sign == WORSE for gain in of_images.values()):
+        run = shlex.quote(str(weights.parent))
+        return sentence, f'Next: beit-mm classify {run} new_images/ --out classes.csv; beit-mm export {run} model.onnx'
+    balance = 'show images of small classes more often (--balance), ' if unequal else ''
+    others = 'give it more images, more time, or a released model to start from (--init NAME of beit_mm.list_models())'
+    return sentence, f'Next: {balance}{others}.'
+
+
+def gains_over(name: str, metrics: Mapping[str, Metric], ending: str = '') -> Metrics:
+    """A metric's gain over each baseline, by the words for the baseline; `ending` completes the baselines' names."""
+    return {
+        words: metrics[name] - metrics[baseline + ending]
+        for baseline, words in BASELINES.items()
+        if baseline + ending in metrics
+    }
+
+
+def class_mean(counts: Tensor) -> Metric:
+    """Share of correct answers in %, averaged over the classes, from a `confusion` (K, K)."""
+    number = counts.sum(dim=1)
+    right, number = counts.diagonal()[number > 0], number[number > 0]
+    likely = (right + 1) / (number + 2)  # as in Metric.share
+    variance = (likely * (1 - likely) / number).mean() / len(number)
+    return Metric(float(100 * (right / number).mean()), float(100 * variance.sqrt()))
+
+
+def table_of_classes(counts: Tensor, images: Images) -> list[list[str]]:
+    """A row for each class, worst first, at most MOST_CLASSES; from a `confusion` (K, K)."""
+    right, number, learned = counts.diagonal(), counts.sum(dim=1), images.learned
+    recall, precision = 100 * right / number, 100 * right / counts.sum(dim=0)  # nan without images
+    table = [['class', 'images to learn from', 'held-out images', 'recall, %', 'precision, %']]
+    for label in recall.nan_to_num(101).argsort(stable=True).tolist()[:MOST_CLASSES]:
+        name, shares = images.classes[label], (float(recall[label]), float(precision[label]))
+        table.append([name, f'{learned[name]:,}', f'{number[label]:,.0f}', *map(percentage, shares)])
+    return table
+
+
+def draw_mistakes(answers: Sequence[Mapping[str, Any]], classes: Sequence[str], out: Path) -> list[Picture]:
+    """Draws the images that a classifier gets wrong, most confident first; `answers` are `classify`'s, with `truth`."""
+    wrong = [answer for answer in answers if answer['label'] != answer['truth']]
+    wrong.sort(key=lambda answer: -answer['scores'][0][1])
+    if not wrong:
+        return []
+    tiles = []
+    for answer in wrong[:MISTAKES]:
+        truth, predicted = (shortened(classes[answer[key]], 13) for key in ('truth', 'label'))
+        title = f'{truth} as {predicted} {answer["scores"][0][1]:.2f}'
+        tiles.append((title, center_tile(answer['path'], MISTAKES_SIDE)))
+    rows = [tiles[first : first + MISTAKES_COLUMNS] for first in range(0, len(tiles), MISTAKES_COLUMNS)]
+    sheet(rows, MISTAKES_SIDE).save(out)
+    which = f'The {len(tiles)} most confident of {len(wrong):,} mistakes on {len(answers):,} held-out images'
+    return [Picture(out.name, f'{which}: correct class as predicted class')]

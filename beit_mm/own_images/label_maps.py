@@ -1,0 +1,453 @@
+"""Finds the images and label maps of a folder, and what the numbers or colours in the maps mean."""
+
+import os
+from collections import Counter, defaultdict
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any, ClassVar, NamedTuple
+
+import numpy as np
+
+from beit_mm.checkpoint.names import preview
+from beit_mm.datasets import reading
+from beit_mm.datasets.image_folder import BAND_EXTENSIONS, EXTENSIONS, list_images, read_lines
+from beit_mm.datasets.reading import SIDEWAYS, UnreadableImageError, open_image, orientation, read_bands, unreadable
+from beit_mm.datasets.segmentation_folder import (
+    IGNORE_INDEX,
+    IMAGES,
+    MAPS,
+    TRAINING,
+    colour_numbers,
+    count_colours,
+    named_classes,
+    read_labels,
+)
+from beit_mm.errors import UserError
+from beit_mm.own_images.images import VALIDATION, ImageList, Images, evenly, hold_out
+from beit_mm.terminal import with_bar
+
+MIN_PAIRS = 10  # images with label maps that are needed to learn from
+BESIDE = ('_mask.png', '-mask.png', '_label.png')  # endings of maps that lie beside their images
+READ = (*EXTENSIONS, '.npy')  # endings of images, some of them with many bands
+MAX_MEASURED = 100  # images that statistics of bands are taken from
+ASK_ZERO = 'what is 0? Give --reduce-zero-label if it marks unlabelled pixels, --keep-zero-label if it is a class'
+EXPECTED = 'expected images/a.jpg and annotations/a.png, or a.jpg and a_mask.png side by side'
+
+
+@dataclass
+class LabelMaps(Images):
+    """Images with label maps; the roots of their lists are folders of images."""
+
+    maps: tuple[Path, Path]  # folders of label maps: to learn from, and held out
+    suffix: str  # replaces the image's ending in the name of its map
+    values: list[int]  # number of each class in the maps; other numbers are unlabelled
+    notes: list[str]  # what was found, for the user
+    colours: list[list[int]] | None  # of the classes, if the maps are read by colour
+    bands: dict[str, Any] | None  # arguments of LoadBands, and `mean` and `std`; None: the images are RGB
+    num_validated: ClassVar[int] = 32
+    validation_cost: ClassVar[int] = 6  # several windows, and logits of whole images
+
+    def __str__(self) -> str:
+        return super().__str__().replace('images', 'images with label maps', 1)
+
+    def identity(self) -> list[Any]:
+        return [*super().identity(), self.values, self.suffix, *([self.colours] if self.colours else [])]
+
+    def class_lines(self) -> list[str]:
+        colours = (f' {" ".join(map(str, rgb))}' for rgb in self.colours or [])
+        return [line + next(colours, '') for line in super().class_lines()]
+
+    def dataset(self, lists: Path, name: str) -> dict[str, Any]:
+        part, maps = (self.train, self.maps[0]) if name == 'train' else (self.held_out, self.maps[1])
+        reduced = self.values == [*range(1, len(self.values) + 1)]
+        usual = self.colours or reduced or self.values == [*range(len(self.values))]
+        return dict(
+            data_root='',
+            data_prefix=dict(img_path=str(part.root), seg_map_path=str(maps)),
+            ann_file=str(lists / f'{name}.txt'),
+            seg_map_suffix=self.suffix,
+            classes=str(lists / 'classes.txt'),
+            reduce_zero_label=reduced,
+            label_values=None if usual else self.values,
+        )
+
+
+class Legend(NamedTuple):
+    """What classes.txt says: names, and the colours or the numbers of the classes, if it gives them."""
+
+    names: Sequence[str] | None = None
+    colours: list[list[int]] | None = None
+    numbers: list[int] | None = None
+
+
+class Meaning(NamedTuple):
+    """What the numbers in label maps stand for."""
+
+    classes: list[str]
+    values: list[int]  # the number of each class; other numbers are unlabelled
+    text: str  # the same for the user
+
+
+@dataclass
+class Maps:
+    """The images of a folder that have a label map of their size, and what these maps hold."""
+
+    images: Path
+    folder: Path  # of the maps
+    numbers: dict[str, set[int]]  # path of each image, relative to `images` -> the numbers in its map
+    pixels: Counter[int]  # how many pixels have each number
+    notes: list[str]  # what was left out
+
+    def some(self, images: ImageList) -> 'Maps':
+        """The same with these images only."""
+        return replace(self, numbers={path: self.numbers[path] for path in images.names})
+
+    @property
+    def held(self) -> set[int]:
+        """The numbers that occur."""
+        return set().union(*self.numbers.values())
+
+    def listed(self) -> ImageList:
+        return ImageList(self.images, dict.fromkeys(self.numbers, ''))
+
+
+def find_label_maps(
+    folder: str | Path,
+    reduce_zero_label: bool | None = None,
+    whole: bool = False,
+    bands: str | Sequence[int] | None = None,
+    max_pixels: int = reading.MAX_PIXELS,
+) -> LabelMaps | None:
+    """Finds the images and label maps of a folder, and holds some out; None where there are no label maps.
+
+    Args:
+        folder: laid out as docs/label_maps.md describes.
+        reduce_zero_label: whether 0 marks unlabelled pixels; None: as classes.txt shows.
+        whole: use all images to learn from, which may be few, and hold none of them out.
+        bands: bands of the images to read, counted from 0, or 'all'; None: all if reading as RGB would lose some.
+        max_pixels: limit for an image or map, see LoadImage.
+
+    Raises:
+        UserError: images and maps do not fit together, or nothing shows what 0 means.
+    """
+    root = Path(folder).expanduser().resolve(strict=True)
+    least = 1 if whole else MIN_PAIRS
+    folders = find_folders(root, least)
+    if not folders:
+        return None
+    suffix = find_suffix(*folders[0])
+    bands = find_bands(folders[0][0], bands)
+    legend = read_legend(root / 'classes.txt')
+    read = partial(read_pair, by_bands=bands is not None, by_colour=legend.colours is not None, max_pixels=max_pixels)
+    found = [read_maps(*pair, suffix, read) for pair in folders]
+    notes = [note for maps in found for note in maps.notes]
+    train, held_out = share_out(found, whole)
+    if len(train.numbers) < least:
+        raise UserError(
+            f'{len(train.numbers)} images with label maps to learn from, {len(held_out.numbers)} held out, in '
+            f'{str(root)!r}; expected at least {least}{"".join(f"; {note}" for note in notes)}'
+        )
+    pixels: Counter[int] = sum((maps.pixels for maps in found), Counter())
+    meaning = meaning_of(legend, found, pixels, reduce_zero_label)
+    if not 1 < len(meaning.values) < IGNORE_INDEX:
+        raise UserError(
+            f'{len(meaning.values)} classes in {str(root)!r} ({meaning.text}); expected 2 to {IGNORE_INDEX - 1}'
+        )
+    check_labelled(train, held_out, meaning)
+    labelled_share = sum(pixels[value] for value in meaning.values) / pixels.total()
+    unlabelled = f'{100 - 100 * labelled_share:.0f} % of the pixels are unlabelled'
+    notes.insert(0, f'{meaning.text}{unlearned(train, held_out, meaning)}; {unlabelled}')
+    return LabelMaps(
+        train.listed(),
+        held_out.listed(),
+        meaning.classes,
+        maps=(train.folder, held_out.folder),
+        suffix=suffix,
+        values=meaning.values,
+        notes=notes,
+        colours=legend.colours,
+        bands=None if bands is None else measure_bands([str(train.images / name) for name in train.numbers], bands),
+    )
+
+
+def share_out(found: Sequence[Maps], whole: bool) -> tuple[Maps, Maps]:
+    """Those to learn from and those held out: a folder for each, else a tenth of the only folder."""
+    first, *others = found
+    if others and others[0].numbers:
+        return first, others[0]
+    if whole:
+        return first, first
+    train, held_out = hold_out(first.listed())
+    return first.some(train), first.some(held_out)
+
+
+def check_labelled(train: Maps, held_out: Maps, meaning: Meaning) -> None:
+    """Refuses a part without any labelled pixel."""
+    for use, part in (('to learn from', train), ('held out', held_out)):
+        if not part.held & {*meaning.values}:
+            raise UserError(
+                f'no map of the {len(part.numbers):,} images {use} in {str(part.images)!r} has a labelled pixel; label '
+                f'some ({meaning.text})'
+            )
+
+
+def unlearned(train: Maps, held_out: Maps, meaning: Meaning) -> str:
+    """Names the classes that no map to learn from holds; '' if there are none."""
+    text, values = '', {*meaning.values}
+    nowhere, not_learned = values - train.held - held_out.held, held_out.held - train.held
+    for what, missing in (('never seen', nowhere), ('only in held-out maps', not_learned)):
+        names = [name for name, value in zip(meaning.classes, meaning.values, strict=True) if value in missing]
+        if names:
+            text += f', {what}: {preview(names)}'
+    return text
+
+
+# classes.txt and what numbers mean
+
+
+def read_legend(path: Path) -> Legend:
+    """Reads a classes.txt, which need not be there."""
+    if not path.is_file():
+        return Legend()
+    names, colours = named_classes(str(path))
+    return Legend(names, colours, table_numbers(path))
+
+
+def table_numbers(path: Path) -> list[int] | None:
+    """The classes' numbers in a table with the columns Number and Name, as `segment` writes it; None if it has none."""
+    header, *rows = [line.split('\t') for line in read_lines(str(path)) if line]
+    if not {'Number', 'Name'} <= {*header}:
+        return None
+    return [int(row[header.index('Number')]) for row in rows]
+
+
+def meaning_of(legend: Legend, found: Sequence[Maps], pixels: Counter[int], reduce_zero_label: bool | None) -> Meaning:
+    """The classes of all maps, by the colours or numbers of classes.txt, or by the order of its names."""
+    if reduce_zero_label is not None and (legend.colours or legend.numbers):
+        has = 'colours' if legend.colours else 'numbers'
+        raise UserError(f'classes.txt has {has}; leave out --reduce-zero-label and --keep-zero-label')
+    if legend.names and legend.colours:
+        return meaning_of_colours(pixels, legend.names, legend.colours)
+    if legend.names and legend.numbers:
+        text = f'{len(legend.names)} classes of classes.txt, with its numbers'
+        return Meaning([*legend.names], legend.numbers, text)
+    return meaning_of_numbers(found, legend.names, reduce_zero_label)
+
+
+def meaning_of_colours(pixels: Counter[int], names: Sequence[str], colours: Sequence[Sequence[int]]) -> Meaning:
+    """The classes of label maps by colour; `pixels` counts the `colour_numbers`."""
+    values = colour_numbers(colours).tolist()
+    others = Counter({number: count for number, count in pixels.items() if number not in values})
+    text = f'{len(names)} classes of classes.txt, by colour'
+    if others:
+        text += f'; colours that no class has: {count_colours(others)}'
+    return Meaning([*names], values, text)
+
+
+def meaning_of_numbers(found: Sequence[Maps], names: Sequence[str] | None, reduce_zero_label: bool | None) -> Meaning:
+    """The classes of label maps with numbers. `names` come from classes.txt."""
+    held = set().union(*(maps.held for maps in found))
+    numbers = sorted(held - {IGNORE_INDEX})
+    if not numbers:
+        return Meaning([], [], f'every pixel is {IGNORE_INDEX}, which marks ignored pixels')
+    if numbers == [0, 1] or (numbers == [0] and IGNORE_INDEX in held):
+        mask_values = [0, 1 if 1 in held else IGNORE_INDEX]
+        if not reduce_zero_label and len(names or ()) < 3:
+            return meaning_of_masks(mask_values, names or [])
+    if names is None:
+        values = numbers[1:] if zero_is_unlabelled_without_names(numbers, reduce_zero_label) else numbers
+        return Meaning([*map(str, values)], values, f'{len(values)} classes, named by their numbers (no classes.txt)')
+    number, first = len(names), int(zero_is_unlabelled(found, numbers, len(names), reduce_zero_label))
+    text = f'{number} classes of classes.txt, 0 is {"unlabelled" if first else repr(names[0])}'
+    return Meaning([*names], [*range(first, first + number)], text)
+
+
+def meaning_of_masks(values: list[int], names: Sequence[str]) -> Meaning:
+    """The two classes of masks with 0 and another value; classes.txt may name both, or the second."""
+    background = [] if len(names) == 2 else ['background']
+    classes = [*background, *(names or ['foreground'])]
+    return Meaning(classes, values, f'masks of two classes: 0 is {classes[0]}, {values[1]} is {classes[1]}')
+
+
+def zero_is_unlabelled_without_names(numbers: list[int], given: bool | None) -> bool:
+    """Whether 0 marks unlabelled pixels, where no classes.txt can show it; refuses to guess."""
+    if 0 not in numbers:
+        return False
+    if given is None and len(numbers) > 1:
+        raise UserError(
+            f'label maps contain 0 and other values ({preview(map(str, numbers[1:]))}), and there is no classes.txt: '
+            f'{ASK_ZERO}'
+        )
+    return bool(given)
+
+
+def zero_is_unlabelled(found: Sequence[Maps], numbers: list[int], num_names: int, given: bool | None) -> bool:
+    """Whether 0 marks unlabelled pixels, by the highest number in the maps beside K names:
+
+    | highest | 0 in the maps | 0 marks              |
+    | ---     | ---           | ---                  |
+    | K       | or not        | unlabelled pixels    |
+    | K - 1   | yes           | the first class      |
+    | K - 1   | no            | refused unless given |
+    | less    | or not        | refused unless given |
+    """
+    highest = numbers[-1]
+    if highest > num_names or (highest == num_names and given is False):
+        image = next(path for maps in found for path, held in maps.numbers.items() if highest in held)
+        raise UserError(
+            f'the label map of {image} contains {highest}, but classes.txt names {num_names} classes; expected 0 to '
+            f'{num_names - 1}, or 1 to {num_names}, and {IGNORE_INDEX} for ignored pixels'
+        )
+    if given is not None:
+        return given
+    if highest == num_names:
+        return True
+    if highest == num_names - 1 and 0 in numbers:
+        return False
+    raise UserError(
+        f'label maps contain {numbers[0]} to {highest}, but classes.txt names {num_names} classes: {ASK_ZERO}'
+    )
+
+
+# Folders, files and bands
+
+
+def find_bands(folder: Path, bands: str | Sequence[int] | None) -> str | Sequence[int] | None:
+    """The bands to read: the given ones, or all if the folder's first image needs that; None: read RGB."""
+    path = str(folder / next(iter(list_images(str(folder), READ)), ''))
+    if bands is None and path.lower().endswith(BAND_EXTENSIONS) and loses_as_rgb(path):
+        return 'all'
+    return bands
+
+
+def loses_as_rgb(path: str) -> bool:
+    """Whether reading an image as RGB would lose some of its bands or bits."""
+    shown = 0
+    with suppress(UnreadableImageError), unreadable(path, Exception), open_image(path) as image:
+        shown = len(image.getbands())
+    try:
+        values = read_bands(path)
+    except UnreadableImageError:  # a kind of TIFF that only Pillow reads
+        return False
+    except UserError:  # a Python without tifffile
+        if not shown:
+            raise
+        return False
+    return values.shape[2] > shown or values.dtype != np.uint8
+
+
+def measure_bands(paths: Sequence[str], bands: str | Sequence[int]) -> dict[str, Any]:
+    """Arguments of LoadBands and of the data preprocessor, from statistics of some of the files."""
+    taken = None if bands == 'all' else [*bands]
+    found = reading.band_statistics(evenly(paths, MAX_MEASURED), taken)
+    load = dict(type='beit_mm.LoadBands', bands=taken, low=found['low'], high=found['high'])
+    return dict(load=load, mean=found['mean'], std=found['std'])
+
+
+def find_folders(root: Path, least: int) -> list[tuple[Path, Path]]:
+    """Folders of images and of their maps: to learn from and, if any, held out; empty without maps.
+
+    Fewer than `least` maps beside images do not count: they may be ordinary images.
+    """
+    images, maps = present(root, IMAGES), present(root, MAPS)
+    splits = present(root, TRAINING) + present(root, VALIDATION)
+    if images and (maps or not splits):  # else `images` may be the name of a class
+        pair = root / images[0], root / (maps or MAPS)[0]
+        parts = present(pair[0], TRAINING) + present(pair[0], VALIDATION)
+        return [(pair[0] / part, pair[1] / part) for part in parts or ['']]
+    return folders_of_splits(root, splits, least) or maps_beside_images(root, least)
+
+
+def present(folder: Path, names: Sequence[str]) -> list[str]:
+    """The first of the names that is a folder in `folder`, in a list; an empty list if none is."""
+    return [name for name in names if (folder / name).is_dir()][:1]
+
+
+def folders_of_splits(root: Path, splits: Sequence[str], least: int) -> list[tuple[Path, Path]]:
+    """`train` and `val`, each with images and maps. Once one of them has maps, the other must have them too."""
+    found: list[tuple[Path, Path]] = []
+    for name in splits:
+        missing = [(root / name, root / name / MAPS[0])] if found else []
+        found += find_folders(root / name, 1 if found else least)[:1] or missing
+    return found
+
+
+def maps_beside_images(root: Path, least: int) -> list[tuple[Path, Path]]:
+    """The folder itself, if maps such as a_mask.png lie beside a.jpg in it."""
+    names = list_images(str(root), READ)
+    stems = {os.path.splitext(name)[0] for name in names}
+    beside = [name for name in names for end in BESIDE if name.endswith(end) and name[: -len(end)] in stems]
+    return [(root, root)] if len(beside) >= least else []
+
+
+def find_suffix(images: Path, maps: Path) -> str:
+    """What replaces the image's ending in a map's name: '.png', '_mask.png', ..."""
+    names = list_images(str(maps))
+    if images == maps:
+        suffixes = Counter(ending for name in names for ending in BESIDE if name.endswith(ending))
+    else:
+        stems = {os.path.splitext(name)[0] for name in list_images(str(images), READ)}
+        suffixes = Counter()
+        for name in evenly(names, 100):
+            cuts = [cut for cut in range(len(name)) if name[:cut] in stems]
+            suffixes.update(name[cut:] for cut in cuts[-1:])  # after the longest stem
+    if not suffixes:
+        map_name, image_name = (next(iter(list_images(str(folder), READ)), 'none') for folder in (maps, images))
+        raise UserError(
+            f'no label map has the name of an image: {map_name!r} in {str(maps)!r}, {image_name!r} in {str(images)!r}; '
+            f'{EXPECTED}'
+        )
+    (suffix, number), *others = suffixes.most_common(2)
+    if others and others[0][1] > number / 2:
+        raise UserError(
+            f'label maps in {str(maps)!r} end in {suffix} and in {others[0][0]}: two kinds for the same images; keep '
+            'the one to learn from there'
+        )
+    if suffix.lower().endswith(('.jpg', '.jpeg', '.webp')):
+        raise UserError(f'maps in {str(maps)!r} end in {suffix}, whose compression changes numbers; save them as PNG')
+    return suffix
+
+
+def read_maps(images: Path, folder: Path, suffix: str, read: Callable) -> Maps:
+    """Reads the label maps of a folder; `read` is a `read_pair`."""
+    listed = [path for path in list_images(str(images), READ) if images != folder or not path.endswith(BESIDE)]
+    existing = {*list_images(str(folder))}
+    found = Maps(images, folder, {}, Counter(), [])
+    left_out: dict[str, list[str]] = defaultdict(list)
+    for path in with_bar(listed, len(listed)):
+        name = os.path.splitext(path)[0] + suffix
+        if name not in existing:
+            left_out['without a map'].append(str(images / path))
+            continue
+        try:
+            labels = read(str(images / path), str(folder / name))
+        except UnreadableImageError as error:
+            left_out['unreadable'].append(str(error))
+            continue
+        if labels is None:
+            left_out['whose map has another size'].append(str(images / path))
+            continue
+        numbers, counts = np.unique(labels, return_counts=True)
+        found.pixels.update(dict(zip(numbers.tolist(), counts.tolist(), strict=True)))
+        found.numbers[path] = {*numbers.tolist()}
+    for why, cases in left_out.items():
+        found.notes.append(f'{len(cases):,} of {len(listed):,} images left out, {why}: {cases[0]}')
+    expected = {os.path.splitext(path)[0] + suffix for path in listed}
+    unused = [name for name in existing - expected if name.endswith(suffix)]
+    if unused:
+        found.notes.append(f'{len(unused):,} label maps left out, without an image: {folder / min(unused)}')
+    return found
+
+
+def read_pair(image: str, file: str, by_bands: bool, by_colour: bool, max_pixels: int) -> np.ndarray | None:
+    """The numbers in a label map, see `read_labels`; None if its image, with bands or not, has another size."""
+    labels = read_labels(file, by_colour, max_pixels)
+    if by_bands:
+        height, width = read_bands(image, max_pixels).shape[:2]
+    else:  # the size in the image's header, turned upright
+        with unreadable(image, Exception), open_image(image, max_pixels) as opened:
+            width, height = opened.size[::-1] if orientation(opened) in SIDEWAYS else opened.size
+    return labels if labels.shape == (height, width) else None

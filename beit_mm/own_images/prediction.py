@@ -1,0 +1,205 @@
+"""Names the class of images or of pixels: with a trained model or, without training, by the nearest labelled images."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import torch
+
+from beit_mm.apis.inference import (
+    CONFIDENCE,
+    Segmentor,
+    check_confidence,
+    classify_images,
+    link_images,
+    segment_images,
+    write_results,
+)
+from beit_mm.apis.inferencers import ClassificationInferencer, SegmentationInferencer
+from beit_mm.checkpoint.checkpoint import Checkpoint, CheckpointInput, PerChannel
+from beit_mm.checkpoint.find import PHOTOS, SCENES
+from beit_mm.datasets.reading import MAX_PIXELS
+from beit_mm.datasets.segmentation_folder import SegmentationFolder
+from beit_mm.engine.metrics import describe
+from beit_mm.errors import UserError
+from beit_mm.features.evaluation import knn_votes, patch_classifier, patch_dataset, pixel_scores
+from beit_mm.features.extractor import ExistingPath, FeatureExtractor, Sources
+from beit_mm.files import quoted
+from beit_mm.own_images.images import list_folder, training_folder, write_lists
+from beit_mm.own_images.label_maps import EXPECTED, find_label_maps
+from beit_mm.terminal import quiet
+
+
+def classify(
+    checkpoint: CheckpointInput,
+    images: Sources = PHOTOS,
+    labelled: str | Path | None = None,
+    out: str | Path | None = None,
+    mean: PerChannel = None,
+    std: PerChannel = None,
+    min_confidence: float | None = None,
+) -> list[dict[str, Any]]:
+    """Names the class of images, with a classifier or by the most similar labelled images.
+
+    Args:
+        checkpoint: 'demo' (packaged weights), a file, the folder of a run, a URL, or the name of a released model.
+        images: files and folders, in Python also arrays and PIL images, see `ImageReader.results`; by default five
+            photos that come with the package.
+        labelled: folder with one folder per class, whose nearest images decide, for a model without classes.
+        out: file for the results, .csv or .json; with `min_confidence` a folder.
+        mean: of the images' channels, one number or one for each, pixels 0-255; by default as the checkpoint says.
+        std: their standard deviation, like `mean`.
+        min_confidence: make `out` a folder that `finetune` reads: classes.csv has the results, and one folder per class
+            has links to the images whose class has at least this probability, 0 to 1.
+
+    Returns:
+        For each image dict(path, label, name, scores), see ClassificationInferencer; with `labelled` a score is a
+        class's share in the vote of the nearest images. For an unreadable image dict(path, error).
+    """
+    is_folder = out is not None and Path(out).suffix not in ('.csv', '.json')
+    if is_folder != (min_confidence is not None):
+        raise UserError(f'--out is {out}; expected a .csv or .json file, or with --min-confidence a folder')
+    check_confidence(min_confidence)
+    path = Path(out or '').expanduser()
+    if is_folder and any(found.is_dir() for found in path.glob('*')):
+        raise UserError(f'{path} has folders already, which would be learned from too; give another --out')
+    with quiet():
+        opened = Checkpoint.open(checkpoint, 'classifier' if labelled is None else 'pretrained', mean=mean, std=std)
+        if labelled is None:
+            results = classify_images(ClassificationInferencer(opened), images)
+        else:
+            results = classify_by_nearest(opened, images, labelled)
+    if min_confidence is not None:
+        write_results(path / 'classes.csv', results)
+        link_images(path, results, min_confidence)
+    elif out is not None:
+        write_results(path, results)
+    return results
+
+
+def classify_by_nearest(checkpoint: Checkpoint, images: Sources, labelled: str | Path) -> list[dict[str, Any]]:
+    """Lets the most similar images of class folders vote."""
+    bank = list_folder(training_folder(labelled))
+    classes = sorted({*bank.names.values()} - {''})
+    extract = FeatureExtractor(checkpoint)
+    known = {str(bank.root / path): classes.index(name) for path, name in bank.names.items() if name}
+    features, samples = extract.means([*map(ExistingPath, known)])
+    labels = torch.tensor([known[sample['path']] for sample in samples if 'error' not in sample])
+    readable = len(labels.unique())
+    if readable < 2:
+        raise UserError(
+            f'--labelled: {str(labelled)!r} has {len(classes)} class folders, {readable} of them with readable images; '
+            'expected 2 or more'
+        )
+    queries, found = extract.means([*extract.reader.sources(images)])
+    shares = (row / row.sum() for votes in knn_votes(queries, features, labels, len(classes)) for row in votes)
+    names = [*map(quoted, classes)]  # as a classifier's
+    return [result if 'error' in result else describe(next(shares), names, result['path']) for result in found]
+
+
+def segment(
+    checkpoint: CheckpointInput,
+    images: Sources = SCENES,
+    out: str | Path = 'segmentation',
+    labelled: str | Path | None = None,
+    short_side: int | None = None,
+    reduce_zero_label: bool | None = None,
+    multi_scale: bool = False,
+    max_pixels: int | None = None,
+    mean: PerChannel = None,
+    std: PerChannel = None,
+    min_confidence: float | None = None,
+) -> list[dict[str, Any]]:
+    """Names the class of each pixel, with a segmentor or by the most similar labelled patches.
+
+    Args:
+        checkpoint: see `classify`.
+        images: files and folders, in Python also arrays (labels/image.png, image_2.png, ...) and PIL images, see
+            `ImageReader.results`; by default three drawn scenes.
+        out: folder for classes.txt, labels/<name>.png (indices into classes.txt from 0; a palette has the classes'
+            colours, if there are at most 256), overlays/<name>.png with a legend, and confidence.csv.
+        labelled: folder of images/ and annotations/, whose nearest patches decide, for a model without classes; see
+            `find_label_maps`.
+        short_side: with `labelled`, of the images that the model sees, in pixels; by default the checkpoint's.
+        reduce_zero_label: whether 0 marks unlabelled pixels in `labelled` or is a class; by default as classes.txt
+            shows.
+        multi_scale: average a segmentor's predictions over all scales and flips.
+        max_pixels: limit for an image, and for a label map in `labelled`; 178,956,970 by default.
+        mean, std: see `classify`.
+        min_confidence: make `out` a folder that `finetune` reads: pixels whose class is less probable, 0 to 1, are 255
+            in the label map, and images/ has links to the images that keep any label.
+
+    Returns:
+        For each image dict(path, labels=file, overlay=file, confidence=mean probability of its pixels' labels; with
+        `labelled` their share in the nearest patches), with `min_confidence` also labelled=share of pixels, 0 to 1.
+        Overlays of many bands show bands 1 to 3. For an unreadable image dict(path, error).
+    """
+    with quiet():
+        opened = Checkpoint.open(checkpoint, 'segmentor' if labelled is None else 'pretrained', mean=mean, std=std)
+        folder = Path(out).expanduser()
+        check_confidence(min_confidence)
+        check_unused(folder)
+        segmentor: Segmentor
+        if labelled is not None:
+            if multi_scale:
+                raise UserError('--multi-scale is for segmentors; leave it or --labelled out')
+            limit = MAX_PIXELS if max_pixels is None else max_pixels
+            segmentor = nearest_patches(opened, labelled, short_side, reduce_zero_label, limit)
+        elif short_side is not None or reduce_zero_label is not None:
+            raise UserError('--short-side, --keep- and --reduce-zero-label need --labelled FOLDER; give that too')
+        else:
+            segmentor = SegmentationInferencer(opened, multi_scale=multi_scale, max_pixels=max_pixels)
+        return segment_images(segmentor, images, folder, min_confidence)
+
+
+def check_unused(folder: Path) -> None:
+    """Refuses a folder whose files `segment` would replace, or whose images would be learned from too."""
+    of_segment = (folder / CONFIDENCE).exists()  # an earlier call wrote labels/ and classes.txt, not the user
+    for name in ('images',) if of_segment else ('images', 'labels', 'classes.txt'):
+        if (folder / name).exists():
+            raise UserError(f'{folder / name} is there already; give another --out')
+
+
+def nearest_patches(
+    checkpoint: Checkpoint,
+    labelled: str | Path,
+    short_side: int | None,
+    reduce_zero_label: bool | None,
+    max_pixels: int,
+) -> 'NearestPatches':
+    """The NearestPatches of a folder of label maps; for the arguments see `segment`."""
+    found = find_label_maps(labelled, reduce_zero_label, whole=True, max_pixels=max_pixels)
+    if not found:
+        raise FileNotFoundError(f'--labelled: no label maps in {str(labelled)!r}; {EXPECTED}')
+    extract = FeatureExtractor(checkpoint, size=short_side, whole=True, max_pixels=max_pixels)
+    with TemporaryDirectory() as lists:
+        write_lists(found, Path(lists))
+        return NearestPatches(extract, patch_dataset(extract, **found.dataset(Path(lists), 'train')))
+
+
+class NearestPatches:
+    """Segments images by frozen features, without training: a `patch_classifier` of a `patch_dataset`.
+
+    Call it like a SegmentationInferencer.
+
+    Args:
+        method: of the `patch_classifier`; with 'knn' the confidence is the label's share in the nearest patches.
+    """
+
+    def __init__(self, extract: FeatureExtractor, dataset: SegmentationFolder, method: str = 'knn') -> None:
+        self.extract, self.reader = extract, extract.reader
+        self.num_images = len(dataset)
+        self.classes, self.palette = [*map(quoted, dataset.metainfo['classes'])], dataset.metainfo['palette']
+        self.scores_of, _ = patch_classifier(extract, dataset, method)
+
+    def __call__(
+        self, images: Sources, on_error: str = 'raise', return_images: bool = False
+    ) -> Iterator[dict[str, Any]]:
+        return self.reader.results(images, self.predict, on_error=on_error, return_images=return_images)
+
+    def predict(self, samples: list[dict]) -> list[dict[str, Any]]:
+        (sample,) = samples
+        patches = self.extract.features(sample['inputs'][None], [None])['patches'][0, 0]  # h, w, C
+        scores = pixel_scores(self.scores_of(patches), sample['data_samples'].ori_shape)  # K, H, W
+        return [dict(labels=scores.argmax(dim=0).byte().cpu().numpy(), confidence=scores.amax(dim=0).cpu().numpy())]

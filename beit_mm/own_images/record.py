@@ -1,0 +1,121 @@
+"""What a call asked for, and what plan.json keeps of its run."""
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import astuple, dataclass, field
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from beit_mm.checkpoint.checkpoint import given_mean_std
+from beit_mm.checkpoint.find import DEMO, path_of_checkpoint
+from beit_mm.errors import UserError
+from beit_mm.files import atomic_file
+
+NONE, ALL = 'none', 'all'  # options: random weights; all blocks
+UNITS = ('minutes', 'epochs', 'steps')  # options that give the length of a run
+CHANGEABLE = ('workers',)  # options that a call which resumes a run may change
+
+
+@dataclass(frozen=True)
+class Length:
+    number: float
+    unit: str  # one of UNITS
+
+    def __str__(self) -> str:
+        return f'{self.number:.12g} {self.unit}'
+
+
+@dataclass
+class Record:
+    """The call that started a run, its plan and its results.
+
+    Args:
+        verb: 'pretrain' or 'finetune'.
+        images: the folder.
+        options: the other arguments of the verb's function. What the call leaves out is None until it is planned.
+        length: of the run; None until it is planned.
+    """
+
+    verb: str
+    images: str
+    options: dict[str, Any]
+    length: Length | None = None
+
+    device: str | None = None  # 'cpu' or 'cuda'
+    predicts: str | None = None  # what a pretraining predicts; a resumed run must find the same
+    found: str = ''  # how many images
+    digest: str = ''  # of their names and labels; empty until the run is planned
+    seconds: float = 0.0  # how long the run has taken
+    stages: dict[str, dict[str, Any]] = field(default_factory=dict)  # steps, time, and what its validation measured
+    metrics: dict[str, Any] = field(default_factory=dict)  # of the report: value, standard error, number of images
+    verdict: str = ''
+
+    @classmethod
+    def of_call(cls, verb: str, images: str | Path, arguments: Mapping[str, Any]) -> 'Record':
+        """The record of a call with these arguments, before anything is planned."""
+        if (processes := os.environ.get('WORLD_SIZE', '1')) not in ('', '1'):  # set by torchrun
+            raise UserError(
+                f'{verb} runs in one process, but WORLD_SIZE is {processes}; start it without a launcher, or train its '
+                'config with dist_train.sh'
+            )
+        options = dict(arguments)
+        lengths = [(options.pop(unit), unit) for unit in UNITS if unit in options]
+        given = [Length(number, unit) for number, unit in lengths if number is not None]
+        if len(given) > 1:
+            raise UserError(f'{" and ".join(length.unit for length in given)} are given; expected one of them')
+        if options['init'] is not None:
+            options['init'] = absolute_source(options['init'])
+        options |= given_mean_std(options['mean'], options['std'])
+        folder = str(Path(images).expanduser().resolve())
+        return cls(verb, folder, options, length=given[0] if given else None)
+
+    @classmethod
+    def read(cls, path: Path) -> 'Record':
+        try:
+            record = cls(**json.loads(path.read_text()))
+            record.length = Length(*record.length)
+        except TypeError:  # other fields
+            raise AnotherVersionError(path.parent) from None
+        return record
+
+    def write(self, path: Path) -> None:
+        with atomic_file(path) as file:
+            file.write(json.dumps(vars(self), indent=2, default=astuple).encode())
+
+    @property
+    def choices(self) -> SimpleNamespace:
+        """The options as attributes."""
+        return SimpleNamespace(**self.options)
+
+    def resume(self, call: 'Record', folder: Path) -> None:
+        """Refuses a call with other options than those that began the run; what it leaves out keeps its value."""
+        known = dict(verb=self.verb, images=self.images, length=self.length, **self.options)
+        asked = dict(verb=call.verb, images=call.images, length=call.length, **call.options)
+        for option, value in asked.items():
+            if option in CHANGEABLE or value is None:
+                continue
+            if value != known.get(option):
+                raise UserError(
+                    f'{folder} began with {option}={known.get(option)}, this call says {option}={value}; choose '
+                    'another --out'
+                )
+        if known.keys() != asked.keys():
+            raise AnotherVersionError(folder)
+        self.options.update({option: call.options[option] for option in CHANGEABLE if call.options[option] is not None})
+
+
+class AnotherVersionError(UserError):
+    def __init__(self, folder: Path) -> None:
+        super().__init__(
+            f'{folder} was begun by another version of beit_mm, which has to end it; or start from its weights with '
+            '--init and another --out'
+        )
+
+
+def absolute_source(source: str | Path) -> str:
+    """The absolute path of a checkpoint, for later calls from other folders; words and URLs stay as they are."""
+    if source in (DEMO, NONE) or '://' in str(source):
+        return str(source)
+    return str(path_of_checkpoint(source).absolute())  # links stay: the name and the files beside it say what it is

@@ -1,0 +1,212 @@
+"""What every report is made of: metrics, verdicts, texts, tables and pictures, as report.md and report.html."""
+
+import html
+import math
+import random
+import re
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple, TypeAlias
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from beit_mm.datasets.reading import UnreadableImageError, read_image
+from beit_mm.features.evaluation import thumbnail
+from beit_mm.files import atomic_file, quoted
+from beit_mm.own_images.images import Images, evenly
+from beit_mm.pictures import draw_runs, read_scalars
+
+ROWS = {  # of the report: a metric's name and its description
+    'mim_loss': 'loss on masked patches (mim_loss)',
+    'mim_loss_start': 'the same with the initial weights, nats',
+    'token_entropy': 'loss of guessing by token frequency alone (token_entropy)',
+    'position_entropy': 'loss of guessing by token frequency at each position (position_entropy)',
+    'explained': 'share of variance explained, against the mean feature (explained)',
+    'explained_at_position': 'the same, against the mean at each position (explained_at_position)',
+    'tokenizer/codes_used': 'different visual tokens in use',
+    'mim_acc': 'masked tokens predicted correctly (mim_acc)',
+    'accuracy/top1': 'classified correctly, %',
+    'class_mean': 'the same, averaged over the classes, %',
+    'mIoU': 'mIoU on held-out images, %',
+    'thumbnails': 'ridge regression on thumbnails of 8 x 8 pixels, %',
+    'thumbnails_class_mean': 'the same, averaged over the classes, %',
+    'most_frequent': 'always the most frequent class, %',
+    'most_frequent_class_mean': 'the same, averaged over the classes, %',
+    'patches': 'nearest frozen patches of the initial weights, %',
+    'position_colour': 'naive Bayes of position and colour, %',
+}
+BETTER, WORSE, TOO_CLOSE = 'better than', 'worse than', 'too close to tell from'
+
+
+@dataclass(frozen=True)
+class Metric:
+    """A measured number, with its standard error and number of images where known."""
+
+    value: float
+    error: float | None = None
+    number: int | None = None
+
+    @classmethod
+    def share(cls, percent: float, number: int) -> 'Metric':
+        """A share of `number` images, in %."""
+        share = min(percent / 100, 1.0)  # mmpretrain's, in float32, may exceed 100 %
+        likely = (share * number + 1) / (number + 2)  # a few images, all correct, do not prove 100 %
+        return cls(100 * share, 100 * math.sqrt(likely * (1 - likely) / number), number)
+
+    def __sub__(self, other: 'Metric') -> 'Metric':
+        """The difference of two independent measurements."""
+        return Metric(self.value - other.value, math.hypot(self.error or 0, other.error or 0))
+
+    @property
+    def sign(self) -> str:
+        """What a difference means: BETTER, WORSE, or TOO_CLOSE within two standard errors."""
+        if abs(self.value) <= 2 * (self.error or 0):
+            return TOO_CLOSE
+        return BETTER if self.value > 0 else WORSE
+
+
+Metrics: TypeAlias = dict[str, Metric]  # by the names in ROWS; gains by the name of what a run is compared with
+
+
+class Picture(NamedTuple):
+    file: str  # relative to the report
+    caption: str
+
+
+Part: TypeAlias = str | Picture | Sequence[Sequence[str]]  # of a report: a text, a picture, or rows of a table
+
+
+@dataclass
+class Report:
+    """How good a trained model is."""
+
+    metrics: Metrics
+    verdict: str
+    parts: list[Part]
+    following: str  # what to run next
+    comparison: Sequence[Sequence[str]] = ()  # table of features before and after a pretraining
+
+
+def write_report(folder: str | Path, title: str, parts: Iterable[Part]) -> Path:
+    """Writes report.html for a browser, then the same as report.md for GitHub; returns the latter.
+
+    `parts` are plain texts, pictures in the folder, and tables with a header row; empty parts are left out.
+    """
+    shown: list[tuple[str, str]] = [(f'# {markdown(title)}', f'<h1>{hypertext(title)}</h1>')]
+    for part in filter(None, parts):
+        if isinstance(part, str):
+            shown.append((markdown(part), f'<p>{hypertext(part)}</p>'))
+        elif isinstance(part, Picture):
+            source, caption = hypertext(part.file), hypertext(part.caption)
+            image = f'<figure><img src="{source}" alt="{caption}"><figcaption>{caption}</figcaption></figure>'
+            shown.append((f'![{markdown(part.caption)}]({part.file})', image))
+        else:
+            lines = [f'| {" | ".join(map(markdown, row))} |' for row in part]
+            lines.insert(1, '| --- ' * len(part[0]) + '|')
+            rows = [''.join(f'<td>{hypertext(cell)}</td>' for cell in row) for row in part]
+            shown.append(('\n'.join(lines), f'<table><tr>{"</tr><tr>".join(rows)}</tr></table>'))
+    head = f'<!doctype html><html lang="en"><meta charset="utf-8"><title>{hypertext(title)}</title>'
+    style = 'body{max-width:60em;margin:2em auto;font-family:sans-serif}td{padding:.2em 1em}img{max-width:100%}'
+    texts = {
+        'html': '\n'.join([f'{head}<style>{style}</style>', *(page for _, page in shown)]),
+        'md': '\n\n'.join(text for text, _ in shown),
+    }
+    for ending, text in texts.items():
+        with atomic_file(Path(folder, f'report.{ending}')) as file:
+            file.write((text + '\n').encode())
+    return Path(folder, 'report.md')
+
+
+def markdown(text: str) -> str:
+    return re.sub(r'[\\`*\[\]|#]', r'\\\g<0>', hypertext(text, quote=False))
+
+
+def hypertext(text: str, quote: bool = True) -> str:
+    return html.escape(quoted(text), quote)
+
+
+def rows_of(metrics: Mapping[str, Metric]) -> list[tuple[str, str]]:
+    """A description and a value with its standard error for each metric of a run."""
+    rows = []
+    for name, text in ROWS.items():
+        metric = metrics.get(name)
+        if metric is not None and not math.isnan(metric.value):
+            value = f'{metric.value:.1f}' if text.endswith('%') else f'{metric.value:.4g}'
+            rows.append((text, value if metric.error is None else f'{value} +- {metric.error:.1f}'))
+    return rows
+
+
+def aligned(table: Sequence[Sequence[str]]) -> list[str]:
+    """The rows of a table for the terminal."""
+    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+    lines = ('  '.join(f'{cell:<{width}}' for cell, width in zip(row, widths, strict=True)) for row in table)
+    return [line.rstrip() for line in lines]
+
+
+def verdict(gains: Mapping[str, Metric]) -> str:
+    """Puts gains over other methods into words: 'better than A and B, worse than C'."""
+    groups: dict[str, list[str]] = {BETTER: [], WORSE: [], TOO_CLOSE: []}
+    for name, gain in gains.items():
+        groups[gain.sign].append(name)
+    return ', '.join(f'{words} {" and ".join(names)}' for words, names in groups.items() if names)
+
+
+def drawn_until(items: Iterable[Any], deadline: float, least: int) -> Iterator[Any]:
+    """Yields items in random order until the `deadline` (time.monotonic), but at least `least` of them."""
+    items = [*items]
+    for number, item in enumerate(random.Random(0).sample(items, len(items))):
+        if number >= least and time.monotonic() > deadline:
+            return
+        yield item
+
+
+def percentage(share: float) -> str:
+    """A share in % for a table; '-' for nan."""
+    return '-' if math.isnan(share) else f'{share:.1f}'
+
+
+def labels_of(images: Images, size: int) -> list[dict[str, int]]:
+    """File -> class, of at most `size` images to learn from, and of half as many held-out ones, evenly spread."""
+    number = {name: label for label, name in enumerate(images.classes)}
+    return [
+        {str(part.root / path): number.get(name, 0) for path, name in evenly(part.names.items(), most)}
+        for part, most in ((images.train, size), (images.held_out, max(1, size // 2)))
+    ]
+
+
+def read_thumbnails(labelled: Iterable[tuple[str, int]]) -> tuple[Tensor, Tensor]:
+    """Thumbnails (N, 192) and classes (N,) of the files that can be read."""
+    pixels, labels = [], []
+    for path, label in labelled:
+        with suppress(UnreadableImageError):
+            pixels.append(thumbnail(read_image(path)))
+            labels.append(label)
+    return torch.from_numpy(np.stack(pixels)), torch.tensor(labels)
+
+
+def draw_curves(work_dir: Path) -> Picture:
+    """Draws loss.png beside a work directory: a run's losses and its accuracy on held-out images, if it has one."""
+    training, validation = read_scalars(work_dir)
+    for row in validation.values():
+        if 'mim_loss' in row:
+            row['loss'] = row['mim_loss']
+    of_features = any('explained' in row for row in validation.values())
+    labels = {'loss': 'loss' if of_features else 'loss, nats', 'explained': 'explained share of variance'}
+    labels |= {'accuracy/top1': 'classified correctly, %', 'mIoU': 'mIoU, %'}
+    shown = [key for key in labels if key == 'loss' or any(key in row for row in validation.values())]
+    figure = draw_runs({work_dir.name: (training, validation)}, shown)
+    for name, guess in dict(token_entropy='token frequency', position_entropy='frequency at each position').items():
+        if reached := [row[name] for row in validation.values() if name in row]:
+            style = '--' if name == 'token_entropy' else ':'
+            figure.axes[0].axhline(reached[-1], color='black', linestyle=style, label=f'guessing by {guess}')
+            figure.axes[0].legend(fontsize=7)
+    for axes in figure.axes:
+        axes.set_ylabel(labels[axes.get_ylabel()])
+    with atomic_file(work_dir.parent / 'loss.png') as file:
+        figure.savefig(file, dpi=120)
+    return Picture('loss.png', 'Loss in training, and results on held-out images')

@@ -1,0 +1,438 @@
+"""Pretraining and fine-tuning on a folder of images: a run from its images to its report.
+
+A run is a folder; its plan.json lets the same call resume it.
+"""
+
+import hashlib
+import json
+import math
+import secrets
+import time
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from mmengine.hooks import Hook, LoggerHook, ParamSchedulerHook
+from mmengine.registry import DefaultScope
+from mmengine.runner import Runner
+
+from beit_mm.apis.configs import RunConfig, run_config, write_config
+from beit_mm.apis.rebuild import merge_lora_weights
+from beit_mm.checkpoint.checkpoint import Checkpoint, PerChannel
+from beit_mm.checkpoint.read import write_checkpoint
+from beit_mm.engine.checkpoints import CheckpointHook
+from beit_mm.engine.logs import ProgressHook, QuietRunner
+from beit_mm.errors import UserError
+from beit_mm.models.tokenizers.discrete_vae import DiscreteVAE
+from beit_mm.own_images import report
+from beit_mm.own_images.classification import Classification
+from beit_mm.own_images.images import write_lists
+from beit_mm.own_images.pretraining import Pretraining
+from beit_mm.own_images.record import Length, Record
+from beit_mm.own_images.report import Metric
+from beit_mm.own_images.segmentation import Segmentation
+from beit_mm.own_images.task import FineTuning, Task
+from beit_mm.pictures import read_scalars
+from beit_mm.terminal import quiet, say, typed, without_output
+
+RECORD, REPORT = 'plan.json', 'report.md'
+WEIGHTS = dict(pretrain='pretrained.pth', finetune='finetuned.pth')
+USUAL_LENGTH = Length(15, 'minutes')
+MIN_STEPS = 20  # of a timed run; with fewer, it learns hardly anything
+REPORT_SHARE, REPORT_SECONDS = 0.1, 120.0  # time for the report: a share of a timed run, else seconds
+NOMINAL_STEPS = 1000  # length of the schedules of a timed stage; the clock advances them
+KNOWN_SHARE = 0.03  # of a timed stage; after it, the number of steps is known well enough to set intervals
+MAX_VALIDATIONS, VALIDATION_SHARE = 5, 0.05  # of a stage: their number, and their cost as a share of the training's
+WAITS_FOR_IMAGES = 'Reading images limits the training: {:.0%} of the time is spent waiting. More --workers may help.'
+AT_LEAST = f'The training makes at least {MIN_STEPS} steps, however short the time.'
+
+
+def pretrain(
+    images: str | Path,
+    out: str | Path,
+    minutes: float | None = None,
+    steps: int | None = None,
+    init: str | Path | None = None,
+    tokenizer: str | None = None,
+    targets: str | None = None,
+    teacher: str | Path | None = None,
+    workers: int | None = None,
+    batch: int | None = None,
+    seed: int | None = None,
+    mean: PerChannel = None,
+    std: PerChannel = None,
+) -> Path:
+    """Learns from the images of a folder without labels. The same call resumes an unfinished run.
+
+    Args:
+        images: folder of images, searched to any depth; see `find_images` for what is held out.
+        out: folder of the run.
+        minutes: wall-clock time of the whole run; 15 by default.
+        steps: length of the pretraining in steps, instead of minutes; the tokenizer gets at most as many.
+        init: weights to start from, any BEiT or plain ViT: file, folder of a run, or name; 'none' for random weights.
+            By default 'demo' (the packaged weights) on a CPU and 'none' on a GPU.
+        tokenizer: 'demo' (packaged), or 'new' to train one on these images; by default that of `init`.
+        targets: what to predict: visual 'tokens' (default), or the 'features' of a teacher.
+        teacher: of features: any BEiT or plain ViT, or 'ema', the model's own moving average; by default DINOv2 on a
+            GPU that it fits, if its file is found or can be downloaded, else 'demo'.
+        workers: processes that read images; by default by the number of cores.
+        batch: images per step; by default by memory and number of images.
+        seed: of all random choices; 0 by default.
+        mean: of the images' channels, one number or one for each, pixels 0-255; by default as `init` records it,
+            ImageNet's for random weights.
+        std: their standard deviation, like `mean`.
+
+    Returns:
+        The pretrained weights, `<out>/pretrained.pth`; pictures and report.md lie beside them.
+    """
+    return start('pretrain', locals(), Pretraining.check)
+
+
+def finetune(
+    images: str | Path,
+    out: str | Path,
+    init: str | Path | None = None,
+    minutes: float | None = None,
+    epochs: float | None = None,
+    workers: int | None = None,
+    batch: int | None = None,
+    seed: int | None = None,
+    reduce_zero_label: bool | None = None,
+    balance: bool = False,
+    bands: str | Sequence[int] | None = None,
+    lora: int | None = None,
+    freeze: int | str | None = None,
+    head: str | None = None,
+    mean: PerChannel = None,
+    std: PerChannel = None,
+) -> Path:
+    """Trains a classifier on class folders, or a segmentor on label maps. The same call resumes an unfinished run.
+
+    Args:
+        images: folder with one folder per class, or with images/, annotations/ and classes.txt, see
+            `find_label_maps`.
+        out: see `pretrain`.
+        init: weights to start from, see docs/own_images.md: any BEiT or plain ViT, by file, folder of a run, or name;
+            'none' for random weights. By default DINOv2 on a GPU that it fits, if its file is found or can be
+            downloaded, else 'demo'.
+        minutes: see `pretrain`.
+        epochs: passes over the images, instead of minutes.
+        workers, batch, seed, mean, std: see `pretrain`.
+        reduce_zero_label: whether 0 in label maps marks unlabelled pixels or is a class; by default as classes.txt
+            shows.
+        balance: show images of small classes more often, with mmengine's ClassBalancedDataset.
+        bands: bands to read, from 0, of images with label maps; by default all if reading as RGB would lose some.
+        lora: rank of the matrices that are trained beside the layers of the frozen backbone.
+        freeze: number of blocks that are not trained, from the first on, with the embeddings. With 'all' a
+            classifier's head is fitted to features computed once, without augmentation, however long that takes.
+        head: of a segmentor: 'linear' (default for models as small as the packaged ones), 'upernet' (for larger ones),
+            'setr_pup', 'masks' (queries in the last blocks), or 'masks_decoder' (its own blocks).
+
+    Returns:
+        The weights, `<out>/finetuned.pth`, for `classify` or `segment`.
+    """
+    bands = bands if isinstance(bands, str | None) else list(bands)
+    return start('finetune', dict(locals(), balance=balance or None), FineTuning.check)
+
+
+def start(verb: str, arguments: Mapping[str, Any], check: Callable[[Record], None]) -> Path:
+    """Begins or resumes a run with the arguments of the verb's function, which `check` may refuse."""
+    options = {name: value for name, value in arguments.items() if name not in ('images', 'out')}
+    with quiet(), DefaultScope.overwrite_default_scope('beit_mm'):  # a Runner would leave its scope behind
+        call = Record.of_call(verb, arguments['images'], options)
+        check(call)
+        return Run(call, arguments['out']).run()
+
+
+def find_task(record: Record) -> Task:
+    """The kind of run that a call asks for; for a fine-tuning, the folder's images decide."""
+    if record.verb == 'pretrain':
+        return Pretraining.find(record)
+    return Segmentation.find(record) or Classification.find(record)
+
+
+class Run:
+    """A run in the folder `out`: begins a call, or resumes the one recorded there."""
+
+    task: Task
+
+    def __init__(self, call: Record, out: str | Path) -> None:
+        self.began = time.monotonic()
+        self.record = call  # make_plan fills in what the call leaves open
+        self.folder = Path(out).expanduser().resolve()
+        self.lists = self.folder / 'lists'
+        if Path(call.images) in (self.folder, *self.folder.parents):
+            raise UserError(
+                f'{self.folder} lies in the folder of the images, so its pictures would count as images too; choose '
+                'another --out'
+            )
+        if (self.folder / RECORD).is_file():
+            self.record = Record.read(self.folder / RECORD)
+            self.record.resume(call, self.folder)
+        elif self.folder.exists() and any(self.folder.iterdir()):
+            raise UserError(f'{self.folder} holds other files; expected a new or empty folder for the run')
+        self.weights = self.folder / WEIGHTS[self.record.verb]
+
+    def run(self) -> Path:
+        """Plans, trains each stage, writes weights and report; resumes an earlier call. Returns the weights' path."""
+        if (self.folder / REPORT).is_file() and self.weights.is_file():
+            say(f'{self.folder} is finished: {self.weights}, {self.folder / REPORT}')
+            return self.weights
+        self.task = find_task(self.record)
+        try:
+            self.make_plan()
+            for stage in self.record.stages:
+                self.train(stage)
+            self.write_weights()
+            self.report()
+        except (KeyboardInterrupt, SystemExit) as end:
+            say(f'Stopped. Resume with: {typed() or "the same call"}')
+            raise SystemExit(end.code if isinstance(end, SystemExit) else 130) from None
+        finally:
+            if self.record.digest:
+                self.write_record()
+        return self.weights
+
+    # The record
+
+    def write_record(self) -> None:
+        """Writes the record, with the run's time up to now."""
+        self.record.seconds, self.began = self.seconds(), time.monotonic()
+        self.record.write(self.folder / RECORD)
+
+    def seconds(self) -> float:
+        """Time that the run has taken, earlier calls included."""
+        return self.record.seconds + time.monotonic() - self.began
+
+    def checkpoint(self, stage: str) -> Path:
+        """The stage's last checkpoint; exists once the stage is done."""
+        return self.folder / stage / f'iter_{self.record.stages[stage]["steps"]}.pth'
+
+    # Planning
+
+    def make_plan(self) -> None:
+        """Resumes the recorded plan, or makes one and prints it."""
+        record, task = self.record, self.task
+        digest = hashlib.sha256(json.dumps(task.images.identity()).encode()).hexdigest()
+        if record.digest and record.digest != digest:
+            raise UserError(
+                f'{record.images} has other images, file names or classes than when {self.folder} was planned '
+                f'({record.found}; now {task.images}); choose another --out, or delete the folder'
+            )
+        task.make_plan()
+        if record.digest:
+            if record.predicts not in (None, task.targets_name):
+                raise UserError(
+                    f'{self.folder} began with {record.predicts}, but now finds {task.targets_name}; put the first one '
+                    'back'
+                )
+            say(f'Resuming {self.folder} as planned.')
+        else:
+            record.options |= task.decided()
+            record.length = record.length or USUAL_LENGTH
+            record.device, record.predicts = task.plan.device, task.targets_name
+            record.stages = {stage: {} for stage in task.stages}  # {}: its length is not chosen yet
+            record.found, record.digest = str(task.images), digest
+            self.write_record()  # first, so that a later call recognises the folder as a run
+            self.say_plan()
+        write_lists(task.images, self.lists)
+
+    def say_plan(self) -> None:
+        length = 'one fit of the head' if self.task.fits_head else self.record.length
+        text = f'{length}: {" and ".join(self.record.stages)}; log and configs in {self.folder}'
+        for subject, line in [*self.task.described(), ('length', text)]:
+            if line:
+                say(f'{subject:<10} {line}')
+
+    def choose_steps(self, stage: str) -> None:
+        """Turns the run's length into steps of the stage; minutes into seconds too, for MinutesHook."""
+        length, task = self.record.length, self.task
+        planned: dict[str, float] = {}
+        if task.fits_head:
+            steps = 1
+        elif length.unit == 'minutes':
+            left = max(0.0, (1 - REPORT_SHARE) * 60 * length.number - self.seconds())
+            planned = dict(begun=self.seconds(), seconds=left * task.share_of_time(stage))
+            steps = NOMINAL_STEPS
+        elif length.unit == 'epochs':
+            steps = max(1, round(length.number * (len(task.images.train.names) // task.plan.batch)))
+            if steps < MIN_STEPS:
+                say(f'{length} are {steps} steps, too few to learn much; give more epochs or a smaller batch.')
+        else:
+            steps = int(length.number)
+        self.record.stages[stage] = dict(steps=int(min(steps, task.most_steps(stage))), **planned)
+        self.write_record()
+
+    # Stages
+
+    def settings(self, stage: str, steps: int) -> tuple[str, dict[str, Any]]:
+        """Name of the config that a stage builds on, and the settings that differ from it."""
+        stages = [*self.record.stages]
+        earlier = {name: self.checkpoint(name) for name in stages[: stages.index(stage)]}
+        base, settings = self.task.settings(stage, self.lists, steps, earlier)
+        # 3, because a validated image needs no backward pass and so costs a third of a trained one
+        affordable = int(3 * VALIDATION_SHARE * steps * self.task.plan.batch / self.task.validation_cost)
+        settings['train_cfg']['val_interval'] = math.ceil(steps / max(1, min(MAX_VALIDATIONS, affordable)))
+        seed = self.record.options['seed']
+        return base, dict(work_dir=str(self.folder / stage), randomness=dict(seed=seed), **settings)
+
+    def train(self, stage: str) -> None:
+        """Writes the stage's config, trains the stage unless it is done, and records the results."""
+        if not self.record.stages[stage]:
+            self.choose_steps(stage)
+        planned, is_last = self.record.stages[stage], stage == [*self.record.stages][-1]
+        path = self.folder / ('config.py' if is_last else f'{stage}_config.py')
+        base, settings = self.settings(stage, planned['steps'])
+        title = f'{stage.capitalize()} on images of your own, written by python -m beit_mm.'
+        write_config(path, title, base, settings)
+        if self.checkpoint(stage).is_file() and 'images_per_second' in planned:
+            return
+        resumes = any((self.folder / stage).glob('*.pth'))
+        runner = make_runner(run_config(base, dict(settings, resume=resumes), path), ProgressHook(stage))
+        clock = None
+        if 'seconds' in planned:
+            clock = MinutesHook(
+                planned['seconds'], self.began, self.task.most_steps(stage), partial(self.settings, stage)
+            )
+            runner.hooks[:] = [hook for hook in runner.hooks if not isinstance(hook, ParamSchedulerHook)]
+            runner.register_hook(clock)
+        with without_output():
+            runner.train()
+        if clock:
+            planned['steps'] = runner.iter
+            write_config(path, title, *self.settings(stage, runner.iter))  # with the steps it took
+            # a call that was killed did not record its time
+            self.record.seconds = max(self.record.seconds, planned['begun'] + clock.earlier)
+        planned.update(self.results(stage))
+        self.write_record()
+        runner.visualizer.close()
+
+    def results(self, stage: str) -> dict[str, float]:
+        """Results of a stage's last validation, and its speed, from the logs of all calls."""
+        training, validations = read_scalars(self.folder / stage)  # from files: this call may have made no step
+        rows = [*training.values()]
+        results = self.task.results_of([*validations.values()])
+        results['images_per_second'] = sum(row['images_per_second'] for row in rows) / len(rows)
+        results['waiting'] = sum(row['data_time'] for row in rows) / sum(row['time'] for row in rows)
+        return results
+
+    # Results
+
+    def write_weights(self) -> None:
+        """Writes the last stage's weights, with the matrices of LoRA merged into the layers beside them."""
+        stage = [*self.record.stages][-1]
+        trained = Checkpoint.open(self.checkpoint(stage))
+        content = {key: trained.content[key] for key in ('state_dict', 'meta')}
+        if self.record.options.get('lora'):
+            config = run_config(*self.settings(stage, trained.meta['iter']))
+            content = merge_lora_weights(trained, self.task.model, config)
+        write_checkpoint(self.weights, content)
+
+    def report(self) -> None:
+        """Draws the pictures, writes report.md and report.html, and prints the metrics and the verdict."""
+        record, task = self.record, self.task
+        measured = [*record.stages.values()][-1]
+        speed, length = measured['images_per_second'], record.length
+        seconds = 60 * length.number * REPORT_SHARE if length.unit == 'minutes' else REPORT_SECONDS
+        known = [item for stage in record.stages.values() for item in stage.items()]
+        metrics = {name: Metric(value) for name, value in known if name in report.ROWS}
+        found = task.report(self.weights, metrics, seconds, seconds * speed)
+        record.metrics, record.verdict = found.metrics, found.verdict
+        self.write_record()
+        rows = report.rows_of(found.metrics)
+        steps = ', '.join(f'{stage} of {planned["steps"]:,} steps' for stage, planned in record.stages.items())
+        taken = f'{record.seconds / 60:.1f} minutes: {steps}; {speed:,.0f} images a second in training'
+        parts = [
+            found.verdict,
+            f'{task.images}. {taken}. Weights: {self.weights.name}.',
+            [('on held-out images', 'value +- one standard error'), *rows],
+            found.comparison,
+            WAITS_FOR_IMAGES.format(measured['waiting']) if measured['waiting'] > 0.5 else '',
+            AT_LEAST if 'seconds' in measured and measured['steps'] == MIN_STEPS else '',
+            task.advice_on_passes(measured['steps'] * task.plan.batch / len(task.images.train.names)),
+            task.plan.assumed,
+            *found.parts,
+            found.following,
+        ]
+        path = report.write_report(self.folder, f'{record.verb} of {record.images}', parts)
+        lines = [*report.aligned(rows), *report.aligned(found.comparison)]
+        for line in [*lines, self.weights, path, found.verdict, found.following]:
+            say(line)
+
+
+def make_runner(cfg: RunConfig, hook: Hook) -> Runner:
+    """A quiet runner. mmengine wants a different name for each runner in a process."""
+    cfg.experiment_name = f'{Path(cfg.work_dir).name}_{secrets.token_hex(4)}'
+    runner = QuietRunner.from_cfg(cfg)
+    runner.register_hook(hook)
+    return runner
+
+
+class MinutesHook(Hook):
+    """Ends a training when its time is up. A step advances the schedules by its share of the remaining time.
+
+    It replaces mmengine's ParamSchedulerHook. Checkpoints store time and schedules, for a call that resumes.
+
+    Args:
+        seconds: time for the training, all calls together.
+        began: time.monotonic() when this call's part of `seconds` began.
+        most: number of steps at which the training ends even if time is left. It makes at least `MIN_STEPS`.
+        settings_for: gives a config's name and settings for a number of steps; they hold the intervals.
+    """
+
+    priority = 'HIGHEST'  # other hooks ask which step is the last
+
+    def __init__(self, seconds: float, began: float, most: float, settings_for: Callable):
+        self.seconds, self.began, self.most, self.settings_for = seconds, began, most, settings_for
+
+    def after_load_checkpoint(self, runner: Runner, checkpoint: dict) -> None:
+        # beyond the steps already done, because otherwise the loop would end at once
+        runner.train_loop.set_length(max(NOMINAL_STEPS, checkpoint['meta']['iter'] + 1))
+
+    def before_train(self, runner: Runner) -> None:
+        info = runner.message_hub.runtime_info
+        self.earlier = info.get('training_seconds', 0.0)  # of earlier calls, in seconds
+        self.share = info.get('schedule_share', 0.0)  # part of the schedules that is done, 0 to 1
+        self.deadline = self.began + self.seconds - self.earlier
+        self.last = math.nan  # when the last step or validation ended
+        self.rate_known = False
+        self.update_length(runner, runner.iter)
+
+    def after_val_epoch(self, runner: Runner, metrics: dict[str, float] | None = None) -> None:
+        self.last = time.monotonic()
+
+    def after_train_iter(self, runner: Runner, batch_idx: int, data_batch: Any = None, outputs: Any = None) -> None:
+        now, done = time.monotonic(), runner.iter + 1
+        place_before = int(self.share * NOMINAL_STEPS)
+        if now >= self.deadline:
+            self.share = 1.0
+        elif not math.isnan(self.last):  # when this call's first step began is not known
+            self.share += (1 - self.share) * (now - self.last) / (self.deadline - self.last)
+        # below 1 before step MIN_STEPS, and 1 at step self.most
+        self.share = max(done / self.most, min(self.share, done / MIN_STEPS))
+        self.last = now
+        place = int(self.share * NOMINAL_STEPS)
+        for _ in range(place - place_before):
+            for scheduler in runner.param_schedulers:
+                scheduler.step()
+        if isinstance(runner.model, DiscreteVAE):
+            runner.model.steps.fill_(place)  # its temperature is a schedule too
+        passed = self.earlier + now - self.began
+        runner.message_hub.update_info_dict(dict(training_seconds=passed, schedule_share=self.share))
+        self.update_length(runner, done)
+
+    def update_length(self, runner: Runner, done: int) -> None:
+        """Sets the loop's length from the steps done and, once, the intervals of logging, saving and validating."""
+        loop: Any = runner.train_loop
+        expected = NOMINAL_STEPS if self.share == 0 else round(done / self.share)
+        loop.set_length(done if self.share >= 1 else max(done + 1, expected))
+        if self.share >= KNOWN_SHARE and not self.rate_known:
+            self.rate_known = True
+            _, settings = self.settings_for(expected)
+            loop.dynamic_intervals = [settings['train_cfg']['val_interval']]  # mmengine reads it after each step
+            for hook in runner.hooks:
+                if isinstance(hook, CheckpointHook):
+                    hook.interval = settings['default_hooks']['checkpoint']['interval']
+                if isinstance(hook, LoggerHook):
+                    hook.interval = settings['default_hooks']['logger']['interval']

@@ -1,0 +1,433 @@
+"""Fine-tuning a segmentor on label maps: its heads, its recipes, and the report with IoU, baselines and overlays."""
+
+import math
+import shlex
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from mmengine.config import Config
+from PIL import Image
+from torch import Tensor
+
+from beit_mm.apis.configs import bundled_config, pipeline_for_size, warmup_and_cosine
+from beit_mm.apis.inference import Segmentor, overlay
+from beit_mm.apis.inferencers import SegmentationInferencer
+from beit_mm.checkpoint.checkpoint import Checkpoint, normalisation_of
+from beit_mm.checkpoint.names import released_out_indices
+from beit_mm.datasets.reading import LoadBands, UnreadableImageError
+from beit_mm.datasets.segmentation_folder import SegmentationFolder
+from beit_mm.datasets.transforms import as_size, resize_bicubic
+from beit_mm.errors import UserError, check_choice
+from beit_mm.features.evaluation import confusion, patch_dataset
+from beit_mm.features.extractor import FeatureExtractor
+from beit_mm.own_images.label_maps import LabelMaps, find_label_maps
+from beit_mm.own_images.prediction import NearestPatches
+from beit_mm.own_images.record import Record
+from beit_mm.own_images.report import (
+    BETTER,
+    Metric,
+    Metrics,
+    Part,
+    Picture,
+    Report,
+    draw_curves,
+    drawn_until,
+    percentage,
+    verdict,
+)
+from beit_mm.own_images.task import MAX_BATCH, NARROW, FineTuning, Plan, Settings
+from beit_mm.pictures import SIDE, sheet, with_legend
+
+NARROW_UPERNET, NARROW_MASKS = 'demo/segment_upernet.py', 'demo/segment_masks.py'
+NARROW_HEAD, WIDE_HEAD = 'linear', 'upernet'  # the best heads, for calls that name none; see docs/results.md
+LINEAR_RATE = 4.0  # times the recipe's rate, for a narrow segmentor with a linear head, trained as a whole
+GIB_OF_BLOCKS = 0.68  # of BEiT-Base, per image of 1,024 patches on a GPU; see HEADS
+HEAD_PARAMETERS = 100_000_000  # each takes 16 bytes: weight, gradient and two moments
+MIN_KNOWN, MAX_KNOWN = 10, 100  # images with label maps whose patches are compared
+GRID = (120, 160)  # height and width in pixels at which the baseline sees images
+LEVELS = 8  # of each colour channel
+MIN_TESTED = 20  # images, even if time is short
+RESAMPLED = 500  # bootstrap samples, for standard errors
+NUM_PAIRS = 5  # pairs of confused classes in the report
+OF_PATCHES = 'The nearest frozen patches are found by the features of the initial weights, without training, in'
+OTHERS = dict(patches='the nearest frozen patches', position_colour='naive Bayes')
+
+
+@dataclass(kw_only=True)
+class SegmentationPlan(Plan):
+    head: str = ''  # a key of HEADS
+
+    @property
+    def has_small_patches(self) -> bool:
+        return self.backbone['patch_size'] <= 8
+
+
+class Segmentation(FineTuning):
+    model, plan_type = 'segmentor', SegmentationPlan
+
+    @classmethod
+    def find(cls, record: Record) -> 'Segmentation | None':
+        """Finds label maps, None without them; refuses options for classifiers."""
+        if record.options['head'] is not None:
+            check_choice('head', record.options['head'], HEADS)
+        maps = find_label_maps(record.images, record.options['reduce_zero_label'], bands=record.options['bands'])
+        if maps and record.options['balance']:
+            raise UserError(f'{record.images} has label maps; leave out --balance')
+        return cls(record, maps) if maps else None
+
+    # Planning
+
+    def largest_batch_of_released(self, sizes: Mapping[str, int]) -> float:
+        head = self.call.head or WIDE_HEAD
+        side = bundled_config(HEADS[head].wide).model.test_cfg.crop_size[0]
+        return largest_batch_of_head(sizes, (side // 14) ** 2, head)
+
+    @property
+    def mean_std(self) -> dict[str, Any]:  # bands are measured, whatever the checkpoint records for its RGB images
+        return {} if self.images.bands else super().mean_std
+
+    def normalisation(self, checkpoint: Checkpoint | None) -> tuple[dict[str, Any], str]:
+        if bands := self.images.bands:
+            return normalisation_of('the new model', bands, (), len(bands['mean']), **super().mean_std)
+        return super().normalisation(checkpoint)
+
+    def choose_model(self, device: str, checkpoint: Checkpoint | None, channels: int = 3) -> tuple[str, dict[str, Any]]:
+        bands = self.images.bands
+        return super().choose_model(device, checkpoint, len(bands['mean']) if bands else channels)
+
+    def choose_parts(self, checkpoint: Checkpoint | None) -> None:
+        super().choose_parts(checkpoint)
+        plan, is_wide = self.plan, self.plan.width > NARROW
+        plan.head = self.call.head or (WIDE_HEAD if is_wide else NARROW_HEAD)
+        plan.base = HEADS[plan.head].wide if is_wide else HEADS[plan.head].narrow
+        side = bundled_config(plan.base).model.test_cfg.crop_size[0]
+        plan.backbone['img_size'] = as_size(side - side % plan.backbone['patch_size'])
+
+    def choose_batch(self) -> int:
+        if self.plan.device == 'cpu' and self.plan.width > NARROW:
+            return 2  # 512 x 512 pixels each
+        return super().choose_batch()
+
+    def largest_batch(self) -> float:
+        plan, (rows, columns) = self.plan, self.plan.grid
+        if plan.device == 'cuda':
+            most = largest_batch_of_head(plan.sizes, rows * columns, plan.head)
+        else:
+            most = super().largest_batch()
+        return min(most, bundled_config(plan.base).auto_scale_lr.base_batch_size)
+
+    def decided(self) -> dict[str, Any]:
+        return dict(super().decided(), head=self.plan.head)
+
+    def described(self) -> list[tuple[str, str]]:
+        bands, scaled = self.images.bands, ''
+        if bands:
+            which = bands['load']['bands'] or f'all {len(bands["mean"])}'
+            scaled = f'{which}: scaled so that percentiles 1 and 99 of each become 0 and 255'
+        return [*super().described(), ('head', self.plan.head), ('bands', scaled)]
+
+    def described_labels(self) -> list[tuple[str, str]]:
+        return [('labels', note) for note in self.images.notes]
+
+    # Stages
+
+    def settings(self, stage: str, lists: Path, steps: int, earlier: Mapping[str, Path]) -> Settings:
+        plan, base, head = self.plan, bundled_config(self.plan.base), HEADS[self.plan.head]
+        out_indices = -1 if head.reads_last_block else released_out_indices(plan.depth)
+        common: dict[str, Any] = dict(in_channels=plan.width, num_classes=len(self.images.classes))
+        model: dict[str, Any] = dict(
+            backbone=self.backbone(out_type='featmap', out_indices=out_indices),
+            **head.parts(plan, base.model, common),
+            data_preprocessor=dict(plan.preprocessing, size=plan.size),
+            test_cfg=dict(crop_size=plan.size, stride=[side * 2 // 3 for side in plan.size]),
+        )
+        rate = base.optim_wrapper.optimizer.lr
+        if plan.head == 'linear' and plan.width <= NARROW and self.tunes_all:
+            rate *= LINEAR_RATE
+        return plan.base, dict(
+            model=model,
+            **self.data(base, lists),
+            optim_wrapper=self.optimizer(base, rate),
+            **warmup_and_cosine(steps, steps // 10, plan.batch),
+        )
+
+    def data(self, base: Config, lists: Path) -> dict[str, Any]:
+        """Settings of the data loaders, and the pipeline of a test at all scales."""
+        pipelines = [pipeline_for_size(base[f'{name}_pipeline'], self.plan.size) for name in ('train', 'test', 'tta')]
+        if bands := self.images.bands:  # no distortion of colours
+            pipelines = [[bands['load'], *steps[1:]] for steps in pipelines]
+            pipelines[0] = [step for step in pipelines[0] if step['type'] != 'PhotoMetricDistortion']
+        data = self.loaders(lists, pipelines[:2])
+        data['val_dataloader'].update(batch_size=1)  # images differ in size
+        return dict(data, tta_pipeline=pipelines[2])
+
+    def report(self, weights: Path, metrics: Metrics, seconds: float, images_in_time: float) -> Report:
+        begin, images = time.monotonic(), self.images
+        folder, segmentor = weights.parent, SegmentationInferencer(weights)
+        segmentors: dict[str, Segmentor] = dict(mIoU=segmentor)
+        known = min(MAX_KNOWN, max(MIN_KNOWN, int(images_in_time / 4)))
+        if nearest := self.nearest_patches(folder / 'lists', known):
+            segmentors['patches'] = nearest
+        tested = compare_segmentors(segmentors, images, folder / 'lists', seconds - (time.monotonic() - begin))
+        draw_overlays(segmentor, tested, folder / 'overlays.png')
+        found = {name: tested.metric(name) for name in tested.hits}
+        gains = {words: tested.metric('mIoU', name) for name, words in OTHERS.items() if name in found}
+        colours = 'colours' if images.bands is None else 'colours (bands 1 to 3)'
+        parts: list[Part] = [
+            f'On {len(tested.indices):,} of {len(images.held_out.names):,} held-out images, in sliding windows at one '
+            'scale. Standard errors cover the choice of images only; this is one training with one seed. Naive Bayes '
+            f'learned from {tested.baseline.images:,} images how frequent each class is at each position and in 512 '
+            f'{colours}.',
+            f'{OF_PATCHES} {nearest.num_images:,} labelled images.' if nearest else '',
+            table_of_classes(tested, images.classes),
+            confused(tested.counts['mIoU'], images.classes),
+            Picture('overlays.png', 'Held-out images with the highest, the median and the lowest mIoU'),
+            draw_curves(folder / 'finetune'),
+        ]
+        following = 'give it more label maps and minutes'
+        if all(gain.sign == BETTER for gain in gains.values()):
+            quoted = shlex.quote(str(weights))
+            following = f'beit-mm segment {quoted} new_images/ --out maps; beit-mm export {quoted} model.onnx'
+        sentence = f'Verdict: the segmentor is {verdict(gains)}.'
+        return Report(metrics | found, sentence, parts, f'Next: {following}.')
+
+    def nearest_patches(self, lists: Path, number: int) -> NearestPatches | None:
+        """What needs no training: each patch gets the class of the most similar patches in `number` labelled images.
+
+        They are compared by the frozen features of the initial weights. None without these, and for bands.
+        """
+        if not self.plan.init or self.images.bands:
+            return None
+        extract = FeatureExtractor(self.plan.init, whole=True, **self.mean_std)
+        return NearestPatches(extract, patch_dataset(extract, number, **self.images.dataset(lists, 'train')))
+
+
+def table_of_classes(tested: 'Tested', classes: Sequence[str]) -> list[list[str]]:
+    table = [['class', 'IoU, %', 'by position and colour, %', 'pixels']]
+    columns = tested.ious('mIoU')[0], tested.ious('position_colour')[0], tested.counts['mIoU'].sum(dim=1)
+    for name, *ious, pixels in zip(classes, *columns, strict=True):
+        table.append([name, *map(percentage, ious), f'{pixels:,.0f}'])
+    return table
+
+
+# Heads: the parts behind the backbone, from the plan, the model of the recipe, and the arguments that all heads have.
+# On a narrow model an auxiliary head costs a sixth of the time, which is better spent on more steps.
+
+
+def linear_parts(plan: SegmentationPlan, recipe: Any, common: dict[str, Any]) -> dict[str, Any]:
+    linear = bundled_config(HEADS['linear'].wide).model.decode_head.to_dict()  # the narrow recipe has another head
+    head = dict(linear | common, _delete_=True, channels=plan.width)
+    return dict(neck=None, decode_head=head, auxiliary_head=None)
+
+
+def upernet_parts(plan: SegmentationPlan, recipe: Any, common: dict[str, Any]) -> dict[str, Any]:
+    rescales = [2, 1, 0.5, 0.25] if plan.has_small_patches else [4, 2, 1, 0.5]
+    return dict(
+        neck=dict(embed_dim=plan.width, rescales=rescales),
+        decode_head=dict(common, in_channels=[plan.width] * 4),
+        auxiliary_head=None if plan.width <= NARROW else common,
+    )
+
+
+def setr_pup_parts(plan: SegmentationPlan, recipe: Any, common: dict[str, Any]) -> dict[str, Any]:
+    auxiliary = None if plan.width <= NARROW else [dict(each, **common) for each in recipe.auxiliary_head]
+    num_convs = 3 if plan.has_small_patches else 4
+    return dict(decode_head=dict(common, num_convs=num_convs), auxiliary_head=auxiliary)
+
+
+def masks_parts(plan: SegmentationPlan, recipe: Any, common: dict[str, Any]) -> dict[str, Any]:
+    num_blocks = min(4, math.ceil(plan.depth / 4))
+    return dict(decode_head=dict(common, where='backbone', in_index=-1, num_blocks=num_blocks))
+
+
+def decoder_parts(plan: SegmentationPlan, recipe: Any, common: dict[str, Any]) -> dict[str, Any]:
+    return dict(decode_head=common)
+
+
+class Head(NamedTuple):
+    parts: Callable[[SegmentationPlan, Any, dict[str, Any]], dict[str, Any]]  # what differs from the recipe's model
+    narrow: str  # config to build on for a narrow model
+    wide: str
+    # GiB at 768 channels, per image of 1,024 patches on a GPU: what autograd keeps in bfloat16, and a tenth more. For
+    # UperNet it was counted at sizes small, base and large (on an H100 base took 1.2 of its 1.26 GiB with its blocks),
+    # for the others at base.
+    gib: float
+    reads_last_block: bool = False  # else four blocks
+
+
+HEADS = dict(
+    linear=Head(linear_parts, NARROW_UPERNET, 'beit_plus/linear_512_ade20k_39k_after_in22k.py', 0.38, True),
+    upernet=Head(upernet_parts, NARROW_UPERNET, 'beit/upernet_512_ade20k_160k.py', 0.58),
+    setr_pup=Head(setr_pup_parts, 'demo/segment_setr_pup.py', 'beit/setr_pup_512_ade20k_160k.py', 1.2),
+    masks=Head(masks_parts, NARROW_MASKS, 'beit_plus/masks_512_ade20k_39k_after_in22k.py', 0.82, True),
+    masks_decoder=Head(decoder_parts, NARROW_MASKS, 'beit_plus/masks_decoder_512_ade20k_39k_after_in22k.py', 1.25),
+)
+
+
+def largest_batch_of_head(sizes: Mapping[str, int], patches: float, head: str) -> float:
+    """The most images per step of a segmentor on a GPU."""
+    width, depth = sizes['embed_dims'], sizes['num_layers']
+    gib_per_image = (HEADS[head].gib + GIB_OF_BLOCKS * (width / 768) * (depth / 12)) * patches / 1024
+    free = (torch.cuda.mem_get_info()[0] - 16 * (12 * width**2 * depth + HEAD_PARAMETERS)) / 2**30
+    return min(free / gib_per_image, MAX_BATCH)
+
+
+class PositionAndColour:
+    """Naive Bayes of position and colour: P(class | position) P(colour | class), without a network.
+
+    Labels from `num_classes` on mark unlabelled pixels.
+    """
+
+    def __init__(self, num_classes: int):
+        self.num_classes, self.images = num_classes, 0
+        self.at_position = np.zeros((*GRID, num_classes))
+        self.of_colour = np.zeros((LEVELS**3, num_classes))
+
+    def learn(self, image: np.ndarray, labels: np.ndarray) -> None:
+        """Counts the pixels of an image uint8 (H, W, 3) with labels (H, W)."""
+        self.images += 1
+        colours, labels = colours_of(image), resize_nearest(labels, GRID).astype(int)
+        rows, columns = np.indices(GRID)
+        kept = labels < self.num_classes
+        np.add.at(self.at_position, (rows[kept], columns[kept], labels[kept]), 1)
+        np.add.at(self.of_colour, (colours[kept], labels[kept]), 1)
+
+    def answer(self, image: np.ndarray, size: tuple[int, int]) -> np.ndarray:
+        """Labels uint8 (H, W) of an image uint8 (h, w, 3)."""
+        log_position, log_colour = self.tables
+        return resize_nearest((log_position + log_colour[colours_of(image)]).argmax(axis=2).astype(np.uint8), size)
+
+    @cached_property
+    def tables(self) -> tuple[np.ndarray, np.ndarray]:
+        """log P(class | position) and log P(colour | class), once all images are counted."""
+        # each count is raised by one: what was never seen is unlikely rather than impossible
+        positions, colours = self.at_position + 1, self.of_colour + 1
+        log_position = np.log(positions / positions.sum(axis=2, keepdims=True))
+        unseen = self.at_position.sum(axis=(0, 1)) == 0  # to such a class every colour would be equally likely
+        log_position[..., unseen] = -np.inf
+        return log_position, np.log(colours / colours.sum(axis=0))
+
+
+def colours_of(image: np.ndarray) -> np.ndarray:
+    """Colour bins of an image at the size GRID, int64."""
+    red, green, blue = np.moveaxis(resize_bicubic(image, GRID).astype(np.int64) * LEVELS // 256, 2, 0)
+    return (red * LEVELS + green) * LEVELS + blue
+
+
+def resize_nearest(labels: np.ndarray, size: tuple[int, int]) -> np.ndarray:
+    """Labels (h, w) at another size, each taken from the nearest pixel."""
+    rows, columns = ((np.arange(new) * 2 + 1) * old // (2 * new) for new, old in zip(size, labels.shape, strict=True))
+    return labels[rows[:, None], columns]
+
+
+@dataclass
+class Tested:
+    """Held-out images, with each method's hits and unions (N, K): pixels of each class in each image."""
+
+    dataset: SegmentationFolder
+    indices: list[int]  # of the images in it
+    hits: dict[str, Tensor]
+    unions: dict[str, Tensor]
+    counts: dict[str, Tensor]  # (K, K) of pixels, by the right class and the predicted one
+    baseline: PositionAndColour
+
+    def ious(self, name: str, times: Tensor | None = None) -> Tensor:
+        """IoU in % (1, K), or (R, K) for R samples with each image `times` (R, N); nan for absent classes."""
+        times = torch.ones(1, len(self.indices), dtype=torch.float64) if times is None else times
+        return 100 * (times @ self.hits[name]) / (times @ self.unions[name])
+
+    def metric(self, name: str, other: str | None = None) -> Metric:
+        """The mIoU of a method, or its gain over another one.
+
+        The standard error comes from a bootstrap over images, the same for all methods; for a single image it is inf.
+        """
+        number = len(self.indices)
+        drawn = torch.randint(number, (RESAMPLED, number), generator=torch.Generator().manual_seed(0))
+        samples = torch.stack([row.bincount(minlength=number) for row in drawn]).double()
+
+        def means(times: Tensor | None = None) -> Tensor:
+            own = self.ious(name, times).nanmean(dim=1)
+            return own if other is None else own - self.ious(other, times).nanmean(dim=1)
+
+        return Metric(means().item(), math.inf if number == 1 else means(samples).std().item(), number)
+
+
+def compare_segmentors(segmentors: Mapping[str, Segmentor], images: LabelMaps, lists: Path, seconds: float) -> Tested:
+    """Tests segmentors, by name, and PositionAndColour on held-out images of a run's lists."""
+    number = len(images.classes)
+    baseline, begin = PositionAndColour(number), time.monotonic()
+    load = images.bands['load'] if images.bands else dict(type='beit_mm.LoadImage')
+    options: dict[str, Any] = dict(pipeline=[load, dict(type='beit_mm.LoadAnnotation')], test_mode=True)
+    train, held_out = (SegmentationFolder(**images.dataset(lists, name), **options) for name in ('train', 'held_out'))
+    for _, sample in samples(train, begin + seconds / 4):
+        baseline.learn(sample['img'], sample['gt_seg_map'])
+    tested = Tested(held_out, [], {}, {}, {}, baseline)
+    found = defaultdict(list)
+    for index, sample in samples(held_out, begin + seconds):
+        truth = sample['gt_seg_map']  # H, W
+        if not (truth < number).any():  # nothing to be right or wrong about
+            continue
+        tested.indices.append(index)
+        answers = dict(position_colour=baseline.answer(sample['img'], truth.shape))
+        for name, segmentor in segmentors.items():
+            (result,) = segmentor(sample['img_path'])
+            answers[name] = result['labels']
+        for name, labels in answers.items():
+            counts = confusion(torch.from_numpy(labels.astype(np.int64)), torch.from_numpy(truth), number)
+            tested.counts[name] = tested.counts.get(name, 0) + counts
+            found[name].append((counts.diagonal(), counts.sum(dim=0) + counts.sum(dim=1) - counts.diagonal()))
+    if not tested.indices:
+        raise UnreadableImageError('no held-out image both has labels and can be read')
+    for name, of_images in found.items():
+        tested.hits[name], tested.unions[name] = map(torch.stack, zip(*of_images, strict=True))
+    return tested
+
+
+def samples(dataset: SegmentationFolder, until: float) -> Iterator[tuple[int, dict]]:
+    """Yields indices and samples in random order until the time `until`, but tries at least MIN_TESTED."""
+    for index in drawn_until(range(len(dataset)), until, MIN_TESTED):
+        with suppress(UnreadableImageError):
+            sample = dataset[index]
+            yield index, dict(sample, img=LoadBands.as_rgb(sample['img']))
+
+
+def confused(counts: Tensor, classes: Sequence[str]) -> str:
+    """The pairs of classes most often confused, with the share of pixels."""
+    shares = counts / counts.sum(dim=1, keepdim=True).clamp(min=1)
+    shares.fill_diagonal_(0)
+    shown = []
+    for index in shares.flatten().topk(min(NUM_PAIRS, shares.numel())).indices.tolist():
+        truth, label = divmod(index, len(classes))
+        if shares[truth, label] > 0:
+            shown.append(f'{100 * shares[truth, label]:.0f} % of {classes[truth]} as {classes[label]}')
+    return f'Confused: {"; ".join(shown)}.' if shown else ''
+
+
+def draw_overlays(segmentor: SegmentationInferencer, tested: Tested, out: Path) -> None:
+    """Draws the images with the highest, median and lowest mIoU: plain, with the label map, with the prediction."""
+    scores = 100 * (tested.hits['mIoU'] / tested.unions['mIoU']).nanmean(dim=1)  # N
+    order = scores.argsort(descending=True).tolist()
+    rows, present = [], set()
+    for place in dict.fromkeys((order[0], order[len(order) // 2], order[-1])):
+        sample = tested.dataset[tested.indices[place]]
+        (result,) = segmentor(sample['img_path'])
+        truth, predicted = sample['gt_seg_map'].astype(np.int16), result['labels']
+        truth[truth >= segmentor.num_classes] = -1
+        present |= {*np.unique(truth).tolist(), *np.unique(predicted).tolist()} - {-1}
+        image = LoadBands.as_rgb(sample['img'])
+        tiles = [Image.fromarray(image), *(overlay(image, labels, segmentor.palette) for labels in (truth, predicted))]
+        for tile in tiles:  # as floats, nine of 24 megapixels would take 2.6 GB
+            tile.thumbnail((2 * SIDE, 2 * SIDE))
+        title = f'{Path(sample["img_path"]).name}: {scores[place]:.0f} %'
+        pictures = [torch.from_numpy(np.array(tile)).permute(2, 0, 1) / 255 for tile in tiles]
+        rows.append([*zip((title, 'label map', 'predicted'), pictures, strict=True)])
+    legend = [(segmentor.classes[label], segmentor.palette[label]) for label in sorted(present)]
+    with_legend(sheet(rows), legend).save(out)

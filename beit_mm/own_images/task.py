@@ -1,0 +1,328 @@
+"""What every kind of run does: plans, configures its stages, and reports. Each kind is a subclass in its own file."""
+
+import math
+import os
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+import torch
+from mmengine.config import Config
+
+from beit_mm.apis import rebuild
+from beit_mm.apis.configs import NARROW_PRETRAINING, bundled_config, rate_for_batch
+from beit_mm.checkpoint.checkpoint import Checkpoint, normalisation_of
+from beit_mm.checkpoint.description import IMAGENET
+from beit_mm.checkpoint.find import DEMO, WEIGHTS_VARIABLE, first_at_hand
+from beit_mm.datasets.transforms import as_size
+from beit_mm.errors import UserError
+from beit_mm.models.lora import with_lora
+from beit_mm.models.vit import sizes_of
+from beit_mm.own_images.images import Images
+from beit_mm.own_images.record import ALL, NONE, Record
+from beit_mm.own_images.report import ROWS, Metrics, Report
+
+# Released models to start or learn from on a GPU, best first: name in `plain_vits` and architecture
+STARTS = dict(dinov2_vitb14_reg4_pretrain='base', dinov2_vits14_reg4_pretrain='small')
+LEAST_BATCH = 8  # images per step that must fit in memory
+MOST_PIXELS, USUAL_PIXELS = 384, 224  # sides of images: a model for larger ones than the first is trained at the second
+MANY_IMAGES = 100_000  # with at least this many, a new model on a GPU is BEiT-Base
+NARROW = 192  # largest width of a model for which the demo's recipes hold
+WIDE_PRETRAINING = 'beit/pretrain_300e.py'
+BACKBONE = 'beit_mm.BEiTBackbone'
+LORA_RATE = 2.0  # times the recipe's learning rate, for all layers alike
+GIB_PER_IMAGE = 0.2  # on a GPU, for BEiT-Base at 224 pixels with the tokenizer
+MAX_BATCH = 512  # on a GPU: more would leave a short training few steps
+CPU_BATCH = 64, 16  # for a narrow model, as in its recipes, and for a wide one, whose steps take seconds
+
+Settings = tuple[str, dict[str, Any]]  # name of the config that a stage builds on, and what differs from it
+
+
+@dataclass(kw_only=True)
+class Plan:
+    """What was chosen for a training. Each kind of run adds its own choices."""
+
+    device: str  # 'cpu' or 'cuda'
+    base: str  # config below configs/ that it builds on
+    backbone: dict[str, Any]  # arguments of the BEiTBackbone
+    preprocessing: dict[str, Any]  # mean and std, pixels 0-255
+    init: str | None  # checkpoint to begin with; None for random weights
+    advice: str = ''  # which start or teacher would be better; empty if none is known
+    assumed: str = ''  # the warning if `init` does not record mean and std; otherwise empty
+    batch: int = 0  # images per step
+    workers: int = 0  # processes that read images
+
+    @property
+    def size(self) -> tuple[int, int]:
+        """Of the images, (height, width) in pixels."""
+        return as_size(self.backbone['img_size'])
+
+    @property
+    def grid(self) -> tuple[int, int]:
+        height, width = (side // self.backbone['patch_size'] for side in self.size)
+        return height, width
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """Width and depth of the model, see `sizes_of`."""
+        return sizes_of(self.backbone['arch'])
+
+    @property
+    def width(self) -> int:
+        return self.sizes['embed_dims']
+
+    @property
+    def depth(self) -> int:
+        return self.sizes['num_layers']
+
+
+class Task(ABC):
+    """A run of one kind, on the images of its call; `make_plan` makes its `plan`."""
+
+    model: ClassVar[str]  # what is trained: 'pretrained', 'classifier' or 'segmentor', as for `Checkpoint.open`
+    plan_type: ClassVar[type[Plan]] = Plan
+    plan: Any  # a `plan_type`
+    images: Any  # Images, or LabelMaps
+    fits_head = False  # whether only a head is trained, on features that are computed once
+
+    def __init__(self, record: Record, images: Images) -> None:
+        self.record, self.images = record, images
+        self.call = record.choices
+
+    @property
+    def stages(self) -> list[str]:
+        """What is trained one after the other; the last stage gives the run's weights."""
+        return [self.record.verb]
+
+    # Planning
+
+    def make_plan(self) -> None:
+        """Plans the training; the number of images, the device and its memory decide what the call leaves open."""
+        device = self.record.device or ('cuda' if torch.cuda.is_available() else 'cpu')
+        init, advice = (self.call.init, '') if self.call.init else self.usual_start(device)
+        checkpoint = None if init == NONE else Checkpoint.open(init, **self.mean_std)
+        preprocessing, assumed = self.normalisation(checkpoint)
+        base, backbone = self.choose_model(device, checkpoint)
+        self.plan = self.plan_type(
+            device=device,
+            base=base,
+            backbone=backbone,
+            preprocessing=preprocessing,
+            init=None if checkpoint is None else init,
+            advice=advice,
+            assumed=assumed,
+            workers=usual_workers(device) if self.call.workers is None else self.call.workers,
+        )
+        self.choose_parts(checkpoint)
+        self.plan.batch = self.choose_batch() if self.call.batch is None else self.call.batch
+        number = len(self.images.train.names)
+        if not 0 < self.plan.batch <= number:
+            raise UserError(f'a batch of {self.plan.batch} images; expected 1 to {number:,}, the images to learn from')
+
+    @abstractmethod
+    def usual_start(self, device: str) -> tuple[str, str]:
+        """What to begin with if the call does not say, and which released model would be better, or ''."""
+
+    @property
+    def mean_std(self) -> dict[str, Any]:
+        """The `mean` and `std` of the call, pixels 0-255, as far as it gives them."""
+        given = dict(mean=self.call.mean, std=self.call.std)
+        return {name: channels for name, channels in given.items() if channels is not None}
+
+    def normalisation(self, checkpoint: Checkpoint | None) -> tuple[dict[str, Any], str]:
+        """Mean and std of the images, and a warning if they are assumed."""
+        if checkpoint:
+            return checkpoint.normalisation
+        return normalisation_of('the new model', IMAGENET, (), len(IMAGENET['mean']), **self.mean_std)
+
+    def choose_model(self, device: str, checkpoint: Checkpoint | None, channels: int = 3) -> tuple[str, dict[str, Any]]:
+        """The config to build on, and the backbone's arguments: the checkpoint's, or chosen by device and images."""
+        base = WIDE_PRETRAINING if device == 'cuda' else NARROW_PRETRAINING
+        if checkpoint:
+            backbone = rebuild.backbone_config(checkpoint, channels)
+        else:
+            backbone = dict(img_size=224, patch_size=16) | bundled_config(base).model.backbone.to_dict()
+            if device == 'cuda':
+                backbone['arch'] = 'base' if len(self.images.train.names) >= MANY_IMAGES else 'small'
+        backbone['in_channels'] = channels
+        if max(as_size(backbone['img_size'])) > MOST_PIXELS:
+            backbone['img_size'] = as_size(USUAL_PIXELS - USUAL_PIXELS % backbone['patch_size'])
+        return base, backbone
+
+    @abstractmethod
+    def choose_parts(self, checkpoint: Checkpoint | None) -> None:
+        """Adds to the plan what only this kind of run has."""
+
+    def choose_batch(self) -> int:
+        """The largest power of two that fits in memory and leaves several steps in an epoch."""
+        limit = max(4, len(self.images.train.names) / 8)
+        return 2 ** int(math.log2(max(2, min(self.largest_batch(), limit))))
+
+    def largest_batch(self) -> float:
+        rows, columns = self.plan.grid
+        return largest_batch(self.plan.device, self.plan.sizes, rows * columns)
+
+    def decided(self) -> dict[str, Any]:
+        """The options with what was planned, which a later call of the run has to agree with."""
+        plan = self.plan
+        return dict(init=plan.init or NONE, batch=plan.batch, workers=plan.workers, seed=self.call.seed or 0)
+
+    @property
+    def targets_name(self) -> str | None:
+        """What is predicted, if a resumed run must find the same; else None."""
+        return None
+
+    # What the user is told
+
+    def described(self) -> list[tuple[str, str]]:
+        """The plan, by subject; empty texts are left out."""
+        plan, (height, width) = self.plan, self.plan.size
+        shape = f'{plan.depth} blocks of width {plan.width}, {height} x {width} pixels'
+        start = f'as in {plan.init}' if plan.init else 'random weights'
+        return [
+            ('images', str(self.images)),
+            *self.described_labels(),
+            ('model', f'{shape} in patches of {plan.backbone["patch_size"]}: {start}'),
+            ('advice', plan.advice),
+            ('batch', f'{plan.batch} images, processes that read them: {plan.workers}; on {plan.device}'),
+        ]
+
+    def described_labels(self) -> list[tuple[str, str]]:
+        return []
+
+    def advice_on_passes(self, passes: float) -> str:
+        """What to do after so many passes over the images; '' if they were enough."""
+        return ''
+
+    # Stages
+
+    def share_of_time(self, stage: str) -> float:
+        """The part of the time left that a stage of a timed run gets."""
+        return 1.0
+
+    def most_steps(self, stage: str) -> float:
+        return math.inf
+
+    @abstractmethod
+    def settings(self, stage: str, lists: Path, steps: int, earlier: Mapping[str, Path]) -> Settings:
+        """The config of a stage.
+
+        Args:
+            lists: folder that `write_lists` wrote.
+            steps: length of the stage.
+            earlier: the checkpoints of the stages before it.
+        """
+
+    def loaders(
+        self, lists: Path, pipelines: Sequence[list], validated: str = 'validated', **data: Any
+    ) -> dict[str, Any]:
+        """Settings of the data loaders for the listed images; `pipelines` are those of training and validation."""
+        workers = self.plan.workers
+        loading = dict(batch_size=self.plan.batch, num_workers=workers, persistent_workers=workers > 0)
+        train, val = (
+            dict(loading, dataset=dict(self.images.dataset(lists, name), pipeline=pipeline, on_error='skip', **data))
+            for name, pipeline in zip(('train', validated), pipelines, strict=True)
+        )
+        return dict(train_dataloader=train, val_dataloader=val, test_dataloader=val)
+
+    @property
+    def validation_cost(self) -> int:
+        """Of a validation, in training images."""
+        return min(len(self.images.held_out.names), self.images.num_validated) * self.images.validation_cost
+
+    # Results
+
+    def results_of(self, validations: Sequence[Mapping[str, float]]) -> dict[str, float]:
+        """The metrics that a stage's validations measured."""
+        return {name: float(validations[-1][name]) for name in ROWS if name in validations[-1]}
+
+    @abstractmethod
+    def report(self, weights: Path, metrics: Metrics, seconds: float, images_in_time: float) -> Report:
+        """Compares the trained model with baselines, and draws pictures beside its weights.
+
+        Args:
+            metrics: of the validations.
+            seconds: time for the report.
+            images_in_time: how many images would be trained in that time.
+        """
+
+
+class FineTuning(Task):
+    """What classifiers and segmentors have in common: a backbone that may be frozen or adapted by LoRA."""
+
+    @staticmethod
+    def check(call: Record) -> None:
+        if call.options['lora'] is not None and call.options['freeze'] is not None:
+            raise UserError('--lora and --freeze are both given; leave one out: --lora freezes the whole backbone')
+
+    def usual_start(self, device: str) -> tuple[str, str]:
+        return released_start(self.largest_batch_of_released) if device == 'cuda' else (DEMO, '')
+
+    def largest_batch_of_released(self, sizes: Mapping[str, int]) -> float:
+        return largest_batch('cuda', sizes, (USUAL_PIXELS // 14) ** 2)
+
+    def choose_parts(self, checkpoint: Checkpoint | None) -> None:
+        given = self.call.lora is not None or self.call.freeze is not None
+        if given and not self.plan.init:
+            raise UserError('--lora and --freeze keep what weights have learned; give a checkpoint with --init')
+        if self.frozen is not None and not 0 <= self.frozen <= self.plan.depth:
+            raise UserError(f'--freeze is {self.frozen}; expected {ALL}, or blocks from 0 to {self.plan.depth}')
+
+    @property
+    def frozen(self) -> int | None:
+        """How many of the first blocks are not trained, with the embeddings before them; None: all is trained."""
+        if self.call.freeze is None:
+            return None
+        return self.plan.depth if self.call.freeze == ALL else int(self.call.freeze)
+
+    @property
+    def tunes_all(self) -> bool:
+        return self.call.lora is None and self.call.freeze is None
+
+    def backbone(self, **options: Any) -> dict[str, Any]:
+        """Config of the backbone."""
+        config = self.plan.backbone | dict(type=BACKBONE, masked_input=False, drop_path_rate=0.1) | options
+        config['rel_pos_bias'] = 'per_layer' if config.get('rel_pos_bias') else None
+        config['init_cfg'] = dict(type='Pretrained', checkpoint=self.plan.init) if self.plan.init else None
+        if self.frozen is not None:
+            config['frozen_stages'] = self.frozen
+        return dict(with_lora(config, self.call.lora) if self.call.lora else config, _delete_=True)
+
+    def optimizer(self, recipe: Config, rate: float) -> dict[str, Any]:
+        """The recipe's rate for the plan's batch, and its layer decay, which LoRA and random weights do without."""
+        plan, lora = self.plan, self.call.lora
+        decay = recipe.optim_wrapper.paramwise_cfg.layer_decay_rate if plan.init and not lora else 1.0
+        if lora:  # at first its matrices add nothing to the frozen layers, so they tolerate larger steps
+            rate *= LORA_RATE
+        rate = rate_for_batch(rate, plan.batch / recipe.auto_scale_lr.base_batch_size)
+        return dict(optimizer=dict(lr=rate), paramwise_cfg=dict(layer_decay_rate=decay))
+
+
+def usual_workers(device: str) -> int:
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, 'sched_getaffinity') else os.cpu_count() or 1
+    # feeding a GPU takes two cores; without a GPU the training itself takes most of them
+    return max(1, min(cores - 2, 16) if device == 'cuda' else cores // 4)
+
+
+def released_start(largest: Callable[[Mapping[str, int]], float]) -> tuple[str, str]:
+    """The released model to start or learn from on a GPU, and ''; or else 'demo', and which model would be better.
+
+    `largest` gives the most images per step for a model's sizes.
+    """
+    wanted = [name for name, arch in STARTS.items() if largest(sizes_of(arch)) >= LEAST_BATCH]
+    path, reason = first_at_hand(wanted)
+    if path or not wanted:
+        return str(path or DEMO), ''
+    return DEMO, f'{wanted[0]} would be better, with its file in ${WEIGHTS_VARIABLE}: {reason}'
+
+
+def largest_batch(device: str, sizes: Mapping[str, int], patches: float) -> float:
+    """The most images per step for a model of these sizes and this number of patches."""
+    width = sizes['embed_dims']
+    if device == 'cpu':
+        return CPU_BATCH[width > NARROW]
+    free = torch.cuda.mem_get_info()[0] / 2**30
+    gib_per_image = GIB_PER_IMAGE * (width / 768) * (patches / 196)  # in proportion to BEiT-Base at 224 pixels
+    return min(free / gib_per_image, MAX_BATCH)
