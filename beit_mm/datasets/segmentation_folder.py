@@ -23,6 +23,7 @@ IMAGES = ('images', 'imgs', 'JPEGImages')  # names of folders, in the order of t
 MAPS = ('annotations', 'masks', 'labels', 'SegmentationClass')
 TRAINING = ('training', 'train')
 NUM_NAMED = 8  # most colours that a message names
+COLOURED_NAME = re.compile(r'(.*\S)\s+(\d{1,3})\s+(\d{1,3})\s+(\d{1,3})')  # a line of classes.txt: `name R G B`
 # Okabe and Ito's colours without black; each further one differs most from all before it, also to the red-green blind
 SEEN_BY_ALL = (
     (230, 159, 0), (86, 180, 233), (0, 158, 115), (240, 228, 66), (0, 114, 178), (213, 94, 0), (204, 121, 167),
@@ -64,21 +65,17 @@ class SegmentationFolder(UnlabeledImages):
     ) -> None:
         given = kwargs.pop('metainfo', None) or {}  # where mmseg's datasets take names and colours
         classes = given.get('classes', classes)
-        names, palette, by_colour = tuple(classes), None, False
-        if isinstance(classes, str):
-            path = os.path.join(data_root, classes)
-            source = path if os.path.isfile(path) else classes
-            names, palette = named_classes(source)
-            by_colour = palette is not None and os.path.isfile(source)
+        file = class_file(classes, data_root)
+        names, palette = named_classes(file or classes) if isinstance(classes, str) else (tuple(classes), None)
         if not 0 < len(names) < IGNORE_INDEX:
             raise UserError(f'classes has {len(names)} names; expected 1 to {IGNORE_INDEX - 1}')
-        if by_colour + reduce_zero_label + (label_values is not None) > 1:
+        colours = palette if file else None  # the label maps of a registered dataset hold numbers
+        if [colours is not None, label_values is not None, reduce_zero_label].count(True) > 1:
             raise UserError('expected only one of colours in classes, label_values and reduce_zero_label=True')
-        if palette and by_colour:
-            label_values = colour_numbers(palette).tolist()
         if label_values is not None and len({*label_values}) != len(names):
             raise UserError(f'label_values is {label_values}; expected {len(names)} different numbers')
-        self.seg_map_suffix, self.label_values, self.by_colour = seg_map_suffix, label_values, by_colour
+        self.label_values = label_values if colours is None else colour_numbers(colours).tolist()
+        self.by_colour, self.seg_map_suffix = colours is not None, seg_map_suffix
         if isinstance(data_prefix, dict):  # None is how --cfg-options removes a key
             data_prefix = {name: folder for name, folder in data_prefix.items() if folder is not None}
         palette = given.get('palette') or palette or distinct_colours(len(names))
@@ -88,20 +85,28 @@ class SegmentationFolder(UnlabeledImages):
     def load_data_list(self) -> Samples:
         if any(type(step).__name__ == 'LoadAnnotations' for step in self.pipeline.transforms):
             raise UserError("LoadAnnotations cannot read a SegmentationFolder; expected type='beit_mm.LoadAnnotation'")
-        samples, annotations = super().load_data_list(), self.data_prefix.get('seg_map_path')
-        if annotations is not None:
-            existing = {os.path.join(annotations, name) for name in list_images(annotations)}
-            images = [sample['img_path'] for sample in samples]
-            expected = [self._label_map(image) for image in images]
-            if missing := [pair for pair in zip(expected, images, strict=True) if pair[0] not in existing]:
-                file, image = missing[0]
-                found = f'{len(missing)} of {len(images)} images have none'
-                raise FileNotFoundError(f'no label map {file!r} for {image!r}; {found}')
-            unused = [name for name in existing.difference(expected) if name.endswith(self.seg_map_suffix)]
-            if unused and not self.ann_file:  # a list leaves some out
-                folder = self.data_prefix['img_path']
-                warn(f'{len(unused)} label maps have no image in {folder} and are left out, such as {min(unused)}')
+        samples = super().load_data_list()
+        if self.data_prefix.get('seg_map_path') is not None:
+            self._check_label_maps([sample['img_path'] for sample in samples])
         return samples
+
+    def _check_label_maps(self, images: list[str]) -> None:
+        """Refuses images without a label map; warns about label maps without an image."""
+        folder = self.data_prefix['seg_map_path']
+        existing = {os.path.join(folder, name) for name in list_images(folder)}
+        expected = [self._label_map(image) for image in images]
+        missing = [row for row, label_map in enumerate(expected) if label_map not in existing]
+        if missing:
+            label_map, image = expected[missing[0]], images[missing[0]]
+            raise FileNotFoundError(
+                f'no label map {label_map!r} for {image!r}; {len(missing)} of {len(images)} images have none'
+            )
+        unused = [name for name in existing.difference(expected) if name.endswith(self.seg_map_suffix)]
+        if unused and not self.ann_file:  # a list leaves some out
+            warn(
+                f'{len(unused)} label maps have no image in {self.data_prefix["img_path"]} and are left out, '
+                f'such as {min(unused)}'
+            )
 
     def get_data_info(self, idx: int) -> dict:
         sample = dict(super().get_data_info(idx), label_values=self.label_values, by_colour=self.by_colour)
@@ -125,34 +130,50 @@ def check_images_alone(folder: Path) -> None:
                 raise UserError(f'{maps} has label maps, which would count as images; give the folder of the images')
 
 
+def class_file(classes: str | Sequence[str], folder: str) -> str | None:
+    """The file that `classes` of a SegmentationFolder names, in the folder or elsewhere; None if it is not a file."""
+    paths = (os.path.join(folder, classes), classes) if isinstance(classes, str) else ()
+    return next(filter(os.path.isfile, paths), None)
+
+
 def named_classes(source: str) -> tuple[tuple[str, ...], list | None]:
     """Class names, and their colours if there are any, from a file or a registered dataset."""
     if os.path.isfile(source):
-        lines = [line for line in read_lines(source) if line]
-        header = lines[0].split('\t') if lines else []
-        if 'Name' in header:  # a table
-            rows, column = [line.split('\t') for line in lines[1:]], header.index('Name')
-            if any(len(row) <= column for row in rows):
-                raise UserError(f'{source}: expected {len(header)} columns, separated by tabs, in each line')
-            lines = [row[column] for row in rows]
-        if not lines:
-            raise UserError(f'{source} is empty; expected the name of a class in each line')
-        found = [re.fullmatch(r'(.*\S)\s+(\d{1,3})\s+(\d{1,3})\s+(\d{1,3})', line) for line in lines]
-        if not any(found):
-            return tuple(map(unquoted, lines)), None
-        colours = [tuple(map(int, match.groups()[1:])) for match in found if match]
-        if len({*colours}) < len(lines) or max(map(max, colours)) > 255:
-            raise UserError(f'{source}: expected `name R G B` in each line, numbers from 0 to 255, each colour once')
-        return tuple(unquoted(match[1]) for match in found if match), [*map(list, colours)]
+        return read_classes(source)
     dataset = DATASETS.get(source)
     if dataset is None or 'classes' not in dataset.METAINFO:
         raise UserError(f'classes is {source!r}; expected a file or a registered dataset that has classes')
     return tuple(dataset.METAINFO['classes']), dataset.METAINFO.get('palette')
 
 
+def read_classes(path: str) -> tuple[tuple[str, ...], list[list[int]] | None]:
+    """Class names in a file, and their colours if each line is `name R G B`."""
+    lines = names_in_table([line for line in read_lines(path) if line], path)
+    if not lines:
+        raise UserError(f'{path} is empty; expected the name of a class in each line')
+    matches = [match for line in lines if (match := COLOURED_NAME.fullmatch(line))]
+    if not matches:
+        return tuple(map(unquoted, lines)), None
+    colours = [[int(level) for level in match.groups()[1:]] for match in matches]
+    if len({*map(tuple, colours)}) < len(lines) or max(map(max, colours)) > 255:
+        raise UserError(f'{path}: expected `name R G B` in each line, numbers from 0 to 255, each colour once')
+    return tuple(unquoted(match[1]) for match in matches), colours
+
+
+def names_in_table(lines: list[str], path: str) -> list[str]:
+    """The column `Name` of a table with tabs, as ADE20K has it; lines without such a header stay as they are."""
+    header, *rows = [line.split('\t') for line in lines] or [[]]
+    if 'Name' not in header:
+        return lines
+    column = header.index('Name')
+    if any(len(row) <= column for row in rows):
+        raise UserError(f'{path}: expected {len(header)} columns, separated by tabs, in each line')
+    return [row[column] for row in rows]
+
+
 def class_line(name: str) -> str:
     """The name of a class as a line of classes.txt: also quoted if its end could be read as a colour."""
-    return json.dumps(name) if re.search(r'\s\d{1,3}\s+\d{1,3}\s+\d{1,3}$', name) else quoted(name)
+    return json.dumps(name) if COLOURED_NAME.fullmatch(name) else quoted(name)
 
 
 def distinct_colours(number: int) -> list[list[int]]:
@@ -179,15 +200,16 @@ class LoadAnnotation(BaseTransform):
         if path is None:
             return results
         by_colour, reduced = results.get('by_colour', False), results.get('reduce_zero_label', False)
-        height, width = size = results['ori_shape']
+        height, width = results['ori_shape']
         # a higher max_pixels of LoadImage applies to the label map too
-        labels = read_labels(path, by_colour, max(MAX_PIXELS, height * width))
-        if labels.shape != tuple(size):
-            found = f'{path} is {labels.shape[1]} x {labels.shape[0]} pixels'
-            image = f'its image {results["img_path"]} is {width} x {height} after its EXIF orientation, if any'
-            raise UserError(f'{found}, {image}; expected the same size')
+        numbers = labels = read_labels(path, by_colour, max(MAX_PIXELS, height * width))
+        if labels.shape != (height, width):
+            raise UserError(
+                f'{path} is {labels.shape[1]} x {labels.shape[0]} pixels, its image {results["img_path"]} is '
+                f'{width} x {height} after its EXIF orientation, if any; expected the same size'
+            )
         if values := results.get('label_values'):
-            numbers, labels = labels, index_of(labels, values)
+            labels = index_of(numbers, values)
             if by_colour:
                 warn_unknown_colours(path, numbers[labels == IGNORE_INDEX])
         check_range(path, labels, results.get('num_classes'), reduced)
@@ -214,11 +236,11 @@ def colour_numbers(colours: np.ndarray | Sequence[Sequence[int]]) -> np.ndarray:
     return np.asarray(colours, np.int32) @ np.array([1 << 16, 1 << 8, 1], np.int32)
 
 
-def count_colours(found: Counter[int]) -> str:
+def count_colours(counts: Counter[int]) -> str:
     """Lists the most frequent `colour_numbers` as R G B, with their counts."""
-    WARNED.update(found)
-    named = [f'{n >> 16} {n >> 8 & 255} {n & 255} ({count:,} pixels)' for n, count in found.most_common(NUM_NAMED)]
-    return ', '.join(named) + (f' and {len(found) - NUM_NAMED:,} more' if len(found) > NUM_NAMED else '')
+    WARNED.update(counts)
+    named = [f'{n >> 16} {n >> 8 & 255} {n & 255} ({count:,} pixels)' for n, count in counts.most_common(NUM_NAMED)]
+    return ', '.join(named) + (f' and {len(counts) - NUM_NAMED:,} more' if len(counts) > NUM_NAMED else '')
 
 
 def warn_unknown_colours(path: str, numbers: np.ndarray) -> None:
@@ -239,19 +261,23 @@ def read_labels(path: str, by_colour: bool = False, max_pixels: int = MAX_PIXELS
         pixels = np.asarray(image.convert('RGB'))
         if (pixels == pixels[..., :1]).all():
             return pixels[..., 0]
-        found = count_colours(Counter(colour_numbers(pixels).ravel().tolist()))
-        advice = 'name the colours in classes.txt, `name R G B` in each line, e.g. `road 128 64 128`'
-        raise UserError(f'{path} holds colours instead of numbers: {found}; {advice}')
+        colours = Counter(colour_numbers(pixels).ravel().tolist())
+        raise UserError(
+            f'{path} holds colours instead of numbers: {count_colours(colours)}; '
+            'name the colours in classes.txt, `name R G B` in each line, e.g. `road 128 64 128`'
+        )
     if by_colour or image.mode not in NUMBERS:
         raise UserError(f'{path} has mode {image.mode}; expected a gray or palette PNG, or colours of 8 bits')
     return np.asarray(image, dtype=np.uint8 if image.mode in ('1', 'L', 'P') else np.int64)
 
 
 def check_range(path: str, labels: np.ndarray, num_classes: int | None, reduced: bool) -> None:
-    # labels: before reduce_zero_label is applied
-    limit = IGNORE_INDEX - 1 if num_classes is None else num_classes - 1 + reduced
-    wrong = labels[(labels != IGNORE_INDEX) & ((labels < 0) | (labels > limit))]
+    """Refuses labels, before `reduce_zero_label` is applied, that belong to no class."""
+    lowest = int(reduced)  # 0 is accepted there too
+    highest = IGNORE_INDEX - 1 if num_classes is None else num_classes - 1 + reduced
+    wrong = labels[(labels != IGNORE_INDEX) & ((labels < 0) | (labels > highest))]
     if wrong.size:
-        expected = f'expected {int(reduced)} to {limit} or, for ignored pixels, {IGNORE_INDEX}'
-        zero = 'reduce_zero_label=True: 0 for unlabelled pixels too, classes from 1'
-        raise UserError(f'{path} holds label {wrong.max()}; {expected} ({zero})')
+        raise UserError(
+            f'{path} holds label {wrong.max()}; expected {lowest} to {highest} or, for ignored pixels, {IGNORE_INDEX} '
+            '(reduce_zero_label=True: 0 for unlabelled pixels too, classes from 1)'
+        )
