@@ -4,7 +4,7 @@ import io
 import os
 import random
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import lru_cache, partial
 from itertools import islice
 from typing import Any, BinaryIO
@@ -36,6 +36,7 @@ except ImportError:
 Image.preinit()  # registers the plugins of the other formats
 FORMATS = ('JPEG', 'PNG', 'WEBP', 'GIF', 'BMP', 'PPM', 'TIFF')  # JPEG opens MPO too
 HEIF_BRANDS = (b'heic', b'heix', b'heim', b'heis', b'hevc', b'hevx', b'mif1', b'msf1')  # bytes 8 to 12 of .heic files
+ONE_MEGAPIXEL = 2**20
 MAX_PIXELS = 178_956_970  # Pillow's limit for decompression bombs
 MAX_BYTES_PER_PIXEL = 16  # four channels of 32 bits
 MAX_ASPECT = 50  # resizing the short side of a longer image could use up all memory
@@ -49,6 +50,9 @@ SAMPLED = 10_000  # pixels of an image that are used for statistics of the bands
 COMPRESSIONS = (1, 5, 8, 32946, 32773, 34925, 50000)
 # Pillow's errors for a TIFF whose bands are not RGB; the last two if each band is a plane
 MANY_BANDS = ('unknown pixel mode', 'unknown raw mode for given image mode', 'string index out of range')
+READ_ALL_BANDS = (
+    'to read all, use LoadBands in a config or, if there are label maps, finetune --bands all (docs/data.md)'
+)
 WARNED: list[str] = []  # the file that `warn_loss` has named
 
 
@@ -95,9 +99,9 @@ class LoadImage(BaseTransform):
 
     def __init__(self, max_pixels: int = MAX_PIXELS, scaled: bool = True, cache_bytes: int = 0) -> None:
         self.max_pixels, self.scaled = max_pixels, scaled
-        self.free_bytes = self.cache_bytes = cache_bytes
-        self.cache: dict[tuple[str, int], np.ndarray] = {}  # by path and scale
-        self.sizes: dict[str, tuple[int, int]] = {}  # height and width of large JPEGs, to choose the scale of each read
+        self.free_bytes = cache_bytes
+        self.cache: dict[tuple[str, int], np.ndarray] = {}  # images by path and scale of decoding
+        self.sizes: dict[str, tuple[int, int] | None] = {}  # `reducible_size` of the files in the cache
         # set by scale_decoding: (results, height, width) -> 1, 2, 4 or 8
         self.choose_scale: Callable[[dict, int, int], int] | None = None
 
@@ -105,30 +109,29 @@ class LoadImage(BaseTransform):
         if not isinstance(results, dict):  # from mmseg's MMSegInferencer
             results = dict(img_path=results) if isinstance(results, str) else dict(img=results)
         if 'img' in results:
-            return loaded(np.ascontiguousarray(results['img'][..., ::-1]), results)
-        return loaded(self.read(results['img_path'], results), results)
+            return with_image(results, np.ascontiguousarray(results['img'][..., ::-1]))
+        return with_image(results, self.read(results['img_path'], results))
 
     def read(self, path: str, results: dict) -> np.ndarray:
-        scale = self.choose_scale(results, *self.sizes[path]) if self.choose_scale and path in self.sizes else 1
-        if (path, scale) in self.cache:
-            return self.cache[path, scale].copy()
-
-        def choose(height: int, width: int) -> int:
-            nonlocal scale
-            if self.choose_scale and path not in self.sizes:  # it may draw a random box, so it is called once
-                scale = self.choose_scale(results, height, width)
-            if self.cache_bytes:
-                self.sizes[path] = height, width
-            return scale
-
-        image = read_image(path, self.max_pixels, choose)
-        if image.nbytes <= min(self.free_bytes, 3 * 2**20):
-            self.cache[path, scale] = image.copy()
+        """Reads a file as small as the next transform allows, or takes it from the cache."""
+        if path in self.sizes:
+            scale = self.wanted_scale(results, self.sizes[path])
+            if (path, scale) in self.cache:
+                return self.cache[path, scale].copy()
+        with open_image(path, self.max_pixels) as file:
+            size = reducible_size(file)
+            scale = self.wanted_scale(results, size)
+            image = decode(path, file, scale)
+        if image.nbytes <= min(self.free_bytes, 3 * ONE_MEGAPIXEL):
+            self.sizes[path], self.cache[path, scale] = size, image.copy()
             self.free_bytes -= image.nbytes
         return image
 
+    def wanted_scale(self, results: dict, size: tuple[int, int] | None) -> int:
+        return 1 if size is None or self.choose_scale is None else self.choose_scale(results, *size)
 
-def loaded(image: np.ndarray, results: dict) -> dict:
+
+def with_image(results: dict, image: np.ndarray) -> dict:
     """Adds an image (H, W, C) to the results of a pipeline; UnreadableImageError if it is too long and narrow."""
     height, width = image.shape[:2]
     with unreadable(results.get('img_path') or 'array', OSError):
@@ -142,8 +145,7 @@ def check_size(max_pixels: int, num_bytes: int, height: int = 0, width: int = 0)
     if height * width > max_pixels:
         raise OSError(f'{width} x {height} pixels, more than max_pixels={max_pixels:,} (segment --max-pixels)')
     if num_bytes > MAX_BYTES_PER_PIXEL * max_pixels:
-        limit = f'{MAX_BYTES_PER_PIXEL} for each of max_pixels={max_pixels:,}'
-        raise OSError(f'{num_bytes:,} bytes; expected at most {limit}')
+        raise OSError(f'{num_bytes:,} bytes; expected at most {MAX_BYTES_PER_PIXEL} for each of {max_pixels=:,}')
 
 
 def decoding_scale(sides: Sequence[int], wanted: Sequence[int]) -> int:
@@ -152,20 +154,25 @@ def decoding_scale(sides: Sequence[int], wanted: Sequence[int]) -> int:
     return next((k for k in (8, 4, 2) if ratio >= MARGIN * k), 1)
 
 
-def read_image(
-    path: str, max_pixels: int = MAX_PIXELS, choose_scale: Callable[[int, int], int] | None = None
-) -> np.ndarray:
-    """Reads an image file into a uint8 array (H, W, 3), RGB, upright.
+def read_image(path: str, max_pixels: int = MAX_PIXELS) -> np.ndarray:
+    """Reads an image file into a uint8 array (H, W, 3), RGB, upright."""
+    with open_image(path, max_pixels) as image:
+        return decode(path, image)
 
-    `choose_scale` receives height and width of a large JPEG and returns the largest divisor for both: 1, 2, 4 or 8.
-    """
-    # on broken files decoders can raise almost anything: struct.error, SyntaxError, TypeError
-    with unreadable(path, Exception), open_image(path, max_pixels) as image:
-        tag, scale = orientation(image), 1
-        if choose_scale and image.format in ('JPEG', 'MPO') and image.width * image.height > 2**20:
-            scale = choose_scale(*(image.size if tag in SIDEWAYS else image.size[::-1]))
-            while tag != 1 and (image.width % scale or image.height % scale):
-                scale //= 2  # else the last row or column covers fewer pixels, and a rotation moves it to the front
+
+def reducible_size(image: Image.Image) -> tuple[int, int] | None:
+    """Height and width, upright, of a JPEG of more than a megapixel, which may be decoded smaller; else None."""
+    if image.format not in ('JPEG', 'MPO') or image.width * image.height <= ONE_MEGAPIXEL:
+        return None
+    return image.size if orientation(image) in SIDEWAYS else image.size[::-1]
+
+
+def decode(path: str, image: Image.Image, scale: int = 1) -> np.ndarray:
+    """Decodes an opened image to uint8 (H, W, 3), RGB, upright; a JPEG with its sides divided by up to `scale`."""
+    with unreadable(path, Exception):  # whatever a decoder raises, see open_image
+        tag = orientation(image)
+        while tag != 1 and (image.width % scale or image.height % scale):
+            scale //= 2  # else the last row or column covers fewer pixels, and a rotation moves it to the front
         if scale > 1:
             image.draft('RGB', (image.width // scale, image.height // scale))
         elif image.format == 'JPEG' and image.mode == 'RGB' and tag == 1:
@@ -180,27 +187,28 @@ def read_image(
 
 
 def warn_loss(path: str, image: Image.Image) -> None:
-    """Warns once if reading an image as RGB loses bands, or makes 12 or 14 bits that are stored in 16 nearly black."""
-    if WARNED or not warns_here():
-        return
+    """Warns about the first image that loses something when it is read as RGB."""
+    if not WARNED and warns_here() and (loss := loss_as_rgb(image)):
+        WARNED.append(path)
+        warn(f'{quoted(path)}: {loss}')
+
+
+def loss_as_rgb(image: Image.Image) -> str | None:
+    """What is lost, bands or most of 12 or 14 bits that are stored in 16, and the cure; None if nothing is."""
     tags = image.tag_v2 if image.format == 'TIFF' else {}
-    samples, read = tags.get(SAMPLES_TAG, 1), len(image.getbands())
-    bits = max(tags.get(BITS_TAG, (8,)))
-    deep_gray = is_deep_gray(image)
+    read, stored = len(image.getbands()), tags.get(SAMPLES_TAG, 1)
     if image.mode == 'RGBA' and tags and image.getchannel('A').getextrema()[0] < 255:
-        hidden = 'its fourth band is marked as transparency and blended with white'
-    elif samples > read:
-        hidden = f'only {read} of its {samples} bands are read'
-    elif deep_gray or bits == 16:
-        highest = int(np.asarray(image).max()) >> (8 if deep_gray else 0)  # Pillow reads the high bytes of RGB
-        if highest > MOST_DARK:
-            return
-        hidden = f'its values use little of their 16 bits, so that all lie in levels 0 to {highest} of 255'
-    else:
-        return
-    WARNED.append(path)
-    advice = 'to read all, use LoadBands in a config or, if there are label maps, finetune --bands all (docs/data.md)'
-    warn(f'{quoted(path)}: {hidden}; {advice if tags else "scale them to 0 to 65,535"}')
+        return f'its fourth band is marked as transparency and blended with white; {READ_ALL_BANDS}'
+    if stored > read:
+        return f'only {read} of its {stored} bands are read; {READ_ALL_BANDS}'
+    deep_gray = is_deep_gray(image)
+    if not deep_gray and max(tags.get(BITS_TAG, (8,))) != 16:
+        return None
+    highest = int(np.asarray(image).max()) >> (8 if deep_gray else 0)  # Pillow reads the high bytes of RGB
+    if highest > MOST_DARK:
+        return None
+    cure = READ_ALL_BANDS if tags else 'scale them to 0 to 65,535'
+    return f'its values use little of their 16 bits, so that all lie in levels 0 to {highest} of 255; {cure}'
 
 
 def warns_here() -> bool:
@@ -214,6 +222,8 @@ def unreadable(path: str, *errors: type[Exception]) -> Iterator[None]:
     """Turns `errors` into UnreadableImageError with the path."""
     try:
         yield
+    except UnreadableImageError:  # which has a path
+        raise
     except errors as error:
         reason = f'{type(error).__name__}: {error}'
         if str(error) in MANY_BANDS:
@@ -244,21 +254,30 @@ open_archive = lru_cache(256)(partial(open, mode='rb', buffering=0))
 
 @contextmanager
 def open_image(path: str, max_pixels: int = MAX_PIXELS) -> Iterator[Image.Image]:
-    """Opens an image file and reads its header."""
-    # Pillow's plugins are called directly: Image.open also tries formats that start a program (Ghostscript), and its
-    # limit for large images, beyond which it warns or fails, applies to the whole process.
-    with open_file(path, max_pixels) as file:
-        start = file.read(16)
-        factory = next((opens for opens, accepts in map(Image.OPEN.get, FORMATS) if accepts(start) is True), None)
-        if factory is None:
-            if start[4:8] != b'ftyp' or start[8:12] not in HEIF_BRANDS:
-                raise OSError('unknown format')
-            if (factory := HeifImageFile) is None:
-                raise OSError('HEIC; pip install pillow-heif to read it, or convert it')
-        file.seek(0)
-        image = factory(file, '' if isinstance(path, MemberPath) else path)
-        check_size(max_pixels, 0, image.height, image.width)
+    """Opens an image file and reads its header; UnreadableImageError if that fails."""
+    with ExitStack() as stack:
+        # on broken files decoders can raise almost anything: struct.error, SyntaxError, TypeError
+        with unreadable(path, Exception):
+            file = stack.enter_context(open_file(path, max_pixels))
+            image = plugin_of(file)(file, '' if isinstance(path, MemberPath) else path)
+            check_size(max_pixels, 0, image.height, image.width)
         yield image
+
+
+def plugin_of(file: BinaryIO) -> Callable[[BinaryIO, str], Image.Image]:
+    """The plugin of Pillow or pillow-heif that reads a file, by its first bytes."""
+    # Plugins are called directly: Image.open also tries formats that start a program (Ghostscript), and its limit for
+    # large images, beyond which it warns or fails, applies to the whole process.
+    start = file.read(16)
+    file.seek(0)
+    for plugin, accepts in map(Image.OPEN.get, FORMATS):
+        if accepts(start) is True:
+            return plugin
+    if start[4:8] != b'ftyp' or start[8:12] not in HEIF_BRANDS:
+        raise OSError('unknown format')
+    if HeifImageFile is None:
+        raise OSError('HEIC; pip install pillow-heif to read it, or convert it')
+    return HeifImageFile
 
 
 def orientation(image: Image.Image) -> int:
@@ -325,11 +344,12 @@ class LoadBands(BaseTransform):
         max_pixels: int = MAX_PIXELS,
     ) -> None:
         lengths = {len(value) for value in (bands, low, high) if isinstance(value, Sequence)}
-        limits = [value for value in (low, high) if value is not None]
         fits = len(lengths) <= 1 and lengths <= {*range(1, MAX_BANDS + 1)}
-        if not fits or len(limits) == 1 or not np.all(np.less(*limits) if limits else True):
-            expected = f'low < high, both or neither, all of equal lengths, 1 to {MAX_BANDS} bands'
-            raise UserError(f'bands={bands}, low={low}, high={high}; expected {expected}')
+        if not fits or not in_order(low, high):
+            raise UserError(
+                f'bands={bands}, low={low}, high={high}; '
+                f'expected low < high, both or neither, all of equal lengths, 1 to {MAX_BANDS} bands'
+            )
         self.bands = None if bands is None else list(bands)
         self.low, self.high = (None if value is None else np.float32(value) for value in (low, high))
         self.num_bands = lengths.pop() if lengths else None  # None: any number
@@ -342,22 +362,17 @@ class LoadBands(BaseTransform):
             values = read_bands(results['img_path'], self.max_pixels)
             with unreadable(results['img_path'], ValueError, MemoryError):
                 image = self.scale(values)
-        return loaded(image, results)
+        return with_image(results, image)
 
     def scale(self, values: np.ndarray) -> np.ndarray:
         """Selects the bands of an array (H, W) or (H, W, C) and scales them to 0-255, see LoadBands."""
-        values = check_bands(values)
-        found = values.shape[2]
-        bands = range(found) if self.bands is None else self.bands
-        if max(bands) >= found or not 1 <= len(bands) <= MAX_BANDS or self.num_bands not in (None, len(bands)):
-            usual = self.num_bands or f'1 to {MAX_BANDS}'
-            number = f'at least {max(bands) + 1}' if self.bands else usual
-            raise UserError(f'{found} bands; expected {number} for LoadBands(bands={self.bands}), counted from 0')
-        values = values if self.bands is None else values[..., self.bands]
+        values = self.select(check_bands(values))
         if self.low is None or self.high is None:
             if values.dtype != np.uint8:
-                advice = 'set low and high, the values that become 0 and 255: tools/datasets/band_statistics.py'
-                raise UserError(f'values of type {values.dtype}; expected uint8; {advice}')
+                raise UserError(
+                    f'values of type {values.dtype}; expected uint8; '
+                    'set low and high, the values that become 0 and 255: tools/datasets/band_statistics.py'
+                )
             return np.ascontiguousarray(values)
         height, width, count = values.shape
         # along whole rows, because numpy takes four times as long along an axis as short as that of the bands
@@ -369,11 +384,32 @@ class LoadBands(BaseTransform):
         np.fmax(scaled, 0, out=scaled)  # turns NaN into 0 too
         return np.fmin(scaled, 255, out=scaled).reshape(height, width, count)
 
+    def select(self, values: np.ndarray) -> np.ndarray:
+        """The bands, in their order, of an array (H, W, C)."""
+        number = values.shape[2]
+        if self.bands is not None:
+            if max(self.bands) >= number:
+                raise UserError(
+                    f'{number} bands; expected at least {max(self.bands) + 1} for LoadBands(bands={self.bands}), '
+                    'counted from 0'
+                )
+            return values[..., self.bands]
+        if number > MAX_BANDS or self.num_bands not in (None, number):
+            raise UserError(f'{number} bands; expected {self.num_bands or f"1 to {MAX_BANDS}"} for these LoadBands')
+        return values
+
     @staticmethod
     def as_rgb(image: np.ndarray) -> np.ndarray:
         """Shows an image (H, W, C), 0-255, as uint8 (H, W, 3): its first three bands, or the first in gray."""
         first = image[..., :3] if image.shape[2] > 2 else image[..., [0, 0, 0]]
         return first.astype(np.uint8, copy=False)
+
+
+def in_order(low: float | Sequence[float] | None, high: float | Sequence[float] | None) -> bool:
+    """Whether low < high, for all bands or for each; or neither is given."""
+    if low is None or high is None:
+        return low is None and high is None
+    return bool(np.all(np.less(low, high)))
 
 
 def band_statistics(
@@ -397,8 +433,9 @@ def band_statistics(
     low, high = np.nanpercentile(pixels, percentiles, axis=0)
     if not (low < high).all():
         column = int(np.flatnonzero(~(low < high))[0])
-        constant = f'band {taken[column]} is {low[column]:g} nearly everywhere'
-        raise UserError(f'{constant}; leave it out, or widen the percentiles')
+        raise UserError(
+            f'band {taken[column]} is {low[column]:g} nearly everywhere; leave it out, or widen the percentiles'
+        )
     low, high = ([float(f'{value:.6g}') for value in values] for values in (low, high))
     scaled = LoadBands(low=low, high=high).scale(pixels[None])
     mean, std = scaled.mean(axis=(0, 1), dtype=np.float64), scaled.std(axis=(0, 1), dtype=np.float64)
@@ -410,8 +447,10 @@ def check_bands(values: np.ndarray) -> np.ndarray:
     if values.ndim == 2:
         values = values[..., None]
     if values.ndim != 3 or not values.size or values.dtype.kind not in 'uif':
-        found = f'an array {values.shape} of {values.dtype}'
-        raise UserError(f'{found}; expected integers or floating-point numbers (height, width, bands), not empty')
+        raise UserError(
+            f'an array {values.shape} of {values.dtype}; '
+            'expected integers or floating-point numbers (height, width, bands), not empty'
+        )
     return values
 
 
@@ -419,7 +458,7 @@ def read_bands(path: str, max_pixels: int = MAX_PIXELS) -> np.ndarray:
     """Reads the values of a .tif or .npy file: (H, W, C)."""
     if TiffFile is None and path.lower().endswith(('.tif', '.tiff')):
         raise UserError(f"{path}: reading .tif files of many bands needs tifffile: pip install 'beit_mm[bands]'")
-    # on broken files decoders can raise almost anything, see read_image
+    # on broken files decoders can raise almost anything, see open_image
     with unreadable(path, Exception), open_file(path, max_pixels) as file:
         start = file.read(6)
         file.seek(0)
@@ -436,13 +475,15 @@ def read_tif(file: BinaryIO, max_pixels: int) -> np.ndarray:
         # 256 pages are enough for one page per band, with overviews
         pages = [page for page in islice(content.pages, 256) if not page.subfiletype]
         first = pages[0]
-        pages = [page for page in pages if (page.shaped, page.dtype) == (first.shaped, first.dtype)]
         planes, depth, height, width, bands = first.shaped
         if planes * bands > 1:
             pages = [first]
+        pages = [page for page in pages if (page.shaped, page.dtype) == (first.shaped, first.dtype)]
         if depth != 1 or first.dtype is None or first.compression not in COMPRESSIONS:
-            stored = f'compression {first.compression}, {first.bitspersample} bits, depth {depth}'
-            raise OSError(f'{stored}; expected none, LZW, Deflate, PackBits, LZMA or Zstandard, 8 to 64 bits, depth 1')
+            raise OSError(
+                f'compression {first.compression}, {first.bitspersample} bits, depth {depth}; '
+                'expected none, LZW, Deflate, PackBits, LZMA or Zstandard, 8 to 64 bits, depth 1'
+            )
         if not any(size for page in pages for size in page.databytecounts):
             raise OSError('it stores no pixels')  # a file of a few bytes could otherwise take all memory
         check_bands_size((height, width, planes * bands * len(pages)), first.dtype, max_pixels)

@@ -253,7 +253,7 @@ def warn_unknown_colours(path: str, numbers: np.ndarray) -> None:
 
 def read_labels(path: str, by_colour: bool = False, max_pixels: int = MAX_PIXELS) -> np.ndarray:
     """Reads the integers (H, W) of a lossless gray or palette image; with `by_colour` the `colour_numbers`."""
-    with unreadable(path, Exception), open_image(path, max_pixels) as image:  # see reading.read_image
+    with open_image(path, max_pixels) as image, unreadable(path, Exception):
         image.load()
     if by_colour and image.mode in COLOURS:
         return colour_numbers(np.asarray(image.convert('RGB')))

@@ -5,6 +5,7 @@ import random
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from functools import lru_cache, partial
+from typing import NamedTuple
 
 import cv2
 import numpy as np
@@ -28,6 +29,14 @@ BRIGHTNESS, CONTRAST, SATURATION = range(3)  # operations of colour jitter
 LOBES = 3  # of the Lanczos filter
 
 
+class Crop(NamedTuple):
+    """What is wanted of an image: a box, mirrored or not."""
+
+    box: Box
+    flip: bool
+    height: int  # pixels; of the image that the box lies in, which may be decoded smaller
+
+
 class TwoViews(BaseTransform, ABC):
     """Base class of the crops: cuts a box from `img` (H, W, C) and resizes it to `images` and `tokenizer_images`.
 
@@ -46,23 +55,29 @@ class TwoViews(BaseTransform, ABC):
     def draw(self, height: int, width: int) -> tuple[Box, bool]:
         """Draws the box in an image, and whether the views are flipped."""
 
+    def crop_of(self, results: dict, height: int, width: int) -> Crop:
+        """The crop of a sample with an image of this size, drawn when it is first asked for."""
+        if 'drawn_crop' not in results:
+            results['drawn_crop'] = Crop(*self.draw(height, width), height)
+        return results['drawn_crop']
+
     def choose_scale(self, results: dict, height: int, width: int) -> int:
-        # LoadImage calls this before it decodes, so the box does not depend on the scale
-        box, flip = self.draw(height, width)
-        results['drawn'] = box, flip, height
-        return decoding_scale(box[2:], np.maximum(self.size, self.second_size or 1).tolist())
+        """For LoadImage, before it decodes: the divisor, 1 to 8, of an image's sides that the views allow."""
+        crop = self.crop_of(results, height, width)
+        return decoding_scale(crop.box[2:], np.maximum(self.size, self.second_size or 1).tolist())
 
     def transform(self, results: dict) -> dict:
         image = results['img']
-        # the box lies in an image of this height, from which LoadImage may have decoded a smaller one
-        box, flip, height = results.pop('drawn', None) or (*self.draw(*image.shape[:2]), len(image))
-        if (scale := round(height / len(image))) > 1:
-            box = tuple(side / scale for side in box)
-            bicubic = partial(resize_box, image, box, resample=Image.Resampling.BICUBIC)
-            lanczos = partial(resize_box, image, box, resample=Image.Resampling.LANCZOS)
+        box, flip, height = self.crop_of(results, *image.shape[:2])
+        del results['drawn_crop']
+        scale = round(height / len(image))  # by which LoadImage has divided the sides
+        if scale > 1:
+            part = tuple(side / scale for side in box)
+            bicubic = partial(resize_box, image, part, resample=Image.Resampling.BICUBIC)
+            lanczos = partial(resize_box, image, part, resample=Image.Resampling.LANCZOS)
         else:
-            crop = cut(image, box)
-            bicubic, lanczos = partial(resize_bicubic, crop), partial(resize_lanczos, crop)
+            pixels = cut(image, box)
+            bicubic, lanczos = partial(resize_bicubic, pixels), partial(resize_lanczos, pixels)
         views = dict(images=bicubic(size=self.size))
         if self.second_size is not None:
             views['tokenizer_images'] = lanczos(size=self.second_size)

@@ -19,7 +19,7 @@ from torch import Tensor
 from beit_mm.checkpoint.checkpoint import Checkpoint, CheckpointInput, PerChannel, normalisation_of
 from beit_mm.checkpoint.find import PHOTOS
 from beit_mm.datasets.image_folder import EXTENSIONS, extensions_of, list_images, scale_decoding
-from beit_mm.datasets.reading import LoadBands, LoadImage, UnreadableImageError, loaded, rgb_array, unreadable
+from beit_mm.datasets.reading import LoadBands, LoadImage, UnreadableImageError, rgb_array, unreadable, with_image
 from beit_mm.datasets.segmentation_folder import check_images_alone
 from beit_mm.errors import UserError, check_choice
 from beit_mm.files import atomic_file
@@ -67,8 +67,8 @@ class ImageReader:
             if source.shape[2:] != (3,) or source.dtype != np.uint8 or not source.size:
                 found = f'an array of {source.dtype} {source.shape}'
                 raise UserError(f'{found}; expected uint8 (height, width, 3), RGB, not empty')
-            return loaded(np.ascontiguousarray(source if self.ours else source[..., ::-1]), {})
-        return loaded(sample['img'], sample)
+            return with_image({}, np.ascontiguousarray(source if self.ours else source[..., ::-1]))
+        return with_image(sample, sample['img'])
 
     def results(
         self,

@@ -16,7 +16,7 @@ from tifffile import imwrite
 
 from beit_mm.datasets import reading
 from beit_mm.datasets.image_folder import UnlabeledImages, scale_decoding
-from beit_mm.datasets.reading import LoadImage, UnreadableImageError, orientation, read_image
+from beit_mm.datasets.reading import LoadImage, UnreadableImageError, open_image, orientation, read_image
 from beit_mm.datasets.samplers import SampleKey
 from beit_mm.datasets.transforms import PackViews, TwoViewCenterCrop, TwoViewRandomResizedCrop
 from beit_mm.registry import TRANSFORMS
@@ -124,7 +124,7 @@ def test_a_cache_keeps_the_first_images_that_fit_with_the_same_pixels(tmp_path, 
     crop = TwoViewRandomResizedCrop(24, second_size=None, scale=(0.05, 1.0))
     samples, read = {}, Counter()
     monkeypatch.setattr(
-        reading, 'read_image', lambda path, *rest: read.update([Path(path).stem]) or read_image(path, *rest)
+        reading, 'open_image', lambda path, *rest: read.update([Path(path).stem]) or open_image(path, *rest)
     )
     for cache_bytes, expected in ((0, (6, 6, 6)), (5000, (1, 6, 6)), (10**6, (1, 1, 2))):
         dataset = UnlabeledImages(str(tmp_path), pipeline=[LoadImage(cache_bytes=cache_bytes), crop, PackViews()])
