@@ -7,6 +7,7 @@ import math
 import os
 import re
 from collections.abc import Iterable, Iterator, Sequence
+from copy import copy
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -50,8 +51,8 @@ class Paths(Sequence[str]):
 
     def __getitem__(self, index: Any) -> Any:
         if isinstance(index, (slice, np.ndarray)):
-            part = object.__new__(Paths)
-            part.text, part.starts, part.ends = self.text, self.starts[index], self.ends[index]
+            part = copy(self)  # the text stays the same
+            part.starts, part.ends = self.starts[index], self.ends[index]
             return part
         return os.fsdecode(self.text[self.starts[index] : self.ends[index]])
 
@@ -61,7 +62,7 @@ def list_images(folder: str, extensions: Sequence[str] = EXTENSIONS, subfolders:
 
     Hidden files and folders are skipped, links are followed, and each folder is searched once, `subfolders` in turn.
     """
-    unread = HEIF_EXTENSIONS if reading.HeifImageFile is None and '.jpg' in extensions else ()
+    left_out_extensions = HEIF_EXTENSIONS if reading.HeifImageFile is None and '.jpg' in extensions else ()
     paths: list[str] = []
     left_out = 0
     for subfolder in subfolders:
@@ -70,7 +71,7 @@ def list_images(folder: str, extensions: Sequence[str] = EXTENSIONS, subfolders:
             below = os.path.relpath(parent, folder)
             prefix = '' if below == '.' else f'{below}/'
             found += [prefix + name for name in names if name.lower().endswith(tuple(extensions))]
-            left_out += sum(name.lower().endswith(unread) for name in names)
+            left_out += sum(name.lower().endswith(left_out_extensions) for name in names)
         paths += sorted(found, key=os.fsencode)
     if left_out:
         warn(f'{quoted(folder)}: {left_out} HEIC images are left out; to read them, pip install pillow-heif')
@@ -122,12 +123,15 @@ class Samples(Sequence[dict]):
             sample = dict(img_path=MemberPath(f'{archive}/{path}', archive, *place))
         return sample if labels is None else dict(sample, gt_label=int(labels))
 
-    def listed(self, paths: Paths) -> 'Samples':
-        """Selects images by name, in the order of a list."""
-        row_of = {path: row for row, path in enumerate(self.paths)}
-        if len(row_of) < len(self):
-            raise UserError(f'{self.folder}: two images share a name; ann_file cannot tell which one it lists')
-        return self[np.array([row_of[path] for path in paths], np.int64)]
+
+def listed(paths: Paths, shards: Samples | None, folder: str) -> Samples:
+    """The images with these paths in shards or, if there are none, in a folder, in the order of the paths."""
+    if not shards:
+        return Samples(folder, paths)
+    row_of = {path: row for row, path in enumerate(shards.paths)}
+    if len(row_of) < len(shards):
+        raise UserError(f'{folder}: two images share a name; ann_file cannot tell which one it lists')
+    return shards[np.array([row_of[path] for path in paths], np.int64)]
 
 
 def read_shards(folder: str) -> tuple[Samples | None, list[str]]:
@@ -135,19 +139,21 @@ def read_shards(folder: str) -> tuple[Samples | None, list[str]]:
     path = os.path.join(folder, INDEX)
     if not os.path.isfile(path):
         return None, []
-    rebuild = f'python tools/datasets/make_shards.py --index-only {folder}'
+    command = f'python tools/datasets/make_shards.py --index-only {folder}'
     try:
         with np.load(path, allow_pickle=False) as content:
             archives, classes, names = (Paths(content[name].tobytes()) for name in ('shards', 'classes', 'names'))
             places = np.stack([content[name] for name in ('shard', 'offset', 'length')], axis=1)
             labels, sizes = content['label'], content['sizes'].tolist()
     except Exception as error:  # numpy and zipfile can raise almost anything on damaged bytes
-        raise UserError(f'{path} is not an index of shards ({type(error).__name__}); rebuild it: {rebuild}') from error
+        raise UserError(f'{path} is not an index of shards ({type(error).__name__}); rebuild it: {command}') from error
     for name, size in zip(archives, sizes, strict=True):
         archive = os.path.join(folder, name)
         if not os.path.isfile(archive) or os.path.getsize(archive) != size:
-            problem = f'{quoted(archive)} is missing, truncated or does not match {INDEX}'
-            raise UserError(f'{problem}; copy it again, or rebuild the index: {rebuild}')
+            raise UserError(
+                f'{quoted(archive)} is missing, truncated or does not match {INDEX}; copy it again, '
+                f'or rebuild the index: {command}'
+            )
     return Samples(folder, names, labels, archives, places), list(classes)
 
 
@@ -204,7 +210,7 @@ class UnlabeledImages(BaseDataset):
         if not self.ann_file:
             return shards or Samples(folder, list_images(folder, self.extensions))
         paths = Paths.of(path for _, path, _ in read_list(self.ann_file))
-        return shards.listed(paths) if shards else Samples(folder, paths)
+        return listed(paths, shards, folder)
 
     def no_images(self, path: str) -> FileNotFoundError:
         return FileNotFoundError(f'no images in {path!r}; expected files ending in {" ".join(self.extensions)}')
@@ -213,10 +219,10 @@ class UnlabeledImages(BaseDataset):
         """Reads a batch for torch's DataLoader; a SeededSampler puts `read_samples` in place of this."""
         by_numbers = not all(isinstance(key, tuple) for key in keys)
         if by_numbers and not self.test_mode and reading.warns_here():
-            name = type(self).__name__
-            same = f'{name} is read by plain numbers, so that each image has the same views in all epochs'
-            cure = 'to train, give the DataLoader a SeededSampler, and call its set_epoch; otherwise set test_mode=True'
-            warn(f'{same}; {cure}')
+            warn(
+                f'{type(self).__name__} is read by plain numbers, so each image has the same views in all epochs; '
+                'to train, give the DataLoader a SeededSampler, and call its set_epoch; otherwise set test_mode=True'
+            )
         return [self[key] for key in keys]
 
     def __getitem__(self, key: SampleKey | int) -> dict:
@@ -320,32 +326,37 @@ class ImageFolder(UnlabeledImages):
         label_of = {name: label for label, name in enumerate(self.CLASSES)}
         if self.ann_file:
             paths, labels = self._read_list(label_of)
-            samples = shards.listed(paths) if shards else Samples(folder, paths)
-            return replace(samples, labels=labels)
+            return replace(listed(paths, shards, folder), labels=labels)
         if shards:
-            return self._select(shards, folders, label_of)
-        names = self._present(folder, folders, label_of)
+            return self._images_in_shards(shards, folders, label_of)
+        return self._images_in_folders(folder, folders, label_of)
+
+    def _images_in_folders(self, folder: str, folders: list[str], label_of: dict[str, int]) -> Samples:
+        """Finds the images of all classes in their folders."""
+        names = self._classes_with_folders(folder, folders, label_of)
         paths = list_images(folder, self.extensions, names)
         labels = np.array([label_of[path.split('/', 1)[0]] for path in paths], np.int64)
         if empty := {label_of[name] for name in names} - set(labels.tolist()):
             raise self.no_images(os.path.join(folder, self.CLASSES[min(empty)]))
         return Samples(folder, paths, labels)
 
-    def _select(self, shards: Samples, folders: list[str], label_of: dict[str, int]) -> Samples:
-        """Selects the images of all classes in shards, class by class as in a folder."""
+    def _images_in_shards(self, shards: Samples, folders: list[str], label_of: dict[str, int]) -> Samples:
+        """Selects the images of all classes, class by class as in a folder."""
         labels = np.asarray(shards.labels)
         if folders:
-            self._present(shards.folder, folders, label_of)
+            self._classes_with_folders(shards.folder, folders, label_of)
             labels = np.array([label_of.get(name, -1) for name in folders] + [-1])[labels]  # -1 stays -1
         elif (wrong := (labels < 0) | (labels >= len(label_of))).any():
             row = int(wrong.argmax())
-            found = f'{shards[row]["img_path"]} has class {labels[row]} in its .cls file (-1: no file)'
-            raise UserError(f'{found}; expected numbers from 0 to {len(label_of) - 1}')
+            raise UserError(
+                f'{shards[row]["img_path"]} has class {labels[row]} in its .cls file (-1: no file); '
+                f'expected numbers from 0 to {len(label_of) - 1}'
+            )
         rows = np.flatnonzero(labels >= 0)
         rows = rows[np.argsort(labels[rows], kind='stable')]
         return replace(shards[rows], labels=labels[rows])
 
-    def _present(self, folder: str, folders: list[str], label_of: dict[str, int]) -> list[str]:
+    def _classes_with_folders(self, folder: str, folders: list[str], label_of: dict[str, int]) -> list[str]:
         """Lists the classes that have a folder; warns about missing folders and about other folders."""
         if left_out := [name for name in folders if name not in label_of]:
             warn(f'{folder}: {len(left_out)} folders are skipped: not in classes ({preview(left_out)})')
@@ -364,12 +375,16 @@ class ImageFolder(UnlabeledImages):
         for number, path, label in read_list(self.ann_file):
             folder_label = label_of.get(path.split('/')[0])
             label = folder_label if label is None else label
-            where = f'{self.ann_file}, line {number}: {path!r} has label {label}'
             if label is None or not 0 <= label < len(label_of):
-                raise UserError(f'{where}; expected a label from 0 to {len(label_of) - 1} after the path')
+                raise UserError(
+                    f'{self.ann_file}, line {number}: {path!r} has label {label}; '
+                    f'expected a label from 0 to {len(label_of) - 1} after the path'
+                )
             if folder_label not in (None, label):
-                expected = f'expected {folder_label}, or classes=... in the order of the labels'
-                raise UserError(f'{where}, which is class {self.CLASSES[label]!r}; {expected}')
+                raise UserError(
+                    f'{self.ann_file}, line {number}: {path!r} has label {label}, which is class '
+                    f'{self.CLASSES[label]!r}; expected {folder_label}, or classes=... in the order of the labels'
+                )
             paths.append(path)
             labels.append(label)
         return Paths.of(paths), np.array(labels)
