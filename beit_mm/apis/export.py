@@ -66,7 +66,7 @@ def export(
         if isinstance(loader, LoadBands):
             low, high = (np.asarray(value).tolist() for value in (loader.low, loader.high))
             notes['bands'] = dict(bands=loader.bands, low=low, high=high)
-        gives_rgb = inferencer.reader.ours  # OpenMMLab's readers give BGR
+        gives_rgb = inferencer.reader.loads_rgb  # OpenMMLab's readers give BGR
         if gives_rgb == swaps_colours(inferencer.model):
             see_rgb(inferencer.model)
         path = Path(out).expanduser()

@@ -57,33 +57,34 @@ def evaluate_images(
     validation image]) with what the method chose.
     """
     check_choice('method', method, ('knn', 'linear', 'attentive'))
-
-    def loader(source: str | Path | DataLoader) -> DataLoader:
-        if isinstance(source, DataLoader):
-            return source
-        with DefaultScope.overwrite_default_scope('mmpretrain'):
-            dataset = ImageFolder(data_root=str(source), pipeline=extractor.pipeline, test_mode=True)
-        sampler = SeededSampler(dataset, shuffle=False, seed=0)
-        return DataLoader(dataset, 64, sampler=sampler, num_workers=workers, collate_fn=default_collate)
-
-    loaders = loader(train), loader(val)
-    number = check_same_classes(loaders[0].dataset, loaders[1].dataset)
-    found: dict[str, Any]
+    loaders = [labelled_loader(extractor, source, workers) for source in (train, val)]
+    num_classes = check_same_classes(loaders[0].dataset, loaders[1].dataset)
+    settings: dict[str, Any]
     if method == 'attentive':
         held = hold_patches(image_patches(extractor, loaders[0], layer), len(loaders[0].dataset))
-        classify, found = choose_attentive(held, number, queries, seed)
-        answers = [(classify(patches), truth) for patches, truth in image_patches(extractor, loaders[1], layer)]
-        predicted, truth = map(torch.cat, zip(*answers, strict=True))
         labels = held[1]
+        classify, settings = choose_attentive(held, num_classes, queries, seed)
+        batches = [(classify(patches), truth) for patches, truth in image_patches(extractor, loaders[1], layer)]
+        predicted, truth = map(torch.cat, zip(*batches, strict=True))
     else:
         (bank, labels), (features, truth) = (image_features(extractor, loader, layer, kind) for loader in loaders)
         if method == 'knn':
-            predicted, found = knn_predict(features, bank, labels, number, k), dict(k=k)
+            predicted, settings = knn_predict(features, bank, labels, num_classes, k), dict(k=k)
         else:
-            predicted, found = linear_predict(features, bank, labels, number)
+            predicted, settings = linear_predict(features, bank, labels, num_classes)
     right = (predicted == truth).int()
-    found |= dict(images=[len(labels), len(truth)], classes=number, right=right.tolist())
-    return dict(top1=100 * float(right.double().mean()), **found)
+    settings |= dict(images=[len(labels), len(truth)], classes=num_classes, right=right.tolist())
+    return dict(top1=100 * float(right.double().mean()), **settings)
+
+
+def labelled_loader(extractor: FeatureExtractor, source: str | Path | DataLoader, workers: int) -> DataLoader:
+    """A loader of a folder of class folders, whose images the extractor prepares; a loader stays as it is."""
+    if isinstance(source, DataLoader):
+        return source
+    with DefaultScope.overwrite_default_scope('mmpretrain'):
+        dataset = ImageFolder(data_root=str(source), pipeline=extractor.pipeline, test_mode=True)
+    sampler = SeededSampler(dataset, shuffle=False, seed=0)
+    return DataLoader(dataset, 64, sampler=sampler, num_workers=workers, collate_fn=default_collate)
 
 
 def image_features(
@@ -130,16 +131,19 @@ def evaluate_patches(
 
     Source: facebookresearch/capi `eval_segmentation.py`.
     """
-    datasets = [one if isinstance(one, SegmentationFolder) else patch_dataset(extractor, **one) for one in (train, val)]
-    number = check_same_classes(*datasets)
-    scores_of, found = patch_classifier(extractor, datasets[0], method, layer, workers, **options)
-    counts = torch.zeros(number, number, dtype=torch.float64)
+    datasets = [
+        source if isinstance(source, SegmentationFolder) else patch_dataset(extractor, **source)
+        for source in (train, val)
+    ]
+    num_classes = check_same_classes(*datasets)
+    scores_of, settings = patch_classifier(extractor, datasets[0], method, layer, workers, **options)
+    counts = torch.zeros(num_classes, num_classes, dtype=torch.float64)
     for patches, labels in labelled_patches(extractor, datasets[1], layer, workers):
         predicted = pixel_scores(scores_of(patches), labels.shape).argmax(dim=0)  # H, W
-        counts += confusion(predicted, labels.to(predicted.device), number)
-    iou = [None if math.isnan(value) else 100 * value for value in class_ious(counts).tolist()]
+        counts += confusion(predicted, labels.to(predicted.device), num_classes)
+    iou = [None if math.isnan(value) else 100 * value for value in class_ious(*hits_and_unions(counts)).tolist()]
     classes, images = list(datasets[0].metainfo['classes']), [len(dataset) for dataset in datasets]
-    return dict(miou=100 * mean_iou(counts), iou=iou, classes=classes, images=images, **found)
+    return dict(miou=100 * mean_iou(counts), iou=iou, classes=classes, images=images, **settings)
 
 
 def patch_classifier(
@@ -158,20 +162,20 @@ def patch_classifier(
     scores (h, w, K), and dict(patches=number in the bank, k), for 'linear' dict(patches, penalty, held_out).
     """
     check_choice('method', method, ('knn', 'linear'))
-    number, maps = len(dataset.metainfo['classes']), labelled_patches(extractor, dataset, layer, workers)
-    bank, targets, images = sample_patches(maps, number, len(dataset), max_patches, seed)
+    num_classes, maps = len(dataset.metainfo['classes']), labelled_patches(extractor, dataset, layer, workers)
+    bank, targets, images = sample_patches(maps, num_classes, len(dataset), max_patches, seed)
     standardise = standardiser(bank)
     bank = standardise(bank)
     classify: Callable[[Tensor], Tensor]
     if method == 'knn':
-        classify, found = partial(knn_shares, bank=bank, targets=targets, k=k), dict(k=k)
+        classify, settings = partial(knn_shares, bank=bank, targets=targets, k=k), dict(k=k)
     else:
-        classify, found = choose_penalty(bank, targets, number, images, by_class=True, seed=seed)
+        classify, settings = choose_penalty(bank, targets, num_classes, images, by_class=True, seed=seed)
 
     def scores_of(patches: Tensor) -> Tensor:
-        return classify(standardise(patches.flatten(0, 1))).view(*patches.shape[:2], number)
+        return classify(standardise(patches.flatten(0, 1))).view(*patches.shape[:2], num_classes)
 
-    return scores_of, dict(patches=len(bank), **found)
+    return scores_of, dict(patches=len(bank), **settings)
 
 
 def patch_dataset(extractor: FeatureExtractor, max_images: int | None = None, **options: Any) -> SegmentationFolder:
@@ -287,8 +291,8 @@ def mean_and_error(values: Tensor) -> tuple[float, float]:
 def linear_predict(features: Tensor, bank: Tensor, labels: Tensor, num_classes: int) -> tuple[Tensor, dict[str, Any]]:
     """Classes (N,) of features by `choose_penalty` on a standardised bank, and what that chose."""
     standardise, rows = standardiser(bank), torch.arange(len(labels), device=labels.device)
-    layer, found = choose_penalty(standardise(bank), labels, num_classes, rows, by_class=False)
-    return layer(standardise(features)).argmax(dim=1), found
+    layer, settings = choose_penalty(standardise(bank), labels, num_classes, rows, by_class=False)
+    return layer(standardise(features)).argmax(dim=1), settings
 
 
 def knn_shares(features: Tensor, bank: Tensor, targets: Tensor, k: int = 30) -> Tensor:
@@ -346,15 +350,15 @@ def choose_penalty(
     """
     numbers, image = images.unique(return_inverse=True)
     held_out = torch.isin(image, draw_held_out(len(numbers), seed)[0].to(images.device))
-    figures: dict[float, float] = {}
+    scores: dict[float, float] = {}
     layers: dict[float, nn.Linear] = {}
     layer = None
     for penalty in PENALTIES:  # the largest first: each fit starts from the previous result
         layer = layers[penalty] = fit_linear(features[~held_out], targets[~held_out], num_classes, penalty, start=layer)
         counts = confusion(layer(features[held_out]).argmax(dim=1), targets[held_out], num_classes)
-        figures[penalty] = 100 * (mean_iou(counts) if by_class else accuracy(counts))
-    best = max(figures, key=figures.__getitem__)
-    return fit_linear(features, targets, num_classes, best, start=layers[best]), dict(penalty=best, held_out=figures)
+        scores[penalty] = 100 * (mean_iou(counts) if by_class else accuracy(counts))
+    best = max(scores, key=scores.__getitem__)
+    return fit_linear(features, targets, num_classes, best, start=layers[best]), dict(penalty=best, held_out=scores)
 
 
 def draw_held_out(number: int, seed: int) -> Sequence[Tensor]:
@@ -377,8 +381,7 @@ def hold_patches(batches: Iterable[tuple[Tensor, Tensor]], number: int) -> tuple
             most = min(number, MOST_HELD // (patches[0].numel() * dtype.itemsize))
             held = patches.new_empty(most, *patches.shape[1:], dtype=dtype)
             if most < number:
-                found = f'the patches of {number:,} images take too much memory'
-                warn(f'Attentive probe: {found}; it learns from {most:,}')
+                warn(f'Attentive probe: the patches of {number:,} images take too much memory; it learns from {most:,}')
         place = torch.arange(seen, seen + len(patches))
         chosen = (place + 1) * most // number > place * most // number
         labels.append(classes[chosen.to(classes.device)])
@@ -401,17 +404,17 @@ def choose_attentive(
     for part in bank.split(PROBE_BATCH):
         part.copy_(standardise(part.float()))
     held_out, rest = (rows.to(bank.device) for rows in draw_held_out(len(bank), seed))
-    figures = {}
+    scores = {}
     for epochs in EPOCHS:
         probes = fit_attentive(held, rest, num_classes, queries, RATES, epochs, seed)
         for rate, probe in zip(RATES, probes, strict=True):
             hits = [probe(bank[rows].float()).argmax(dim=1) == labels[rows] for rows in held_out.split(PROBE_BATCH)]
-            figures[rate, epochs] = 100 * float(torch.cat(hits).double().mean())
-    rate, epochs = max(figures, key=figures.__getitem__)
+            scores[rate, epochs] = 100 * float(torch.cat(hits).double().mean())
+    rate, epochs = max(scores, key=scores.__getitem__)
     (probe,) = fit_attentive(held, torch.cat([held_out, rest]), num_classes, queries, [rate], epochs, seed)
-    shown = {f'rate {rate:g}, {epochs} epochs': figure for (rate, epochs), figure in figures.items()}
-    found = dict(queries=queries, rate=rate, epochs=epochs, held_out=shown)
-    return lambda patches: probe(standardise(patches)).argmax(dim=1), found
+    held_out_scores = {f'rate {rate:g}, {epochs} epochs': score for (rate, epochs), score in scores.items()}
+    settings = dict(queries=queries, rate=rate, epochs=epochs, held_out=held_out_scores)
+    return lambda patches: probe(standardise(patches)).argmax(dim=1), settings
 
 
 def fit_attentive(
@@ -467,14 +470,20 @@ def pixel_scores(scores: Tensor, size: tuple[int, int]) -> Tensor:
     return F.interpolate(scores.permute(2, 0, 1)[None], size, mode='bilinear')[0]
 
 
-def class_ious(counts: Tensor) -> Tensor:
-    """Intersection over union of each class (K,); NaN if it is neither present nor predicted."""
-    hit = counts.diagonal()
-    return hit / (counts.sum(dim=0) + counts.sum(dim=1) - hit)
+def hits_and_unions(counts: Tensor) -> tuple[Tensor, Tensor]:
+    """For each class, by the counts of `confusion`: right pixels, and pixels that are of it or predicted as it."""
+    hits = counts.diagonal()
+    return hits, counts.sum(dim=0) + counts.sum(dim=1) - hits
+
+
+def class_ious(hits: Tensor, unions: Tensor) -> Tensor:
+    """Intersection over union of each class (..., K); NaN if it is neither present nor predicted."""
+    return hits / unions
 
 
 def mean_iou(counts: Tensor) -> float:
-    return float(class_ious(counts).nanmean())
+    """Mean over the classes that are present or predicted."""
+    return float(class_ious(*hits_and_unions(counts)).nanmean())
 
 
 def accuracy(counts: Tensor) -> float:
@@ -485,6 +494,8 @@ def check_same_classes(train: BaseDataset, val: BaseDataset) -> int:
     """Returns the number of classes; UserError if the two datasets differ in them."""
     classes, others = train.metainfo['classes'], val.metainfo['classes']
     if classes != others:
-        found = f'the training images have {len(classes)} classes, the validation images {len(others)}'
-        raise UserError(f'{found}, or their names differ; expected the same')
+        raise UserError(
+            f'the training images have {len(classes)} classes, the validation images {len(others)}, '
+            'or their names differ; expected the same'
+        )
     return len(classes)

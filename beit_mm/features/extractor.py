@@ -45,7 +45,8 @@ class ImageReader:
     def __init__(self, transforms: Sequence[Callable[[dict], dict]]):
         scale_decoding(transforms)
         self.loader, *steps = transforms
-        self.ours = isinstance(self.loader, (LoadImage, LoadBands))  # OpenMMLab's give BGR, and errors without a path
+        # OpenMMLab's loaders give BGR, and errors without a path
+        self.loads_rgb = isinstance(self.loader, (LoadImage, LoadBands))
         self.prepare = Compose(steps)
         self.extensions = extensions_of(transforms)
 
@@ -55,20 +56,13 @@ class ImageReader:
     def load(self, source: ImageInput) -> dict:
         """An image as the pipeline's first transform loads it."""
         if isinstance(source, (str, Path)):
-            with nullcontext() if self.ours else unreadable(str(source), Exception):
+            with nullcontext() if self.loads_rgb else unreadable(str(source), Exception):
                 sample = self.loader(dict(img_path=str(source)))
-        elif isinstance(self.loader, LoadBands):
-            sample = self.loader(dict(img=np.asarray(source)))
-        else:
-            if isinstance(source, Image.Image):
-                with unreadable(str(getattr(source, 'filename', '') or 'a PIL image'), Exception):
-                    source.load()  # some formats read their palette or transparency only here
-                    source = rgb_array(source)
-            if source.shape[2:] != (3,) or source.dtype != np.uint8 or not source.size:
-                found = f'an array of {source.dtype} {source.shape}'
-                raise UserError(f'{found}; expected uint8 (height, width, 3), RGB, not empty')
-            return with_image({}, np.ascontiguousarray(source if self.ours else source[..., ::-1]))
-        return with_image(sample, sample['img'])
+            return with_image(sample, sample['img'])
+        if isinstance(self.loader, LoadBands):
+            return self.loader(dict(img=np.asarray(source)))
+        pixels = rgb_pixels(source)
+        return with_image({}, np.ascontiguousarray(pixels if self.loads_rgb else pixels[..., ::-1]))
 
     def results(
         self,
@@ -98,23 +92,37 @@ class ImageReader:
         check_choice('on_error', on_error, ('raise', 'skip'))
         sources = self.sources(images)
         while batch := list(islice(sources, batch_size)):
-            samples: list[dict] = []
-            results: list[dict] = []
-            for source in batch:
-                result: dict[str, Any] = dict(path=str(source) if isinstance(source, (str, Path)) else None)
-                try:
-                    sample = self.load(source)
-                    if return_images:
-                        result['image'] = LoadBands.as_rgb(sample['img'] if self.ours else sample['img'][..., ::-1])
-                    samples.append(self.prepare(sample))
-                except UnreadableImageError as error:
-                    if on_error == 'raise':
-                        raise
-                    result = dict(path=result['path'], error=str(error))
-                results.append(result)
-            computed = iter(compute(samples)) if samples else iter(())
-            for result in results:
-                yield result if 'error' in result else {**next(computed), **result}
+            read = [self._read(source, on_error, return_images) for source in batch]
+            samples = [sample for _, sample in read if sample is not None]
+            computed = iter(compute(samples) if samples else ())
+            for result, sample in read:
+                yield result if sample is None else {**next(computed), **result}
+
+    def _read(self, source: ImageInput, on_error: str, return_image: bool) -> tuple[dict[str, Any], dict | None]:
+        """The path of a source (and its image) with the prepared sample; or its path and the error with None."""
+        result: dict[str, Any] = dict(path=str(source) if isinstance(source, (str, Path)) else None)
+        try:
+            sample = self.load(source)
+            image = sample['img']
+            sample = self.prepare(sample)
+        except UnreadableImageError as error:
+            if on_error == 'raise':
+                raise
+            return dict(result, error=str(error)), None
+        if return_image:
+            result['image'] = LoadBands.as_rgb(image if self.loads_rgb else image[..., ::-1])
+        return result, sample
+
+
+def rgb_pixels(source: np.ndarray | Image.Image) -> np.ndarray:
+    """The pixels, uint8 (H, W, 3), RGB, of an array or a PIL image."""
+    if isinstance(source, Image.Image):
+        with unreadable(str(getattr(source, 'filename', '') or 'a PIL image'), Exception):
+            source.load()  # some formats read their palette or transparency only here
+            source = rgb_array(source)
+    if source.shape[2:] != (3,) or source.dtype != np.uint8 or not source.size:
+        raise UserError(f'an array of {source.dtype} {source.shape}; expected uint8 (height, width, 3), RGB, not empty')
+    return source
 
 
 def iterate_images(sources: Sources, extensions: Sequence[str] = EXTENSIONS) -> Iterator[ImageInput]:
@@ -178,8 +186,8 @@ class FeatureExtractor:
             self.checkpoint, self.backbone = 'the model', checkpoint
             self.device = next(checkpoint.parameters()).device
             recorded = checkpoint.load_report.preprocessing if checkpoint.load_report else {}
-            own = checkpoint.state_dict()
-            mean_std, _ = normalisation_of(self.checkpoint, recorded, own, self.channels, mean=mean, std=std)
+            weights = checkpoint.state_dict()
+            mean_std, _ = normalisation_of(self.checkpoint, recorded, weights, self.channels, mean=mean, std=std)
         else:
             opened = Checkpoint.open(checkpoint, mean=mean, std=std)
             self.checkpoint = str(opened)
@@ -187,21 +195,24 @@ class FeatureExtractor:
             self.backbone_arguments = opened.backbone_arguments()
             self.backbone = BEiTBackbone.from_checkpoint(opened).to(self.device)
             mean_std, _ = opened.normalisation
-        patch, channels = self.backbone.patch_size, self.channels
         tensors = torch.tensor([mean_std['mean'], mean_std['std']], dtype=torch.float32, device=self.device)
         self.mean, self.std = tensors[:, :, None, None]
-        trained = tuple(side * patch for side in self.backbone.grid)
         self.whole = whole
-        if whole:
-            resize = dict(type='beit_mm.ResizeToPatches', short_side=size or min(trained), patch_size=patch)
-            prepare: list[dict] = [resize, dict(type='PackInputs')]
-        else:
-            prepare = usual_preparation((size, size) if size else trained, 'pillow' if channels == 3 else 'cv2')
-        load: dict = dict(type='beit_mm.LoadImage') if channels == 3 else dict(bands or {}, type='beit_mm.LoadBands')
-        limit = {} if max_pixels is None else dict(max_pixels=max_pixels)
-        self.pipeline: list[dict] = [load | limit, *prepare]
+        load = dict(type='beit_mm.LoadImage') if self.channels == 3 else dict(bands or {}, type='beit_mm.LoadBands')
+        if max_pixels is not None:
+            load['max_pixels'] = max_pixels
+        self.pipeline: list[dict] = [load, *self._preparation(size)]
         with DefaultScope.overwrite_default_scope('mmpretrain'):
             self.reader = ImageReader([TRANSFORMS.build(step) for step in self.pipeline])
+
+    def _preparation(self, size: int | None) -> list[dict]:
+        """The steps after loading: to `size` pixels or, if None, to the size that the backbone was trained at."""
+        patch = self.backbone.patch_size
+        trained = tuple(side * patch for side in self.backbone.grid)
+        if not self.whole:
+            return usual_preparation((size, size) if size else trained, 'pillow' if self.channels == 3 else 'cv2')
+        resize = dict(type='beit_mm.ResizeToPatches', short_side=size or min(trained), patch_size=patch)
+        return [resize, dict(type='PackInputs')]
 
     @property
     def channels(self) -> int:
@@ -209,8 +220,10 @@ class FeatureExtractor:
 
     def check_whole(self) -> None:
         if self.channels != 3 or not self.whole:
-            found = f'{self.checkpoint}: its images have {self.channels} bands, whole={self.whole}'
-            raise UserError(f'{found}; expected 3 and FeatureExtractor(..., whole=True)')
+            raise UserError(
+                f'{self.checkpoint}: its images have {self.channels} bands, whole={self.whole}; '
+                'expected 3 and FeatureExtractor(..., whole=True)'
+            )
 
     def with_random_weights(self, seed: int = 0) -> 'FeatureExtractor':
         """The same extractor with an untrained backbone."""
@@ -328,24 +341,24 @@ def embed(
         raise UserError(f'{str(out)!r}: features are written to files ending in .npz')
     extractor = FeatureExtractor(checkpoint, device, mean=mean, std=std, **options)
     sources = list(extractor.reader.sources(images))
-    found = extractor(sources, [kind], layer, batch_size, on_error)
-    samples = list(with_bar(found, len(sources)) if progress else found)
-    read = [sample for sample in samples if 'error' not in sample]
+    computed = extractor(sources, [kind], layer, batch_size, on_error)
+    results = list(with_bar(computed, len(sources)) if progress else computed)
+    read = [result for result in results if 'error' not in result]
     if not read:
-        reason = samples[0]['error'] if samples else 'the list is empty'
-        raise FileNotFoundError(f'none of {len(samples)} images could be read: {reason}')
-    features = [sample[kind] for sample in read]
-    result = dict(
+        reason = results[0]['error'] if results else 'the list is empty'
+        raise FileNotFoundError(f'none of {len(results)} images could be read: {reason}')
+    features = [result[kind] for result in read]
+    found = dict(
         features=features if kind == 'patches' else np.stack(features),
-        paths=[sample['path'] or '' for sample in read],
-        skipped=[sample for sample in samples if 'error' in sample],
+        paths=[result['path'] or '' for result in read],
+        skipped=[result for result in results if 'error' in result],
         checkpoint=str(checkpoint),
         kind=kind,
         layer=extractor.layer(layer),
     )
     if out is not None:
-        save_features(result, Path(out).expanduser())
-    return result
+        save_features(found, Path(out).expanduser())
+    return found
 
 
 def save_features(found: dict[str, Any], out: str | Path) -> None:
