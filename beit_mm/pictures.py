@@ -74,15 +74,19 @@ def sheet(rows: Sequence[Sequence[tuple[str, Tensor]]], side: int = SIDE) -> Ima
     for row, top in zip(rows, tops, strict=False):
         for column, (title, image) in enumerate(row):
             left = MARGIN + column * (width + MARGIN)
-            levels = image.detach().float().cpu().clamp(0, 1).permute(1, 2, 0) * 255
-            tile = Image.fromarray(levels.round().to(torch.uint8).numpy())
-            scale = min(width / tile.width, height / tile.height)
-            size = max(1, round(scale * tile.width)), max(1, round(scale * tile.height))
-            sharp = scale >= 3 or scale == round(scale)  # pixels of small pictures, which are patches, keep their edges
-            tile = tile.resize(size, Image.Resampling.NEAREST if sharp else Image.Resampling.BICUBIC)
-            drawn.paste(tile, (left, top))
+            drawn.paste(fitted(image, height, width), (left, top))
             pen.text((left, top - 4), shortened(title, int(width / CHARACTER)), fill='black', font=font, anchor='ls')
     return drawn
+
+
+def fitted(image: Tensor, height: int, width: int) -> Image.Image:
+    """A picture, float (3, h, w) in [0, 1], as large as fits into this size in pixels."""
+    levels = image.detach().float().cpu().clamp(0, 1).permute(1, 2, 0) * 255
+    tile = Image.fromarray(levels.round().to(torch.uint8).numpy())
+    scale = min(width / tile.width, height / tile.height)
+    size = max(1, round(scale * tile.width)), max(1, round(scale * tile.height))
+    sharp = scale >= 3 or scale == round(scale)  # pixels of small pictures, which are patches, keep their edges
+    return tile.resize(size, Image.Resampling.NEAREST if sharp else Image.Resampling.BICUBIC)
 
 
 def shortened(title: str, length: int) -> str:
@@ -110,12 +114,12 @@ def draw_neighbours(queries: Mapping[str, Any], bank: Mapping[str, Any], names: 
     """
     rows = []
     features, known = (torch.as_tensor(each['features']) for each in (queries, bank))
-    found = (pair for chunk in neighbours(features, known, NUM_NEIGHBOURS + 1) for pair in zip(*chunk, strict=True))
-    for query, (cosines, others) in zip(queries['paths'], found, strict=True):
-        files = [(bank['paths'][row], f' {cosine:.3f}') for cosine, row in zip(cosines, others, strict=True)]
-        files = [each for each in files if Path(each[0]).resolve() != Path(query).resolve()]
-        shown = [(query, ''), *files[:NUM_NEIGHBOURS]]
-        rows.append([(names.get(path, '') + text, center_tile(path)) for path, text in shown])
+    cosines, nearest = map(torch.cat, zip(*neighbours(features, known, NUM_NEIGHBOURS + 1), strict=True))
+    for query, values, numbers in zip(queries['paths'], cosines, nearest, strict=True):
+        files = [(bank['paths'][number], f' {cosine:.3f}') for cosine, number in zip(values, numbers, strict=True)]
+        others = [(path, cosine) for path, cosine in files if Path(path).resolve() != Path(query).resolve()]
+        shown = [(query, ''), *others[:NUM_NEIGHBOURS]]
+        rows.append([(names.get(path, '') + cosine, center_tile(path)) for path, cosine in shown])
     return sheet(rows)
 
 
@@ -239,7 +243,6 @@ def patch_at(point: str, size: tuple[int, int], grid: Grid) -> tuple[int, int]:
     X and Y are pixels ('210,140'), or with a decimal point shares of the sides ('0.5,0.25').
     """
     height, width = size
-    expected = f"expected X,Y within {width} x {height} pixels ('210,140') or as shares ('0.5,0.25')"
     try:
         first, second = point.split(',')
         x = float(first) * (width if '.' in first else 1)
@@ -247,7 +250,10 @@ def patch_at(point: str, size: tuple[int, int], grid: Grid) -> tuple[int, int]:
     except (AttributeError, ValueError):  # not a string, or not two numbers
         x = y = -1.0
     if not (0 <= x < width and 0 <= y < height):
-        raise UserError(f'--points: {point!r} is not a point of the image; {expected}')
+        raise UserError(
+            f'--points: {point!r} is not a point of the image; '
+            f"expected X,Y within {width} x {height} pixels ('210,140') or as shares ('0.5,0.25')"
+        )
     return int(y * grid[0] / height), int(x * grid[1] / width)
 
 
@@ -265,28 +271,32 @@ def largest_mass_mask(attention: Tensor, mass: float = MASS) -> Tensor:
 def draw_attention(found: ImageAttention, control: ImageAttention) -> Image.Image:
     """A sheet: for each point the image, the mean over the heads, that of `control`, and each head."""
     image, patches, maps = found
-    means = {'mean of heads': maps, 'random weights, same scale': control.maps}
-    drawn = torch.cat([*(each.mean(dim=1, keepdim=True) for each in means.values()), maps], dim=1)  # P, tiles, h, w
-    titles = [*means, *(f'head {head}' for head in range(maps.shape[1]))]
+    means = [each.maps.mean(dim=1, keepdim=True) for each in (found, control)]  # P, 1, h, w
+    drawn = torch.cat([*means, maps], dim=1)  # P, tiles, h, w
+    titles = ['mean of heads', 'random weights, same scale', *(f'head {head}' for head in range(maps.shape[1]))]
     scale = ATTENTION_SIDE / max(image.shape[1:])
     size = tuple(max(1, round(scale * pixels)) for pixels in image.shape[1:])
     image = F.interpolate(image[None], size, mode='bilinear', antialias=True)[0]
-    gray = image.mean(dim=0, keepdim=True)
     columns = math.ceil(math.sqrt((1 + len(titles)) * image.shape[1] / image.shape[2]))
     rows = []
     for (row, column), attention in zip(patches, drawn, strict=True):
         point = torch.zeros(maps.shape[2:], dtype=torch.bool)
         point[row, column] = True
+        highest = attention.amax(dim=(1, 2)).clamp(min=torch.finfo().tiny)
+        highest[1] = highest[0]  # random weights are drawn at the scale of the mean of the heads
         tiles = [('image', outlined(image, point, POINT, 2))]
-        for number, (title, values) in enumerate(zip(titles, attention, strict=True)):
-            # the map of random weights follows the mean of the heads, and has its scale
-            highest = attention[0 if number < len(means) else number].max().clamp(min=torch.finfo().tiny)
-            colours = torch.from_numpy(colormaps['hot']((values / highest).numpy())[..., :3]).float().permute(2, 0, 1)
-            heat = F.interpolate(colours[None], size, mode='nearest-exact')[0]
-            shown = outlined((1 - HEAT) * gray + HEAT * heat, largest_mass_mask(values), CONTOUR)
-            tiles.append((title, shown))
+        for title, values, most in zip(titles, attention, highest, strict=True):
+            tiles.append((title, with_heat(image, values, most)))
         rows += [tiles[first : first + columns] for first in range(0, len(tiles), columns)]
     return sheet(rows, ATTENTION_SIDE)
+
+
+def with_heat(image: Tensor, attention: Tensor, highest: Tensor) -> Tensor:
+    """An image (3, H, W) in gray under the colours of attention (h, w), `highest` the brightest, with its contour."""
+    colours = torch.from_numpy(colormaps['hot']((attention / highest).numpy())[..., :3]).float().permute(2, 0, 1)
+    heat = F.interpolate(colours[None], image.shape[1:], mode='nearest-exact')[0]
+    mixed = (1 - HEAT) * image.mean(dim=0, keepdim=True) + HEAT * heat
+    return outlined(mixed, largest_mass_mask(attention), CONTOUR)
 
 
 def outlined(image: Tensor, mask: Tensor, colour: Sequence[int], width: int = 1) -> Tensor:
@@ -319,12 +329,11 @@ def draw_runs(runs: Mapping[str, tuple[Scalars, Scalars]], keys: Sequence[str]) 
     figure = Figure(figsize=(6 * columns, 3.5 * rows), layout='constrained')
     panels = figure.subplots(rows, columns, squeeze=False).ravel()
     for axes, key in zip(panels, keys, strict=False):
-        for number, (name, parts) in enumerate(runs.items()):
-            for part, style, suffix in zip(parts, ('-', 'o--'), ('', ', validation'), strict=True):
-                points = {step: row[key] for step, row in part.items() if key in row}
+        for number, (name, (training, validation)) in enumerate(runs.items()):
+            for scalars, style, label in ((training, '-', name), (validation, 'o--', f'{name}, validation')):
+                points = {step: row[key] for step, row in scalars.items() if key in row}
                 if points:
-                    label = name + suffix
-                    axes.plot(*zip(*points.items(), strict=True), style, color=f'C{number}', label=label, markersize=4)
+                    axes.plot([*points], [*points.values()], style, color=f'C{number}', label=label, markersize=4)
         axes.set(xlabel='step', ylabel=key)
         axes.grid(alpha=0.3)
         if axes.lines:

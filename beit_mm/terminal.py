@@ -66,12 +66,14 @@ def quiet() -> Iterator[None]:
         warnings.simplefilter('ignore')
         from mmengine.logging import MMLogger
 
-        before = hush(MMLogger.get_current_instance())
+        logger = MMLogger.get_current_instance()
+        before = [(each, each.level, each.formatter, [*each.filters]) for each in logger.handlers]
+        hush(logger)
         try:
             yield
         finally:
-            for handler, settings in before.items():
-                vars(handler).update(settings)
+            for handler, level, formatter, filters in before:
+                handler.level, handler.formatter, handler.filters = level, formatter, filters
 
 
 def quiet_import(name: str) -> Any:
@@ -87,15 +89,14 @@ def without_output() -> Iterator[None]:
         yield
 
 
-def hush(logger: logging.Logger) -> dict[logging.Handler, dict[str, Any]]:
-    """Lets a logger write to the terminal only what a user can act on; returns its handlers' old settings."""
+def hush(logger: logging.Logger) -> list[logging.Handler]:
+    """Lets a logger write to the terminal only what a user can act on; returns the handlers that write there."""
     handlers = [handler for handler in logger.handlers if not isinstance(handler, logging.FileHandler)]
-    before = {handler: dict(vars(handler), filters=[*handler.filters]) for handler in handlers}
     for handler in handlers:
         handler.setLevel(max(handler.level, logging.WARNING))  # on other ranks mmengine shows only errors
         handler.addFilter(worth_reading)
         handler.setFormatter(logging.Formatter('warning: %(message)s'))
-    return before
+    return handlers
 
 
 def worth_reading(record: logging.LogRecord) -> bool:

@@ -198,7 +198,8 @@ class FeatureExtractor:
         tensors = torch.tensor([mean_std['mean'], mean_std['std']], dtype=torch.float32, device=self.device)
         self.mean, self.std = tensors[:, :, None, None]
         self.whole = whole
-        load = dict(type='beit_mm.LoadImage') if self.channels == 3 else dict(bands or {}, type='beit_mm.LoadBands')
+        rgb = self.channels == 3
+        load: dict = dict(type='beit_mm.LoadImage') if rgb else dict(bands or {}, type='beit_mm.LoadBands')
         if max_pixels is not None:
             load['max_pixels'] = max_pixels
         self.pipeline: list[dict] = [load, *self._preparation(size)]
