@@ -136,30 +136,34 @@ def run(main: Callable[[], None]) -> None:
 
 def message_for_user(error: BaseException) -> str | None:
     """The message for the user in a chain of errors; None for a bug."""
-    chain = [error]
-    while following := chain[-1].__cause__ or (not chain[-1].__suppress_context__ and chain[-1].__context__):
-        chain.append(following)
-    message = next(filter(None, map(message_of_user_error, chain)), None) or (
-        str(error) if isinstance(error, OSError) else None
-    )
+    message: str | None = None
+    cause: BaseException | None = error
+    while message is None and cause:
+        message = message_of_user_error(cause)
+        cause = cause.__cause__ or (None if cause.__suppress_context__ else cause.__context__)
+    if message is None and isinstance(error, OSError):
+        message = str(error)
     return message and WORKER.sub('', message.rstrip())
 
 
 def message_of_user_error(error: BaseException) -> str | None:
     """The message of an error that the user, the machine or another process caused; else None."""
-    unknown = UNKNOWN_TYPE.match(str(error))
-    if isinstance(error, KeyError) and unknown:
-        return f'no registry has the type {unknown[1]!r}'
-    frames = traceback.extract_tb(error.__traceback__)
-    if isinstance(error, TypeError) and 'unexpected keyword' in str(error) and frames[-1].name in BUILDERS:
-        return str(error)
-    if type(error).__name__ == 'OutOfMemoryError' or 'DefaultCPUAllocator' in str(error):  # torch's, on a GPU and a CPU
-        return f'{". ".join(str(error).split(". ")[:2])}. {LESS_MEMORY}, or --batch of pretrain and finetune'
-    if 'more than 1 value per channel when training' in str(error):  # a pool of 1 x 1 in UperNet
+    text = str(error)
+    if isinstance(error, UserError):
+        return text
+    if isinstance(error, ImportError):
+        return text if 'pip install' in text else None  # as of wandb's backend
+    if isinstance(error, KeyError):
+        unknown = UNKNOWN_TYPE.match(text)
+        return f'no registry has the type {unknown[1]!r}' if unknown else None
+    if isinstance(error, TypeError) and 'unexpected keyword' in text:
+        return text if traceback.extract_tb(error.__traceback__)[-1].name in BUILDERS else None
+    if type(error).__name__ == 'OutOfMemoryError' or 'DefaultCPUAllocator' in text:  # torch's, on a GPU and a CPU
+        return f'{". ".join(text.split(". ")[:2])}. {LESS_MEMORY}, or --batch of pretrain and finetune'
+    if 'more than 1 value per channel when training' in text:  # a pool of 1 x 1 in UperNet
         return 'BatchNorm needs two images in every batch: train_dataloader.batch_size=2 or more, --batch of finetune'
-    if 'persistent_workers option needs' in str(error):  # torch's, for num_workers=0
-        return f'{error}; with num_workers=0 set persistent_workers=False too'
-    if LOST.search(str(error)):
-        return f'another process has ended, or can no longer be reached ({error})'
-    lacks_package = isinstance(error, ImportError) and 'pip install' in str(error)  # wandb's backend, for example
-    return str(error) if lacks_package or isinstance(error, UserError) else None
+    if 'persistent_workers option needs' in text:  # torch's, for num_workers=0
+        return f'{text}; with num_workers=0 set persistent_workers=False too'
+    if LOST.search(text):
+        return f'another process has ended, or can no longer be reached ({text})'
+    return None
