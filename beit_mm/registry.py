@@ -1,7 +1,7 @@
 """Child registries of mmengine, scope `beit_mm`: `type='beit_mm.X'` finds our classes from any config.
 
-The `locations` are imported at the first look-up, so that no config needs `custom_imports`, in any process
-(`mim train mmpretrain CONFIG` included).
+What registers a type is imported when the type is first looked up, so that no config needs `custom_imports`, in any
+process (`mim train mmpretrain CONFIG` included).
 """
 
 from contextlib import redirect_stdout
@@ -11,29 +11,40 @@ from typing import Any
 
 from mmengine import registry as root
 
+from beit_mm.locations import LOCATIONS
+
 
 class _Registry(root.Registry):
-    """Imports the folder that needs mmseg, which takes seconds, only if a name is not found without it."""
+    """Imports its locations one by one until the type is found: the last one may import mmseg, which takes seconds."""
+
+    def __init__(self, kind: str) -> None:
+        parent = getattr(root, kind)
+        super().__init__(parent.name, parent=parent, scope='beit_mm')
+        self.kind = kind
 
     def get(self, key: str) -> Any:
-        self.import_from_location()
-        if key.rpartition('.')[2] not in self.module_dict and find_spec('mmseg'):
-            with redirect_stdout(None):  # mmseg prints
-                import_module('beit_mm.segmentation')
+        for location in LOCATIONS[self.kind]:
+            if key.rpartition('.')[2] in self.module_dict:
+                break
+            import_location(location)
         return super().get(key)
 
 
-def _child(name: str, *folders: str) -> _Registry:
-    parent = getattr(root, name)
-    return _Registry(parent.name, parent=parent, scope='beit_mm', locations=[f'beit_mm.{f}' for f in folders])
+def import_location(name: str) -> None:
+    try:
+        with redirect_stdout(None):  # mmseg prints
+            import_module(name)
+    except ModuleNotFoundError as error:
+        if find_spec('mmseg') or 'mmseg' not in str(error):  # without mmseg there are no types of segmentation
+            raise
 
 
-MODELS = _child('MODELS', 'models')
-DATASETS = _child('DATASETS', 'datasets')
-DATA_SAMPLERS = _child('DATA_SAMPLERS', 'datasets')
-TRANSFORMS = _child('TRANSFORMS', 'datasets')
-HOOKS = _child('HOOKS', 'engine', 'pictures')
-LOOPS = _child('LOOPS', 'engine')
-METRICS = _child('METRICS', 'engine')
-OPTIM_WRAPPERS = _child('OPTIM_WRAPPERS', 'engine')
-OPTIM_WRAPPER_CONSTRUCTORS = _child('OPTIM_WRAPPER_CONSTRUCTORS', 'engine')
+MODELS = _Registry('MODELS')
+DATASETS = _Registry('DATASETS')
+DATA_SAMPLERS = _Registry('DATA_SAMPLERS')
+TRANSFORMS = _Registry('TRANSFORMS')
+HOOKS = _Registry('HOOKS')
+LOOPS = _Registry('LOOPS')
+METRICS = _Registry('METRICS')
+OPTIM_WRAPPERS = _Registry('OPTIM_WRAPPERS')
+OPTIM_WRAPPER_CONSTRUCTORS = _Registry('OPTIM_WRAPPER_CONSTRUCTORS')
