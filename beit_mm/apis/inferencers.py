@@ -34,8 +34,10 @@ class Inferencer:
     ):
         opened = Checkpoint.open(checkpoint, self.task, mean=mean, std=std)
         if config is None and opened.task != self.for_task:
-            found = f'{opened} holds weights for {opened.task}, not for {self.for_task}'
-            raise CheckpointError(f'{found}; fine-tune it first, or give `classify` or `segment` --labelled FOLDER')
+            raise CheckpointError(
+                f'{opened} holds weights for {opened.task}, not for {self.for_task}; fine-tune it first, or give '
+                '`classify` or `segment` --labelled FOLDER'
+            )
         built = rebuild(opened, self.task, config, multi_scale, max_pixels)
         self.device = torch.device(device or get_device())
         self.model = built.model.to(self.device)

@@ -14,8 +14,8 @@ from mmengine.config import Config, ConfigDict
 from mmengine.registry import DefaultScope
 from torch import nn
 
-from beit_mm.apis import stored_config
 from beit_mm.apis.configs import bundled_config, read_config
+from beit_mm.apis.stored_config import PARTS, STEPS, TOKENIZERS, RefusedError, check_part
 from beit_mm.checkpoint.checkpoint import Checkpoint, CheckpointInput, check_finite
 from beit_mm.checkpoint.find import DEMO, FITS_WHOLE_MODEL, HUB_FILES, WEIGHTS_VARIABLE, nearest, plain_vits, released
 from beit_mm.checkpoint.names import released_out_indices
@@ -32,12 +32,16 @@ from beit_mm.models.beit import BEiTPretrainer
 from beit_mm.models.feature_targets import EMA
 from beit_mm.models.lora import merge_lora
 from beit_mm.models.provenance import preprocessing_of_model, target_provenance
-from beit_mm.models.tokenizers.dalle import DECODER_URL, GET_ENCODER, STRIDE
+from beit_mm.models.tokenizers.dalle import DECODER_URL, ENCODER_URL, STRIDE
 from beit_mm.registry import MODELS, TRANSFORMS
 
 ConfigInput: TypeAlias = str | Path | Config | None
 SCOPES = dict(classifier='mmpretrain', segmentor='mmseg')  # task -> the library whose types need no prefix
-ADVICE = 'give the config it was trained with: config=PATH of an inferencer, --config of `export`'
+# tensors of the heads that show the rest of a model; those of other heads do not show how they resize
+HEAD_TENSORS = dict(
+    classifier=['head.fc.weight'],
+    segmentor=['decode_head.conv_seg.weight', 'decode_head.fpn_bottleneck.conv.weight', 'neck.upsample_4x.0.weight'],
+)
 TOKENIZER = 'demo/dvae.py'  # the config that trains a user's own tokenizer
 # arguments of the tokenizers that the config TOKENIZER trains
 TRAINED_KEYS = ('type', 'arch', 'hidden', 'vocab_size', 'embed_dims', 'num_levels', 'bottleneck_blocks')
@@ -46,6 +50,16 @@ FILES = ('checkpoint', 'decoder_checkpoint')  # arguments of tokenizers that nam
 
 # Endings of file names by which the authors, OpenMMLab and timm say what a model was last trained on
 TRAINED_ON = re.compile(r'(?:(?:ft|to|[._-]in)1k|(?P<ade>ade20k))(?:_\d{8})?(?:-[0-9a-f]{8})?$')
+
+
+class NeedsConfigError(UserError):
+    """A file does not show its whole model, or may not: `reason`, which lacks the name of the file, says why."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(
+            f'{reason}; give a config that you trust, such as that of its training (config=PATH of an inferencer, '
+            '--config of `export`)'
+        )
 
 
 @dataclass
@@ -80,24 +94,19 @@ def rebuild(
         multi_scale: build the config's `tta_model` and `tta_pipeline`.
         max_pixels: limit for an image file, instead of the config's.
     """
-    if config is not None:
-        recipe = given_recipe(config, task, multi_scale)
-    else:
-        with as_checkpoint_error(checkpoint.path):
-            recipe = stored_recipe(checkpoint, task, multi_scale)
+    recipe = stored_recipe(checkpoint, task, multi_scale) if config is None else given_recipe(config, task, multi_scale)
     if max_pixels is not None:
         loader, *steps = recipe.pipeline
         recipe.pipeline = [dict(loader, max_pixels=max_pixels), *steps]  # leaves a given config unchanged
     if checkpoint.mean_std:
         recipe.model['data_preprocessor'] = {**(recipe.model.get('data_preprocessor') or {}), **checkpoint.mean_std}
-    check_finite(checkpoint.weights, str(checkpoint))
+    check_finite(checkpoint.weights, str(checkpoint.path))
     with DefaultScope.overwrite_default_scope(recipe.scope):
         try:
             settings = ConfigDict(recipe.model)  # mmseg reads its test_cfg by attributes
             model = built_as_stored(settings, checkpoint) if config is None else MODELS.build(settings)
             reader = built_reader(recipe.pipeline, model)
-            views = TRANSFORMS.build(recipe.views) if recipe.views else None
-            short_sides = [*views.short_sides.elements()] if views else []
+            short_sides = [*TRANSFORMS.build(recipe.views).short_sides.elements()] if recipe.views else []
             num_classes = number_of_classes(model)
             load_whole(model, checkpoint.state_dict)
             model = merge_lora(model)
@@ -121,7 +130,10 @@ def merge_lora_weights(checkpoint: Checkpoint, task: str, config: Config) -> dic
 
 def given_recipe(config: str | Path | Config, task: str, multi_scale: bool) -> Recipe:
     values = config if isinstance(config, Config) else read_config(config)
-    recipe = recipe_of_config(values, task, multi_scale, f'The config {values.filename or ""}'.rstrip())
+    try:
+        recipe = recipe_of_config(values, task, multi_scale)
+    except UserError as error:
+        raise UserError(f'{values.filename or "the config"} {error}') from None
     recipe.model.pop('auxiliary_head', None)
     recipe.scope = values.get('default_scope', recipe.scope)
     return recipe
@@ -130,66 +142,78 @@ def given_recipe(config: str | Path | Config, task: str, multi_scale: bool) -> R
 def stored_recipe(checkpoint: Checkpoint, task: str, multi_scale: bool) -> Recipe:
     """The recipe from a checkpoint's config, else from the shapes of its tensors; types must be on the allow-list."""
     stored = checkpoint.meta.get('config_dict')
-    values = stored if isinstance(stored, dict) else None
-    if values is not None or multi_scale:  # a multi-scale test without a config is refused
-        recipe = recipe_of_config(values or {}, task, multi_scale, str(checkpoint))
-    else:
-        recipe = recipe_of_tensors(checkpoint, task)
-    check, parts, steps = stored_config.check_part, stored_config.PARTS[task], stored_config.STEPS
-    try:
-        recipe.model = check(recipe.model, parts, 'model')
-        recipe.pipeline = [check(step, steps, f'pipeline[{index}]') for index, step in enumerate(recipe.pipeline)]
-        if recipe.tta_model:
-            recipe.tta_model = check(recipe.tta_model, parts, 'tta_model')
-        if recipe.views:
-            recipe.views = check(recipe.views, steps, 'tta_pipeline')
-    except stored_config.RefusedError as error:
-        message = f'{checkpoint} cannot be rebuilt as a {task}: {error}'
-        raise CheckpointError(f'{message}; if you trust it, {ADVICE}') from None
+    values = stored if isinstance(stored, dict) else {}
+    with as_checkpoint_error(checkpoint.path):
+        if values or multi_scale:  # a multi-scale test without a config is refused
+            recipe = recipe_of_config(values, task, multi_scale)
+        else:
+            recipe = recipe_of_tensors(checkpoint, task)
+        keep_allowed(recipe, task)
     return recipe
 
 
-def recipe_of_config(values: Mapping[str, Any], task: str, multi_scale: bool, name: str) -> Recipe:
-    """Model and test pipeline of a config; UserError if it has none."""
+def keep_allowed(recipe: Recipe, task: str) -> None:
+    """Checks every type and value of a recipe against the allow-list, and drops what only training needs."""
+    parts = PARTS[task]
+    try:
+        recipe.model = check_part(recipe.model, parts, 'model')
+        recipe.pipeline = [check_part(step, STEPS, f'pipeline[{index}]') for index, step in enumerate(recipe.pipeline)]
+        if recipe.tta_model:
+            recipe.tta_model = check_part(recipe.tta_model, parts, 'tta_model')
+        if recipe.views:
+            recipe.views = check_part(recipe.views, STEPS, 'tta_pipeline')
+    except RefusedError as error:
+        raise NeedsConfigError(f'cannot be rebuilt as a {task}: {error}') from None
+
+
+def recipe_of_config(values: Mapping[str, Any], task: str, multi_scale: bool) -> Recipe:
+    """Model and test pipeline of a config; UserError, whose message lacks the name of the config, if it has none."""
     try:
         model = dict(values['model'])
         if 'data_preprocessor' in values:  # mmpretrain's configs have it beside the model
             model.setdefault('data_preprocessor', values['data_preprocessor'])
-        loader: Any = values.get('test_dataloader') or values.get('val_dataloader')
-        if multi_scale:
-            pipeline = values['tta_pipeline']
-        elif loader or task == 'segmentor':  # without a loader a segmentor fails here
-            pipeline = loader['dataset']['pipeline']
-        else:
-            pipeline = values['train_dataloader']['dataset']['pipeline'][:1]
-        if task == 'segmentor':
-            pipeline = [step for step in pipeline if 'LoadAnnotation' not in str(step.get('type'))]
+        pipeline = pipeline_of_config(values, task, multi_scale)
         tta_model = dict(values['tta_model']) if multi_scale else {}
         last_step = (values.get('tta_pipeline') or [{}])[-1]
         views = last_step if last_step.get('type') == 'beit_mm.MultiScaleViews' else {}
-        model['type'], pipeline[0]['type']  # KeyError if missing
-    except (LookupError, TypeError, AttributeError, RuntimeError, ValueError):
+        has_types = 'type' in model and 'type' in pipeline[0]
+    except (LookupError, TypeError, AttributeError, RuntimeError, ValueError):  # a stored config may hold anything
+        has_types = False
+    if not has_types:
         needed = 'tta_model and tta_pipeline' if multi_scale else 'model and test pipeline'
-        raise UserError(f'{name} has no {needed} for a {task}; {ADVICE}') from None
+        raise NeedsConfigError(f'has no {needed} for a {task}')
     return Recipe(SCOPES[task], model, pipeline, tta_model, views)
+
+
+def pipeline_of_config(values: Mapping[str, Any], task: str, multi_scale: bool) -> list[dict[str, Any]]:
+    loader: Any = values.get('test_dataloader') or values.get('val_dataloader')
+    if multi_scale:
+        pipeline = values['tta_pipeline']
+    elif task == 'segmentor' or loader:
+        pipeline = loader['dataset']['pipeline']
+    else:
+        pipeline = values['train_dataloader']['dataset']['pipeline'][:1]  # how an image is loaded
+    return [step for step in pipeline if 'LoadAnnotation' not in str(step.get('type'))]
 
 
 def recipe_of_tensors(checkpoint: Checkpoint, task: str) -> Recipe:
     """The recipe of a file without a config, as written by timm, transformers, mmseg or the released code."""
     backbone = dict(checkpoint.backbone_arguments(), type='beit_mm.BEiTBackbone')
+    weights = checkpoint.converted.state_dict
+    missing = [name for name in HEAD_TENSORS[task] if name not in weights]
+    if missing:
+        raise NeedsConfigError(f'has no config and no {missing[0]!r}, which a {task} needs')
     mean_std, _ = checkpoint.normalisation
-    recipe_of = segmentor_of if task == 'segmentor' else classifier_of
-    try:
-        return recipe_of(checkpoint, backbone, mean_std)
-    except KeyError as error:
-        raise CheckpointError(f'{checkpoint} has no config and no {error}, which a {task} needs; {ADVICE}') from None
+    if task == 'segmentor':
+        return segmentor_of(checkpoint, backbone, mean_std)
+    return classifier_of(checkpoint, backbone, mean_std)
 
 
 def classifier_of(checkpoint: Checkpoint, backbone: dict[str, Any], mean_std: dict[str, Any]) -> Recipe:
     weights = checkpoint.converted.state_dict
     num_classes, dims = weights['head.fc.weight'].shape
     if {'backbone.norm.weight', 'backbone.fc_norm.weight'} <= weights.keys():
-        raise CheckpointError(f'{checkpoint} has norms before and after the mean over the patches; {ADVICE}')
+        raise NeedsConfigError('has norms before and after the mean over the patches')
     model = dict(
         type='ImageClassifier',
         backbone=dict(backbone, out_type='avg_featmap' if 'backbone.fc_norm.weight' in weights else 'cls_token'),
@@ -200,16 +224,15 @@ def classifier_of(checkpoint: Checkpoint, backbone: dict[str, Any], mean_std: di
 
 
 def segmentor_of(checkpoint: Checkpoint, backbone: dict[str, Any], mean_std: dict[str, Any]) -> Recipe:
-    """A UperNet as in the released code. KeyError for other heads, whose tensors do not show how they resize."""
+    """A UperNet as in the released code."""
     weights = checkpoint.converted.state_dict
     num_classes, channels = weights['decode_head.conv_seg.weight'].shape[:2]
-    weights['decode_head.fpn_bottleneck.conv.weight'], weights['neck.upsample_4x.0.weight']  # KeyError: another head
     size, dims, depth = backbone['img_size'], backbone['arch']['embed_dims'], backbone['arch']['num_layers']
     norm = dict(type='beit_mm.SyncBN')
     head = dict(in_channels=[dims] * 4, in_index=[0, 1, 2, 3], channels=channels, num_classes=num_classes)
     out_indices = checkpoint.architecture.get('out_indices') or released_out_indices(depth)
     if min(out_indices) < 0:  # -1 is the patch embedding, to transformers number 1
-        raise CheckpointError(f'{checkpoint} segments from the patch embedding; expected only outputs of blocks')
+        raise NeedsConfigError('segments from the patch embedding, not only from outputs of blocks')
     model = dict(
         type='beit_mm.SlidingSegmentor',
         backbone=dict(backbone, out_type='featmap', out_indices=out_indices),
@@ -277,16 +300,17 @@ def metainfo_of_name(path: Path, num_classes: int) -> dict[str, Any]:
     """
     # the Hub's cache has models--OWNER--NAME/snapshots/REVISION/FILE
     names = path.absolute().parts[-4:-1] if path.name in HUB_FILES else [path.stem]
-    matches = [TRAINED_ON.search(name) for name in names]
-    found = next((match for match in matches if match), None)
-    if found and not found['ade'] and num_classes == 1000:
-        from mmpretrain.datasets.categories import IMAGENET_CATEGORIES
-
-        return dict(classes=IMAGENET_CATEGORIES)
-    if found and found['ade'] and num_classes == 150:
+    found = next(filter(None, map(TRAINED_ON.search, names)), None)
+    if found is None:
+        return {}
+    if found['ade'] and num_classes == 150:
         from mmseg.datasets import ADE20KDataset
 
         return dict(ADE20KDataset.METAINFO)
+    if not found['ade'] and num_classes == 1000:
+        from mmpretrain.datasets.categories import IMAGENET_CATEGORIES
+
+        return dict(classes=IMAGENET_CATEGORIES)
     return {}
 
 
@@ -342,10 +366,11 @@ def rebuild_pretrainer(checkpoint: Checkpoint) -> BEiTPretrainer:
 def backbone_config(checkpoint: Checkpoint, channels: int = 3) -> dict[str, Any]:
     """Arguments of a checkpoint's backbone; CheckpointError unless it takes RGB or `channels` bands."""
     arguments = checkpoint.backbone_arguments()
-    found = arguments['in_channels']
-    if found not in (3, channels):
-        expected = 'RGB' if channels == 3 else f'RGB, or {channels}'
-        raise CheckpointError(f'{checkpoint} takes images with {found} bands; expected {expected}')
+    if arguments['in_channels'] not in (3, channels):
+        raise CheckpointError(
+            f'{checkpoint} takes images with {arguments["in_channels"]} bands; expected RGB'
+            + (f', or {channels} bands as in the images' if channels != 3 else '')
+        )
     arguments['img_size'] = as_size(arguments['img_size'])
     return arguments
 
@@ -355,21 +380,23 @@ def targets_config(checkpoint: Checkpoint) -> dict[str, Any]:
 
     Released checkpoints do not name it: it is DALL-E's if the vocabulary fits and the model is not BEiT v2.
     """
-    predicted = head_config(checkpoint)
+    head = head_config(checkpoint)
+    learns_features = head['type'] == 'beit_mm.FeatureRegressionHead'
     with as_checkpoint_error(checkpoint.path):
         stored = ((checkpoint.meta.get('config_dict') or {}).get('model') or {}).get('target_generator')
-        if stored and 'target_dims' in predicted:
-            return stored_teacher(checkpoint, stored)
         if stored:
-            return stored_tokenizer(checkpoint, stored)
-    origin = 'teacher its features come from' if 'target_dims' in predicted else 'tokenizer its visual tokens come from'
-    message = f'{checkpoint} does not say which {origin}'
+            return stored_teacher(checkpoint, stored) if learns_features else stored_tokenizer(checkpoint, stored)
+    if learns_features:
+        raise CheckpointError(f'{checkpoint} does not say which teacher its features come from')
     of_beit_v2 = any(name.startswith('patch_aggregation.') for name in checkpoint.converted.state_dict)
-    if predicted.get('vocab_size') == DALLE_VOCABULARY and not of_beit_v2:
-        if dalle := find_dalle():
-            return dalle
-        message += f". For DALL-E's: {GET_ENCODER} and {DECODER_URL}, both into ${WEIGHTS_VARIABLE}"
-    raise CheckpointError(message)
+    if head['vocab_size'] != DALLE_VOCABULARY or of_beit_v2:
+        raise CheckpointError(f'{checkpoint} does not say which tokenizer its visual tokens come from')
+    if dalle := find_dalle():
+        return dalle
+    raise CheckpointError(
+        f"{checkpoint} does not say which tokenizer its visual tokens come from; if it is DALL-E's, put {ENCODER_URL} "
+        f'and {DECODER_URL} into ${WEIGHTS_VARIABLE}'
+    )
 
 
 def head_config(checkpoint: Checkpoint) -> dict[str, Any]:
@@ -383,7 +410,7 @@ def head_config(checkpoint: Checkpoint) -> dict[str, Any]:
 
 
 def stored_tokenizer(checkpoint: Checkpoint, stored: Any) -> dict[str, Any]:
-    config = stored_config.check_part(without_files(stored), stored_config.TOKENIZERS, 'target_generator')
+    config = check_part(without_files(stored), TOKENIZERS, 'target_generator')
     config |= {key: find_again(str(stored[key]), checkpoint) for key in FILES if stored.get(key)}
     if config['type'] == 'beit_mm.DiscreteVAE' and 'checkpoint' not in config:
         raise UserError('does not name the file of its tokenizer')
@@ -394,7 +421,7 @@ def stored_tokenizer(checkpoint: Checkpoint, stored: Any) -> dict[str, Any]:
 def stored_teacher(checkpoint: Checkpoint, stored: Any) -> dict[str, Any]:
     """The config of FeatureTargets; 'ema' needs no file, because the checkpoint holds its weights."""
     others = {key: value for key, value in stored.items() if key != 'teacher'}
-    config = stored_config.check_part(others, ('beit_mm.FeatureTargets',), 'target_generator')
+    config = check_part(others, ('beit_mm.FeatureTargets',), 'target_generator')
     teacher = stored.get('teacher')
     if not isinstance(teacher, str):
         raise UserError('was trained with a teacher, such as CLIP, that is not a single file; it cannot be rebuilt')
@@ -416,8 +443,9 @@ def find_again(file: str, checkpoint: Checkpoint, what: str = 'tokenizer') -> st
     for place in places:
         if place.is_file() and place.resolve().parts[1] not in ('proc', 'sys'):  # reading there may never end
             return str(place)
-    looked_for = ' and '.join(quoted(str(place)) for place in places)
-    raise FileNotFoundError(f'the {what} of {checkpoint} is gone: looked for {looked_for}')
+    raise FileNotFoundError(
+        f'the {what} of {checkpoint} is gone: looked for {" and ".join(quoted(str(place)) for place in places)}'
+    )
 
 
 def trained_tokenizer(checkpoint: str | Path) -> dict[str, Any]:

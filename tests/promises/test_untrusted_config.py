@@ -125,14 +125,14 @@ def test_every_config_of_ours_is_on_the_list():
 
     def check(name: str) -> None:
         values = plain_values(load_config(name).to_dict())
+        checkpoint: Any = SimpleNamespace(path=Path('x.pth'), meta=dict(config_dict=values))
         if 'lora' in name:  # its checkpoints lack the frozen weights, so they need their config
             with pytest.raises(CheckpointError, match='config'):
-                stored_recipe(SimpleNamespace(meta=dict(config_dict=values)), 'classifier', False)
+                stored_recipe(checkpoint, 'classifier', False)
             return
         kind = values['model']['type']
         inferencer = C if kind == 'ImageClassifier' or kind.endswith('Probe') else S
         for multi_scale in {False, inferencer is S and kind != 'beit_mm.MultiScaleTTA'}:
-            checkpoint: Any = SimpleNamespace(meta=dict(config_dict=values))
             recipe = stored_recipe(checkpoint, 'classifier' if inferencer is C else 'segmentor', multi_scale)
             assert bool(recipe.tta_model) == multi_scale and recipe.pipeline
             seen[multi_scale] += 1
