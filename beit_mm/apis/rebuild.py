@@ -16,7 +16,7 @@ from torch import nn
 
 from beit_mm.apis.configs import bundled_config, read_config
 from beit_mm.apis.stored_config import PARTS, STEPS, TOKENIZERS, RefusedError, check_part
-from beit_mm.checkpoint.checkpoint import Checkpoint, CheckpointInput, check_finite
+from beit_mm.checkpoint.checkpoint import Checkpoint, CheckpointInput, LoadReport, check_finite
 from beit_mm.checkpoint.find import DEMO, FITS_WHOLE_MODEL, HUB_FILES, WEIGHTS_VARIABLE, nearest, plain_vits, released
 from beit_mm.checkpoint.names import released_out_indices
 from beit_mm.checkpoint.read import CheckpointError, as_checkpoint_error
@@ -94,7 +94,11 @@ def rebuild(
         multi_scale: build the config's `tta_model` and `tta_pipeline`.
         max_pixels: limit for an image file, instead of the config's.
     """
-    recipe = stored_recipe(checkpoint, task, multi_scale) if config is None else given_recipe(config, task, multi_scale)
+    if config is not None:
+        recipe = given_recipe(config, task, multi_scale)
+    else:
+        with as_checkpoint_error(checkpoint.path):
+            recipe = stored_recipe(checkpoint, task, multi_scale)
     if max_pixels is not None:
         loader, *steps = recipe.pipeline
         recipe.pipeline = [dict(loader, max_pixels=max_pixels), *steps]  # leaves a given config unchanged
@@ -109,13 +113,15 @@ def rebuild(
             short_sides = [*TRANSFORMS.build(recipe.views).short_sides.elements()] if recipe.views else []
             num_classes = number_of_classes(model)
             load_whole(model, checkpoint.state_dict)
-            model = merge_lora(model)
+            if config is not None:  # the allow-list of stored configs lacks LoRA
+                model = merge_lora(model)
         except Exception as error:
             reason = ' '.join(str(error).split())
             raise CheckpointError(f'{checkpoint} does not fit its config: {reason:.500}') from error
         if recipe.tta_model:
             model = MODELS.build(dict(recipe.tta_model, module=model))
-    classes, palette = classes_of(checkpoint, num_classes)
+    with as_checkpoint_error(checkpoint.path):
+        classes, palette = classes_of(checkpoint, num_classes)
     return Rebuilt(model.eval(), reader, classes, palette, short_sides)
 
 
@@ -143,12 +149,11 @@ def stored_recipe(checkpoint: Checkpoint, task: str, multi_scale: bool) -> Recip
     """The recipe from a checkpoint's config, else from the shapes of its tensors; types must be on the allow-list."""
     stored = checkpoint.meta.get('config_dict')
     values = stored if isinstance(stored, dict) else {}
-    with as_checkpoint_error(checkpoint.path):
-        if values or multi_scale:  # a multi-scale test without a config is refused
-            recipe = recipe_of_config(values, task, multi_scale)
-        else:
-            recipe = recipe_of_tensors(checkpoint, task)
-        keep_allowed(recipe, task)
+    if values or multi_scale:  # a multi-scale test without a config is refused
+        recipe = recipe_of_config(values, task, multi_scale)
+    else:
+        recipe = recipe_of_tensors(checkpoint, task)
+    keep_allowed(recipe, task)
     return recipe
 
 
@@ -250,10 +255,14 @@ def built_as_stored(config: ConfigDict, checkpoint: Checkpoint) -> nn.Module:
     with torch.device('meta'):
         model = MODELS.build(config)
     weights = checkpoint.converted.state_dict if checkpoint.format else checkpoint.weights
-    for name, tensor in model.state_dict().items():
+    own = model.state_dict()
+    for name, tensor in own.items():
         shape = tuple(weights[name].shape) if name in weights else 'missing'
         if shape != tuple(tensor.shape):
             raise UserError(f'{name} is {shape} in the file, {tuple(tensor.shape)} in the config')
+    if checkpoint.weights.keys() == own.keys():  # nothing is left to convert or to fit
+        model.backbone.fits_on_load = False
+        model.backbone.load_report = LoadReport(str(checkpoint.path), checkpoint.preprocessing, matched=[*own])
     model.to_empty(device='cpu')
     settings = {key: value for key, value in (config.get('data_preprocessor') or {}).items() if key != 'type'}
     model.data_preprocessor = type(model.data_preprocessor)(**settings)  # to_empty erased mean and std
@@ -278,17 +287,16 @@ def number_of_classes(model: Any) -> int:
 
 def classes_of(checkpoint: Checkpoint, number: int) -> tuple[tuple[str, ...], list[list[int]]]:
     """Names and colours of the classes: from the file, else from its name, else numbers and distinct colours."""
-    with as_checkpoint_error(checkpoint.path):
-        names = checkpoint.classes
-        palette = (checkpoint.meta.get('dataset_meta') or {}).get('palette') or checkpoint.meta.get('PALETTE')
-        if not names:
-            known = metainfo_of_name(checkpoint.path, number)
-            names = known.get('classes', map(str, range(number)))
-            palette = known.get('palette', palette)
-        classes = tuple(map(quoted, names))  # a terminal would obey control characters in a name
-        if len(classes) != number:
-            raise CheckpointError(f'names {len(classes)} classes, but its model has {number}')
-        colours = np.array(palette or distinct_colours(number), np.uint8)
+    names = checkpoint.classes
+    palette = (checkpoint.meta.get('dataset_meta') or {}).get('palette') or checkpoint.meta.get('PALETTE')
+    if not names:
+        known = metainfo_of_name(checkpoint.path, number)
+        names = known.get('classes', map(str, range(number)))
+        palette = known.get('palette', palette)
+    classes = tuple(map(quoted, names))  # a terminal would obey control characters in a name
+    if len(classes) != number:
+        raise UserError(f'names {len(classes)} classes, but its model has {number}')
+    colours = np.array(palette or distinct_colours(number), np.uint8)
     return classes, colours.tolist()
 
 
