@@ -2,7 +2,8 @@
 
 import copy
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -54,18 +55,9 @@ def export(
     """
     with quiet():
         opened = Checkpoint.open(checkpoint, mean=mean, std=std)
-        segments = opened.task == 'segmentation'
-        inferencer = (SegmentationInferencer if segments else ClassificationInferencer)(opened, 'cpu', config)
-        transforms = inferencer.reader.prepare.transforms
-        steps = [describe_step(step) for step in transforms if not type(step).__name__.startswith('Pack')]
-        notes: dict[str, Any] = dict(classes=inferencer.classes, steps=steps)
-        if segments:
-            notes |= {key: list(inferencer.model.test_cfg.get(key, ())) for key in ('crop_size', 'stride')}
-            notes |= dict(palette=inferencer.palette, short_sides=inferencer.short_sides)
-        loader = inferencer.reader.loader
-        if isinstance(loader, LoadBands):
-            low, high = (np.asarray(value).tolist() for value in (loader.low, loader.high))
-            notes['bands'] = dict(bands=loader.bands, low=low, high=high)
+        of_task = SegmentationInferencer if opened.task == 'segmentation' else ClassificationInferencer
+        inferencer = of_task(opened, 'cpu', config)
+        notes = describe_use(inferencer)
         gives_rgb = inferencer.reader.loads_rgb  # OpenMMLab's readers give BGR
         if gives_rgb == swaps_colours(inferencer.model):
             see_rgb(inferencer.model)
@@ -73,6 +65,20 @@ def export(
         difference = export_onnx(inferencer.model, path, float16, notes)
         say(f'{path}: images of any height and width, logits differ by at most {difference:.1e} of the largest')
     return path
+
+
+def describe_use(inferencer: ClassificationInferencer | SegmentationInferencer) -> dict[str, Any]:
+    """What a program needs to prepare images and to name the results, for the metadata."""
+    steps = [step for step in inferencer.reader.prepare.transforms if not type(step).__name__.startswith('Pack')]
+    notes: dict[str, Any] = dict(classes=inferencer.classes, steps=[*map(describe_step, steps)])
+    if isinstance(inferencer, SegmentationInferencer):
+        notes |= {key: list(inferencer.model.test_cfg.get(key, ())) for key in ('crop_size', 'stride')}
+        notes |= dict(palette=inferencer.palette, short_sides=inferencer.short_sides)
+    loader = inferencer.reader.loader
+    if isinstance(loader, LoadBands):
+        low, high = (np.asarray(value).tolist() for value in (loader.low, loader.high))
+        notes['bands'] = dict(bands=loader.bands, low=low, high=high)
+    return notes
 
 
 @torch.no_grad()
@@ -89,11 +95,13 @@ def describe_step(transform: Any) -> dict[str, Any]:
     name = type(transform).__name__
     if name == 'CenterCrop' and not transform.auto_pad:
         return dict(type=name, crop_size=transform.crop_size)
-    usual = name == 'Resize' and transform.keep_ratio and transform.scale
-    usual = usual or (name == 'ResizeEdge' and transform.edge == 'short')
-    if not usual or (transform.backend != 'pillow' and transform.interpolation != 'bilinear'):
-        expected = 'Resize with keep_ratio, ResizeEdge of the short edge, CenterCrop, by Pillow or bilinear'
-        raise UserError(f'the test pipeline has {transform}, which an ONNX file cannot describe; expected {expected}')
+    keeps_shape = name == 'Resize' and transform.keep_ratio and transform.scale
+    keeps_shape = keeps_shape or (name == 'ResizeEdge' and transform.edge == 'short')
+    if not keeps_shape or (transform.backend != 'pillow' and transform.interpolation != 'bilinear'):
+        raise UserError(
+            f'the test pipeline has {transform}, which an ONNX file cannot describe; expected Resize with keep_ratio, '
+            'ResizeEdge of the short edge, CenterCrop, by Pillow or bilinear'
+        )
     return dict(type=name, scale=transform.scale, interpolation=transform.interpolation, backend=transform.backend)
 
 
@@ -129,63 +137,86 @@ def export_onnx(
     Returns:
         The largest difference between onnxruntime's and the model's logits, as a fraction of the largest logit.
     """
-    if missing := [name for name in PACKAGES if find_spec(name) is None]:
-        raise UserError(f'ONNX export needs {", ".join(missing)}: pip install {" ".join(PACKAGES)}')
-    if torch.__version__.startswith('2.6.'):
-        raise UserError(f'ONNX export needs torch 2.7 or newer, not {torch.__version__}')
+    check_packages()
     path = Path(path)
-    backbone, segments = model.backbone, hasattr(model, 'decode_head')
+    segments = hasattr(model, 'decode_head')
     if segments and model.decode_head.out_channels == 1 and not model.gives_probabilities:
         raise UserError('ONNX export takes a segmentor with a logit for each class, not one with a threshold')
-    patch = backbone.patch_size
-    divisor = model.divisor if segments else patch
-    largest = [MIN_MOST * patch, *(2 * side * patch for side in backbone.grid)]
-    largest += model.test_cfg['crop_size'] if segments else []  # windows may exceed what it was built for
-    most = -(-max(largest) // divisor) * divisor
-    grid = [-(-side * patch // divisor) * divisor for side in backbone.grid]
-    metadata = dict(preprocessing_of_model(model), size=grid, divisor=divisor, most=most, **(notes or {}))
+    size, divisor, most = input_sides(model, segments)
+    metadata = dict(preprocessing_of_model(model), size=size, divisor=divisor, most=most, **(notes or {}))
     metadata['probabilities'] = segments and model.gives_probabilities
-    original = copy.deepcopy(WholeImage(model) if segments else model).cpu().float().eval()
-    exported = copy.deepcopy(original)
-    take_any_size(exported, most // patch)
+    exported = copy.deepcopy(WholeImage(model) if segments else model).cpu().float().eval()
     generator = torch.Generator().manual_seed(0)
     batches = [  # of the size that the model was built for, and of another
-        torch.randn(number, backbone.patch_embed.proj.in_channels, *sides, generator=generator)
-        for number, sides in ((2, grid), (3, (2 * divisor, 3 * divisor)))
+        torch.randn(number, model.backbone.patch_embed.proj.in_channels, *sides, generator=generator)
+        for number, sides in ((2, size), (3, (2 * divisor, 3 * divisor)))
     ]
     with torch.no_grad():
-        outputs = [original(images) for images in batches]
+        outputs = [exported(images) for images in batches]
         logits = [output if isinstance(output, Tensor) else output[0] for output in outputs]  # a probe's: a tuple
-        rows, columns = (divisor * torch.export.Dim(name, max=most // divisor) for name in ('rows', 'columns'))
-        shapes = ({0: torch.export.Dim('batch'), 2: rows, 3: columns},)
-        options: dict[str, Any] = dict(input_names=['images'], output_names=['logits'], verbose=False, optimize=True)
-        program = torch.onnx.export(exported, (batches[1],), dynamic_shapes=shapes, dynamo=True, **options)
+        take_any_size(exported, most // model.backbone.patch_size)
+        program = traced(exported, batches[1], divisor, most)
     program.model.metadata_props['beit_mm'] = json.dumps(metadata)
-    for value in program.model.graph.initializers.values():  # onnxruntime's quantize_dynamic transposes some
-        value.shape = value.type = None
-        value.metadata_props.clear()
     path.parent.mkdir(parents=True, exist_ok=True)
     with TemporaryDirectory(dir=path.parent) as folder:
         file = Path(folder, path.name)
         program.save(file)
         if float16:
-            import onnx
-            from onnxruntime.transformers.float16 import convert_float_to_float16
-
-            half = convert_float_to_float16(onnx.load(file), keep_io_types=True)
-            nodes = {tuple(node.output): node for node in half.graph.node}  # it casts a value once for each use
-            del half.graph.node[:]
-            half.graph.node.extend(nodes.values())
-            onnx.save(half, file)
-            file.with_name(f'{file.name}.data').unlink(missing_ok=True)  # of the weights in float32
-        difference = _difference(file, batches, logits, TOLERANCES[float16])
+            convert_to_float16(file)
+        difference = check_graph(file, batches, logits, TOLERANCES[float16])
         for written in Path(folder).iterdir():
             written.replace(path.parent / written.name)
     return difference
 
 
-def _difference(path: Path, batches: list[Tensor], logits: list[Tensor], tolerance: float) -> float:
-    """Largest difference between the graph's logits and the model's, as a share of the largest logit."""
+def check_packages() -> None:
+    if missing := [name for name in PACKAGES if find_spec(name) is None]:
+        raise UserError(f'ONNX export needs {", ".join(missing)}: pip install {" ".join(PACKAGES)}')
+    if torch.__version__.startswith('2.6.'):
+        raise UserError(f'ONNX export needs torch 2.7 or newer, not {torch.__version__}')
+
+
+def input_sides(model: Any, segments: bool) -> tuple[list[int], int, int]:
+    """Height and width that a model was built for, the divisor of all sides, and the largest side, in pixels."""
+    patch, grid = model.backbone.patch_size, model.backbone.grid
+    divisor = model.divisor if segments else patch
+    largest = [MIN_MOST * patch, *(2 * side * patch for side in grid)]
+    if segments:
+        largest += model.test_cfg['crop_size']  # windows may exceed what it was built for
+
+    def rounded_up(side: int) -> int:
+        return -(-side // divisor) * divisor
+
+    return [rounded_up(side * patch) for side in grid], divisor, rounded_up(max(largest))
+
+
+def traced(model: nn.Module, images: Tensor, divisor: int, most: int) -> torch.onnx.ONNXProgram:
+    """The graph of a model for images of any number and, in multiples of `divisor` up to `most`, any size."""
+    rows, columns = (divisor * torch.export.Dim(name, max=most // divisor) for name in ('rows', 'columns'))
+    shapes = ({0: torch.export.Dim('batch'), 2: rows, 3: columns},)
+    settings: dict[str, Any] = dict(input_names=['images'], output_names=['logits'], verbose=False, optimize=True)
+    program = torch.onnx.export(model, (images,), dynamic_shapes=shapes, dynamo=True, **settings)
+    for value in program.model.graph.initializers.values():  # onnxruntime's quantize_dynamic transposes some
+        value.shape = value.type = None
+        value.metadata_props.clear()
+    return program
+
+
+def convert_to_float16(file: Path) -> None:
+    """Rewrites a graph with weights and arithmetic in half precision, and without a second file for them."""
+    import onnx
+    from onnxruntime.transformers.float16 import convert_float_to_float16
+
+    half = convert_float_to_float16(onnx.load(file), keep_io_types=True)
+    nodes = {tuple(node.output): node for node in half.graph.node}  # it casts a value once for each use
+    del half.graph.node[:]
+    half.graph.node.extend(nodes.values())
+    onnx.save(half, file)
+    file.with_name(f'{file.name}.data').unlink(missing_ok=True)  # of the weights in float32
+
+
+def check_graph(path: Path, batches: list[Tensor], logits: list[Tensor], tolerance: float) -> float:
+    """The largest difference between the graph's logits and the model's, as a share of the largest logit."""
     import onnxruntime
 
     session = onnxruntime.InferenceSession(str(path), providers=['CPUExecutionProvider'])
@@ -195,8 +226,10 @@ def _difference(path: Path, batches: list[Tensor], logits: list[Tensor], toleran
         scale = expected.abs().max().clamp(min=torch.finfo(torch.float32).tiny)
         difference = max(difference, ((found - expected).abs().max() / scale).nan_to_num(torch.inf).item())
     if difference > tolerance:
-        more = f'by {difference:.1e} of the largest logit, more than {tolerance:.0e}; nothing was written'
-        raise UserError(f'The exported graph differs from the model {more}. Is one of its layers random in evaluation?')
+        raise UserError(
+            f'The exported graph differs from the model by {difference:.1e} of the largest logit, more than '
+            f'{tolerance:.0e}; nothing was written. Is one of its layers random in evaluation?'
+        )
     return difference
 
 
@@ -214,10 +247,30 @@ def take_any_size(model: nn.Module, most: int) -> None:
                 options = dict(scale_factor=module.scale_factor, mode=module.mode, align_corners=module.align_corners)
                 setattr(parent, name, nn.Upsample(**options))
             elif type(module).__name__ == 'EfficientUPerHead':
-                module.__class__ = type(module).__bases__[-1]  # mmseg's UPerHead
+                module.forward = super(type(module), module).forward  # mmseg's UPerHead's
             elif isinstance(module, BEiTBackbone):
-                module.__class__ = ResamplingBackbone
-                module.prepare(most)
+                store_resampling(module, most)
+
+
+def store_resampling(backbone: BEiTBackbone, most: int) -> None:
+    """Lets a backbone resample its position parameters with stored matrices."""
+    bias = StoredBias(backbone.grid, most, spline)
+    for module in backbone.modules():
+        if isinstance(module, Attention | SharedRelativePositionBias) and module.table_grid is not None:
+            module.resample = bias
+    if backbone.pos_embed is not None:
+        backbone.resample = StoredPositions(backbone.grid, most, partial(interpolation, backbone.interpolate_mode))
+
+
+def spline(source: int, target: int) -> Tensor:
+    """The matrix (2*target-1, 2*source-1) that resize_bias_table applies along an axis."""
+    return offset_spline(source, target, torch.device('cpu'))
+
+
+def interpolation(mode: str, source: int, target: int) -> Tensor:
+    """The matrix (target, source) that resize_position_embedding applies along an axis."""
+    tokens = torch.cat([torch.zeros(1, source), torch.eye(source)])[None]  # 1, 1 + source, source
+    return resize_position_embedding(tokens, (source, 1), (target, 1), mode)[0, 1:]
 
 
 class AveragePool(nn.Module):
@@ -238,70 +291,44 @@ class AveragePool(nn.Module):
         return inside.to(x.dtype) / inside.sum(dim=1, keepdim=True)
 
 
-class ResamplingBackbone(BEiTBackbone):
-    """A BEiTBackbone that resamples its position parameters with stored matrices."""
+class StoredMatrices(nn.Module):
+    """Holds the matrices that resample the axes of a patch grid to each number of patches up to `most`."""
 
-    def prepare(self, most: int) -> None:
-        cpu = torch.device('cpu')
-        splines = [Resampling(side, most, lambda one, other: offset_spline(one, other, cpu)) for side in self.grid]
-        for module in self.modules():
-            if isinstance(module, Attention | SharedRelativePositionBias) and module.table_grid is not None:
-                module.splines = nn.ModuleList(splines)
-                module.__class__ = ResamplingAttention if isinstance(module, Attention) else ResamplingBias
-        if self.pos_embed is not None:
-            self.resamplings = nn.ModuleList(Resampling(side, most, self.interpolation) for side in self.grid)
-
-    def interpolation(self, source: int, target: int) -> Tensor:
-        """The matrix (target, source) that resize_position_embedding applies along an axis."""
-        tokens = torch.cat([torch.zeros(1, source), torch.eye(source)])[None]  # 1, 1 + source, source
-        return resize_position_embedding(tokens, (source, 1), (target, 1), self.interpolate_mode)[0, 1:]
-
-    def resized_positions(self, pos_embed: Tensor, grid: Grid) -> Tensor:
-        table = pos_embed[0, 1:].unflatten(0, self.grid).permute(2, 0, 1)  # C, h', w'
-        of_patches = resample(table, self.resamplings, grid).flatten(1).t()  # h*w, C
-        return torch.cat([pos_embed[:, :1], of_patches[None]], dim=1)
-
-
-class ResamplingAttention(Attention):
-    def _bias(self, grid: Grid, num_tokens: int, *rest: Any) -> Tensor:
-        return resampled_bias(self, grid, num_tokens - grid[0] * grid[1])
-
-
-class ResamplingBias(SharedRelativePositionBias):
-    def forward(self, grid: Grid, dtype: torch.dtype, num_prefix: int = 1) -> Tensor:
-        return resampled_bias(self, grid, num_prefix)
-
-
-class Resampling(nn.Module):
-    """Holds, for each number of cells up to `most`, the matrix that resamples an axis of `source` cells to it."""
-
-    def __init__(self, source: int, most: int, matrix_of: Any):
+    def __init__(self, grid: Grid, most: int, matrix_of: Callable[[int, int], Tensor]):
         super().__init__()
-        matrices = [matrix_of(source, target).float() for target in range(1, most + 1)]
-        self.register_buffer('matrices', pad_sequence(matrices, batch_first=True))  # most, rows of the largest, columns
+        for axis, side in zip(('of_rows', 'of_columns'), grid, strict=True):
+            matrices = [matrix_of(side, target).float() for target in range(1, most + 1)]
+            # most, rows of the largest matrix, columns
+            self.register_buffer(axis, pad_sequence(matrices, batch_first=True))
 
-    def forward(self, target: int, length: int) -> Tensor:
-        return self.matrices[target - 1][:length]
-
-
-def resample(table: Tensor, resamplings: nn.ModuleList, grid: Grid, offsets: bool = False) -> Tensor:
-    """Resamples a table (C, h', w') to another patch grid (C, h, w), or to its patch offsets (C, 2h-1, 2w-1)."""
-    axes = zip(resamplings, grid, strict=True)
-    rows, columns = (resampling(side, 2 * side - 1 if offsets else side) for resampling, side in axes)
-    return rows @ table @ columns.t()
+    def resampled(self, table: Tensor, grid: Grid, height: int, width: int) -> Tensor:
+        """The table (C, h', w') at another patch grid; the result (C, height, width) has that size or its offsets'."""
+        rows, columns = self.of_rows[grid[0] - 1][:height], self.of_columns[grid[1] - 1][:width]
+        return rows @ table @ columns.t()
 
 
-def resampled_bias(module: Any, grid: Grid, num_prefix: int) -> Tensor:
-    """Does what bias_from_table does: the bias (1, heads, N, N) from a module's table."""
-    height, width = grid
-    table = module.relative_position_bias_table.t()  # heads, rows of the table
-    sides = [2 * side - 1 for side in module.table_grid]
-    patches = resample(table[:, :-NUM_CLS_ROWS].unflatten(1, sides), module.splines, grid, offsets=True)
-    table = torch.cat([table[:, -NUM_CLS_ROWS:], patches.flatten(1)], dim=1)  # the class token's rows first
-    row = torch.arange(height)[:, None].expand(height, width).reshape(-1)
-    column = torch.arange(width)[None].expand(height, width).reshape(-1)
-    index = (row[:, None] - row + height - 1) * (2 * width - 1) + column[:, None] - column + width - 1  # h*w, h*w
-    index = F.pad(index + NUM_CLS_ROWS, (num_prefix, 0), value=1)  # a patch looks at cls
-    index = F.pad(index, (0, 0, num_prefix, 0), value=0)  # cls looks at a patch
-    index[:num_prefix, :num_prefix] = 2  # cls looks at itself
-    return table[:, index][None]
+class StoredPositions(StoredMatrices):
+    """Does what resize_position_embedding does."""
+
+    def forward(self, pos_embed: Tensor, source: Grid, target: Grid, mode: str) -> Tensor:
+        patch_rows = pos_embed[0, 1:].unflatten(0, source).permute(2, 0, 1)  # C, h', w'
+        patch_rows = self.resampled(patch_rows, target, *target).flatten(1).t()  # h*w, C
+        return torch.cat([pos_embed[:, :1], patch_rows[None]], dim=1)
+
+
+class StoredBias(StoredMatrices):
+    """Does what bias_from_table does, without the padding."""
+
+    def forward(self, table: Tensor, table_grid: Grid, grid: Grid, dtype: torch.dtype, num_prefix: int) -> Tensor:
+        height, width = grid
+        table = table.t()  # heads, rows of the table
+        patches = table[:, :-NUM_CLS_ROWS].unflatten(1, [2 * side - 1 for side in table_grid])
+        patches = self.resampled(patches, grid, 2 * height - 1, 2 * width - 1)
+        table = torch.cat([table[:, -NUM_CLS_ROWS:], patches.flatten(1)], dim=1)  # the class token's rows first
+        row = torch.arange(height)[:, None].expand(height, width).reshape(-1)
+        column = torch.arange(width)[None].expand(height, width).reshape(-1)
+        index = (row[:, None] - row + height - 1) * (2 * width - 1) + column[:, None] - column + width - 1  # h*w, h*w
+        index = F.pad(index + NUM_CLS_ROWS, (num_prefix, 0), value=1)  # a patch looks at cls
+        index = F.pad(index, (0, 0, num_prefix, 0), value=0)  # cls looks at a patch
+        index[:num_prefix, :num_prefix] = 2  # cls looks at itself
+        return table[:, index][None]

@@ -82,10 +82,11 @@ class SharedRelativePositionBias(nn.Module):
         super().__init__()
         self.relative_position_bias_table = nn.Parameter(torch.zeros(num_relative_positions(grid), num_heads))
         self.table_grid = grid
+        self.resample = bias_from_table  # an export replaces it
 
     def forward(self, grid: Grid, dtype: torch.dtype, num_prefix: int = 1) -> Tensor:
         table = self.relative_position_bias_table
-        return bias_from_table(table, self.table_grid, grid, dtype, num_prefix)  # 1, heads, N, P
+        return self.resample(table, self.table_grid, grid, dtype, num_prefix)  # 1, heads, N, P
 
 
 class Attention(nn.Module):
@@ -103,6 +104,7 @@ class Attention(nn.Module):
         self.v_bias = nn.Parameter(torch.zeros(dims))
         self.proj = nn.Linear(dims, dims)
         self.table_grid = table_grid
+        self.resample = bias_from_table  # an export replaces it
         self.relative_position_bias_table = None
         if table_grid is not None:
             self.relative_position_bias_table = nn.Parameter(torch.zeros(num_relative_positions(table_grid), num_heads))
@@ -167,7 +169,7 @@ class Attention(nn.Module):
         """Bias (1 or B, heads, K, N) for the queries, from the layer's own table or the shared `bias`."""
         if self.relative_position_bias_table is not None and self.table_grid is not None:
             num_prefix = num_tokens - grid[0] * grid[1]
-            bias = bias_from_table(self.relative_position_bias_table, self.table_grid, grid, dtype, num_prefix)
+            bias = self.resample(self.relative_position_bias_table, self.table_grid, grid, dtype, num_prefix)
         if bias is None:
             return None
         if queries is not None:
@@ -325,6 +327,7 @@ class BEiTBackbone(BaseModule):
         self.out_type = out_type
         self.out_indices = block_indices(out_indices, depth)
         self.frozen_stages, self.with_cp, self.interpolate_mode = frozen_stages, with_cp, interpolate_mode
+        self.resample = resize_position_embedding  # an export replaces it
         self.load_report: LoadReport | None = None
 
         self.patch_embed = PatchEmbed(patch_size, in_channels, dims)
@@ -416,17 +419,13 @@ class BEiTBackbone(BaseModule):
         # x.shape[0] and not len(x), which would make the batch size a constant of an exported graph.
         x = torch.cat([self.cls_token.expand(x.shape[0], -1, -1).to(x.dtype), x], dim=1)  # B, 1+h*w, C
         if self.pos_embed is not None:
-            x = x + self.resized_positions(self.pos_embed, grid)
+            x = x + self.resample(self.pos_embed, self.grid, grid, self.interpolate_mode)  # 1, 1+h*w, C
         if self.register_tokens is not None:
             registers = self.register_tokens.expand(x.shape[0], -1, -1).to(x.dtype)
             x = torch.cat([x[:, :1], registers, x[:, 1:]], dim=1)
         if self.rel_pos_bias is None:
             return x, grid, None
         return x, grid, self.rel_pos_bias(grid, compute_dtype, self.num_prefix_tokens)
-
-    def resized_positions(self, pos_embed: Tensor, grid: Grid) -> Tensor:
-        """The position embedding at a patch grid, (1, 1+h*w, C)."""
-        return resize_position_embedding(pos_embed, self.grid, grid, self.interpolate_mode)
 
     def run_blocks(
         self, blocks: nn.ModuleList, x: Tensor, grid: Grid, shared_bias: Tensor | None, queries: Tensor | None = None
