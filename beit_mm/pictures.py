@@ -178,7 +178,7 @@ class ReconstructionHook(Hook):
             columns = model.pictures(model.data_preprocessor(loader.collate_fn(samples))['inputs'])
         drawn = sheet_of_columns(columns, self.channels)
         path = Path(runner.work_dir, 'pictures', 'test.png' if mode == 'test' else f'iter_{runner.iter}.png')
-        with written_if_possible(runner):
+        with written_if_possible(runner.work_dir):
             # MLflow's backend fails without the extension
             runner.visualizer.add_image(f'{mode}_reconstruction.png', np.asarray(drawn), step=runner.iter)
             path.parent.mkdir(parents=True, exist_ok=True)

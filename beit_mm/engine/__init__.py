@@ -28,7 +28,7 @@ from .checkpoints import CheckpointHook, CheckpointMetaHook
 from .checks import FitCheckHook
 from .dino import DINOHook, TeacherMomentumHook
 from .logs import LoggerHook, RuntimeInfoHook, ThroughputHook
-from .loops import EpochLoop, HeadFitLoop, IterLoop
+from .loops import EpochLoop, IterLoop
 from .metrics import DenseKNNHook, FeatureMetric, KNNHook, LayerAccuracy, MIMMetric, Predictions, TokenizerMetric
 from .optim import AutocastOptimWrapper, BadStepHook, BEiTOptimWrapperConstructor
 from .signals import InterruptionHook

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 from numbers import Real
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -88,17 +89,17 @@ def fetch_due(runner: Runner, batch_idx: int) -> bool:
 
 
 @contextmanager
-def written_if_possible(runner: Runner) -> Iterator[None]:
+def written_if_possible(folder: str | Path) -> Iterator[None]:
     """Turns the error of a full disk or deleted folder into a warning, for logs and pictures."""
     try:
         yield
     except OSError as error:
-        warn_unwritten(runner, error)
+        warn_unwritten(folder, error)
 
 
-def warn_unwritten(runner: Runner, error: BaseException | None) -> None:
+def warn_unwritten(folder: str | Path, error: BaseException | None) -> None:
     reason = getattr(error, 'strerror', None) or error  # without a path, so that mmengine logs it once
-    warn(f'Some logs and pictures cannot be written to {runner.work_dir}: {reason}. The training continues.')
+    warn(f'Some logs and pictures cannot be written to {folder}: {reason}. The training continues.')
 
 
 @HOOKS.register_module()
@@ -110,18 +111,18 @@ class LoggerHook(EngineLoggerHook):
         for handler in runner.logger.handlers:  # which write the text log
             handler.addFilter(printable_record)  # escapes what a terminal would obey
             if isinstance(handler, logging.FileHandler):
-                handler.handleError = lambda record: warn_unwritten(runner, sys.exc_info()[1])  # type: ignore[method-assign]
+                handler.handleError = lambda record: warn_unwritten(runner.work_dir, sys.exc_info()[1])  # type: ignore[method-assign]
 
     def after_train_iter(self, runner: Runner, *args: Any, **kwargs: Any) -> None:
-        with written_if_possible(runner):
+        with written_if_possible(runner.work_dir):
             super().after_train_iter(runner, *args, **kwargs)
 
     def after_val_epoch(self, runner: Runner, metrics: dict[str, float] | None = None) -> None:
-        with written_if_possible(runner):
+        with written_if_possible(runner.work_dir):
             super().after_val_epoch(runner, metrics)
 
     def after_run(self, runner: Runner) -> None:
-        with written_if_possible(runner):
+        with written_if_possible(runner.work_dir):
             super().after_run(runner)
 
 
@@ -191,8 +192,12 @@ class ProgressHook(Hook):
             left = (time.monotonic() - self.begin) / (done - self.first) * (runner.max_iters - done)
             self.say_progress(f'{self.title} {done:,}/{runner.max_iters:,}', recent_numbers(runner), left)
 
+    def begin_batches(self) -> None:
+        """Called before the first batch that `show_batch` shows."""
+        self.batches_begin = time.monotonic()
+
     def before_val(self, runner: Runner) -> None:
-        self.val_begin = time.monotonic()
+        self.begin_batches()
 
     before_test = before_val
 
@@ -215,7 +220,7 @@ class ProgressHook(Hook):
 
     def show_batch(self, done: int, batches: int, what: str = 'held-out images') -> None:
         if self.is_due():
-            left = (time.monotonic() - self.val_begin) / done * (batches - done)
+            left = (time.monotonic() - self.batches_begin) / done * (batches - done)
             self.say_progress(f'{self.title}, {what}, batch {done:,}/{batches:,}', [], left)
 
     def is_due(self) -> bool:

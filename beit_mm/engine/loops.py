@@ -3,10 +3,7 @@
 import copy
 import math
 from collections.abc import Iterator, Sequence
-from itertools import chain
 
-import torch
-import torch.nn.functional as F
 from mmengine.dataset import BaseDataset
 from mmengine.dist import get_world_size
 from mmengine.runner import EpochBasedTrainLoop, IterBasedTrainLoop, Runner
@@ -16,12 +13,8 @@ from torch.utils.data import DataLoader
 from beit_mm.datasets.samplers import SeededSampler
 from beit_mm.engine.checkpoints import VALIDATED
 from beit_mm.engine.checks import check_number_of_images
-from beit_mm.engine.logs import ProgressHook
 from beit_mm.engine.signals import end_workers, signals_handled
-from beit_mm.engine.steps import unwrap
-from beit_mm.errors import log, warn
-from beit_mm.features.evaluation import choose_penalty, gather_in_order, mean_and_std
-from beit_mm.precision import inference_autocast
+from beit_mm.errors import warn
 from beit_mm.registry import LOOPS
 
 
@@ -119,48 +112,6 @@ class IterLoop(IterBasedTrainLoop):
         while True:
             yield from batches(loader, epoch, first)
             epoch, first = epoch + 1, 0
-
-
-@LOOPS.register_module()
-class HeadFitLoop(IterLoop):
-    """An IterLoop of one step, which fits the linear head to the features of all images by `choose_penalty`."""
-
-    def endless_batches(self) -> Iterator:
-        """Yields once, for the only step: an iterator over all batches of an epoch."""
-        yield batches(self.dataloader, epoch=0)
-
-    @torch.no_grad()
-    def run_iter(self, all_batches: Iterator[dict]) -> None:
-        runner, model = self.runner, unwrap(self.runner).eval()
-        progress = [hook for hook in runner.hooks if isinstance(hook, ProgressHook)]
-        first = next(all_batches)
-        runner.call_hook('before_train_iter', batch_idx=0, data_batch=first)
-        for hook in progress:
-            hook.before_val(runner)
-        parts, samples = [], []
-        for number, batch in enumerate(chain([first], all_batches), start=1):
-            inputs = model.data_preprocessor(batch)['inputs']
-            with inference_autocast(inputs.device):
-                parts.append(model.head.pre_logits(model.extract_feat(inputs)).float())  # B, C
-            samples += batch['data_samples']
-            for hook in progress:
-                hook.show_batch(number, len(self.dataloader), 'features')
-        own = torch.cat(parts)
-        rows = torch.tensor([(sample.sample_idx, int(sample.gt_label)) for sample in samples], device=own.device)
-        num_images = len(self.dataloader.dataset)
-        features = gather_in_order(own, num_images)  # of all processes
-        indices, labels = gather_in_order(rows, num_images).unbind(1)
-        mean, std = mean_and_std(features)
-        layer = model.head.fc
-        scaled = (features - mean) / std
-        fitted, found = choose_penalty(scaled, labels, len(layer.weight), indices, by_class=False, seed=runner.seed)
-        layer.weight.copy_(fitted.weight / std)
-        layer.bias.copy_(fitted.bias - layer.weight @ mean)
-        log(f'The head is fitted to {len(features):,} features: {found}')
-        loss = F.cross_entropy(layer(features), labels)
-        all_images = dict(inputs=own, data_samples=samples)
-        runner.call_hook('after_train_iter', batch_idx=0, data_batch=all_images, outputs=dict(loss=loss))
-        self._iter += 1
 
 
 def batches(loader: DataLoader, epoch: int, first: int = 0) -> Iterator:

@@ -19,6 +19,40 @@ from beit_mm.files import quoted
 from beit_mm.registry import HOOKS
 
 LIST = 'unreadable_images.txt'
+MAX_RATE = 0.05  # share of a dataset's images that may be unreadable
+TOLERATED = 10  # images that may be unreadable in any case, unless they are all
+
+
+class UnreadableList:
+    """The unreadable images of a run, which `unreadable_images.txt` in its folder names; a resumed run adds to it."""
+
+    def __init__(self, folder: Path, max_rate: float = MAX_RATE):
+        self.folder, self.path, self.max_rate = folder, folder / LIST, max_rate
+        text = in_main_process(lambda: self.path.read_text(errors='replace') if self.path.is_file() else '')
+        self.listed = set(text.splitlines())
+        self.held_out: set[str] = set()  # those of them that are for validation
+
+    def add(self, paths: set[str]) -> list[str]:
+        """Lists the paths that are not listed yet, and returns them."""
+        added = sorted(paths - self.listed)
+        self.listed.update(added)
+        if added and is_main_process():
+            with written_if_possible(self.folder), self.path.open('a', encoding='utf-8') as file:
+                file.writelines(f'{path}\n' for path in added)
+        return added
+
+    def add_replaced(self, paths: set[str], total: int) -> None:
+        """Lists and names images that were replaced in training; UserError if they are too many of `total`."""
+        added = self.add(paths)
+        for path in added:
+            warn(f'{path} cannot be read; another image replaces it.')
+        if added:
+            self.check_rate(len(self.listed - self.held_out), total)
+
+    def check_rate(self, count: int, total: int) -> None:
+        limit = min(max(self.max_rate * total, TOLERATED), total - 1)
+        if count > limit:
+            raise UserError(f'{count} of {total} images cannot be read, at most {limit:.0f} may be; see {self.path}')
 
 
 @HOOKS.register_module()
@@ -36,63 +70,51 @@ class UnreadableImagesHook(Hook):
         max_rate: share of the dataset's images that may be unreadable, 0 to 1; 10 images are tolerated in any case.
     """
 
-    def __init__(self, max_rate: float = 0.05):
+    def __init__(self, max_rate: float = MAX_RATE):
         self.max_rate = max_rate
         self.new_paths: set[str] = set()  # found by this process since it last listed any
-        self.held_out: set[str] = set()
 
     def before_train(self, runner: Runner) -> None:
-        self.path = path = Path(runner.work_dir, LIST)
-        text = in_main_process(lambda: path.read_text(errors='replace') if path.is_file() else '')
-        self.listed = set(text.splitlines())
+        self.unreadable = UnreadableList(Path(runner.work_dir), self.max_rate)
         if runner.val_loop is not None and isinstance(runner.val_dataloader.dataset, UnlabeledImages):
             self.check_held_out(runner)
 
     def check_held_out(self, runner: Runner) -> None:
-        dataset = runner.val_dataloader.dataset
+        dataset, unreadable = runner.val_dataloader.dataset, self.unreadable
         log(f'Reading the {len(dataset)} held-out images once, to see that none is broken.')
         broken = find_unreadable(dataset, runner.val_dataloader.num_workers)
         if not broken:
             return
-        self.held_out = {quoted(error.path) for error in broken.values()}
-        self.add(runner, self.held_out)
+        unreadable.held_out = {quoted(error.path) for error in broken.values()}
+        unreadable.add(unreadable.held_out)
         first = next(iter(broken.values()))
-        found = f'{first}; {len(broken)} of {len(dataset)} held-out images cannot be read, see {self.path}'
         if dataset.on_error == 'raise':
-            advice = "val_dataloader.dataset.on_error='skip' leaves them out"
-            raise UnreadableImageError(f'{found}; {advice}')
-        self.check_rate(len(broken), len(dataset))
+            raise UnreadableImageError(
+                f'{first}; {len(broken)} of {len(dataset)} held-out images cannot be read, see {unreadable.path}; '
+                "val_dataloader.dataset.on_error='skip' leaves them out"
+            )
+        unreadable.check_rate(len(broken), len(dataset))
         validate_on(runner, [index for index in range(len(dataset)) if index not in broken])
-        warn(f'{found}. Every validation of this run leaves them out.')
+        warn(
+            f'{first}; {len(broken)} of {len(dataset)} held-out images cannot be read, see {unreadable.path}. '
+            'Every validation of this run leaves them out.'
+        )
 
     def after_train_iter(self, runner: Runner, batch_idx: int, data_batch: dict, outputs: dict | None = None) -> None:
-        inputs = data_batch['inputs']
-        if isinstance(inputs, dict):  # in pretraining
-            replaced = inputs['unreadable']
-        else:
-            replaced = [sample.get('unreadable', '') for sample in data_batch['data_samples']]
-        self.new_paths.update(quoted(path) for path in replaced if path)
+        self.new_paths |= replaced_in(data_batch)
         if fetch_due(runner, batch_idx):
-            added = self.add(runner, set().union(*all_gather_object(self.new_paths)))
+            paths = set().union(*all_gather_object(self.new_paths))
             self.new_paths = set()
-            for path in added:
-                warn(f'{path} cannot be read; another image replaces it.')
-            if added:
-                self.check_rate(len(self.listed - self.held_out), len(runner.train_dataloader.dataset))
+            self.unreadable.add_replaced(paths, len(runner.train_dataloader.dataset))
 
-    def add(self, runner: Runner, paths: set[str]) -> list[str]:
-        """Lists the paths that are not listed yet, and returns them."""
-        added = sorted(paths - self.listed)
-        self.listed.update(added)
-        if added and is_main_process():
-            with written_if_possible(runner), self.path.open('a', encoding='utf-8') as file:
-                file.writelines(f'{path}\n' for path in added)
-        return added
 
-    def check_rate(self, count: int, total: int) -> None:
-        limit = min(max(self.max_rate * total, 10), total - 1)  # a few are tolerated, however small the dataset
-        if count > limit:
-            raise UserError(f'{count} of {total} images cannot be read, at most {limit:.0f}; see {self.path}')
+def replaced_in(batch: dict) -> set[str]:
+    """Paths of the images of a batch that could not be read, and were replaced by others."""
+    if isinstance(batch['inputs'], dict):  # in pretraining
+        paths = batch['inputs']['unreadable']
+    else:
+        paths = [sample.get('unreadable', '') for sample in batch['data_samples']]
+    return {quoted(path) for path in paths if path}
 
 
 class ReadingErrors(Dataset):

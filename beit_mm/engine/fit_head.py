@@ -1,0 +1,68 @@
+"""Fits a classifier's linear head to features of all images, which are computed once."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from mmpretrain.models import ImageClassifier
+from torch.utils.data import DataLoader
+
+from beit_mm.engine.checks import check_number_of_images
+from beit_mm.engine.signals import end_workers, shield_workers
+from beit_mm.engine.unreadable import UnreadableList, replaced_in
+from beit_mm.features.evaluation import choose_penalty, mean_and_std
+from beit_mm.precision import inference_autocast
+
+
+class FittedHead(NamedTuple):
+    """What `fit_head` found."""
+
+    loss: float  # mean cross entropy of the images that the head was fitted to
+    line: str  # for the log: the penalty, and the accuracy on held-out images at each penalty that was tried
+
+
+@torch.no_grad()
+def fit_head(
+    model: ImageClassifier, loader: DataLoader, seed: int, folder: Path, show: Callable[[int, int], None] | None = None
+) -> FittedHead:
+    """Sets a classifier's linear head to what `choose_penalty` fits to the features of all images of a loader.
+
+    It needs a single process and no Runner. The model is left in evaluation mode.
+
+    Args:
+        model: a classifier on its device, whose head has a linear layer `fc`.
+        loader: shows each image once, not augmented; its samples have `sample_idx` and `unreadable`.
+        seed: for drawing the images that are held out to choose the penalty.
+        folder: of the run; `unreadable_images.txt` is written there if images cannot be read.
+        show: called after each batch with the number of batches that are done, and of all.
+
+    Raises:
+        UserError: if the loader has no batch, or too many of its images cannot be read.
+    """
+    check_number_of_images(loader)
+    shield_workers(loader)
+    model.eval()
+    parts, labels_read, indices_read, replaced = [], [], [], set()
+    for done, batch in enumerate(loader, start=1):
+        inputs = model.data_preprocessor(batch)['inputs']
+        with inference_autocast(inputs.device):
+            parts.append(model.head.pre_logits(model.extract_feat(inputs)).float())  # B, C
+        labels_read += [int(sample.gt_label) for sample in batch['data_samples']]
+        indices_read += [sample.sample_idx for sample in batch['data_samples']]
+        replaced |= replaced_in(batch)
+        if show is not None:
+            show(done, len(loader))
+    end_workers(loader)
+    UnreadableList(folder).add_replaced(replaced, len(loader.dataset))
+
+    features = torch.cat(parts)  # N, C
+    labels, indices = (torch.tensor(numbers, device=features.device) for numbers in (labels_read, indices_read))  # N
+    mean, std = mean_and_std(features)
+    layer, standardised = model.head.fc, (features - mean) / std
+    fitted, found = choose_penalty(standardised, labels, len(layer.weight), indices, by_class=False, seed=seed)
+    layer.weight.copy_(fitted.weight / std)
+    layer.bias.copy_(fitted.bias - layer.weight @ mean)
+    loss = F.cross_entropy(layer(features), labels)
+    return FittedHead(loss.item(), f'The head is fitted to {len(features):,} features: {found}')
