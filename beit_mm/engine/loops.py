@@ -1,5 +1,6 @@
 """Training loops that resume at any iteration."""
 
+import bisect
 import copy
 import math
 from collections.abc import Iterator, Sequence
@@ -24,29 +25,34 @@ class EpochLoop(EpochBasedTrainLoop):
 
     def __init__(self, *args, **kwargs):
         super().__init__(*args, **kwargs)
+        self.epochs_done = 0  # in this call
         check_number_of_images(self.dataloader)  # before schedules that count in epochs are built
+
+    @property
+    def epoch(self) -> int:
+        return super().epoch + self.epochs_done  # mmengine's number is the one that the run resumed with
 
     def run(self) -> nn.Module:
         if is_past_end(self.runner):
             return self.runner.model
         with signals_handled(self.runner):
             self.runner.call_hook('before_train')
-            if self._epoch and self._iter == self._epoch * len(self.dataloader):  # resumed between two epochs
-                validate(self, self._epoch, self._max_epochs)
-            while self._epoch < self._max_epochs and not self.stop_training:
+            if self.epoch and self.iter == self.epoch * len(self.dataloader):  # resumed between two epochs
+                validate(self, self.epoch, self.max_epochs)
+            while self.epoch < self.max_epochs and not self.stop_training:
                 self.run_epoch()
-                validate(self, self._epoch, self._max_epochs)
+                validate(self, self.epoch, self.max_epochs)
             self.runner.call_hook('after_train')
         return self.runner.model
 
     def run_epoch(self) -> None:
         self.runner.call_hook('before_train_epoch')
         self.runner.model.train()
-        first = self._iter - self._epoch * len(self.dataloader)
-        for index, batch in enumerate(batches(self.dataloader, self._epoch, first), start=first):
+        first = self.iter - self.epoch * len(self.dataloader)
+        for index, batch in enumerate(batches(self.dataloader, self.epoch, first), start=first):
             self.run_iter(index, batch)
         self.runner.call_hook('after_train_epoch')
-        self._epoch += 1
+        self.epochs_done += 1
 
 
 @LOOPS.register_module()
@@ -60,10 +66,18 @@ class IterLoop(IterBasedTrainLoop):
 
     def __init__(self, *args, shortened_from: dict[str, int] | None = None, **kwargs):
         super().__init__(*args, **kwargs)
+        self.length = super().max_iters
         self.shortened_from = shortened_from
         # mmengine 0.10.7 has already started the workers: too early, and for an iterator that is never used.
         end_workers(self.dataloader)
         self.dataloader_iterator = None
+
+    @property
+    def max_iters(self) -> int:
+        return self.length
+
+    def set_length(self, steps: int) -> None:
+        self.length = steps
 
     def run(self) -> nn.Module:
         check_number_of_images(self.dataloader)
@@ -75,22 +89,19 @@ class IterLoop(IterBasedTrainLoop):
             self.runner.call_hook('before_train')
             self.runner.call_hook('before_train_epoch')
             stream = self.endless_batches()
-            validate(self, self._iter, self._max_iters)
-            while self._iter < self._max_iters and not self.stop_training:
+            validate(self, self.iter, self.max_iters)
+            while self.iter < self.max_iters and not self.stop_training:
                 self.runner.model.train()
                 self.run_iter(next(stream))
-                validate(self, self._iter, self._max_iters)
+                validate(self, self.iter, self.max_iters)
             self.runner.call_hook('after_train_epoch')
             self.runner.call_hook('after_train')
         return self.runner.model
 
-    def set_length(self, steps: int) -> None:
-        self._max_iters = steps
-
     def scale_validation(self, max_epochs: int = 0, max_iters: int = 0) -> None:
         loader = self.runner.val_dataloader
         images, full_length = len(loader.dataset), max_iters or max_epochs * len(self.dataloader)
-        number = max(math.ceil(self._max_iters / full_length * images), get_world_size() * (loader.batch_size or 1))
+        number = max(math.ceil(self.max_iters / full_length * images), get_world_size() * (loader.batch_size or 1))
         if number < images and isinstance(loader.dataset, BaseDataset):
             part = f'{number:,} of {images:,} held-out images, in proportion to its length'
             warn(f'The run validates on {part}; train_cfg.shortened_from=None takes all.')
@@ -99,7 +110,7 @@ class IterLoop(IterBasedTrainLoop):
     def endless_batches(self) -> Iterator:
         """The batches from this iteration on; the workers do not pause between epochs."""
         loader = self.dataloader
-        epoch, first = divmod(self._iter, len(loader))
+        epoch, first = divmod(self.iter, len(loader))
         sampler = getattr(loader, 'sampler', None)
         if isinstance(sampler, SeededSampler) and loader.drop_last:  # drop_last, so that no batch mixes two epochs
             sampler.set_epoch(epoch)
@@ -132,7 +143,8 @@ def validate(loop: EpochBasedTrainLoop | IterBasedTrainLoop, position: int, end:
 
     A resumed run calls it first: its checkpoint may have been written before or during a validation.
     """
-    loop._decide_current_val_interval()
+    since = bisect.bisect(loop.dynamic_milestones, position + 1)
+    loop.val_interval = loop.dynamic_intervals[since - 1]
     is_due = position >= loop.val_begin and (position % loop.val_interval == 0 or position == end)
     is_done = loop.runner.message_hub.get_info(VALIDATED) == loop.iter  # before the run was stopped and resumed
     if loop.runner.val_loop is not None and is_due and not is_done:

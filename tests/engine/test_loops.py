@@ -51,7 +51,7 @@ def test_workers_go_on_from_one_epoch_to_the_next(kind, workers, done):
         reference.sampler.set_epoch(epoch)
         expected += reference
     loader = loader_of(kind, workers)
-    loop = SimpleNamespace(dataloader=loader, _iter=done)
+    loop = SimpleNamespace(dataloader=loader, iter=done)
     stream = IterLoop.endless_batches(loop)
     assert [*islice(stream, len(expected) - done)] == expected[done:] and loader.begun == 1
     if not workers:  # a hook that iterates the loader gets one epoch
@@ -61,7 +61,7 @@ def test_workers_go_on_from_one_epoch_to_the_next(kind, workers, done):
 def test_an_incomplete_batch_ends_an_epoch_where_it_is_kept():
     """And nothing is read to get to the second batch of the second epoch."""
     loader = loader_of(SeededSampler, 0, drop_last=False)
-    stream = IterLoop.endless_batches(SimpleNamespace(dataloader=loader, _iter=5))
+    stream = IterLoop.endless_batches(SimpleNamespace(dataloader=loader, iter=5))
     first = [*islice(stream, 7)]
     assert [len(batch) for batch in first] == [3, 3, 1, 3, 3, 3, 1]
     loader.sampler.set_epoch(1)
