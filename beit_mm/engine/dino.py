@@ -8,6 +8,7 @@ from mmengine.hooks import Hook
 from mmengine.runner import Runner
 
 from beit_mm.engine.optim import AutocastOptimWrapper
+from beit_mm.engine.progress import progress_of
 from beit_mm.engine.steps import unwrap
 from beit_mm.registry import HOOKS
 
@@ -27,7 +28,7 @@ class TeacherMomentumHook(Hook):
 
     def after_train_iter(self, runner: Runner, batch_idx: int, data_batch: Any = None, outputs: Any = None) -> None:
         if (wrapper := runner.optim_wrapper).should_update():
-            half_cosine = (1 + math.cos(math.pi * (runner.iter / runner.max_iters))) / 2
+            half_cosine = (1 + math.cos(math.pi * progress_of(runner))) / 2
             momentum = 1 - (1 - self.momentum) * half_cosine
             taken = wrapper.taken if isinstance(wrapper, AutocastOptimWrapper) else None  # others do not say
             unwrap(runner).update_teacher(momentum, taken)

@@ -21,6 +21,7 @@ from mmengine.runner import Runner, find_latest_checkpoint
 from torch import Tensor
 
 from beit_mm.engine.optim import STEPS_BETWEEN_FETCHES, AutocastOptimWrapper
+from beit_mm.engine.progress import progress_of
 from beit_mm.errors import warn
 from beit_mm.registry import HOOKS
 from beit_mm.terminal import hush, printable, printable_record
@@ -180,7 +181,7 @@ class ProgressHook(Hook):
         self.due = 0.0  # when the next line is due
 
     def before_train(self, runner: Runner) -> None:
-        self.begin, self.first = time.monotonic(), runner.iter
+        self.begin, self.progress_before = time.monotonic(), progress_of(runner)
         self.due = self.begin + min(self.seconds, 2)  # the first line comes soon
 
     def after_train_iter(self, runner: Runner, batch_idx: int, data_batch: Any = None, outputs: Any = None) -> None:
@@ -189,7 +190,8 @@ class ProgressHook(Hook):
             for hook in runner.hooks:
                 if isinstance(hook, RuntimeInfoHook):
                     hook.fetch(runner)
-            left = (time.monotonic() - self.begin) / (done - self.first) * (runner.max_iters - done)
+            progress = progress_of(runner, steps=done)
+            left = time_left(self.begin, progress - self.progress_before, 1 - progress)
             self.say_progress(f'{self.title} {done:,}/{runner.max_iters:,}', recent_numbers(runner), left)
 
     def begin_batches(self) -> None:
@@ -220,7 +222,7 @@ class ProgressHook(Hook):
 
     def show_batch(self, done: int, batches: int, what: str = 'held-out images') -> None:
         if self.is_due():
-            left = (time.monotonic() - self.batches_begin) / done * (batches - done)
+            left = time_left(self.batches_begin, done, batches - done)
             self.say_progress(f'{self.title}, {what}, batch {done:,}/{batches:,}', [], left)
 
     def is_due(self) -> bool:
@@ -231,12 +233,19 @@ class ProgressHook(Hook):
         self.due = now + self.seconds
         return True
 
-    def say_progress(self, place: str, numbers: list[str], seconds_left: float) -> None:
-        self.say('  '.join([place, *numbers, f'{timedelta(seconds=round(seconds_left))} left']))
+    def say_progress(self, place: str, numbers: list[str], left: str) -> None:
+        self.say('  '.join([place, *numbers, left]))
 
     def say(self, line: str) -> None:
         if is_main_process():
             print(printable(line), file=self.stream, flush=True)
+
+
+def time_left(begin: float, done: float, remaining: float) -> str:
+    """What the rest of a work takes at its pace since `begin`, as text."""
+    if done <= 0:  # a clock does not count the first step of a call
+        return 'time left unknown'
+    return f'{timedelta(seconds=round((time.monotonic() - begin) / done * remaining))} left'
 
 
 def recent_numbers(runner: Runner) -> list[str]:

@@ -17,12 +17,12 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from mmengine.dist import all_reduce
-from mmengine.logging import MessageHub
 from mmseg.models.decode_heads.decode_head import BaseDecodeHead
 from mmseg.structures import SegDataSample
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from beit_mm.engine.progress import progress_of
 from beit_mm.errors import UserError, check_choice
 from beit_mm.models.vit import NORM_EPS, BEiTBackbone, Block
 from beit_mm.positions import Grid, take_tokens
@@ -128,7 +128,7 @@ class MaskClassificationHead(BaseDecodeHead):
             hidden = None
             if self.training:
                 found.append(self.predict_masks(x, grid))
-                probability = masking_probability(index, self.num_blocks, training_progress())
+                probability = masking_probability(index, self.num_blocks, progress_of())
                 hidden = hidden_tokens(found[-1][0], grid, x.shape[1], probability)  # B, Q, N
             if self.with_cp and self.training:
                 x = checkpoint(block, x, grid, bias, None, hidden, use_reentrant=False)
@@ -228,13 +228,6 @@ def masking_probability(block: int, num_blocks: int, progress: float) -> float:
     """
     part = progress * (num_blocks + 2) - (block + 1)
     return (1 - min(max(part, 0.0), 1.0)) ** 0.9
-
-
-def training_progress() -> float:
-    """The share of the training that is done, the same after a resume."""
-    hub = MessageHub.get_current_instance()
-    step = hub.get_info('iter', 0) / max(hub.get_info('max_iters', 1), 1)
-    return min(hub.get_info('schedule_share', step), 1.0)  # schedule_share is set if the training ends by the clock
 
 
 # Objects, points and matching

@@ -74,10 +74,8 @@ def test_masks_are_left_out_step_by_step_of_a_run_of_minutes(folder, base, tmp_p
     """By the share of the time, as the schedules: at its end no query is masked."""
     shares = []
     monkeypatch.setattr(runs.Run, 'report', lambda *_: None)
-    progress = beit_mm.segmentation.mask_head.training_progress
-    monkeypatch.setattr(
-        'beit_mm.segmentation.mask_head.training_progress', lambda: shares.append(progress()) or shares[-1]
-    )
+    progress = beit_mm.segmentation.mask_head.progress_of
+    monkeypatch.setattr('beit_mm.segmentation.mask_head.progress_of', lambda: shares.append(progress()) or shares[-1])
     beit_mm.finetune(folder, tmp_path / 'run', base, minutes=0.03, batch=4, workers=0, head='masks')
     assert shares == sorted(shares) and shares[0] == 0 and 0.8 < shares[-1] <= 1
     assert Checkpoint.open(tmp_path / 'run/finetuned.pth').meta['iter'] >= 20

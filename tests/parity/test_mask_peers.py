@@ -130,7 +130,7 @@ def joined(theirs: EomtForUniversalSegmentation) -> SlidingSegmentor:
 
 def test_queries_in_the_backbone_are_eomt(same_points, monkeypatch):
     """Its results, and in training all losses and gradients, with all queries masked in all blocks."""
-    monkeypatch.setattr('beit_mm.segmentation.mask_head.training_progress', lambda: 0.0)
+    monkeypatch.setattr('beit_mm.segmentation.mask_head.progress_of', lambda: 0.0)
     theirs = eomt()
     ours, images = joined(theirs), torch.randn(3, 3, 64, 64)
     theirs.eval().attn_mask_probs.zero_()
