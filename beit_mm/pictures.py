@@ -29,7 +29,7 @@ from beit_mm.errors import UserError, log
 from beit_mm.features.evaluation import neighbours
 from beit_mm.features.extractor import FeatureExtractor
 from beit_mm.models.beit import BEiTPretrainer
-from beit_mm.models.tokenizers import Tokenizer
+from beit_mm.models.tokenizers.base import TrainableTokenizer
 from beit_mm.positions import Grid
 from beit_mm.registry import HOOKS
 
@@ -148,6 +148,79 @@ def with_legend(image: Image.Image, entries: Sequence[tuple[str, Sequence[int]]]
     return drawn
 
 
+@torch.no_grad()
+def reconstructed(model: BEiTPretrainer | TrainableTokenizer, inputs: dict) -> dict[str, Tensor]:
+    """What a model saw, predicted and should have predicted, as columns of a sheet.
+
+    The prediction of a pretraining fills the masked patches of the image, if the tokenizer can decode. It is decoded
+    from the probabilities of all tokens, because the likeliest token of an uncertain patch is often black or white.
+    Features have no picture; see `nearest_patches`.
+
+    Args:
+        inputs: a batch, as the model's data preprocessor gives it.
+
+    Returns:
+        title -> float (B, C, H, W) in [0, 1].
+    """
+    if isinstance(model, TrainableTokenizer):
+        return {'image': inputs['images'], 'tokens, decoded': model.decode(model.encode(inputs['images']))}
+    mask, targets, side = inputs['mask'], model.target_generator, model.backbone.patch_size
+    image = model.data_preprocessor.denormalize(inputs['images'])  # B, C, H, W, without the backbone's padding
+    columns = dict(image=image)
+    if mask is not None:
+        columns['masked'] = torch.where(masked_pixels(mask, side, image), 0.5, image)
+    if mask is not None and targets.gives == 'features':
+        columns['nearest masked patch'] = nearest_patches(model, inputs, image)
+    if targets.can_decode:
+        tokens = targets.encode(inputs['tokenizer_images'])  # B, h, w
+        columns['prediction'] = decoded_prediction(model, inputs, image, tokens)
+        columns['tokens, decoded'] = targets.decode(tokens)
+    return columns
+
+
+def masked_pixels(mask: Tensor, side: int, image: Tensor) -> Tensor:
+    """Which pixels of the images (B, C, H, W) lie in masked patches of `side` pixels, bool (B, 1, H, W)."""
+    height, width = image.shape[2:]
+    return F.interpolate(mask[:, None].float(), scale_factor=side)[:, :, :height, :width] > 0
+
+
+def decoded_prediction(model: BEiTPretrainer, inputs: dict, image: Tensor, tokens: Tensor) -> Tensor:
+    """The images (B, C, H, W) with what is predicted for the masked patches; the tokens (B, h, w) are the true ones."""
+    mask, tokenizer, side = inputs['mask'], model.target_generator, model.backbone.patch_size
+    weights = model.head(patch_states(model, inputs)).float().softmax(dim=-1)  # B, h*w, vocab_size
+    weights = weights.unflatten(1, tokens.shape[1:])
+    if mask is None:
+        return tokenizer.decode(weights.permute(0, 3, 1, 2))
+    weights[~mask] = F.one_hot(tokens[~mask], tokenizer.vocab_size).float()
+    predicted = tokenizer.decode(weights.permute(0, 3, 1, 2))
+    size = [side * number for number in mask.shape[1:]]
+    predicted = F.interpolate(predicted, size, mode='bilinear')[:, :, : image.shape[2], : image.shape[3]]
+    return torch.where(masked_pixels(mask, side, image), predicted, image)
+
+
+def nearest_patches(model: BEiTPretrainer, inputs: dict, image: Tensor) -> Tensor:
+    """The images (B, C, H, W), each masked patch replaced by the masked patch with the nearest features.
+
+    The model saw none of these patches, and a right prediction restores the image. Nearness is the cosine with the
+    predicted features, after subtracting the teacher's mean, which all patches have in common.
+    """
+    side, (height, width), chosen = model.backbone.patch_size, image.shape[2:], inputs['mask'].flatten(1)
+    known = model.target_generator.targets(inputs, None)[chosen]  # M, T
+    predicted = model.head(patch_states(model, inputs))[chosen].float()
+    mean = known.mean(dim=0)
+    bank = F.normalize(known - mean, dim=-1)
+    nearest = torch.cat([((some - mean) @ bank.T).argmax(dim=1) for some in predicted.split(1024)])
+    pixels = F.pixel_unshuffle(F.pad(image, (0, -width % side, 0, -height % side)), side)  # B, C*side*side, h, w
+    patches = pixels.flatten(2).mT.contiguous()
+    patches[chosen] = patches[chosen][nearest]
+    return F.pixel_shuffle(patches.mT.reshape(pixels.shape), side)[:, :, :height, :width]
+
+
+def patch_states(model: BEiTPretrainer, inputs: dict) -> Tensor:
+    """Hidden states (B, h*w, C) of all patches."""
+    return model.backbone(inputs['images'], inputs['mask'])[0][:, model.backbone.num_prefix_tokens :]
+
+
 @HOOKS.register_module()
 class ReconstructionHook(Hook):
     """Shows what a pretraining or a tokenizer makes of eight held-out images, at each validation and test.
@@ -167,15 +240,14 @@ class ReconstructionHook(Hook):
         self, runner: Runner, batch_idx: int, data_batch: dict, outputs: list | None = None, mode: str = 'train'
     ) -> None:
         model = unwrap(runner)
-        if mode == 'train' or batch_idx > 0 or not isinstance(model, (BEiTPretrainer, Tokenizer)):
+        if mode == 'train' or batch_idx > 0 or not isinstance(model, (BEiTPretrainer, TrainableTokenizer)):
             return
         if not getattr(model, 'can_decode', True):  # VQKD without a pixel decoder
             return
         loader = runner.test_dataloader if mode == 'test' else runner.val_dataloader
         number = min(8, len(loader.dataset))  # spread evenly, so that images sorted by class are of different classes
         samples = [loader.dataset[i * len(loader.dataset) // number] for i in range(number)]
-        with torch.no_grad():
-            columns = model.pictures(model.data_preprocessor(loader.collate_fn(samples))['inputs'])
+        columns = reconstructed(model, model.data_preprocessor(loader.collate_fn(samples))['inputs'])
         drawn = sheet_of_columns(columns, self.channels)
         path = Path(runner.work_dir, 'pictures', 'test.png' if mode == 'test' else f'iter_{runner.iter}.png')
         with written_if_possible(runner.work_dir):

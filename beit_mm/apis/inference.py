@@ -28,7 +28,14 @@ from beit_mm.errors import UserError
 from beit_mm.features.extractor import FeatureExtractor, ImageInput, ImageReader, Sources, iterate_images
 from beit_mm.files import atomic_file, unquoted, write_lines
 from beit_mm.models.beit import BEiTPretrainer
-from beit_mm.pictures import ATTENTION_LEGEND, attention_of_image, draw_attention, sheet_of_columns, with_legend
+from beit_mm.pictures import (
+    ATTENTION_LEGEND,
+    attention_of_image,
+    draw_attention,
+    reconstructed,
+    sheet_of_columns,
+    with_legend,
+)
 from beit_mm.registry import TRANSFORMS
 from beit_mm.terminal import quiet, say, with_bar
 
@@ -204,8 +211,7 @@ def draw_predictions(checkpoint: Checkpoint, images: Sources, out: Path) -> BEiT
     if len(sources) > MAX_ROWS:
         say(f'Only the first {MAX_ROWS} images are drawn.')
     samples = masked_samples(model, sources[:MAX_ROWS])
-    with torch.no_grad():
-        columns = model.pictures(model.data_preprocessor(default_collate(samples))['inputs'])
+    columns = reconstructed(model, model.data_preprocessor(default_collate(samples))['inputs'])
     sheet_of_columns(columns).save(out)
     return model
 

@@ -40,7 +40,7 @@ class BEiTPretrainer(BaseModel):
     Args:
         backbone: config of a BEiTBackbone with out_type 'raw'.
         head: config of a BEiTMIMHead, FeatureRegressionHead or PixelRegressionHead; None in some subclasses.
-        target_generator: config of a Tokenizer or FeatureTargets; None to predict pixels.
+        target_generator: config of a Tokenizer or FeatureTargets; None means PixelTargets.
         data_preprocessor: config of a TwoViewDataPreprocessor.
         recover: 'masked' predicts the masked patches only, 'all' every patch.
 
@@ -63,11 +63,10 @@ class BEiTPretrainer(BaseModel):
         self.recover = recover
         self.backbone = MODELS.build(backbone)
         self.head = None if head is None else MODELS.build(head)
-        self.target_generator: Any = None
-        if target_generator is not None:
-            self.target_generator = MODELS.build(target_generator)
-            self.target_generator.attach(self.backbone, self.data_preprocessor)
-            self.target_generator.requires_grad_(False).eval()
+        self.target_generator: Any = MODELS.build(target_generator or dict(type='beit_mm.PixelTargets'))
+        self.target_generator.attach(self.backbone, self.data_preprocessor)
+        self.target_generator.requires_grad_(False).eval()
+        if target_generator is not None:  # a model of tokens may do without a tokenizer until its loss is asked for
             _check_head(self.head, self.target_generator)
         if self.head is not None:
             check_choice('model.head.embed_dims', self.head.embed_dims, [self.backbone.embed_dims])
@@ -113,14 +112,8 @@ class BEiTPretrainer(BaseModel):
 
     def _targets(self, inputs: dict, positions: Tensor | None) -> Tensor:
         """Visual tokens (B, K), or features or pixels (B, K, P), at the positions; None: of all patches."""
-        if self.target_generator is None:
-            if not isinstance(self.head, PixelRegressionHead):
-                raise UserError(f'{type(self.head).__name__} does not predict pixels; set target_generator')
-            side = self.head.patch_size
-            height, width = inputs['images'].shape[2:]
-            padded = F.pad(inputs['images'], (0, -width % side, 0, -height % side))  # as PatchEmbed does
-            pixels = F.pixel_unshuffle(padded, side).flatten(2).mT  # B, h*w, P
-            return pixels if positions is None else take_tokens(pixels, positions.clamp(min=0))
+        if getattr(self.head, 'predicts', None) != self.target_generator.gives:
+            raise UserError(f'{type(self.head).__name__} does not predict pixels; set target_generator')
         return self.target_generator.targets(inputs, positions)
 
     def _hidden(self, inputs: dict, positions: Tensor | None) -> Tensor:
@@ -136,65 +129,15 @@ class BEiTPretrainer(BaseModel):
         chosen = targets if positions is None else take_tokens(targets, positions.clamp(min=0))
         sums = self.head.predict(self._hidden(inputs, positions), chosen, positions)  # B each
         values: dict[str, Any] = {name: part.tolist() for name, part in sums.items()}
-        if self.target_generator is not None:
+        if self.target_generator.gives != 'pixels':  # which no metric asks for
             values[self.target_generator.gives] = targets.cpu()
         if positions is not None:
             values['positions'] = positions.cpu()
         return [dict(zip(values, row, strict=True)) for row in zip(*values.values(), strict=True)]
 
-    @torch.no_grad()
-    def pictures(self, inputs: dict) -> dict[str, Tensor]:
-        """What the model saw, predicted and should have predicted: title -> float (B, C, H, W) in [0, 1].
-
-        The prediction fills the masked patches of the image, if the tokenizer can decode. It is decoded from the
-        probabilities of all tokens, because the likeliest token of an uncertain patch is often black or white.
-        Features have no picture; see `_nearest_patches`.
-        """
-        mask, tokenizer = inputs['mask'], self.target_generator
-        image = self.data_preprocessor.denormalize(inputs['images'])
-        height, width = image.shape[2:]  # without the backbone's padding
-        side = self.backbone.patch_size
-        columns = dict(image=image)
-        if mask is not None:
-            masked = F.interpolate(mask[:, None].float(), scale_factor=side)[:, :, :height, :width] > 0  # B, 1, H, W
-            columns['masked'] = torch.where(masked, 0.5, image)
-        if mask is not None and tokenizer is not None and tokenizer.gives == 'features':
-            return columns | {'nearest masked patch': self._nearest_patches(inputs, image)}
-        if tokenizer is None or not tokenizer.can_decode:
-            return columns
-        tokens = tokenizer.encode(inputs['tokenizer_images'])  # B, h, w
-        hidden = self.backbone(inputs['images'], mask)[0][:, self.backbone.num_prefix_tokens :]  # B, h*w, C
-        weights = self.head(hidden).float().softmax(dim=-1).unflatten(1, tokens.shape[1:])  # B, h, w, vocab_size
-        if mask is not None:
-            weights[~mask] = F.one_hot(tokens[~mask], tokenizer.vocab_size).float()
-        predicted = tokenizer.decode(weights.permute(0, 3, 1, 2))
-        if mask is not None:
-            size = [side * number for number in mask.shape[1:]]
-            predicted = F.interpolate(predicted, size, mode='bilinear')[:, :, :height, :width]
-            predicted = torch.where(masked, predicted, image)
-        return columns | {'prediction': predicted, 'tokens, decoded': tokenizer.decode(tokens)}
-
-    def _nearest_patches(self, inputs: dict, image: Tensor) -> Tensor:
-        """The images (B, C, H, W), each masked patch replaced by the masked patch with the nearest features.
-
-        The model saw none of these patches, and a right prediction restores the image. Nearness is the cosine with the
-        predicted features, after subtracting the teacher's mean, which all patches have in common.
-        """
-        side, (height, width), chosen = self.backbone.patch_size, image.shape[2:], inputs['mask'].flatten(1)
-        known = self.target_generator.targets(inputs, None)[chosen]  # M, T
-        predicted = self.head(self._hidden(inputs, None))[chosen].float()
-        mean = known.mean(dim=0)
-        bank = F.normalize(known - mean, dim=-1)
-        nearest = torch.cat([((some - mean) @ bank.T).argmax(dim=1) for some in predicted.split(1024)])
-        pixels = F.pixel_unshuffle(F.pad(image, (0, -width % side, 0, -height % side)), side)  # B, C*side*side, h, w
-        patches = pixels.flatten(2).mT.contiguous()
-        patches[chosen] = patches[chosen][nearest]
-        return F.pixel_shuffle(patches.mT.reshape(pixels.shape), side)[:, :, :height, :width]
-
     def train(self, mode: bool = True) -> 'BEiTPretrainer':
         super().train(mode)
-        if self.target_generator is not None:
-            self.target_generator.eval()
+        self.target_generator.eval()
         return self
 
 
@@ -202,8 +145,10 @@ def _check_head(head: nn.Module, generator: TargetGenerator) -> None:
     """Raises UserError unless the head predicts these targets."""
     given, size = (getattr(part, 'vocab_size', None) for part in (head, generator))
     if getattr(head, 'predicts', None) != generator.gives or given != size:
-        needed = f'{type(generator).__name__} needs one that predicts {generator.gives}, vocab_size={size}'
-        raise UserError(f'the head is a {type(head).__name__}; {needed}')
+        raise UserError(
+            f'the head is a {type(head).__name__}; {type(generator).__name__} needs one that predicts '
+            f'{generator.gives}, with vocab_size={size}'
+        )
 
 
 def _drop_tokenizer(model: nn.Module, state_dict: dict, prefix: str, local_metadata: dict) -> None:
@@ -243,7 +188,7 @@ class PatchHead(BaseModule):
     """A linear layer, which the attribute `layer` names, on the hidden states (..., embed_dims) of patches."""
 
     layer: str
-    predicts = 'pixels'  # or a value of TargetGenerator.gives
+    predicts: str  # as TargetGenerator.gives
 
     def __init__(self, embed_dims: int, outputs: int, init_cfg: dict | None):
         super().__init__(init_cfg)
@@ -335,7 +280,7 @@ class PixelRegressionHead(PatchHead):
     Source: paper section 3.3 (no code was released).
     """
 
-    layer = 'pixel_head'
+    layer, predicts = 'pixel_head', 'pixels'
 
     def __init__(self, embed_dims: int, patch_size: int = 16, in_channels: int = 3, init_cfg: dict | None = None):
         super().__init__(embed_dims, in_channels * patch_size**2, init_cfg)
@@ -343,6 +288,27 @@ class PixelRegressionHead(PatchHead):
 
     def compare(self, hidden: Tensor, targets: Tensor) -> dict[str, Tensor]:
         return dict(loss=(self(hidden).float() - targets).square().mean(dim=-1))  # B, K
+
+
+@MODELS.register_module()
+class PixelTargets(TargetGenerator):
+    """The pixels of each patch as the backbone sees them, normalised, (B, K, channels * patch_size**2)."""
+
+    gives = 'pixels'
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.provenance = {}  # neither a tokenizer nor a teacher
+
+    def attach(self, backbone: nn.Module, preprocessor: nn.Module) -> None:
+        self.patch_size = backbone.patch_size
+
+    def targets(self, inputs: dict, positions: Tensor | None) -> Tensor:
+        images, side = inputs['images'], self.patch_size
+        height, width = images.shape[2:]
+        padded = F.pad(images, (0, -width % side, 0, -height % side))  # as PatchEmbed does
+        pixels = F.pixel_unshuffle(padded, side).flatten(2).mT  # B, h*w, P
+        return pixels if positions is None else take_tokens(pixels, positions.clamp(min=0))
 
 
 @MODELS.register_module()

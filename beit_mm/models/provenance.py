@@ -27,4 +27,5 @@ def preprocessing_of_model(model: nn.Module) -> dict[str, Any]:
 
 def target_provenance(model: nn.Module) -> dict[str, Any] | None:
     """Type, path, SHA-256 and settings of the tokenizer or teacher; None for a model without one."""
-    return next((module.provenance for module in model.children() if isinstance(module, TargetGenerator)), None)
+    found = next((module.provenance for module in model.children() if isinstance(module, TargetGenerator)), None)
+    return found or None  # pixels have none

@@ -10,6 +10,7 @@ from mmpretrain.models import ClsDataPreprocessor
 from PIL import Image
 
 from beit_mm.models import TwoViewDataPreprocessor
+from beit_mm.pictures import reconstructed
 from beit_mm.registry import MODELS
 
 MEAN, STD = [123.675, 116.28, 103.53], [58.395, 57.12, 57.375]
@@ -82,7 +83,7 @@ def test_a_step_of_pretraining_and_its_pictures(bands, pixels):
     inputs = model.data_preprocessor(dict(inputs=dict(images=images, tokenizer_images=images, mask=mask)))['inputs']
     model(inputs, mode='loss')['loss'].backward()
     assert model.backbone.patch_embed.proj.weight.grad.abs().sum(dim=(0, 2, 3)).min() > 0
-    assert {tuple(column.shape) for column in model.pictures(inputs).values()} == {(4, bands, 32, 32)}
+    assert {tuple(column.shape) for column in reconstructed(model, inputs).values()} == {(4, bands, 32, 32)}
 
 
 # --- classification: normalise, erase, mix, in this order, and only in training ----------------------

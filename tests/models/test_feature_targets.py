@@ -15,6 +15,7 @@ from beit_mm.engine.checks import check_views
 from beit_mm.engine.metrics import FeatureMetric
 from beit_mm.errors import CheckpointError
 from beit_mm.models import BEiTBackbone, FeatureTargets
+from beit_mm.pictures import reconstructed
 from beit_mm.registry import MODELS
 
 EMA = 'target_generator.ema.backbone.'
@@ -312,7 +313,7 @@ def test_masked_patches_are_drawn_as_the_masked_ones_with_the_nearest_features(s
     predicted[mask] = mean + 0.1 * (known[mask].roll(-1, 0) - mean)
     monkeypatch.setattr(model.target_generator, 'targets', lambda *_: known)
     monkeypatch.setattr(model.head, 'forward', lambda _: predicted)
-    pictures = model.pictures(inputs)
+    pictures = reconstructed(model, inputs)
     assert [*pictures] == ['image', 'masked', 'nearest masked patch']
 
     def patches(images: Tensor) -> Tensor:

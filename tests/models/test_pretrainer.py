@@ -8,6 +8,7 @@ from helpers import narrow_batch, narrow_model
 from beit_mm.engine.optim import parameter_groups
 from beit_mm.models.provenance import target_provenance
 from beit_mm.models.tokenizers import Tokenizer
+from beit_mm.pictures import reconstructed
 from beit_mm.registry import MODELS
 
 
@@ -54,8 +55,13 @@ def test_recover_all_counts_every_patch(kind):
 
 
 def test_pixel_regression():
-    model = MODELS.build(narrow_model(target_generator=None, head=PIXELS))
+    model, named = (
+        MODELS.build(narrow_model(target_generator=target, head=PIXELS))
+        for target in (None, dict(type='beit_mm.PixelTargets'))
+    )
+    named.load_state_dict(model.state_dict())
     inputs = narrow_batch()
+    assert torch.equal(named.loss(inputs)['loss'], model.loss(inputs)['loss'])
     hidden = model.backbone(inputs['images'], inputs['mask'])[0][:, 1:]
     errors = []
     for image, row, column in inputs['mask'].nonzero().tolist():
@@ -65,6 +71,13 @@ def test_pixel_regression():
     losses = model(inputs, mode='loss')
     assert set(losses) == {'loss'}
     torch.testing.assert_close(losses['loss'], torch.stack(errors).mean())
+
+
+def test_a_model_of_tokens_does_without_a_tokenizer_until_its_loss_is_asked_for():
+    model = MODELS.build(narrow_model(target_generator=None))
+    assert model(narrow_batch(), mode='tensor').shape == (3, 17, 32) and target_provenance(model) is None
+    with pytest.raises(ValueError, match='BEiTMIMHead does not predict pixels; set target_generator'):
+        model(narrow_batch(), mode='loss')
 
 
 def test_pixels_of_an_image_that_is_not_whole_patches_are_those_of_the_image_padded_with_zeros():
@@ -118,7 +131,7 @@ def test_prediction_sums_up_to_the_loss():
 
 def test_pictures_show_what_was_hidden():
     model, inputs = MODELS.build(narrow_model()).eval(), narrow_batch()
-    columns = model.pictures(inputs)
+    columns = reconstructed(model, inputs)
     assert list(columns) == ['image', 'masked', 'prediction', 'tokens, decoded']
     hidden = inputs['mask'].repeat_interleave(8, 1).repeat_interleave(8, 2).unsqueeze(1).expand(-1, 3, -1, -1)
     assert (columns['masked'][hidden] == 0.5).all()
@@ -130,11 +143,11 @@ def test_pictures_show_what_was_hidden():
         tokens[:] = tokens[0, 0, 0]
         model.head.lm_head.bias[tokens[0, 0, 0]] = 1e4
         model.target_generator.encode = lambda images: tokens
-    columns = model.pictures(inputs)
+    columns = reconstructed(model, inputs)
     assert_close = torch.testing.assert_close
     assert_close(columns['prediction'][hidden], columns['tokens, decoded'][hidden], atol=1e-4, rtol=0)
     model.target_generator.decoder = None
-    assert list(model.pictures(inputs)) == ['image', 'masked']
+    assert list(reconstructed(model, inputs)) == ['image', 'masked']
 
 
 TOKENS_64 = dict(type='beit_mm.DALLETokenizer', random_weights=True, hidden=8, vocab_size=64)

@@ -14,6 +14,7 @@ from beit_mm.checkpoint.read import write_checkpoint
 from beit_mm.engine import AutocastOptimWrapper
 from beit_mm.models import VQKD, BEiTBackbone, VQKDTokenizer
 from beit_mm.models.tokenizers import CLIPTeacher
+from beit_mm.pictures import reconstructed
 
 ARCH = dict(embed_dims=32, num_layers=2, num_heads=4)
 SIZES = dict(arch=ARCH, img_size=32, patch_size=8, code_dims=6, vocab_size=24)
@@ -140,7 +141,7 @@ def test_a_tokenizer_reads_what_was_trained(teacher, tmp_path):
                 torch.testing.assert_close(torch.stack([row['recon_mae_01'] for row in results]), error)
         assert torch.equal(torch.stack([row['tokens'] for row in results]).long(), tokens)
     assert resumed.started and tokens.shape == (4, 4, 4) and len(tokens.unique()) > 2
-    drawn = model.pictures(dict(images=images))['tokens, decoded']
+    drawn = reconstructed(model, dict(images=images))['tokens, decoded']
     assert drawn.shape == images.shape and drawn.min() >= 0 and drawn.max() <= 1
 
 

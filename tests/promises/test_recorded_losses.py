@@ -46,7 +46,7 @@ def batch_of(model: torch.nn.Module, step: int) -> dict:
         return dict(inputs=(images.permute(0, 3, 1, 2).float() - 127.5) / 127.5, data_samples=samples)
     mask = torch.rand(4, 4, 4, generator=random) < 0.4
     inputs = dict(images=images, mask=mask)
-    if model.target_generator is not None:
+    if model.target_generator.gives != 'pixels':
         inputs['tokenizer_images'] = torch.randint(0, 256, (4, 32, 32, 3), generator=random, dtype=torch.uint8)
     return model.data_preprocessor(dict(inputs=inputs))
 

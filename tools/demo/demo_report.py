@@ -24,7 +24,7 @@ from beit_mm.own_images.prediction import NearestPatches, classify
 from beit_mm.own_images.record import Record
 from beit_mm.own_images.report import BETTER, Metric, Metrics, Picture, write_report
 from beit_mm.own_images.segmentation import compare_segmentors
-from beit_mm.pictures import center_tile, read_scalars, sheet, sheet_of_columns, with_legend
+from beit_mm.pictures import center_tile, read_scalars, reconstructed, sheet, sheet_of_columns, with_legend
 from beit_mm.registry import MODELS
 
 PACKAGED, RANDOM, POSITION = 'packaged weights', 'random weights', 'position and colour'
@@ -159,7 +159,7 @@ def draw_predictions(run: Path, images: Images) -> None:
     chosen = [images.held_out.root / path for path in evenly(images.held_out.names, NUM_PREDICTED)]
     samples, columns = masked_samples(after, chosen), {}
     for title, model in {'before': begun.eval(), 'after': after, PACKAGED: packaged}.items():
-        drawn = model.pictures(model.data_preprocessor(default_collate(samples))['inputs'])
+        drawn = reconstructed(model, model.data_preprocessor(default_collate(samples))['inputs'])
         columns |= {'image': drawn['image'], 'masked': drawn['masked'], title: drawn['prediction']}
     sheet_of_columns(columns).save(run / 'before_and_after.png')
 

@@ -25,7 +25,7 @@ PRECISIONS = dict(fp16=torch.float16, bf16=torch.bfloat16, fp32=torch.float32)
 class TargetGenerator(nn.Module, ABC):
     """Computes what pretraining predicts at each patch."""
 
-    gives: str  # 'tokens' or 'features'
+    gives: str  # 'tokens', 'features' or 'pixels'
     can_decode: bool = False
     stride: int | None = None  # pixels of a token along a side; None: it needs no view of its own
 
@@ -174,10 +174,6 @@ class TrainableTokenizer(Tokenizer):
     @abstractmethod
     def _predict(self, images: Tensor) -> dict[str, Tensor]:
         """What TokenizerMetric needs, each (B, ...)."""
-
-    def pictures(self, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
-        images = inputs['images']
-        return {'image': images, 'tokens, decoded': self.decode(self.encode(images))}
 
 
 def usage_of(tokens: Tensor, vocab_size: int) -> dict[str, Tensor]:
