@@ -151,8 +151,7 @@ def read_shards(folder: str) -> tuple[Samples | None, list[str]]:
         archive = os.path.join(folder, name)
         if not os.path.isfile(archive) or os.path.getsize(archive) != size:
             raise UserError(
-                f'{quoted(archive)} is missing, truncated or does not match {INDEX}; copy it again, '
-                f'or rebuild the index: {command}'
+                f'{quoted(archive)} is missing, truncated or does not match {INDEX}; copy it again or run {command}'
             )
     return Samples(folder, names, labels, archives, places), list(classes)
 

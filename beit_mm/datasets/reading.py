@@ -188,7 +188,9 @@ def decode(path: str, image: Image.Image, scale: int = 1) -> np.ndarray:
 
 def warn_loss(path: str, image: Image.Image) -> None:
     """Warns about the first image that loses something when it is read as RGB."""
-    if not WARNED and warns_here() and (loss := loss_as_rgb(image)):
+    if WARNED or not warns_here():
+        return
+    if loss := loss_as_rgb(image):
         WARNED.append(path)
         warn(f'{quoted(path)}: {loss}')
 
@@ -235,17 +237,14 @@ def unreadable(path: str, *errors: type[Exception]) -> Iterator[None]:
         raise failure from error
 
 
-@contextmanager
-def open_file(path: str, max_pixels: int) -> Iterator[BinaryIO]:
+def open_file(path: str, max_pixels: int) -> BinaryIO:
     """Opens a file, or an image in an archive, after checking its size."""
     if isinstance(path, MemberPath):
         check_size(max_pixels, path.length)
         # pread does not move the file position, so forked processes and threads can share the descriptor
-        yield io.BytesIO(os.pread(open_archive(path.archive).fileno(), path.length, path.offset))
-        return
-    with open(path, 'rb') as file:
-        check_size(max_pixels, os.fstat(file.fileno()).st_size)
-        yield file
+        return io.BytesIO(os.pread(open_archive(path.archive).fileno(), path.length, path.offset))
+    check_size(max_pixels, os.path.getsize(path))
+    return open(path, 'rb')
 
 
 # A process may have 1024 files open; an archive is closed once it has left the cache and nothing is reading it.
@@ -346,10 +345,7 @@ class LoadBands(BaseTransform):
         lengths = {len(value) for value in (bands, low, high) if isinstance(value, Sequence)}
         fits = len(lengths) <= 1 and lengths <= {*range(1, MAX_BANDS + 1)}
         if not fits or not in_order(low, high):
-            raise UserError(
-                f'bands={bands}, low={low}, high={high}; '
-                f'expected low < high, both or neither, all of equal lengths, 1 to {MAX_BANDS} bands'
-            )
+            raise UserError(f'{bands=}, {low=}, {high=}; expected low < high or neither, 1 to {MAX_BANDS} values each')
         self.bands = None if bands is None else list(bands)
         self.low, self.high = (None if value is None else np.float32(value) for value in (low, high))
         self.num_bands = lengths.pop() if lengths else None  # None: any number
@@ -370,8 +366,8 @@ class LoadBands(BaseTransform):
         if self.low is None or self.high is None:
             if values.dtype != np.uint8:
                 raise UserError(
-                    f'values of type {values.dtype}; expected uint8; '
-                    'set low and high, the values that become 0 and 255: tools/datasets/band_statistics.py'
+                    f'values of type {values.dtype}; expected uint8, or low and high of LoadBands, '
+                    'which become 0 and 255: tools/datasets/band_statistics.py prints them'
                 )
             return np.ascontiguousarray(values)
         height, width, count = values.shape
@@ -389,10 +385,7 @@ class LoadBands(BaseTransform):
         number = values.shape[2]
         if self.bands is not None:
             if max(self.bands) >= number:
-                raise UserError(
-                    f'{number} bands; expected at least {max(self.bands) + 1} for LoadBands(bands={self.bands}), '
-                    'counted from 0'
-                )
+                raise UserError(f'{number} bands; expected more for LoadBands(bands={self.bands}), counted from 0')
             return values[..., self.bands]
         if number > MAX_BANDS or self.num_bands not in (None, number):
             raise UserError(f'{number} bands; expected {self.num_bands or f"1 to {MAX_BANDS}"} for these LoadBands')
@@ -433,9 +426,7 @@ def band_statistics(
     low, high = np.nanpercentile(pixels, percentiles, axis=0)
     if not (low < high).all():
         column = int(np.flatnonzero(~(low < high))[0])
-        raise UserError(
-            f'band {taken[column]} is {low[column]:g} nearly everywhere; leave it out, or widen the percentiles'
-        )
+        raise UserError(f'band {taken[column]} is {low[column]:g} nearly everywhere; omit it or widen the percentiles')
     low, high = ([float(f'{value:.6g}') for value in values] for values in (low, high))
     scaled = LoadBands(low=low, high=high).scale(pixels[None])
     mean, std = scaled.mean(axis=(0, 1), dtype=np.float64), scaled.std(axis=(0, 1), dtype=np.float64)
@@ -447,10 +438,7 @@ def check_bands(values: np.ndarray) -> np.ndarray:
     if values.ndim == 2:
         values = values[..., None]
     if values.ndim != 3 or not values.size or values.dtype.kind not in 'uif':
-        raise UserError(
-            f'an array {values.shape} of {values.dtype}; '
-            'expected integers or floating-point numbers (height, width, bands), not empty'
-        )
+        raise UserError(f'array {values.shape} of {values.dtype}; expected integers or floats (height, width, bands)')
     return values
 
 

@@ -65,11 +65,14 @@ class SegmentationFolder(UnlabeledImages):
     ) -> None:
         given = kwargs.pop('metainfo', None) or {}  # where mmseg's datasets take names and colours
         classes = given.get('classes', classes)
-        file = class_file(classes, data_root)
-        names, palette = named_classes(file or classes) if isinstance(classes, str) else (tuple(classes), None)
+        names, palette, colours = tuple(classes), None, None
+        if isinstance(classes, str):
+            path = os.path.join(data_root, classes)
+            source = path if os.path.isfile(path) else classes
+            names, palette = named_classes(source)
+            colours = palette if os.path.isfile(source) else None  # label maps of a registered dataset hold numbers
         if not 0 < len(names) < IGNORE_INDEX:
             raise UserError(f'classes has {len(names)} names; expected 1 to {IGNORE_INDEX - 1}')
-        colours = palette if file else None  # the label maps of a registered dataset hold numbers
         if [colours is not None, label_values is not None, reduce_zero_label].count(True) > 1:
             raise UserError('expected only one of colours in classes, label_values and reduce_zero_label=True')
         if label_values is not None and len({*label_values}) != len(names):
@@ -95,18 +98,16 @@ class SegmentationFolder(UnlabeledImages):
         folder = self.data_prefix['seg_map_path']
         existing = {os.path.join(folder, name) for name in list_images(folder)}
         expected = [self._label_map(image) for image in images]
-        missing = [row for row, label_map in enumerate(expected) if label_map not in existing]
+        missing = [pair for pair in zip(expected, images, strict=True) if pair[0] not in existing]
         if missing:
-            label_map, image = expected[missing[0]], images[missing[0]]
+            path, image = missing[0]
             raise FileNotFoundError(
-                f'no label map {label_map!r} for {image!r}; {len(missing)} of {len(images)} images have none'
+                f'no label map {path!r} for {image!r}; {len(missing)} of {len(images)} images have none'
             )
-        unused = [name for name in existing.difference(expected) if name.endswith(self.seg_map_suffix)]
+        unused = [path for path in existing.difference(expected) if path.endswith(self.seg_map_suffix)]
         if unused and not self.ann_file:  # a list leaves some out
-            warn(
-                f'{len(unused)} label maps have no image in {self.data_prefix["img_path"]} and are left out, '
-                f'such as {min(unused)}'
-            )
+            folder = self.data_prefix['img_path']
+            warn(f'{len(unused)} label maps have no image in {folder} and are left out, such as {min(unused)}')
 
     def get_data_info(self, idx: int) -> dict:
         sample = dict(super().get_data_info(idx), label_values=self.label_values, by_colour=self.by_colour)
@@ -128,12 +129,6 @@ def check_images_alone(folder: Path) -> None:
         for maps in (part / name for name in MAPS):
             if maps.is_dir() and list_images(str(maps)):
                 raise UserError(f'{maps} has label maps, which would count as images; give the folder of the images')
-
-
-def class_file(classes: str | Sequence[str], folder: str) -> str | None:
-    """The file that `classes` of a SegmentationFolder names, in the folder or elsewhere; None if it is not a file."""
-    paths = (os.path.join(folder, classes), classes) if isinstance(classes, str) else ()
-    return next(filter(os.path.isfile, paths), None)
 
 
 def named_classes(source: str) -> tuple[tuple[str, ...], list | None]:

@@ -217,9 +217,8 @@ class TwoViewColorJitter(BaseTransform):
         if self.device == 'model':
             results['jitter'] = np.array([*factors, level, *order], np.float32)
             return results
-        results['images'] = jitter_pixels(results['images'], factors, level, order)
-        if 'tokenizer_images' in results:
-            results['tokenizer_images'] = jitter_pixels(results['tokenizer_images'], factors, level, order)
+        for view in {'images', 'tokenizer_images'} & results.keys():
+            results[view] = jitter_pixels(results[view], factors, level, order)
         return results
 
 

@@ -61,10 +61,11 @@ def evaluate_images(
     num_classes = check_same_classes(loaders[0].dataset, loaders[1].dataset)
     settings: dict[str, Any]
     if method == 'attentive':
-        held = hold_patches(image_patches(extractor, loaders[0], layer), len(loaders[0].dataset))
+        patches = [labelled_features(extractor, loader, layer, 'patches') for loader in loaders]
+        held = hold_patches(patches[0], len(loaders[0].dataset))
         labels = held[1]
         classify, settings = choose_attentive(held, num_classes, queries, seed)
-        batches = [(classify(patches), truth) for patches, truth in image_patches(extractor, loaders[1], layer)]
+        batches = [(classify(features), truth) for features, truth in patches[1]]
         predicted, truth = map(torch.cat, zip(*batches, strict=True))
     else:
         (bank, labels), (features, truth) = (image_features(extractor, loader, layer, kind) for loader in loaders)
@@ -91,11 +92,8 @@ def image_features(
     extractor: FeatureExtractor, loader: DataLoader, layer: int | None, kind: str
 ) -> tuple[Tensor, Tensor]:
     """Features (N, C) and classes (N,) from all processes, in the order of the loader's sampler."""
-    pooled, labels = [], []
-    for batch in loader:
-        pooled.append(extractor.features(batch['inputs'], [layer])[kind][:, 0])
-        labels += [sample.gt_label for sample in batch['data_samples']]
-    features, classes = torch.cat(pooled), torch.cat(labels).to(pooled[0].device)
+    batches = labelled_features(extractor, loader, layer, kind)
+    features, classes = map(torch.cat, zip(*batches, strict=True))
     if len(loader.sampler) < len(loader.dataset):  # it deals images to the processes
         features, classes = (gather_in_order(part, len(loader.dataset)) for part in (features, classes))
     return features, classes
@@ -106,13 +104,14 @@ def gather_in_order(part: Tensor, number: int) -> Tensor:
     return torch.stack(all_gather(part), dim=1).flatten(0, 1)[:number]
 
 
-def image_patches(
-    extractor: FeatureExtractor, loader: DataLoader, layer: int | None
+def labelled_features(
+    extractor: FeatureExtractor, loader: DataLoader, layer: int | None, kind: str
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """Features (n, P, C) of the patches and classes (n,) of the images of each batch."""
+    """Features, (n, C) or of patches (n, P, C), and classes (n,) of the images of each batch."""
     for batch in loader:
-        patches = extractor.features(batch['inputs'], [layer])['patches'][:, 0].flatten(1, 2)
-        yield patches, torch.cat([sample.gt_label for sample in batch['data_samples']]).to(patches.device)
+        features = extractor.features(batch['inputs'], [layer])[kind][:, 0]
+        classes = torch.cat([sample.gt_label for sample in batch['data_samples']]).to(features.device)
+        yield features.flatten(1, 2) if kind == 'patches' else features, classes
 
 
 def evaluate_patches(
@@ -141,9 +140,14 @@ def evaluate_patches(
     for patches, labels in labelled_patches(extractor, datasets[1], layer, workers):
         predicted = pixel_scores(scores_of(patches), labels.shape).argmax(dim=0)  # H, W
         counts += confusion(predicted, labels.to(predicted.device), num_classes)
-    iou = [None if math.isnan(value) else 100 * value for value in class_ious(*hits_and_unions(counts)).tolist()]
-    classes, images = list(datasets[0].metainfo['classes']), [len(dataset) for dataset in datasets]
-    return dict(miou=100 * mean_iou(counts), iou=iou, classes=classes, images=images, **settings)
+    ious = class_ious(*hits_and_unions(counts))
+    return dict(
+        miou=100 * float(ious.nanmean()),
+        iou=[None if math.isnan(value) else 100 * value for value in ious.tolist()],
+        classes=list(datasets[0].metainfo['classes']),
+        images=[len(dataset) for dataset in datasets],
+        **settings,
+    )
 
 
 def patch_classifier(
@@ -356,7 +360,8 @@ def choose_penalty(
     for penalty in PENALTIES:  # the largest first: each fit starts from the previous result
         layer = layers[penalty] = fit_linear(features[~held_out], targets[~held_out], num_classes, penalty, start=layer)
         counts = confusion(layer(features[held_out]).argmax(dim=1), targets[held_out], num_classes)
-        scores[penalty] = 100 * (mean_iou(counts) if by_class else accuracy(counts))
+        score = float(class_ious(*hits_and_unions(counts)).nanmean()) if by_class else accuracy(counts)
+        scores[penalty] = 100 * score
     best = max(scores, key=scores.__getitem__)
     return fit_linear(features, targets, num_classes, best, start=layers[best]), dict(penalty=best, held_out=scores)
 
@@ -481,11 +486,6 @@ def class_ious(hits: Tensor, unions: Tensor) -> Tensor:
     return hits / unions
 
 
-def mean_iou(counts: Tensor) -> float:
-    """Mean over the classes that are present or predicted."""
-    return float(class_ious(*hits_and_unions(counts)).nanmean())
-
-
 def accuracy(counts: Tensor) -> float:
     return float(counts.diagonal().sum() / counts.sum())
 
@@ -494,8 +494,5 @@ def check_same_classes(train: BaseDataset, val: BaseDataset) -> int:
     """Returns the number of classes; UserError if the two datasets differ in them."""
     classes, others = train.metainfo['classes'], val.metainfo['classes']
     if classes != others:
-        raise UserError(
-            f'the training images have {len(classes)} classes, the validation images {len(others)}, '
-            'or their names differ; expected the same'
-        )
+        raise UserError(f'{len(classes)} classes for training, {len(others)} for validation, or their names differ')
     return len(classes)

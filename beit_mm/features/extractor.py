@@ -198,22 +198,19 @@ class FeatureExtractor:
         tensors = torch.tensor([mean_std['mean'], mean_std['std']], dtype=torch.float32, device=self.device)
         self.mean, self.std = tensors[:, :, None, None]
         self.whole = whole
-        rgb = self.channels == 3
+        rgb, patch = self.channels == 3, self.backbone.patch_size
         load: dict = dict(type='beit_mm.LoadImage') if rgb else dict(bands or {}, type='beit_mm.LoadBands')
         if max_pixels is not None:
             load['max_pixels'] = max_pixels
-        self.pipeline: list[dict] = [load, *self._preparation(size)]
+        trained = tuple(side * patch for side in self.backbone.grid)
+        if whole:
+            resize = dict(type='beit_mm.ResizeToPatches', short_side=size or min(trained), patch_size=patch)
+            prepare: list[dict] = [resize, dict(type='PackInputs')]
+        else:
+            prepare = usual_preparation((size, size) if size else trained, 'pillow' if rgb else 'cv2')
+        self.pipeline: list[dict] = [load, *prepare]
         with DefaultScope.overwrite_default_scope('mmpretrain'):
             self.reader = ImageReader([TRANSFORMS.build(step) for step in self.pipeline])
-
-    def _preparation(self, size: int | None) -> list[dict]:
-        """The steps after loading: to `size` pixels or, if None, to the size that the backbone was trained at."""
-        patch = self.backbone.patch_size
-        trained = tuple(side * patch for side in self.backbone.grid)
-        if not self.whole:
-            return usual_preparation((size, size) if size else trained, 'pillow' if self.channels == 3 else 'cv2')
-        resize = dict(type='beit_mm.ResizeToPatches', short_side=size or min(trained), patch_size=patch)
-        return [resize, dict(type='PackInputs')]
 
     @property
     def channels(self) -> int:
@@ -221,10 +218,7 @@ class FeatureExtractor:
 
     def check_whole(self) -> None:
         if self.channels != 3 or not self.whole:
-            raise UserError(
-                f'{self.checkpoint}: its images have {self.channels} bands, whole={self.whole}; '
-                'expected 3 and FeatureExtractor(..., whole=True)'
-            )
+            raise UserError(f'{self.checkpoint}: {self.channels} bands, whole={self.whole}; expected 3 and whole=True')
 
     def with_random_weights(self, seed: int = 0) -> 'FeatureExtractor':
         """The same extractor with an untrained backbone."""
