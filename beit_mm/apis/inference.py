@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 import numpy as np
-import torch
 from mmengine.dataset import default_collate
 from PIL import Image
 

@@ -97,8 +97,6 @@ class Classification(FineTuning):
         recipe = bundled_config(RECIPE if plan.width <= NARROW else WIDE_RECIPE)
         rate = recipe.optim_wrapper.optimizer.lr if plan.init else RANDOM_RATE
         length = warmup_and_cosine(steps, steps // 6, plan.batch, base.param_scheduler[-1].eta_min_ratio)
-        if self.fits_head:
-            length['train_cfg']['type'] = 'beit_mm.HeadFitLoop'
         return plan.base, dict(
             model=dict(
                 backbone=self.backbone(out_type='avg_featmap'),

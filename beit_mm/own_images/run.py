@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from mmengine.hooks import Hook, LoggerHook, ParamSchedulerHook
+from mmengine.hooks import Hook
 from mmengine.registry import DefaultScope
 from mmengine.runner import Runner
 
@@ -22,9 +22,11 @@ from beit_mm.apis.rebuild import merge_lora_weights
 from beit_mm.checkpoint.checkpoint import Checkpoint, PerChannel
 from beit_mm.checkpoint.read import write_checkpoint
 from beit_mm.engine.checkpoints import CheckpointHook
+from beit_mm.engine.fit_head import fit_head
 from beit_mm.engine.logs import ProgressHook, QuietRunner
-from beit_mm.errors import UserError
-from beit_mm.models.tokenizers.discrete_vae import DiscreteVAE
+from beit_mm.engine.progress import MIN_STEPS, NOMINAL_STEPS, ClockHook
+from beit_mm.engine.unreadable import UnreadableImagesHook
+from beit_mm.errors import UserError, log
 from beit_mm.own_images import report
 from beit_mm.own_images.classification import Classification
 from beit_mm.own_images.images import write_lists
@@ -39,12 +41,10 @@ from beit_mm.terminal import quiet, say, typed, without_output
 RECORD, REPORT = 'plan.json', 'report.md'
 WEIGHTS = dict(pretrain='pretrained.pth', finetune='finetuned.pth')
 USUAL_LENGTH = Length(15, 'minutes')
-MIN_STEPS = 20  # of a timed run; with fewer, it learns hardly anything
 REPORT_SHARE, REPORT_SECONDS = 0.1, 120.0  # time for the report: a share of a timed run, else seconds
-NOMINAL_STEPS = 1000  # length of the schedules of a timed stage; the clock advances them
-KNOWN_SHARE = 0.03  # of a timed stage; after it, the number of steps is known well enough to set intervals
 MAX_VALIDATIONS, VALIDATION_SHARE = 5, 0.05  # of a stage: their number, and their cost as a share of the training's
 WAITS_FOR_IMAGES = 'Reading images limits the training: {:.0%} of the time is spent waiting. More --workers may help.'
+INTERVALS = dict(checkpoint='checkpoint', log='logger')  # of ClockHook, and the hooks whose settings they are
 AT_LEAST = f'The training makes at least {MIN_STEPS} steps, however short the time.'
 
 
@@ -246,11 +246,11 @@ class Run:
                 say(f'{subject:<10} {line}')
 
     def choose_steps(self, stage: str) -> None:
-        """Turns the run's length into steps of the stage; minutes into seconds too, for MinutesHook."""
+        """Turns the run's length into steps of the stage; minutes into seconds too, for the clock."""
         length, task = self.record.length, self.task
         planned: dict[str, float] = {}
         if task.fits_head:
-            steps = 1
+            steps = 1  # its checkpoint is called so
         elif length.unit == 'minutes':
             left = max(0.0, (1 - REPORT_SHARE) * 60 * length.number - self.seconds())
             planned = dict(begun=self.seconds(), seconds=left * task.share_of_time(stage))
@@ -285,28 +285,42 @@ class Run:
         path = self.folder / ('config.py' if is_last else f'{stage}_config.py')
         base, settings = self.settings(stage, planned['steps'])
         title = f'{stage.capitalize()} on images of your own, written by python -m beit_mm.'
+        if self.task.fits_head:
+            title += ' It fitted the head to features that were computed once, which this config does not.'
         write_config(path, title, base, settings)
         if self.checkpoint(stage).is_file() and 'images_per_second' in planned:
             return
         resumes = any((self.folder / stage).glob('*.pth'))
-        runner = make_runner(run_config(base, dict(settings, resume=resumes), path), ProgressHook(stage))
-        clock = None
-        if 'seconds' in planned:
-            clock = MinutesHook(
-                planned['seconds'], self.began, self.task.most_steps(stage), partial(self.settings, stage)
-            )
-            runner.hooks[:] = [hook for hook in runner.hooks if not isinstance(hook, ParamSchedulerHook)]
-            runner.register_hook(clock)
+        progress = ProgressHook(stage)
+        runner = make_runner(run_config(base, dict(settings, resume=resumes), path), progress)
         with without_output():
-            runner.train()
-        if clock:
-            planned['steps'] = runner.iter
-            write_config(path, title, *self.settings(stage, runner.iter))  # with the steps it took
-            # a call that was killed did not record its time
-            self.record.seconds = max(self.record.seconds, planned['begun'] + clock.earlier)
+            if self.task.fits_head:
+                fit_once(runner, progress)
+            elif 'seconds' in planned:
+                self.train_in_time(runner, stage)
+                write_config(path, title, *self.settings(stage, runner.iter))  # with the steps it took
+            else:
+                runner.train()
         planned.update(self.results(stage))
         self.write_record()
         runner.visualizer.close()
+
+    def train_in_time(self, runner: Runner, stage: str) -> None:
+        """Trains by a clock; how many steps fit is known at the end."""
+        planned = self.record.stages[stage]
+        clock = ClockHook(
+            planned['seconds'], self.began, self.task.most_steps(stage), partial(self.intervals_for, stage)
+        )
+        clock.register_in(runner)
+        runner.train()
+        planned['steps'] = runner.iter
+        # a call that was killed did not record its time
+        self.record.seconds = max(self.record.seconds, planned['begun'] + clock.seconds_before)
+
+    def intervals_for(self, stage: str, steps: int) -> dict[str, int]:
+        _, settings = self.settings(stage, steps)
+        intervals = {name: settings['default_hooks'][hook]['interval'] for name, hook in INTERVALS.items()}
+        return dict(intervals, validation=settings['train_cfg']['val_interval'])
 
     def results(self, stage: str) -> dict[str, float]:
         """Results of a stage's last validation, and its speed, from the logs of all calls."""
@@ -361,78 +375,30 @@ class Run:
             say(line)
 
 
+def fit_once(runner: Runner, progress: ProgressHook) -> None:
+    """Fits the head of a frozen classifier, validates it, and leaves log and checkpoint as a step of training would."""
+    loader, show = runner.train_dataloader, partial(progress.show_batch, what='features')
+    (saving,) = (hook for hook in runner.hooks if isinstance(hook, CheckpointHook))
+    (unreadable,) = (hook for hook in runner.hooks if isinstance(hook, UnreadableImagesHook))
+    runner.call_hook('before_run')
+    runner.model.init_weights()
+    for hook in (saving, unreadable):  # other hooks prepare steps of an optimizer
+        hook.before_train(runner)
+    began = time.monotonic()
+    progress.begin_batches()
+    fitted = fit_head(runner.model, loader, runner.seed, Path(runner.work_dir), show)
+    seconds = time.monotonic() - began
+    log(fitted.line)
+    row = dict(iter=1, loss=fitted.loss, time=seconds, data_time=0.0, images_per_second=len(loader.dataset) / seconds)
+    runner.visualizer.add_scalars(row, step=1)
+    runner.val_loop.run()
+    saving.save(runner, 'iter_1.pth', resumable=False, epoch=0, iter=1)
+    runner.call_hook('after_run')
+
+
 def make_runner(cfg: RunConfig, hook: Hook) -> Runner:
     """A quiet runner. mmengine wants a different name for each runner in a process."""
     cfg.experiment_name = f'{Path(cfg.work_dir).name}_{secrets.token_hex(4)}'
     runner = QuietRunner.from_cfg(cfg)
     runner.register_hook(hook)
     return runner
-
-
-class MinutesHook(Hook):
-    """Ends a training when its time is up. A step advances the schedules by its share of the remaining time.
-
-    It replaces mmengine's ParamSchedulerHook. Checkpoints store time and schedules, for a call that resumes.
-
-    Args:
-        seconds: time for the training, all calls together.
-        began: time.monotonic() when this call's part of `seconds` began.
-        most: number of steps at which the training ends even if time is left. It makes at least `MIN_STEPS`.
-        settings_for: gives a config's name and settings for a number of steps; they hold the intervals.
-    """
-
-    priority = 'HIGHEST'  # other hooks ask which step is the last
-
-    def __init__(self, seconds: float, began: float, most: float, settings_for: Callable):
-        self.seconds, self.began, self.most, self.settings_for = seconds, began, most, settings_for
-
-    def after_load_checkpoint(self, runner: Runner, checkpoint: dict) -> None:
-        # beyond the steps already done, because otherwise the loop would end at once
-        runner.train_loop.set_length(max(NOMINAL_STEPS, checkpoint['meta']['iter'] + 1))
-
-    def before_train(self, runner: Runner) -> None:
-        info = runner.message_hub.runtime_info
-        self.earlier = info.get('training_seconds', 0.0)  # of earlier calls, in seconds
-        self.share = info.get('schedule_share', 0.0)  # part of the schedules that is done, 0 to 1
-        self.deadline = self.began + self.seconds - self.earlier
-        self.last = math.nan  # when the last step or validation ended
-        self.rate_known = False
-        self.update_length(runner, runner.iter)
-
-    def after_val_epoch(self, runner: Runner, metrics: dict[str, float] | None = None) -> None:
-        self.last = time.monotonic()
-
-    def after_train_iter(self, runner: Runner, batch_idx: int, data_batch: Any = None, outputs: Any = None) -> None:
-        now, done = time.monotonic(), runner.iter + 1
-        place_before = int(self.share * NOMINAL_STEPS)
-        if now >= self.deadline:
-            self.share = 1.0
-        elif not math.isnan(self.last):  # when this call's first step began is not known
-            self.share += (1 - self.share) * (now - self.last) / (self.deadline - self.last)
-        # below 1 before step MIN_STEPS, and 1 at step self.most
-        self.share = max(done / self.most, min(self.share, done / MIN_STEPS))
-        self.last = now
-        place = int(self.share * NOMINAL_STEPS)
-        for _ in range(place - place_before):
-            for scheduler in runner.param_schedulers:
-                scheduler.step()
-        if isinstance(runner.model, DiscreteVAE):
-            runner.model.steps.fill_(place)  # its temperature is a schedule too
-        passed = self.earlier + now - self.began
-        runner.message_hub.update_info_dict(dict(training_seconds=passed, schedule_share=self.share))
-        self.update_length(runner, done)
-
-    def update_length(self, runner: Runner, done: int) -> None:
-        """Sets the loop's length from the steps done and, once, the intervals of logging, saving and validating."""
-        loop: Any = runner.train_loop
-        expected = NOMINAL_STEPS if self.share == 0 else round(done / self.share)
-        loop.set_length(done if self.share >= 1 else max(done + 1, expected))
-        if self.share >= KNOWN_SHARE and not self.rate_known:
-            self.rate_known = True
-            _, settings = self.settings_for(expected)
-            loop.dynamic_intervals = [settings['train_cfg']['val_interval']]  # mmengine reads it after each step
-            for hook in runner.hooks:
-                if isinstance(hook, CheckpointHook):
-                    hook.interval = settings['default_hooks']['checkpoint']['interval']
-                if isinstance(hook, LoggerHook):
-                    hook.interval = settings['default_hooks']['logger']['interval']

@@ -26,7 +26,7 @@ from beit_mm.datasets.reading import LoadBands, UnreadableImageError
 from beit_mm.datasets.segmentation_folder import SegmentationFolder
 from beit_mm.datasets.transforms import as_size, resize_bicubic
 from beit_mm.errors import UserError, check_choice
-from beit_mm.features.evaluation import confusion, patch_dataset
+from beit_mm.features.evaluation import class_ious, confusion, hits_and_unions, patch_dataset
 from beit_mm.features.extractor import FeatureExtractor
 from beit_mm.own_images.label_maps import LabelMaps, find_label_maps
 from beit_mm.own_images.prediction import NearestPatches
@@ -342,7 +342,7 @@ class Tested:
     def ious(self, name: str, times: Tensor | None = None) -> Tensor:
         """IoU in % (1, K), or (R, K) for R samples with each image `times` (R, N); nan for absent classes."""
         times = torch.ones(1, len(self.indices), dtype=torch.float64) if times is None else times
-        return 100 * (times @ self.hits[name]) / (times @ self.unions[name])
+        return class_ious(100 * times @ self.hits[name], times @ self.unions[name])
 
     def metric(self, name: str, other: str | None = None) -> Metric:
         """The mIoU of a method, or its gain over another one.
@@ -383,7 +383,7 @@ def compare_segmentors(segmentors: Mapping[str, Segmentor], images: LabelMaps, l
         for name, labels in answers.items():
             counts = confusion(torch.from_numpy(labels.astype(np.int64)), torch.from_numpy(truth), number)
             tested.counts[name] = tested.counts.get(name, 0) + counts
-            found[name].append((counts.diagonal(), counts.sum(dim=0) + counts.sum(dim=1) - counts.diagonal()))
+            found[name].append(hits_and_unions(counts))
     if not tested.indices:
         raise UnreadableImageError('no held-out image both has labels and can be read')
     for name, of_images in found.items():
@@ -413,7 +413,7 @@ def confused(counts: Tensor, classes: Sequence[str]) -> str:
 
 def draw_overlays(segmentor: SegmentationInferencer, tested: Tested, out: Path) -> None:
     """Draws the images with the highest, median and lowest mIoU: plain, with the label map, with the prediction."""
-    scores = 100 * (tested.hits['mIoU'] / tested.unions['mIoU']).nanmean(dim=1)  # N
+    scores = 100 * class_ious(tested.hits['mIoU'], tested.unions['mIoU']).nanmean(dim=1)  # N
     order = scores.argsort(descending=True).tolist()
     rows, present = [], set()
     for place in dict.fromkeys((order[0], order[len(order) // 2], order[-1])):

@@ -16,6 +16,7 @@ from mmengine.config import Config
 from PIL import Image
 
 import beit_mm
+from beit_mm.engine import progress
 from beit_mm.own_images import run as runs
 from beit_mm.own_images.report import Metric
 
@@ -66,7 +67,8 @@ def demo(*words: object) -> None:
     """The demo in the current folder, with trainings of a few steps."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys, 'argv', ['run_demo.py', *map(str, words)])
-        patch.setattr(runs, 'MIN_STEPS', 3)
+        for module in (runs, progress):
+            patch.setattr(module, 'MIN_STEPS', 3)
         patch.setenv('CUDA_VISIBLE_DEVICES', '')
         run_demo.main(TINY)
 

@@ -13,6 +13,7 @@ from labelled import make_images
 from mmengine.config import Config
 from mmengine.hooks import Hook
 
+from beit_mm.engine import progress
 from beit_mm.own_images import images as finding
 from beit_mm.own_images import run as runs
 from beit_mm.own_images.task import Task
@@ -76,7 +77,8 @@ def start(images, tmp_path, monkeypatch):
             return runner
 
         monkeypatch.setattr(runs, 'make_runner', make)
-        monkeypatch.setattr(runs, 'time', SimpleNamespace(monotonic=clock.monotonic))
+        for module in (runs, progress):
+            monkeypatch.setattr(module, 'time', SimpleNamespace(monotonic=clock.monotonic))
         run = runs.Run(call_of(verb, images, init=init, **length), tmp_path / 'run')
         run.run()
         return run
@@ -130,7 +132,8 @@ def test_minutes_are_kept_and_the_schedule_ends_with_them(start, tmp_path, load,
 
 
 def test_a_run_resumes_beyond_the_steps_of_its_schedules(start, monkeypatch):
-    monkeypatch.setattr(runs, 'NOMINAL_STEPS', 10)
+    for module in (runs, progress):
+        monkeypatch.setattr(module, 'NOMINAL_STEPS', 10)
     clock = Clock(LOADS['stays'], stop_at=15)
     with pytest.raises(SystemExit, match='130'):
         start(clock, minutes=1)

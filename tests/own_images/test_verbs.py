@@ -24,6 +24,7 @@ from beit_mm import terminal
 from beit_mm.apis import configs, inference, rebuild
 from beit_mm.checkpoint.checkpoint import Checkpoint
 from beit_mm.datasets.segmentation_folder import named_classes
+from beit_mm.engine import progress
 from beit_mm.files import quoted
 from beit_mm.own_images import images as finding
 from beit_mm.own_images import run as runs
@@ -55,7 +56,8 @@ def narrow():
     make_plan = Task.make_plan
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Task, 'make_plan', plan)
-        patch.setattr(runs, 'MIN_STEPS', 3)
+        for module in (runs, progress):
+            patch.setattr(module, 'MIN_STEPS', 3)
         patch.setattr(finding, 'MIN_IMAGES', 10)
         patch.setattr(ReconstructionHook, '_after_iter', lambda *_, **__: None)  # takes longer than all the steps
         yield
