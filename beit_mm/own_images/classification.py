@@ -18,23 +18,10 @@ from beit_mm.checkpoint.names import preview
 from beit_mm.errors import UserError
 from beit_mm.features import evaluation
 from beit_mm.features.evaluation import confusion
+from beit_mm.own_images import report
 from beit_mm.own_images.images import Images, find_images
 from beit_mm.own_images.record import ALL, Record
-from beit_mm.own_images.report import (
-    BETTER,
-    WORSE,
-    Metric,
-    Metrics,
-    Part,
-    Picture,
-    Report,
-    draw_curves,
-    drawn_until,
-    labels_of,
-    percentage,
-    read_thumbnails,
-    verdict,
-)
+from beit_mm.own_images.report import Metric, Metrics, Report
 from beit_mm.own_images.task import NARROW, FineTuning, Settings
 from beit_mm.pictures import center_tile, sheet, shortened
 
@@ -82,10 +69,8 @@ class Classification(FineTuning):
 
     def described(self) -> list[tuple[str, str]]:
         once = 'only the head, on features that are computed once: images are not augmented' if self.fits_head else ''
-        return [*super().described(), ('trained', once)]
-
-    def described_labels(self) -> list[tuple[str, str]]:
-        return [('classes', self.images.imbalance_advice(bool(self.call.balance)))]
+        imbalance = self.images.imbalance_advice(bool(self.call.balance))
+        return [*super().described(), ('classes', imbalance), ('trained', once)]
 
     @property
     def validation_cost(self) -> int:
@@ -132,7 +117,7 @@ class Classification(FineTuning):
         """FREEZE if the whole backbone was tuned in too few passes."""
         return FREEZE.format(passes) if self.plan.init and self.tunes_all and passes < FEW_PASSES else ''
 
-    def report(self, weights: Path, metrics: Metrics, seconds: float, images_in_time: float) -> Report:
+    def make_report(self, weights: Path, metrics: Metrics, seconds: float, images_in_time: float) -> Report:
         images, folder = self.images, weights.parent
         # half of the time; without a backward pass an image costs a third
         asked = max(MIN_ANSWERS, int(3 / 2 * images_in_time))
@@ -143,7 +128,7 @@ class Classification(FineTuning):
         metrics = metrics | found | {'class_mean': class_mean(counts)}
         metrics['accuracy/top1'] = Metric.share(metrics['accuracy/top1'].value, len(images.held_out.names))
         balanced = 'It was trained with --balance: images of small classes were shown more often.'
-        parts: list[Part] = [
+        parts: list[report.Part] = [
             balanced if self.call.balance else '',
             f'The baselines (thumbnails, most frequent class) need no network: they learned from {num_learned:,} of '
             f'the {len(images.train.names):,} images and were tested on {found["thumbnails"].number:,} held-out ones. '
@@ -151,7 +136,7 @@ class Classification(FineTuning):
             f'At most {MOST_CLASSES} classes, worst first, on {len(answers):,} held-out images:',
             table_of_classes(counts, images),
             *draw_mistakes(answers, images.classes, folder / 'mistakes.png'),
-            draw_curves(folder / 'finetune'),
+            report.draw_curves(folder / 'finetune'),
         ]
         sentence, following = judge(metrics, weights, images.unequal and not self.call.balance)
         return Report(metrics, sentence, parts, following)
@@ -159,7 +144,7 @@ class Classification(FineTuning):
 
 def answers_of(weights: Path, images: Images, number: int) -> list[dict[str, Any]]:
     """What a classifier answers on `number` held-out images, as `classify` gives it, with the `truth`."""
-    _, truths = labels_of(images, 2 * number)
+    _, truths = report.labels_of(images, 2 * number)
     classifier = ClassificationInferencer(weights)
     results = classify_images(classifier, [*truths])
     return [
@@ -171,9 +156,9 @@ def answers_of(weights: Path, images: Images, number: int) -> list[dict[str, Any
 
 def compare_classifier(images: Images, seconds: float) -> tuple[Metrics, int]:
     """Metrics of ridge regression on `thumbnails` and of the `most_frequent` class; number of images to learn from."""
-    begin, (known, held_out) = time.monotonic(), labels_of(images, MOST_THUMBNAILS)
-    x, y = read_thumbnails(drawn_until(known.items(), begin + 0.8 * seconds, MIN_THUMBNAILS))
-    pixels, truth = read_thumbnails(drawn_until(held_out.items(), begin + seconds, MIN_THUMBNAILS))
+    begin, (known, held_out) = time.monotonic(), report.labels_of(images, MOST_THUMBNAILS)
+    x, y = report.read_thumbnails(report.drawn_until(known.items(), begin + 0.8 * seconds, MIN_THUMBNAILS))
+    pixels, truth = report.read_thumbnails(report.drawn_until(held_out.items(), begin + seconds, MIN_THUMBNAILS))
     metrics = {}
     answers = dict(thumbnails=evaluation.ridge(x, y, pixels), most_frequent=y.bincount().argmax().expand_as(truth))
     for name, predicted in answers.items():
@@ -192,12 +177,14 @@ def judge(metrics: Mapping[str, Metric], weights: Path, unequal: bool) -> tuple[
     """
     of_images = gains_over('accuracy/top1', metrics)
     of_classes = gains_over('class_mean', metrics, '_class_mean')
-    sentence = f'Verdict: the classifier is {verdict(of_images)}.'
-    if verdict(of_classes) != verdict(of_images):
-        sentence = f'Verdict: over all images the classifier is {verdict(of_images)}; averaged over the classes it is '
-        sentence += f'{verdict(of_classes)}.'
-    better = all(gain.sign == BETTER for gain in of_classes.values())
-    if better and not any(gain.sign == WORSE for gain in of_images.values()):
+    on_images, on_classes = report.verdict(of_images), report.verdict(of_classes)
+    sentence = f'Verdict: the classifier is {on_images}.'
+    if on_classes != on_images:
+        sentence = (
+            f'Verdict: over all images the classifier is {on_images}; averaged over the classes it is {on_classes}.'
+        )
+    better = all(gain.sign == report.BETTER for gain in of_classes.values())
+    if better and not any(gain.sign == report.WORSE for gain in of_images.values()):
         run = shlex.quote(str(weights.parent))
         return sentence, f'Next: beit-mm classify {run} new_images/ --out classes.csv; beit-mm export {run} model.onnx'
     balance = 'show images of small classes more often (--balance), ' if unequal else ''
@@ -230,11 +217,11 @@ def table_of_classes(counts: Tensor, images: Images) -> list[list[str]]:
     table = [['class', 'images to learn from', 'held-out images', 'recall, %', 'precision, %']]
     for label in recall.nan_to_num(101).argsort(stable=True).tolist()[:MOST_CLASSES]:
         name, shares = images.classes[label], (float(recall[label]), float(precision[label]))
-        table.append([name, f'{learned[name]:,}', f'{number[label]:,.0f}', *map(percentage, shares)])
+        table.append([name, f'{learned[name]:,}', f'{number[label]:,.0f}', *map(report.percentage, shares)])
     return table
 
 
-def draw_mistakes(answers: Sequence[Mapping[str, Any]], classes: Sequence[str], out: Path) -> list[Picture]:
+def draw_mistakes(answers: Sequence[Mapping[str, Any]], classes: Sequence[str], out: Path) -> list[report.Picture]:
     """Draws the images that a classifier gets wrong, most confident first; `answers` are `classify`'s, with `truth`."""
     wrong = [answer for answer in answers if answer['label'] != answer['truth']]
     wrong.sort(key=lambda answer: -answer['scores'][0][1])
@@ -248,4 +235,4 @@ def draw_mistakes(answers: Sequence[Mapping[str, Any]], classes: Sequence[str], 
     rows = [tiles[first : first + MISTAKES_COLUMNS] for first in range(0, len(tiles), MISTAKES_COLUMNS)]
     sheet(rows, MISTAKES_SIDE).save(out)
     which = f'The {len(tiles)} most confident of {len(wrong):,} mistakes on {len(answers):,} held-out images'
-    return [Picture(out.name, f'{which}: correct class as predicted class')]
+    return [report.Picture(out.name, f'{which}: correct class as predicted class')]

@@ -257,12 +257,14 @@ def meaning_of_numbers(found: Sequence[Maps], names: Sequence[str] | None, reduc
         mask_values = [0, 1 if 1 in held else IGNORE_INDEX]
         if not reduce_zero_label and len(names or ()) < 3:
             return meaning_of_masks(mask_values, names or [])
+    if names is not None:
+        check_highest(found, numbers[-1], len(names), reduce_zero_label)
+    first = int(zero_is_unlabelled(numbers, names, reduce_zero_label))
     if names is None:
-        values = numbers[1:] if zero_is_unlabelled_without_names(numbers, reduce_zero_label) else numbers
+        values = [number for number in numbers if number >= first]
         return Meaning([*map(str, values)], values, f'{len(values)} classes, named by their numbers (no classes.txt)')
-    number, first = len(names), int(zero_is_unlabelled(found, numbers, len(names), reduce_zero_label))
-    text = f'{number} classes of classes.txt, 0 is {"unlabelled" if first else repr(names[0])}'
-    return Meaning([*names], [*range(first, first + number)], text)
+    text = f'{len(names)} classes of classes.txt, 0 is {"unlabelled" if first else repr(names[0])}'
+    return Meaning([*names], [*range(first, first + len(names))], text)
 
 
 def meaning_of_masks(values: list[int], names: Sequence[str]) -> Meaning:
@@ -272,43 +274,43 @@ def meaning_of_masks(values: list[int], names: Sequence[str]) -> Meaning:
     return Meaning(classes, values, f'masks of two classes: 0 is {classes[0]}, {values[1]} is {classes[1]}')
 
 
-def zero_is_unlabelled_without_names(numbers: list[int], given: bool | None) -> bool:
-    """Whether 0 marks unlabelled pixels, where no classes.txt can show it; refuses to guess."""
-    if 0 not in numbers:
+def check_highest(found: Sequence[Maps], highest: int, num_names: int, reduce_zero_label: bool | None) -> None:
+    """Refuses a number that is too high for the names of classes.txt."""
+    if highest < num_names or (highest == num_names and reduce_zero_label is not False):
+        return
+    image = next(path for maps in found for path, held in maps.numbers.items() if highest in held)
+    raise UserError(
+        f'the label map of {image} contains {highest}, but classes.txt names {num_names} classes; expected 0 to '
+        f'{num_names - 1}, or 1 to {num_names}, and {IGNORE_INDEX} for ignored pixels'
+    )
+
+
+def zero_is_unlabelled(numbers: list[int], names: Sequence[str] | None, given: bool | None) -> bool:
+    """Whether 0 marks unlabelled pixels. Unless it is given, the sorted numbers in the maps decide:
+
+    | classes.txt | highest number | 0 occurs | 0 marks           |
+    | ---         | ---            | ---      | ---               |
+    | K names     | K              | or not   | unlabelled pixels |
+    | K names     | K - 1          | yes      | the first class   |
+    | none        | any            | no       | nothing           |
+    | other cases |                |          | refused           |
+    """
+    highest = numbers[-1]
+    if given is not None:
+        return given
+    if names is None and 0 not in numbers[:-1]:
         return False
-    if given is None and len(numbers) > 1:
+    if names is None:
         raise UserError(
             f'label maps contain 0 and other values ({preview(map(str, numbers[1:]))}), and there is no classes.txt: '
             f'{ASK_ZERO}'
         )
-    return bool(given)
-
-
-def zero_is_unlabelled(found: Sequence[Maps], numbers: list[int], num_names: int, given: bool | None) -> bool:
-    """Whether 0 marks unlabelled pixels, by the highest number in the maps beside K names:
-
-    | highest | 0 in the maps | 0 marks              |
-    | ---     | ---           | ---                  |
-    | K       | or not        | unlabelled pixels    |
-    | K - 1   | yes           | the first class      |
-    | K - 1   | no            | refused unless given |
-    | less    | or not        | refused unless given |
-    """
-    highest = numbers[-1]
-    if highest > num_names or (highest == num_names and given is False):
-        image = next(path for maps in found for path, held in maps.numbers.items() if highest in held)
-        raise UserError(
-            f'the label map of {image} contains {highest}, but classes.txt names {num_names} classes; expected 0 to '
-            f'{num_names - 1}, or 1 to {num_names}, and {IGNORE_INDEX} for ignored pixels'
-        )
-    if given is not None:
-        return given
-    if highest == num_names:
+    if highest == len(names):
         return True
-    if highest == num_names - 1 and 0 in numbers:
+    if highest == len(names) - 1 and 0 in numbers:
         return False
     raise UserError(
-        f'label maps contain {numbers[0]} to {highest}, but classes.txt names {num_names} classes: {ASK_ZERO}'
+        f'label maps contain {numbers[0]} to {highest}, but classes.txt names {len(names)} classes: {ASK_ZERO}'
     )
 
 

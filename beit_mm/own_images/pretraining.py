@@ -1,6 +1,5 @@
 """Pretraining on a folder of images: tokenizer or teacher, configs, and the report on what its features gained."""
 
-import math
 import shlex
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -33,21 +32,10 @@ from beit_mm.features.evaluation import knn_predict, linear_predict, mean_and_er
 from beit_mm.features.extractor import ExistingPath, FeatureExtractor
 from beit_mm.models.feature_targets import EMA
 from beit_mm.models.vit import sizes_of
+from beit_mm.own_images import report
 from beit_mm.own_images.images import Images, evenly, find_images
 from beit_mm.own_images.record import NONE, Record
-from beit_mm.own_images.report import (
-    BETTER,
-    TOO_CLOSE,
-    Metric,
-    Metrics,
-    Part,
-    Picture,
-    Report,
-    draw_curves,
-    labels_of,
-    read_thumbnails,
-    verdict,
-)
+from beit_mm.own_images.report import Metric, Metrics, Report
 from beit_mm.own_images.task import (
     BACKBONE,
     USUAL_PIXELS,
@@ -96,6 +84,7 @@ class PretrainingPlan(Plan):
 
 class Pretraining(Task):
     model, plan_type = 'pretrained', PretrainingPlan
+    shares_of_time, most_steps = {TOKENIZER: 1 / 3}, {TOKENIZER: MAX_TOKENIZER_STEPS}
 
     @staticmethod
     def check(call: Record) -> None:
@@ -190,12 +179,6 @@ class Pretraining(Task):
 
     # Stages
 
-    def share_of_time(self, stage: str) -> float:
-        return 1 / 3 if stage == TOKENIZER else 1.0
-
-    def most_steps(self, stage: str) -> float:
-        return MAX_TOKENIZER_STEPS if stage == TOKENIZER else math.inf
-
     def settings(self, stage: str, lists: Path, steps: int, earlier: Mapping[str, Path]) -> Settings:
         if stage == TOKENIZER:
             return rebuild.TOKENIZER, self.tokenizer_settings(lists, steps)
@@ -261,7 +244,7 @@ class Pretraining(Task):
             results['mim_loss_start'] = float(validations[0]['mim_loss'])
         return results
 
-    def report(self, weights: Path, metrics: Metrics, seconds: float, images_in_time: float) -> Report:
+    def make_report(self, weights: Path, metrics: Metrics, seconds: float, images_in_time: float) -> Report:
         # features are also computed for half as many held-out images, each at most at twice its cost in training
         compared = min(MAX_BANK, max(MIN_BANK, int(images_in_time / 3)))
         images, start, folder = self.images, self.plan.init, weights.parent
@@ -273,15 +256,15 @@ class Pretraining(Task):
         gains = gains_by_pairs(answers.get('linear', {}))
         sentence, following = judge(metrics, gains, folder, images, start)
         filled = FILLED if self.plan.teacher else DECODED
-        parts: list[Part] = [
+        parts: list[report.Part] = [
             f'Predicted on masked patches: features of {self.described_teacher}.' if self.plan.teacher else '',
             'This is one training with one seed.',
             HOW_FEATURES_ARE_JUDGED if answers else '',
-            Picture('reconstruction.png', f'Held-out images: masked, {filled}'),
-            Picture(
+            report.Picture('reconstruction.png', f'Held-out images: masked, {filled}'),
+            report.Picture(
                 'neighbours.png', 'Held-out images (left), each beside the training images with the closest features'
             ),
-            draw_curves(folder / PRETRAIN),
+            report.draw_curves(folder / PRETRAIN),
         ]
         return Report(metrics | accuracies(answers), sentence, parts, following, did_it_help(answers))
 
@@ -343,7 +326,7 @@ def sentence_on(metrics: Mapping[str, Metric], loss_gains: Metrics, gains: Metri
         gain_at_position = metrics['explained_at_position'].value
     else:
         gain_at_position = metrics['position_entropy'].value - metrics['mim_loss'].value
-    if loss_gains['guess'].sign != BETTER:
+    if loss_gains['guess'].sign != report.BETTER:
         guess = 'the mean feature' if of_features else 'token frequency'
         sentence = f'nothing learned yet: masked patches are not clearly better predicted than by {guess} alone'
     elif gain_at_position <= 0:
@@ -351,11 +334,10 @@ def sentence_on(metrics: Mapping[str, Metric], loss_gains: Metrics, gains: Metri
     else:
         sentence = 'masked patches are predicted from what surrounds them'
     if 'start' in loss_gains:
-        sentence += f'; the loss is {verdict({"that of the initial weights": loss_gains["start"]})}'
+        sentence += f'; the loss is {report.verdict({"that of the initial weights": loss_gains["start"]})}'
     if gains:
-        sentence += (
-            f'; the learned features are {verdict({OTHER_FEATURES[name]: gain for name, gain in gains.items()})}'
-        )
+        of_others = {OTHER_FEATURES[name]: gain for name, gain in gains.items()}
+        sentence += f'; the learned features are {report.verdict(of_others)}'
     return sentence
 
 
@@ -366,7 +348,7 @@ def next_command(loss_gains: Metrics, gains: Metrics, folder: Path, images: Imag
     """
     compared = [gains.get('start' if start else 'random'), loss_gains.get('start' if start else 'guess')]
     signs = [gain.sign for gain in compared if gain is not None]
-    is_better = next((sign for sign in signs if sign != TOO_CLOSE), TOO_CLOSE) == BETTER
+    is_better = next((sign for sign in signs if sign != report.TOO_CLOSE), report.TOO_CLOSE) == report.BETTER
     labelled = str(images.train.root) if images.classes else 'LABELLED_IMAGES'
     init = str(folder) if is_better else start or DEMO
     command = shlex.join(['beit-mm', 'finetune', labelled, '--init', init, '--out', f'{folder}_ft'])
@@ -386,7 +368,7 @@ def compare_features(
     Each learns from `size` images. Returns method of METHODS -> features -> `right_answers`, empty without classes, and
     a picture of neighbours.
     """
-    parts, extract, number = labels_of(images, size), FeatureExtractor(trained), len(images.classes)
+    parts, extract, number = report.labels_of(images, size), FeatureExtractor(trained), len(images.classes)
     features = dict(end=read_features(extract, parts))
     bank, held_out = features['end']
     chosen = evenly(range(len(held_out['paths'])), NUM_QUERIES)
@@ -399,7 +381,7 @@ def compare_features(
         features['start'] = read_features(FeatureExtractor(start, mean=extract.mean, std=extract.std), parts)
     features['random'] = read_features(extract.with_random_weights(), parts)
     # Pixels are compared without their brightness.
-    pixels = (read_thumbnails(part.items()) for part in parts)
+    pixels = (report.read_thumbnails(part.items()) for part in parts)
     features['thumbnails'] = [dict(features=(x - x.mean(dim=1, keepdim=True)).float(), labels=y) for x, y in pixels]
     answers: dict[str, dict[str, Tensor]] = {method: {} for method in METHODS}
     for name, (known, asked) in features.items():

@@ -253,7 +253,7 @@ class Run:
             steps = 1  # its checkpoint is called so
         elif length.unit == 'minutes':
             left = max(0.0, (1 - REPORT_SHARE) * 60 * length.number - self.seconds())
-            planned = dict(begun=self.seconds(), seconds=left * task.share_of_time(stage))
+            planned = dict(begun=self.seconds(), seconds=left * task.shares_of_time.get(stage, 1))
             steps = NOMINAL_STEPS
         elif length.unit == 'epochs':
             steps = max(1, round(length.number * (len(task.images.train.names) // task.plan.batch)))
@@ -261,7 +261,7 @@ class Run:
                 say(f'{length} are {steps} steps, too few to learn much; give more epochs or a smaller batch.')
         else:
             steps = int(length.number)
-        self.record.stages[stage] = dict(steps=int(min(steps, task.most_steps(stage))), **planned)
+        self.record.stages[stage] = dict(steps=min(steps, task.most_steps.get(stage, steps)), **planned)
         self.write_record()
 
     # Stages
@@ -308,9 +308,8 @@ class Run:
     def train_in_time(self, runner: Runner, stage: str) -> None:
         """Trains by a clock; how many steps fit is known at the end."""
         planned = self.record.stages[stage]
-        clock = ClockHook(
-            planned['seconds'], self.began, self.task.most_steps(stage), partial(self.intervals_for, stage)
-        )
+        most_steps = self.task.most_steps.get(stage, math.inf)
+        clock = ClockHook(planned['seconds'], self.began, most_steps, partial(self.intervals_for, stage))
         clock.register_in(runner)
         runner.train()
         planned['steps'] = runner.iter
@@ -351,7 +350,7 @@ class Run:
         seconds = 60 * length.number * REPORT_SHARE if length.unit == 'minutes' else REPORT_SECONDS
         known = [item for stage in record.stages.values() for item in stage.items()]
         metrics = {name: Metric(value) for name, value in known if name in report.ROWS}
-        found = task.report(self.weights, metrics, seconds, seconds * speed)
+        found = task.make_report(self.weights, metrics, seconds, seconds * speed)
         record.metrics, record.verdict = found.metrics, found.verdict
         self.write_record()
         rows = report.rows_of(found.metrics)

@@ -28,21 +28,12 @@ from beit_mm.datasets.transforms import as_size, resize_bicubic
 from beit_mm.errors import UserError, check_choice
 from beit_mm.features.evaluation import class_ious, confusion, hits_and_unions, patch_dataset
 from beit_mm.features.extractor import FeatureExtractor
+from beit_mm.models.vit import sizes_of
+from beit_mm.own_images import report
 from beit_mm.own_images.label_maps import LabelMaps, find_label_maps
 from beit_mm.own_images.prediction import NearestPatches
 from beit_mm.own_images.record import Record
-from beit_mm.own_images.report import (
-    BETTER,
-    Metric,
-    Metrics,
-    Part,
-    Picture,
-    Report,
-    draw_curves,
-    drawn_until,
-    percentage,
-    verdict,
-)
+from beit_mm.own_images.report import Metric, Metrics, Report
 from beit_mm.own_images.task import MAX_BATCH, NARROW, FineTuning, Plan, Settings
 from beit_mm.pictures import SIDE, sheet, with_legend
 
@@ -119,7 +110,7 @@ class Segmentation(FineTuning):
     def largest_batch(self) -> float:
         plan, (rows, columns) = self.plan, self.plan.grid
         if plan.device == 'cuda':
-            most = largest_batch_of_head(plan.sizes, rows * columns, plan.head)
+            most = largest_batch_of_head(sizes_of(plan.backbone['arch']), rows * columns, plan.head)
         else:
             most = super().largest_batch()
         return min(most, bundled_config(plan.base).auto_scale_lr.base_batch_size)
@@ -132,10 +123,8 @@ class Segmentation(FineTuning):
         if bands:
             which = bands['load']['bands'] or f'all {len(bands["mean"])}'
             scaled = f'{which}: scaled so that percentiles 1 and 99 of each become 0 and 255'
-        return [*super().described(), ('head', self.plan.head), ('bands', scaled)]
-
-    def described_labels(self) -> list[tuple[str, str]]:
-        return [('labels', note) for note in self.images.notes]
+        labels = [('labels', note) for note in self.images.notes]
+        return [*super().described(), *labels, ('head', self.plan.head), ('bands', scaled)]
 
     # Stages
 
@@ -169,7 +158,7 @@ class Segmentation(FineTuning):
         data['val_dataloader'].update(batch_size=1)  # images differ in size
         return dict(data, tta_pipeline=pipelines[2])
 
-    def report(self, weights: Path, metrics: Metrics, seconds: float, images_in_time: float) -> Report:
+    def make_report(self, weights: Path, metrics: Metrics, seconds: float, images_in_time: float) -> Report:
         begin, images = time.monotonic(), self.images
         folder, segmentor = weights.parent, SegmentationInferencer(weights)
         segmentors: dict[str, Segmentor] = dict(mIoU=segmentor)
@@ -181,7 +170,7 @@ class Segmentation(FineTuning):
         found = {name: tested.metric(name) for name in tested.hits}
         gains = {words: tested.metric('mIoU', name) for name, words in OTHERS.items() if name in found}
         colours = 'colours' if images.bands is None else 'colours (bands 1 to 3)'
-        parts: list[Part] = [
+        parts: list[report.Part] = [
             f'On {len(tested.indices):,} of {len(images.held_out.names):,} held-out images, in sliding windows at one '
             'scale. Standard errors cover the choice of images only; this is one training with one seed. Naive Bayes '
             f'learned from {tested.baseline.images:,} images how frequent each class is at each position and in 512 '
@@ -189,14 +178,14 @@ class Segmentation(FineTuning):
             f'{OF_PATCHES} {nearest.num_images:,} labelled images.' if nearest else '',
             table_of_classes(tested, images.classes),
             confused(tested.counts['mIoU'], images.classes),
-            Picture('overlays.png', 'Held-out images with the highest, the median and the lowest mIoU'),
-            draw_curves(folder / 'finetune'),
+            report.Picture('overlays.png', 'Held-out images with the highest, the median and the lowest mIoU'),
+            report.draw_curves(folder / 'finetune'),
         ]
         following = 'give it more label maps and minutes'
-        if all(gain.sign == BETTER for gain in gains.values()):
+        if all(gain.sign == report.BETTER for gain in gains.values()):
             quoted = shlex.quote(str(weights))
             following = f'beit-mm segment {quoted} new_images/ --out maps; beit-mm export {quoted} model.onnx'
-        sentence = f'Verdict: the segmentor is {verdict(gains)}.'
+        sentence = f'Verdict: the segmentor is {report.verdict(gains)}.'
         return Report(metrics | found, sentence, parts, f'Next: {following}.')
 
     def nearest_patches(self, lists: Path, number: int) -> NearestPatches | None:
@@ -214,7 +203,7 @@ def table_of_classes(tested: 'Tested', classes: Sequence[str]) -> list[list[str]
     table = [['class', 'IoU, %', 'by position and colour, %', 'pixels']]
     columns = tested.ious('mIoU')[0], tested.ious('position_colour')[0], tested.counts['mIoU'].sum(dim=1)
     for name, *ious, pixels in zip(classes, *columns, strict=True):
-        table.append([name, *map(percentage, ious), f'{pixels:,.0f}'])
+        table.append([name, *map(report.percentage, ious), f'{pixels:,.0f}'])
     return table
 
 
@@ -393,7 +382,7 @@ def compare_segmentors(segmentors: Mapping[str, Segmentor], images: LabelMaps, l
 
 def samples(dataset: SegmentationFolder, until: float) -> Iterator[tuple[int, dict]]:
     """Yields indices and samples in random order until the time `until`, but tries at least MIN_TESTED."""
-    for index in drawn_until(range(len(dataset)), until, MIN_TESTED):
+    for index in report.drawn_until(range(len(dataset)), until, MIN_TESTED):
         with suppress(UnreadableImageError):
             sample = dataset[index]
             yield index, dict(sample, img=LoadBands.as_rgb(sample['img']))

@@ -65,17 +65,12 @@ class Plan:
         return height, width
 
     @property
-    def sizes(self) -> dict[str, int]:
-        """Width and depth of the model, see `sizes_of`."""
-        return sizes_of(self.backbone['arch'])
-
-    @property
     def width(self) -> int:
-        return self.sizes['embed_dims']
+        return sizes_of(self.backbone['arch'])['embed_dims']
 
     @property
     def depth(self) -> int:
-        return self.sizes['num_layers']
+        return sizes_of(self.backbone['arch'])['num_layers']
 
 
 class Task(ABC):
@@ -85,7 +80,10 @@ class Task(ABC):
     plan_type: ClassVar[type[Plan]] = Plan
     plan: Any  # a `plan_type`
     images: Any  # Images, or LabelMaps
-    fits_head = False  # whether only a head is trained, on features that are computed once
+    fits_head: Any = False  # whether only a head is trained, on features that are computed once
+    targets_name: Any = None  # what is predicted, if a resumed run must find the same
+    shares_of_time: ClassVar[dict[str, float]] = {}  # what part of the time left a stage of a timed run gets; or all
+    most_steps: ClassVar[dict[str, int]] = {}  # of a stage; or any number
 
     def __init__(self, record: Record, images: Images) -> None:
         self.record, self.images = record, images
@@ -162,17 +160,12 @@ class Task(ABC):
 
     def largest_batch(self) -> float:
         rows, columns = self.plan.grid
-        return largest_batch(self.plan.device, self.plan.sizes, rows * columns)
+        return largest_batch(self.plan.device, sizes_of(self.plan.backbone['arch']), rows * columns)
 
     def decided(self) -> dict[str, Any]:
         """The options with what was planned, which a later call of the run has to agree with."""
         plan = self.plan
         return dict(init=plan.init or NONE, batch=plan.batch, workers=plan.workers, seed=self.call.seed or 0)
-
-    @property
-    def targets_name(self) -> str | None:
-        """What is predicted, if a resumed run must find the same; else None."""
-        return None
 
     # What the user is told
 
@@ -183,27 +176,16 @@ class Task(ABC):
         start = f'as in {plan.init}' if plan.init else 'random weights'
         return [
             ('images', str(self.images)),
-            *self.described_labels(),
             ('model', f'{shape} in patches of {plan.backbone["patch_size"]}: {start}'),
             ('advice', plan.advice),
             ('batch', f'{plan.batch} images, processes that read them: {plan.workers}; on {plan.device}'),
         ]
-
-    def described_labels(self) -> list[tuple[str, str]]:
-        return []
 
     def advice_on_passes(self, passes: float) -> str:
         """What to do after so many passes over the images; '' if they were enough."""
         return ''
 
     # Stages
-
-    def share_of_time(self, stage: str) -> float:
-        """The part of the time left that a stage of a timed run gets."""
-        return 1.0
-
-    def most_steps(self, stage: str) -> float:
-        return math.inf
 
     @abstractmethod
     def settings(self, stage: str, lists: Path, steps: int, earlier: Mapping[str, Path]) -> Settings:
@@ -239,7 +221,7 @@ class Task(ABC):
         return {name: float(validations[-1][name]) for name in ROWS if name in validations[-1]}
 
     @abstractmethod
-    def report(self, weights: Path, metrics: Metrics, seconds: float, images_in_time: float) -> Report:
+    def make_report(self, weights: Path, metrics: Metrics, seconds: float, images_in_time: float) -> Report:
         """Compares the trained model with baselines, and draws pictures beside its weights.
 
         Args:
