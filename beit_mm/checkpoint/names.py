@@ -95,7 +95,7 @@ HF: Table = (
 )
 HF_PRETRAINING: Table = (('backbone.norm.', 'layernorm.'), *HF)
 # transformers' plain ViTs: what differs from its BEiT, once `beit.` has replaced the root of their names
-HF_ROOTS = ('beit.', 'vit.', 'deit.', 'dinov2.', 'dinov2_with_registers.')
+HF_ROOT = re.compile(r'^((beit|vit|deit|dinov2|dinov2_with_registers)\.)?(?=embeddings|encoder|pooler|layernorm)')
 HF_VIT: Table = (
     ('backbone.dist_token', 'beit.embeddings.distillation_token'),
     ('backbone.register_tokens', 'beit.embeddings.register_tokens'),
@@ -106,6 +106,7 @@ HF_VIT: Table = (
     ('head.fc.', 'cls_classifier.'),
 )
 TABLES: dict[str, Table] = dict(beit_mm=(('', ''),), unilm=UNILM, timm=TIMM, hf=HF, mmpretrain=MMPRETRAIN, mmseg=MMSEG)
+TABLES_OF_TASKS = {('unilm', 'segmentation'): UNILM_SEGMENTATION, ('hf', 'pretraining'): HF_PRETRAINING}
 READ = TABLES | dict(  # these cover all tasks and models of a format
     timm=VIT_READ, hf=(*HF_VIT, *HF_PRETRAINING), mmpretrain=(*MMPRETRAIN_VIT, *MMPRETRAIN_V2)
 )
@@ -130,8 +131,10 @@ OTHER_HEADS = {1152: 16, 1280: 16, 1408: 16, 1664: 16}  # width -> number of hea
 # The patch embedding's name in every format, after any prefix that a trainer's module adds
 ROOT = re.compile(r'^(.*?)(backbone\.)?((\w+\.)?embeddings\.)?patch_embed\w*\.proj\w*\.weight$')
 # Parts of other encoders; to drop them would change what the backbone computes.
-ENCODER_PARTS = ('blocks.', 'patch_embed.', 'norm_pre.', 'pre_norm.', 'rope.')
+ENCODER_PARTS = tuple(f'backbone.{part}.' for part in ('blocks', 'patch_embed', 'norm_pre', 'pre_norm', 'rope'))
 HF_ENCODER_PARTS = ('beit.embeddings.', 'beit.encoder.')
+# Tokens before the patches; ours has a DeiT's distillation token among the registers.
+DISTILLATION, REGISTERS = 'backbone.dist_token', 'backbone.register_tokens'
 # Keys under which files hold a state dict, averages first; DINO's teacher is the average of its student.
 WRAPPERS = ('state_dict_ema', 'model_ema', 'ema', 'state_dict', 'model', 'module', 'weights', 'teacher', 'student')
 
@@ -163,33 +166,43 @@ def convert_state_dict(
     """
     weights = {name: tensor for name, tensor in bare_names(state_dict).items() if not name.endswith(INDEX)}
     source = source or detect_format(weights)
+    if source is None and any('.lora_' in name for name in weights):
+        raise CheckpointError(
+            f'holds weights of LoRA, {preview(weights)}, and not of a BEiT or plain ViT: use finetuned.pth of the run, '
+            "its config, or PEFT's merge_and_unload()"
+        )
     if source is None:
-        of_lora = any('.lora_' in name for name in weights)
-        files = "finetuned.pth of the run, its config, or PEFT's merge_and_unload()"
-        advice = f'; these belong to LoRA: use {files}' if of_lora else ''
-        raise CheckpointError(f'holds no weights of a BEiT or plain ViT; its tensors are {preview(weights)}{advice}')
+        raise CheckpointError(f'holds no weights of a BEiT or plain ViT; its tensors are {preview(weights)}')
     ours, dropped = _to_ours(weights, source, grid)
+    converted, without_place = from_ours(ours, target, grid)
+    return Converted(converted, dropped + without_place, source)
+
+
+def from_ours(weights: Mapping[str, Tensor], target: str, grid: Grid | None = None) -> tuple[Weights, list[str]]:
+    """Weights under our names in the format `target`, and the names without a place; see `convert_state_dict`."""
+    weights = dict(weights)
     if target == 'beit_mm':
-        return Converted(ours, dropped, source)
-    if target == 'timm' and not any(name.endswith(TABLE) for name in ours):
-        _join_bias(ours)
-        converted, without_place = _rename(ours, VIT)
-        return Converted(converted, dropped + without_place, source)
-    if 'backbone.register_tokens' in ours:
+        return weights, []
+    if target == 'timm' and not any(name.endswith(TABLE) for name in weights):
+        _join_bias(weights)
+        return _rename(weights, VIT)
+    if REGISTERS in weights:
         raise CheckpointError(f'has registers, which the models of {target} do not have')
     if target == 'mmseg':
-        _fit_mmseg(ours)
+        _fit_mmseg(weights)
     if target == 'hf':
-        _split_qkv(ours)
-    special = {('unilm', 'segmentation'): UNILM_SEGMENTATION, ('hf', 'pretraining'): HF_PRETRAINING}
-    table = special.get((target, task_of(ours)), TABLES[target])
-    if target == 'mmpretrain' and any(name.startswith('patch_aggregation.') for name in ours):
-        table = MMPRETRAIN_V2
-    converted, without_place = _rename(ours, table)
+        _split_qkv(weights)
+    converted, without_place = _rename(weights, _table_to_write(weights, target))
     if target in ('unilm', 'mmpretrain', 'mmseg'):
         for name in [name for name in converted if name.endswith(TABLE)]:
             converted[name.replace(TABLE, INDEX)] = relative_position_index(grid_of(name, converted[name], grid))
-    return Converted(converted, dropped + without_place, source)
+    return converted, without_place
+
+
+def _table_to_write(weights: Weights, target: str) -> Table:
+    if target == 'mmpretrain' and any(name.startswith('patch_aggregation.') for name in weights):
+        return MMPRETRAIN_V2
+    return TABLES_OF_TASKS.get((target, task_of(weights)), TABLES[target])
 
 
 def detect_format(names: Iterable[str]) -> str | None:
@@ -198,9 +211,9 @@ def detect_format(names: Iterable[str]) -> str | None:
     A BEiT of timm counts as 'unilm'; the plain ViTs of DeiT, MAE, DINO and DINOv2 count as 'timm'.
     """
     names = set(names)
-    for root in ('', *HF_ROOTS):
-        if {f'{root}embeddings.cls_token', f'{root}embeddings.patch_embeddings.projection.weight'} <= names:
-            return 'hf'
+    embeddings = {'beit.embeddings.cls_token', 'beit.embeddings.patch_embeddings.projection.weight'}
+    if embeddings <= {HF_ROOT.sub('beit.', name) for name in names}:
+        return 'hf'
     if not {'cls_token', 'backbone.cls_token'} & names:
         return None
     if {'layers.0.attn.qkv.weight', 'backbone.layers.0.attn.qkv.weight'} & names:
@@ -239,7 +252,7 @@ def backbone_arguments(weights: Mapping[str, Tensor], meta: Mapping[str, Any]) -
         size = [side * patch for side in known]
     bias = {f'backbone.{SHARED_TABLE}': 'shared', f'backbone.blocks.0.attn.{TABLE}': 'per_layer'}
     output = {'backbone.norm.weight': 'raw', 'backbone.fc_norm.weight': 'avg_featmap'}
-    registers = weights.get('backbone.register_tokens', torch.empty(1, 0)).shape[1]
+    registers = weights.get(REGISTERS, torch.empty(1, 0)).shape[1]
     return dict(
         arch=dict(embed_dims=dims, num_layers=depth, num_heads=int(heads), feedforward_channels=hidden),
         img_size=tuple(size or (224, 224)),
@@ -286,21 +299,31 @@ def unwrapped(name: str) -> str:
 
 
 def bare_names(weights: Mapping[str, Tensor]) -> Weights:
-    """Weights under the names of the encoder's own code, without what trainers add.
+    """Weights under the names of the encoder's own code, without what trainers add: in the file, here, added by
 
-    A Lightning module adds the model's name (`model.`, `student.backbone.`), DINOv2 the group of a block (`blocks.1.7.`
-    for block 7). Of two models, the teacher or moving average is taken.
+    module._orig_mod.blocks.7.norm1.bias    blocks.7.norm1.bias           DistributedDataParallel and torch.compile
+    model.blocks.7.norm1.bias               blocks.7.norm1.bias           a Lightning module
+    net.backbone.blocks.7.norm1.bias        backbone.blocks.7.norm1.bias  one that holds a backbone and a head
+    net.backbone.blocks.0.attn.qkv.bias     blocks.0.attn.qkv.bias        the same of a plain ViT, by this bias
+    backbone.blocks.1.7.norm1.bias          backbone.blocks.7.norm1.bias  DINOv2's groups of blocks
+    teacher.backbone.blocks.7.norm1.bias    backbone.blocks.7.norm1.bias  self-distillation; the student is left out
     """
     bare = {re.sub(r'\bblocks\.\d+\.(\d+\.)', r'blocks.\1', unwrapped(name)): part for name, part in weights.items()}
-    roots = {match[1] for name in bare if (match := ROOT.match(name))}
-    if len(roots) == 2 and '' not in roots:
-        roots = {root for root in roots if re.search('teacher|ema', root)} or roots
-    if len(roots) == 1:
-        (root,) = roots
-        bare = {name.removeprefix(root): part for name, part in bare.items() if name.startswith(root)}
-    if {'backbone.blocks.0.attn.qkv.bias', 'backbone.blocks.0.ls1.gamma'} & bare.keys():  # which ours never have
+    root = _root_of(bare)
+    bare = {name.removeprefix(root): part for name, part in bare.items() if name.startswith(root)}
+    if {'backbone.blocks.0.attn.qkv.bias', 'backbone.blocks.0.ls1.gamma'} & bare.keys():
         bare = {name.removeprefix('backbone.'): part for name, part in bare.items()}
     return bare
+
+
+def _root_of(names: Iterable[str]) -> str:
+    """What a trainer's module puts before an encoder's names; of two encoders, before the teacher's or average's."""
+    matches = [ROOT.match(name) for name in names]
+    roots = {match[1] for match in matches if match}
+    averages = {root for root in roots if re.search('teacher|ema', root)}
+    if len(roots) == 2 and '' not in roots and averages:
+        roots = averages
+    return roots.pop() if len(roots) == 1 else ''
 
 
 def preview(names: Iterable[str]) -> str:
@@ -316,8 +339,10 @@ def grid_of(name: str, tensor: Tensor, *candidates: Grid | None) -> Grid:
     for grid in (*candidates, (side, side)):
         if grid and rows == (num_relative_positions(grid) if is_table else 1 + grid[0] * grid[1]):
             return grid
-    what = 'bias table' if is_table else 'position embedding'
-    raise CheckpointError(f'has a {what} of {rows} rows: no square patch grid fits, and the file names no rectangle')
+    raise CheckpointError(
+        f'has a {"bias table" if is_table else "position embedding"} of {rows} rows: no square patch grid fits, and '
+        'the file names no rectangle'
+    )
 
 
 def trained_grid(meta: Mapping[str, Any], patch: int) -> Grid | None:
@@ -331,64 +356,86 @@ def expand_shared_table(weights: Weights) -> None:
     for shared in [name for name in weights if name.endswith(SHARED_TABLE)]:
         table = weights.pop(shared)
         for name in [name for name in weights if re.search(r'\bblocks\.\d+\.attn\.qkv\.weight$', name)]:
-            own = name.replace('qkv.weight', TABLE)
-            weights[own] = weights[own] + table if own in weights else table.clone()
+            of_block = name.replace('qkv.weight', TABLE)
+            weights[of_block] = weights[of_block] + table if of_block in weights else table.clone()
 
 
 def _to_ours(weights: Weights, source: str, grid: Grid | None) -> tuple[Weights, list[str]]:
-    if source == 'hf':
-        if any('.q_proj.' in name for name in weights):
-            raise CheckpointError('has the names of a transformers model in memory: save it with save_pretrained')
-        roots = re.compile('(' + '|'.join(map(re.escape, HF_ROOTS)) + ')?(?=embeddings|encoder|pooler|layernorm)')
-        weights = {roots.sub('beit.', name, count=1) if roots.match(name) else name: weights[name] for name in weights}
-    elif 'layers.0.attn.qkv.weight' in weights:
-        weights = {f'backbone.{name}': tensor for name, tensor in weights.items()}
+    """Weights of a format under our names and in our shapes, and the names in the file that have no place there."""
+    weights = _with_usual_root(weights, source)
     is_unilm_segmentation = source == 'unilm' and 'backbone.fpn1.0.weight' in weights
     table = UNILM_SEGMENTATION if is_unilm_segmentation else READ[source]
     ours, dropped = _rename(weights, tuple((theirs, mine) for mine, theirs in table if theirs is not None))
     _fuse_qkv(ours)
-    foreign = [name for name in dropped if name.startswith(HF_ENCODER_PARTS)]
-    for name in [name for name in ours if name.startswith('backbone.') and name != 'backbone.dist_token']:
-        if not is_part(name.removeprefix('backbone.')):
-            (foreign if name.removeprefix('backbone.').startswith(ENCODER_PARTS) else dropped).append(name)
-            del ours[name]
-    if foreign:
-        raise CheckpointError(f'is not a BEiT or plain ViT: it has {preview(foreign)}')
-    fc1, fc2 = (ours.get(f'backbone.blocks.0.mlp.{layer}.weight') for layer in ('fc1', 'fc2'))
-    if fc1 is not None and fc2 is not None and fc1.shape[0] != fc2.shape[1]:
-        raise CheckpointError(f'has gated MLPs (SwiGLU): blocks.0.mlp.fc2 reads {fc2.shape[1]} of {len(fc1)} values')
-    if 'backbone.pos_embed' in ours and not any(name.endswith('q_bias') for name in ours):
-        for name in [name for name in ours if name.endswith('attn.qkv.weight')]:  # built with qkv_bias=False
-            for bias in ('q_bias', 'v_bias'):
-                ours[name.replace('qkv.weight', bias)] = torch.zeros_like(ours[name][:, 0].chunk(3)[0])
+    dropped += _split_foreign(ours, dropped)
     if source in ('timm', 'hf', 'mmpretrain'):
-        _fit_plain_vit(ours, dropped, grid)
+        dropped += _fit_plain_vit(ours, dropped, grid)
     return ours, dropped
 
 
-def _fit_plain_vit(weights: Weights, dropped: list[str], grid: Grid | None) -> None:
-    """Brings the tokens, positions and head of another ViT into our shapes, in place; CheckpointError if it cannot.
+def _with_usual_root(weights: Weights, source: str) -> Weights:
+    """Names as in the tables: those of all models of transformers begin with `beit.`, mmpretrain's with `backbone.`."""
+    if source == 'hf':
+        if any('.q_proj.' in name for name in weights):
+            raise CheckpointError('has the names of a transformers model in memory: save it with save_pretrained')
+        return {HF_ROOT.sub('beit.', name): tensor for name, tensor in weights.items()}
+    if 'layers.0.attn.qkv.weight' in weights:
+        return {f'backbone.{name}': tensor for name, tensor in weights.items()}
+    return weights
+
+
+def _split_foreign(weights: Weights, dropped: list[str]) -> list[str]:
+    """Takes out the tensors that our backbone cannot have, and returns their names.
+
+    CheckpointError for parts of another encoder, here or among the names `dropped` before, and for gated MLPs.
+    """
+    of_backbone = [name for name in weights if name.startswith('backbone.') and name != DISTILLATION]
+    unknown = [name for name in of_backbone if not is_part(name.removeprefix('backbone.'))]
+    foreign = [name for name in dropped if name.startswith(HF_ENCODER_PARTS)]
+    foreign += [name for name in unknown if name.startswith(ENCODER_PARTS)]
+    if foreign:
+        raise CheckpointError(f'is not a BEiT or plain ViT: it has {preview(foreign)}')
+    fc1, fc2 = (weights.get(f'backbone.blocks.0.mlp.{layer}.weight') for layer in ('fc1', 'fc2'))
+    if fc1 is not None and fc2 is not None and fc1.shape[0] != fc2.shape[1]:
+        raise CheckpointError(f'has gated MLPs (SwiGLU): blocks.0.mlp.fc2 reads {fc2.shape[1]} of {len(fc1)} values')
+    for name in unknown:
+        del weights[name]
+    return unknown
+
+
+def _fit_plain_vit(weights: Weights, dropped: list[str], grid: Grid | None) -> list[str]:
+    """Brings another ViT into our shapes, in place, and returns the names without a place; `dropped` were before."""
+    if not any(name.endswith(POSITIONS) for name in weights):
+        raise CheckpointError('has no position embedding or bias table: its positions are computed (rotary)')
+    pools_by_attention = any(name.startswith('backbone.attn_pool.') for name in dropped)
+    misfits = _misfits(weights, pools_by_attention)
+    for name in misfits:
+        del weights[name]
+    if 'backbone.mask_token' in weights:
+        weights['backbone.mask_token'] = weights['backbone.mask_token'].view(1, 1, -1)  # DINOv2's has two axes
+    _fit_prefix(weights, grid)
+    return misfits
+
+
+def _misfits(weights: Weights, pools_by_attention: bool) -> list[str]:
+    """Names of a mask token of another width, and of a head that is not one layer on a token or the patches' mean."""
+    dims = weights['backbone.patch_embed.proj.weight'].shape[0]
+    misfits = []
+    if 'backbone.mask_token' in weights and weights['backbone.mask_token'].shape[-1] != dims:
+        misfits.append('backbone.mask_token')  # it belongs to MAE's decoder
+    # DINO has a network here, DINOv2's classifiers read class token and mean
+    is_linear = 'head.fc.weight' in weights and weights['head.fc.weight'].shape[-1] == dims
+    kept = ('head.fc.weight', 'head.fc.bias') if is_linear and not pools_by_attention else ()
+    return misfits + [name for name in weights if name.startswith('head.fc.') and name not in kept]
+
+
+def _fit_prefix(weights: Weights, grid: Grid | None) -> None:
+    """Brings the tokens before the patches, and their positions, into our form, in place.
 
     A distillation token becomes the first register. Positions of registers are added to them. A position embedding
     without a row for the class token gets one of zeros.
     """
-    if not any(name.endswith(POSITIONS) for name in weights):
-        raise CheckpointError('has no position embedding or bias table: its positions are computed (rotary)')
-    dims = weights['backbone.patch_embed.proj.weight'].shape[0]
-    mask_token = weights.get('backbone.mask_token')
-    if mask_token is not None and mask_token.shape[-1] == dims:
-        weights['backbone.mask_token'] = mask_token.view(1, 1, dims)
-    elif mask_token is not None:
-        dropped.append('backbone.mask_token')  # it belongs to MAE's decoder
-    pools = any(name.startswith('backbone.attn_pool.') for name in dropped)
-    for name in [name for name in weights if name.startswith('head.fc.')]:
-        # DINO has a network here, DINOv2's classifiers read class token and mean, others read what attention pools
-        if pools or name not in ('head.fc.weight', 'head.fc.bias') or weights['head.fc.weight'].shape[-1] != dims:
-            dropped.append(name)
-    for name in dropped:
-        weights.pop(name, None)
-    names = [name for name in ('backbone.dist_token', 'backbone.register_tokens') if name in weights]
-    registers = [weights.pop(name) for name in names]  # each 1, R, C
+    registers = [weights.pop(name) for name in (DISTILLATION, REGISTERS) if name in weights]  # each 1, R, C
     if 'backbone.pos_embed' in weights:
         positions = weights['backbone.pos_embed']  # 1, rows, C
         rows = _prefix_rows(positions.shape[1], sum(tokens.shape[1] for tokens in registers), grid)
@@ -398,7 +445,7 @@ def _fit_plain_vit(weights: Weights, dropped: list[str], grid: Grid | None) -> N
             registers = [torch.cat(registers, dim=1) + positions[:, 1:rows]]
             weights['backbone.pos_embed'] = torch.cat([positions[:, :1], positions[:, rows:]], dim=1)
     if registers:
-        weights['backbone.register_tokens'] = torch.cat(registers, dim=1)
+        weights[REGISTERS] = torch.cat(registers, dim=1)
 
 
 def _prefix_rows(rows: int, registers: int, grid: Grid | None) -> int:
@@ -438,6 +485,9 @@ def _fuse_qkv(weights: Weights) -> None:
         parts = [weights.pop(f'{stem}{part}.weight') for part in ('query', 'key', 'value')]
         weights[f'{stem}qkv.weight'] = torch.cat(parts)
         weights.pop(f'{stem}key.bias', None)
+    if 'backbone.pos_embed' in weights and not any(name.endswith(('q_bias', 'qkv.bias')) for name in weights):
+        for name in [name for name in weights if name.endswith('attn.qkv.weight')]:  # built with qkv_bias=False
+            weights[name.replace('weight', 'bias')] = torch.zeros_like(weights[name][:, 0])
     for name in [name for name in weights if name.endswith('attn.qkv.bias')]:
         q_bias, _, v_bias = weights.pop(name).chunk(3)
         weights[name.replace('qkv.bias', 'q_bias')] = q_bias
@@ -469,8 +519,10 @@ def _fit_mmseg(weights: Weights) -> None:
     for name in [name for name in weights if name.endswith('.attn.proj.bias')]:
         block = name.removesuffix('attn.proj.bias')
         if f'{block}attn.{TABLE}' not in weights or 'backbone.pos_embed' in weights:
-            found = 'has an absolute position embedding, or no relative position bias'
-            raise CheckpointError(f"{found}; mmsegmentation's BEiT has only the bias")
+            raise CheckpointError(
+                'has an absolute position embedding, or no relative position bias in its blocks, which is all that '
+                "mmsegmentation's BEiT has"
+            )
         for gamma in ('gamma_1', 'gamma_2'):
             weights.setdefault(f'{block}{gamma}', torch.ones_like(weights[name]))
 

@@ -12,7 +12,7 @@ from mmengine.runner import CheckpointLoader
 from peers import DEPTH, assert_equal, hf_peer, ours
 
 from beit_mm.checkpoint.description import describe_source
-from beit_mm.checkpoint.names import convert_state_dict, released_out_indices
+from beit_mm.checkpoint.names import bare_names, convert_state_dict, released_out_indices
 from beit_mm.checkpoint.read import CheckpointError
 
 BATCH_NORM = (*WEIGHT_AND_BIAS, 'running_mean', 'running_var', 'num_batches_tracked')
@@ -99,11 +99,34 @@ def test_other_models_are_refused(case):
         convert_state_dict(make())
 
 
-def test_two_tensors_for_one_name():
-    """mmseg's converter leaves the released names beside its own."""
-    state = convert_state_dict(ours('segmentation', 'per_layer').state_dict(), target='mmseg').state_dict
+@pytest.mark.parametrize(('task', 'target'), [('segmentation', 'mmseg'), ('classification', 'mmpretrain')])
+def test_two_tensors_for_one_name(task, target):
+    """OpenMMLab's converters leave the released names beside their own."""
+    expected = ours(task, 'per_layer').state_dict()
+    state = convert_state_dict(expected, target=target).state_dict
     state['backbone.patch_embed.proj.weight'] = state['backbone.patch_embed.projection.weight'].clone()
-    assert convert_state_dict(state).dropped_keys == ['backbone.patch_embed.proj.weight']
+    found = convert_state_dict(state)
+    assert found.dropped_keys == ['backbone.patch_embed.proj.weight']
+    assert_equal(found.state_dict, expected)
+
+
+BARE = {  # a name in a file, and without what trainers add
+    'module._orig_mod.blocks.7.norm1.bias': 'blocks.7.norm1.bias',
+    'model.blocks.7.norm1.bias': 'blocks.7.norm1.bias',
+    'net.backbone.blocks.7.norm1.bias': 'backbone.blocks.7.norm1.bias',
+    'net.backbone.blocks.0.attn.qkv.bias': 'blocks.0.attn.qkv.bias',
+    'backbone.blocks.1.7.norm1.bias': 'backbone.blocks.7.norm1.bias',
+    'teacher.backbone.blocks.7.norm1.bias': 'backbone.blocks.7.norm1.bias',
+}
+
+
+@pytest.mark.parametrize('name', BARE)
+def test_names_without_what_trainers_add(name):
+    stem, bare_stem = (full.partition('blocks')[0] for full in (name, BARE[name]))
+    file = [name, f'{stem}patch_embed.proj.weight']
+    if 'teacher' in stem:
+        file += [other.replace('teacher', 'student') for other in file]
+    assert list(bare_names(dict.fromkeys(file))) == [BARE[name], f'{bare_stem}patch_embed.proj.weight']
 
 
 @pytest.mark.parametrize(
