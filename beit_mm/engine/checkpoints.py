@@ -22,7 +22,14 @@ from torch import Tensor
 from beit_mm.checkpoint.description import FORMAT_VERSION, meta_of
 from beit_mm.checkpoint.read import CheckpointError, as_checkpoint_error, read_checkpoint, save_torch
 from beit_mm.datasets.samplers import SeededSampler
-from beit_mm.engine.resuming import batch_units, follow_config
+from beit_mm.engine.resuming import (
+    asked_for,
+    batch_units,
+    follow_config,
+    resume_instead,
+    resumed_from,
+    source_of_weights,
+)
 from beit_mm.engine.steps import unwrap
 from beit_mm.errors import UserError, check_choice, log, warn
 from beit_mm.files import atomic_file, inert, remove_leftovers
@@ -87,50 +94,44 @@ class CheckpointHook(Hook):
         folder = Path(runner.work_dir)
         if is_main_process():
             remove_leftovers(folder)
+        resume, weights = asked_for(runner)
+        is_searched = resume == 'auto' or (resume and weights is None)
         # torchrun counts restarts on each node: a node that lost no process has 0
-        restarted = any(all_gather_object(any(int(os.environ.get(name) or 0) for name in RESTARTS)))
-        weights = runner._load_from  # mmengine, as of 0.10.7 and 0.10.12, has no public way to choose
-        searched = runner._resume == 'auto' or (runner._resume and weights is None)
-        if restarted or searched:
-            path = in_main_process(lambda: newest_checkpoint(folder, restarted))
-            if path is not None:
-                if not all(all_gather_object(Path(path).is_file())):
-                    raise UserError(f'{path} is not on all nodes; put --work-dir on a file system that they share')
-                runner._resume, runner._load_from = True, path
-                if weights is not None:
-                    log(f'load_from={weights} is not read: the weights come from {path}.')
-            elif searched:
-                runner._resume = False
-                warn(f'No checkpoint of this run in {folder}: it starts from the beginning, load_from={weights}.')
+        is_restarted = any(all_gather_object(any(int(os.environ.get(name) or 0) for name in RESTARTS)))
+        if not (is_searched or is_restarted):
+            return
+        path = in_main_process(lambda: newest_checkpoint(folder, is_restarted))
+        if path is not None:
+            if not all(all_gather_object(Path(path).is_file())):
+                raise UserError(f'{path} is not on all nodes; put --work-dir on a file system that they share')
+            resume_instead(runner, path)
+            if weights is not None:
+                log(f'load_from={weights} is not read: the weights come from {path}.')
+        elif is_searched:
+            resume_instead(runner, None)
+            warn(f'No checkpoint of this run in {folder}: it starts from the beginning, load_from={weights}.')
 
     def after_load_checkpoint(self, runner: Runner, checkpoint: dict) -> None:
         """Takes over the id, position, seed and files of the resumed run."""
-        meta = meta_of(checkpoint)
-        if not runner._resume:
+        meta, path = meta_of(checkpoint), resumed_from(runner)
+        if path is None:
             return
         if 'optimizer' not in checkpoint or 'iter' not in meta:
-            raise CheckpointError(f'{runner._load_from} has only weights to load_from, not a run to resume')
+            raise CheckpointError(f'{path} has only weights to load_from, not a run to resume')
         if not any(isinstance(hook, EMAHook) for hook in runner.hooks):
-            with as_checkpoint_error(runner._load_from):  # an EMAHook stored the average in the place of the weights
-                kept = checkpoint.get('ema_state_dict', {})
-                trained = {name.removeprefix('module.'): kept[name] for name in kept if name.startswith('module.')}
-                checkpoint['state_dict'].update(trained)
+            with as_checkpoint_error(path):
+                undo_average(checkpoint)
         if 'batch' not in meta:  # mmengine wrote the file
             return
         run_id = meta.get('run')
         self.run_id = run_id if isinstance(run_id, str) and re.fullmatch(r'\w{1,40}', run_id) else ''
-        moved = follow_config(runner, checkpoint, plain_values(runner.cfg.to_dict()))
-        given = runner.cfg.get('randomness', {}).get('seed')
-        if given not in (None, meta['seed']):
-            warn(f'randomness.seed={given} has no effect: a run keeps the seed that it began with, {meta["seed"]}.')
-        sampler = runner.train_dataloader.sampler
-        if isinstance(sampler, SeededSampler) and sampler.seed == runner.seed:  # the config gave the sampler no seed
-            sampler.seed = meta['seed']
-        with as_checkpoint_error(runner._load_from):
+        moved = follow_config(runner, path, checkpoint, plain_values(runner.cfg.to_dict()))
+        keep_seed(runner, meta['seed'])
+        with as_checkpoint_error(path):
             info = checkpoint['message_hub']['runtime_info']
             if moved:
                 info.pop(VALIDATED, None)
-            if Path(runner._load_from).resolve().parent == Path(runner.work_dir).resolve():
+            if Path(path).resolve().parent == Path(runner.work_dir).resolve():
                 self.kept = [name for name in info.get(KEPT, ()) if NUMBERED.fullmatch(name)]
             else:  # in another folder: the files of the earlier run stay
                 for key in [key for key in info if key.startswith('best_number')]:
@@ -198,11 +199,7 @@ class CheckpointHook(Hook):
         metric = next(iter(metrics), metric) if metric == 'auto' else metric
         if metric not in metrics:
             raise UserError(f'save_best is {metric!r}; the validation measures {", ".join(metrics) or "nothing"}')
-        higher = self.rule == 'greater'
-        if self.rule is None:
-            higher = any(word in metric.lower() for word in HIGHER_IS_BETTER)
-            if not higher and 'loss' not in metric.lower():
-                raise UserError(f"whether a high {metric} is good is unknown; set the CheckpointHook's rule")
+        higher = self.is_higher_better(metric)
         hub, number = runner.message_hub, getattr(runner, self.unit)
         best = -math.inf if higher else math.inf
         if any(Path(runner.work_dir).glob(f'best_{metric}_*.pth'.replace('/', '_'))):
@@ -215,6 +212,15 @@ class CheckpointHook(Hook):
         if self.save(runner, name, resumable=False, replaces=[old] if old != name else []) is not None:
             hub.update_info(f'best_score_{metric}', metrics[metric])
             hub.update_info(f'best_number_{metric}', number)
+
+    def is_higher_better(self, metric: str) -> bool:
+        if self.rule is not None:
+            return self.rule == 'greater'
+        if any(word in metric.lower() for word in HIGHER_IS_BETTER):
+            return True
+        if 'loss' not in metric.lower():
+            raise UserError(f"whether a high {metric} is good is unknown; set the CheckpointHook's rule")
+        return False
 
     def save_interrupted(self, runner: Runner) -> Path | None:
         """Writes `interrupted.pth`, unless the run stops in its last validation: then its last checkpoint serves."""
@@ -244,6 +250,23 @@ class CheckpointHook(Hook):
             return None
         log(f'{path} is saved.')
         return path
+
+
+def undo_average(checkpoint: dict) -> None:
+    """Puts the trained weights back in their place, where an EMAHook stored their average."""
+    swapped = checkpoint.get('ema_state_dict', {})
+    trained = {name.removeprefix('module.'): swapped[name] for name in swapped if name.startswith('module.')}
+    checkpoint['state_dict'].update(trained)
+
+
+def keep_seed(runner: Runner, seed: int) -> None:
+    """Gives the sampler the seed that the run began with, as the Runner does for the rest; warns if another is set."""
+    given = runner.cfg.get('randomness', {}).get('seed')
+    if given not in (None, seed):
+        warn(f'randomness.seed={given} has no effect: a run keeps the seed that it began with, {seed}.')
+    sampler = runner.train_dataloader.sampler
+    if isinstance(sampler, SeededSampler) and sampler.seed == runner.seed:  # the config gave the sampler no seed
+        sampler.seed = seed
 
 
 def is_training(runner: Runner) -> bool:
@@ -326,10 +349,10 @@ def run_state(runner: Runner, resumable: bool, meta: dict) -> dict[str, Any]:
             state.pop('anneal_func', None)  # of OneCycleLR: a function, which no checkpoint may name
         content['param_schedulers'] = states
     runner.call_hook('before_save_checkpoint', checkpoint=content)
-    moved = apply_to(content, lambda value: isinstance(value, Tensor), lambda tensor: tensor.detach().cpu())
-    if metadata := getattr(content['state_dict'], '_metadata', None):  # torch's module versions, lost in the copy
-        moved['state_dict']._metadata = metadata
-    return moved
+    on_cpu = apply_to(content, lambda value: isinstance(value, Tensor), lambda tensor: tensor.detach().cpu())
+    # torch's own dict, because it holds the versions of the modules too
+    content['state_dict'].update(on_cpu['state_dict'])
+    return dict(on_cpu, state_dict=content['state_dict'])
 
 
 @HOOKS.register_module()
@@ -362,18 +385,24 @@ class CheckpointMetaHook(Hook):
         checkpoint['message_hub'] = stored_hub(kept)
 
     def after_load_checkpoint(self, runner: Runner, checkpoint: dict) -> None:
-        with as_checkpoint_error(runner._load_from):
-            stored, current = meta_of(checkpoint).get('tokenizer'), target_provenance(unwrap(runner))
-            # paths may differ: the same file may lie elsewhere
-            keys = [key for key in {**(stored or {}), **(current or {})} if not key.endswith('path')]
-            if stored and current and any(stored.get(key) != current.get(key) for key in keys):
-                warn(f'The checkpoint was trained on the targets of {stored}; this run has {current}.')
-            if runner._resume and 'message_hub' in checkpoint:
-                # No text: the file's `cfg` would get into this run's checkpoints, and mmengine executes it.
-                info = checkpoint['message_hub']['runtime_info'].items()
-                kept = {key: item for key, item in info if isinstance(item, (int, float, Tensor)) and key.isprintable()}
-                checkpoint['message_hub'] = stored_hub(kept)
-                early_stopping(runner, kept)
+        with as_checkpoint_error(source_of_weights(runner) or 'the checkpoint'):
+            warn_of_other_targets(meta_of(checkpoint).get('tokenizer'), target_provenance(unwrap(runner)))
+            if resumed_from(runner) is None or 'message_hub' not in checkpoint:
+                return
+            # No text: the file's `cfg` would get into this run's checkpoints, and mmengine executes it.
+            info = checkpoint['message_hub']['runtime_info'].items()
+            kept = {key: item for key, item in info if isinstance(item, (int, float, Tensor)) and key.isprintable()}
+            checkpoint['message_hub'] = stored_hub(kept)
+            early_stopping(runner, kept)
+
+
+def warn_of_other_targets(stored: dict | None, current: dict | None) -> None:
+    """Warns if a checkpoint was trained on other targets; paths may differ, as the same file may lie elsewhere."""
+    if not stored or not current:
+        return
+    keys = [key for key in stored | current if not key.endswith('path')]
+    if any(stored.get(key) != current.get(key) for key in keys):
+        warn(f'The checkpoint was trained on the targets of {stored}; this run has {current}.')
 
 
 def early_stopping(runner: Runner, stored: Mapping[str, Any] | None = None) -> dict[str, Any]:

@@ -26,6 +26,7 @@ from beit_mm.datasets.transforms import RandomErasing
 from beit_mm.engine.dino import TeacherMomentumHook
 from beit_mm.engine.metrics import DenseKNNHook, KNNHook
 from beit_mm.engine.optim import AutocastOptimWrapper, check_state
+from beit_mm.engine.resuming import resumed_from
 from beit_mm.engine.steps import unwrap
 from beit_mm.errors import UserError, log, warn
 from beit_mm.models import ClassificationDataPreprocessor
@@ -48,35 +49,8 @@ class FitCheckHook(Hook):
 
     def before_train(self, runner: Runner) -> None:
         self.checkpoint = None  # a test afterwards uses this run's weights
-        check_sampler(runner.train_dataloader)
-        check_effective_batch(runner)
-        model, dataset = unwrap(runner), runner.train_dataloader.dataset
-        if runner.val_loop is not None:
-            if runner.train_loop.val_interval < 1:
-                found = f'train_cfg.val_interval is {runner.train_loop.val_interval}; expected a number from 1'
-                raise UserError(f'{found}; --no-validate trains without held-out images')
-            val_dataset = runner.val_dataloader.dataset
-            check_same_classes(classes_of(val_dataset), path_of(val_dataset), classes_of(dataset), path_of(dataset))
-            check_same_zero(dataset, val_dataset)
-            check_topk(runner.val_loop.evaluator, val_dataset)
-            check_label_files(runner.val_loop.evaluator, val_dataset)
-        else:
-            for hook in runner.hooks:
-                if isinstance(hook, (EarlyStoppingHook, KNNHook, DenseKNNHook)) or getattr(hook, 'save_best', None):
-                    warn(f'What {type(hook).__name__} does after validations has no effect: this run has none.')
-        check_model(model, dataset)
-        check_erasing(model, transforms_of(dataset))
-        if (backbone := backbone_of(model)) is not None:
-            check_groups(backbone, runner.optim_wrapper.param_groups)
-        if isinstance(model, BEiTPretrainer):
-            check_views(model, transforms_of(dataset))
-            follows = any(isinstance(hook, TeacherMomentumHook) for hook in runner.hooks)
-            if getattr(model.target_generator, 'ema', None) is not None and not follows:
-                raise UserError("teacher='ema' needs dict(type='beit_mm.TeacherMomentumHook') in custom_hooks")
-        if (provenance := target_provenance(model)) is not None:
-            log(f'Targets: {provenance}')
-            if provenance.get('path') == 'random weights':
-                warn('The tokenizer has random weights: give its file as model.target_generator.checkpoint.')
+        for check in BEFORE_TRAINING:
+            check(runner)
 
     def before_train_iter(self, runner: Runner, batch_idx: int, data_batch: dict | None = None) -> None:
         if not self.first_batch:
@@ -96,13 +70,17 @@ class FitCheckHook(Hook):
         # a backbone, a teacher's too, fits and checks its own tensors when it loads them
         others = [name for name in own if not name.startswith('backbone.') and name in weights]
         check_finite({name: weights[name] for name in others}, 'The checkpoint')
+        path, wrapper = resumed_from(runner), runner.optim_wrapper
+        if path is None:
+            return
         unfit = [name for name in others if 'backbone.' not in name and weights[name].shape != own[name].shape]
-        if unfit and runner._resume:  # else mmengine prints them
-            found = f"{runner._load_from}: shapes differ from this model's: {preview(unfit)}"
-            raise UserError(f'{found}; resume with the sizes that the run began with')
-        wrapper, is_resumed = runner.optim_wrapper, runner._resume and 'optimizer' in checkpoint
-        if is_resumed and isinstance(wrapper, OptimWrapper) and not isinstance(wrapper, AutocastOptimWrapper):
-            check_state(checkpoint['optimizer'], wrapper.optimizer)  # AutocastOptimWrapper checks it itself
+        if unfit:  # without resume mmengine prints them
+            raise UserError(
+                f"{path}: shapes differ from this model's: {preview(unfit)}; resume with the sizes of its config"
+            )
+        checks_itself = isinstance(wrapper, AutocastOptimWrapper)
+        if 'optimizer' in checkpoint and isinstance(wrapper, OptimWrapper) and not checks_itself:
+            check_state(checkpoint['optimizer'], wrapper.optimizer)
 
     def before_test(self, runner: Runner) -> None:
         dataset = runner.test_dataloader.dataset
@@ -130,12 +108,14 @@ def check_effective_batch(runner: Runner) -> None:
         if isinstance(hook, EMAHook) and hook.ema_cfg.get('interval', 1) % accumulation:
             warn(f'The EMAHook counts batches, and a step has {accumulation}; set its interval={accumulation}.')
     check_schedules(runner, is_scaled=enabled and expected != effective)
-    found = f'Effective batch: {processes} processes x {batch} images x {accumulation} accumulated = {effective}'
+    line = f'Effective batch: {processes} processes x {batch} images x {accumulation} accumulated = {effective}'
     if enabled or expected in (None, effective):
-        log(f'{found}.')
+        log(f'{line}.')
     else:
-        advice = 'change train_dataloader.batch_size or optim_wrapper.accumulative_counts, or scale the learning rate'
-        warn(f'{found}; the recipe has {expected}: {advice} (half the batch, half the rate).')
+        warn(
+            f'{line}; the recipe has {expected}: change train_dataloader.batch_size or '
+            'optim_wrapper.accumulative_counts, or scale the learning rate (half the batch, half the rate).'
+        )
 
 
 def check_schedules(runner: Runner, is_scaled: bool) -> None:
@@ -147,11 +127,14 @@ def check_schedules(runner: Runner, is_scaled: bool) -> None:
         if scheduler.param_name != 'lr':  # weight decay may rise
             continue
         name = f'param_scheduler.{number} ({type(scheduler).__name__})'
-        advice = 'give eta_min_ratio, a share of the rate, instead'
         if is_scaled and (end or highest):
-            raise UserError(f'auto_scale_lr scales optimizer.lr, not the {end or highest:g} of {name}; {advice}')
+            raise UserError(
+                f'auto_scale_lr does not scale the {end or highest:g} of {name}; give it eta_min_ratio instead'
+            )
         if end > start:
-            raise UserError(f'{name} would let a learning rate rise from {start:.3g} to {end:.3g}; {advice}')
+            raise UserError(
+                f'{name} lets a learning rate rise from {start:.3g} to {end:.3g}; give it eta_min_ratio instead'
+            )
 
 
 def check_number_of_images(loader: DataLoader) -> None:
@@ -160,8 +143,9 @@ def check_number_of_images(loader: DataLoader) -> None:
         raise UserError(f'{path_of(images)} has {len(images)} images, fewer than one batch of {batch} for each process')
 
 
-def check_sampler(loader: DataLoader) -> None:
+def check_sampler(runner: Runner) -> None:
     """Raises UserError if a dataset of this package lacks SeededSampler: all epochs would have the same views."""
+    loader = runner.train_dataloader
     own = [type(one).__name__ for one in datasets_in(loader.dataset) if isinstance(one, UnlabeledImages)]
     if own and not isinstance(loader.sampler, SeededSampler):
         raise UserError(f"{own[0]} has new views in each epoch only with sampler.type='beit_mm.SeededSampler'")
@@ -223,8 +207,8 @@ def check_labels(samples: Sequence[BaseDataElement], num_classes: int, ignore_in
         shares.append(ignored.float().mean())
     share = sum(shares) / len(shares)
     if share > 0.5:
-        cause = f'label {ignore_index}, and label 0 with reduce_zero_label=True'
-        warn(f'{share:.0%} of the pixels of the first batch are ignored ({cause}). Is this intended?')
+        labels_ignored = f'label {ignore_index}, and label 0 with reduce_zero_label=True'
+        warn(f'{share:.0%} of the pixels of the first batch are ignored ({labels_ignored}). Is this intended?')
 
 
 def load_whole(model: nn.Module, weights: Mapping[str, Any]) -> None:
@@ -236,14 +220,16 @@ def load_whole(model: nn.Module, weights: Mapping[str, Any]) -> None:
         weights = {name.removeprefix('module.'): tensor for name, tensor in weights.items()}
     try:
         missing, unexpected = model.load_state_dict(weights, strict=False)
-        needed = [name for name in missing if not name.startswith('auxiliary_head.')]
-        unused = [name for name in unexpected if not name.startswith('auxiliary_head.')]
-        faults = [f'the {owner} lacks {preview(them)}' for owner, them in (('file', needed), ('model', unused)) if them]
-    except RuntimeError as error:  # other shapes
-        faults = [' '.join(str(error).split())[:300]]
-    if faults:
-        advice = 'test it with the config that it was trained with, or set num_classes and sizes as in its training'
-        raise UserError(f'the checkpoint is of another model: {" and ".join(faults)}; {advice}')
+    except RuntimeError as error:
+        shapes = ' '.join(str(error).split())[:300]
+        raise UserError(f'{shapes}; set num_classes and sizes as in the training of the checkpoint') from None
+    needed = [name for name in missing if not name.startswith('auxiliary_head.')]
+    unused = [name for name in unexpected if not name.startswith('auxiliary_head.')]
+    if needed or unused:
+        raise UserError(
+            f'the checkpoint is of another model: it lacks {preview(needed)}, this model lacks {preview(unused)}; '
+            'test it with the config that it was trained with'
+        )
 
 
 def check_model(model: nn.Module, dataset: Dataset) -> None:
@@ -273,8 +259,10 @@ def check_topk(evaluator: Evaluator, dataset: Dataset) -> None:
     for metric in evaluator.metrics:
         most = np.max(getattr(metric, 'topk', None) or 1)  # `topk` is one number, several, or None
         if classes and most > len(classes):
-            found = f'the evaluator counts the best {most} of {len(classes)} classes'
-            raise UserError(f'{found}; add --cfg-options val_evaluator.topk=1 test_evaluator.topk=1')
+            raise UserError(
+                f'the evaluator counts the best {most} of {len(classes)} classes; '
+                'add --cfg-options val_evaluator.topk=1 test_evaluator.topk=1'
+            )
 
 
 def check_label_files(evaluator: Evaluator, dataset: Any) -> None:
@@ -282,8 +270,10 @@ def check_label_files(evaluator: Evaluator, dataset: Any) -> None:
     lacks_maps = isinstance(dataset, UnlabeledImages) and dataset.data_prefix.get('seg_map_path') is None
     for metric in evaluator.metrics:
         if lacks_maps and getattr(metric, 'format_only', None) is False:
-            advice = 'set seg_map_path in data_prefix, or format_only=True and output_dir of the evaluator'
-            raise UserError(f'{path_of(dataset)} has no label maps to compare predictions with; {advice}')
+            raise UserError(
+                f'{path_of(dataset)} has no label maps to compare predictions with; set seg_map_path in data_prefix, '
+                'or format_only=True and output_dir of the evaluator'
+            )
         if getattr(metric, 'format_only', False) and metric.output_dir is None:
             raise UserError('format_only=True only writes label maps; give the evaluator an output_dir for them')
         first: dict[str, str] = {}  # the image of each file
@@ -291,8 +281,10 @@ def check_label_files(evaluator: Evaluator, dataset: Any) -> None:
             image = dataset.get_data_info(index)['img_path']
             other = first.setdefault(Path(image).stem, image)
             if image != other:
-                found = f'output_dir would have one label map for {other} and {image}'
-                raise UserError(f'{found}; test each folder by itself, or use `beit-mm segment`, which numbers files')
+                raise UserError(
+                    f'output_dir would have one label map for {other} and {image}; test each folder by itself, '
+                    'or use `beit-mm segment`, which numbers files'
+                )
 
 
 def check_size(model: nn.Module, inputs: Any) -> None:
@@ -352,8 +344,10 @@ def check_erasing(model: nn.Module, transforms: Sequence) -> None:
     erases = any(isinstance(transform, RandomErasing) for transform in transforms)
     is_packed = any('erase_box' in getattr(transform, 'meta_keys', ()) for transform in transforms)
     if erases and not (is_packed and isinstance(model.data_preprocessor, ClassificationDataPreprocessor)):
-        needed = "'erase_box' in the meta_keys of PackInputs, and a beit_mm.ClassificationDataPreprocessor"
-        raise UserError(f'RandomErasing would have no effect; it needs {needed}')
+        raise UserError(
+            "RandomErasing would have no effect; it needs 'erase_box' in the meta_keys of PackInputs, and a "
+            'beit_mm.ClassificationDataPreprocessor'
+        )
 
 
 def check_groups(backbone: BEiTBackbone, groups: Sequence[dict]) -> None:
@@ -362,20 +356,84 @@ def check_groups(backbone: BEiTBackbone, groups: Sequence[dict]) -> None:
     Other libraries' constructors find both by name: mmseg's looks for the blocks of a "BEiT" under `layers.0`,
     mmpretrain's recipes exempt norms called `.ln` from weight decay. Ours are called `blocks.0` and `norm1`.
     """
+    check_layer_decay(backbone, groups)
+    check_decay_of_norms(backbone, groups)
+
+
+def check_layer_decay(backbone: BEiTBackbone, groups: Sequence[dict]) -> None:
     scale_of = {id(parameter): group.get('lr_scale', 1) for group in groups for parameter in group['params']}
 
     def scales(module: nn.Module) -> set[float]:
         return {scale_of[id(p)] for p in module.parameters() if id(p) in scale_of}
 
     of_blocks = [found for found in map(scales, backbone.blocks) if found]  # frozen ones have none
-    differs = len(of_blocks) > 1 and scales(backbone.patch_embed) - of_blocks[0]  # scales that the first block lacks
-    if differs and of_blocks[0] == of_blocks[-1]:
+    if len(of_blocks) < 2 or of_blocks[0] != of_blocks[-1]:
+        return
+    if scales(backbone.patch_embed) - of_blocks[0]:
         raise UserError(
             'the optimizer gives all blocks of the BEiTBackbone one learning rate and its patch embedding another; use'
             " constructor='beit_mm.BEiTOptimWrapperConstructor' with paramwise_cfg=dict(layer_decay_rate=...)"
         )
+
+
+def check_decay_of_norms(backbone: BEiTBackbone, groups: Sequence[dict]) -> None:
     decay_of = {id(parameter): group.get('weight_decay', 0) for group in groups for parameter in group['params']}
     for name, norm in backbone.named_modules():
         if isinstance(norm, nn.LayerNorm) and decay_of.get(id(norm.weight)) and decay_of.get(id(norm.bias)) == 0:
-            found = f'weight decay applies to the weight of {name} of the BEiTBackbone, not to its bias'
-            raise UserError(f'{found}; set norm_decay_mult=0.0 in optim_wrapper.paramwise_cfg')
+            raise UserError(
+                f'weight decay applies to the weight of {name} of the BEiTBackbone, but not to its bias; '
+                'set norm_decay_mult=0.0 in optim_wrapper.paramwise_cfg'
+            )
+
+
+def check_validation(runner: Runner) -> None:
+    """Checks what a training is validated on; without validations, warns of hooks that wait for one."""
+    if runner.val_loop is None:
+        for hook in runner.hooks:
+            if isinstance(hook, (EarlyStoppingHook, KNNHook, DenseKNNHook)) or getattr(hook, 'save_best', None):
+                warn(f'What {type(hook).__name__} does after validations has no effect: this run has none.')
+        return
+    if runner.train_loop.val_interval < 1:
+        interval = runner.train_loop.val_interval
+        raise UserError(f'train_cfg.val_interval is {interval}; set a number from 1, or train with --no-validate')
+    dataset, held_out = runner.train_dataloader.dataset, runner.val_dataloader.dataset
+    check_same_classes(classes_of(held_out), path_of(held_out), classes_of(dataset), path_of(dataset))
+    check_same_zero(dataset, held_out)
+    check_topk(runner.val_loop.evaluator, held_out)
+    check_label_files(runner.val_loop.evaluator, held_out)
+
+
+def check_trained_model(runner: Runner) -> None:
+    model, dataset = unwrap(runner), runner.train_dataloader.dataset
+    check_model(model, dataset)
+    check_erasing(model, transforms_of(dataset))
+    backbone = backbone_of(model)
+    if backbone is not None:
+        check_groups(backbone, runner.optim_wrapper.param_groups)
+    if isinstance(model, BEiTPretrainer):
+        check_views(model, transforms_of(dataset))
+
+
+def check_teacher(runner: Runner) -> None:
+    """Raises UserError if nothing would move a teacher that is a moving average."""
+    is_average = getattr(getattr(unwrap(runner), 'target_generator', None), 'ema', None) is not None
+    if is_average and not any(isinstance(hook, TeacherMomentumHook) for hook in runner.hooks):
+        raise UserError("teacher='ema' needs dict(type='beit_mm.TeacherMomentumHook') in custom_hooks")
+
+
+def log_targets(runner: Runner) -> None:
+    provenance = target_provenance(unwrap(runner))
+    if provenance is not None:
+        log(f'Targets: {provenance}')
+        if provenance.get('path') == 'random weights':
+            warn('The tokenizer has random weights: give its file as model.target_generator.checkpoint.')
+
+
+BEFORE_TRAINING = (
+    check_sampler,
+    check_effective_batch,
+    check_validation,
+    check_trained_model,
+    check_teacher,
+    log_targets,
+)

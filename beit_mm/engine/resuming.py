@@ -3,6 +3,7 @@
 import inspect
 import warnings
 from collections.abc import Sequence
+from functools import cache
 from typing import Any
 
 from mmengine.dist import get_world_size
@@ -16,6 +17,40 @@ from beit_mm.files import quoted
 # The sections of a config that say what is trained, and how.
 SECTIONS = 'model train_dataloader train_cfg optim_wrapper param_scheduler auto_scale_lr default_hooks custom_hooks'
 NOT_SET = 'not set'
+CHOSEN = 'resumed_from'  # in the message hub, of this call only: the file that `resume_instead` chose
+
+
+def asked_for(runner: Runner) -> tuple[bool | str, str | None]:
+    """A run's `resume` and `load_from`."""
+    # mmengine 0.10.7 and onedl-mmengine 0.10.12 keep them under private names alone, and the config may lack them.
+    resume = getattr(runner, '_resume', runner.cfg.get('resume', False))
+    return resume, getattr(runner, '_load_from', runner.cfg.get('load_from'))
+
+
+def resumed_from(runner: Runner) -> str | None:
+    """The checkpoint that a training goes on from; None if it begins anew."""
+    resume, load_from = asked_for(runner)
+    return runner.message_hub.get_info(CHOSEN, (load_from or runner.work_dir) if resume else None)
+
+
+def source_of_weights(runner: Runner) -> str | None:
+    """The checkpoint that a training goes on from, or begins with, or that is tested."""
+    return resumed_from(runner) or asked_for(runner)[1]
+
+
+def resume_instead(runner: Runner, path: str | None) -> None:
+    """Makes a run resume from `path`, whatever it asked for; None: it begins anew, with the weights it asked for."""
+    _, weights = asked_for(runner)
+
+    @cache  # the Runner calls it when its weights are initialised, and again for a test after the training
+    def load_or_resume() -> None:
+        if path is not None:
+            runner.resume(path)
+        elif weights is not None:
+            runner.load_checkpoint(weights)
+
+    runner.load_or_resume = load_or_resume  # type: ignore[method-assign]
+    runner.message_hub.update_info(CHOSEN, path, resumed=False)
 
 
 def batch_units(runner: Runner) -> dict[str, int]:
@@ -25,13 +60,14 @@ def batch_units(runner: Runner) -> dict[str, int]:
     return dict(images=get_world_size() * loader.batch_size, accumulated=accumulated, per_epoch=len(loader))
 
 
-def fit_position(runner: Runner, meta: dict, weights: dict) -> bool:
+def fit_position(runner: Runner, path: str, meta: dict, weights: dict) -> bool:
     """Converts the position in a checkpoint's meta and weights to this run's batches; returns whether these differ."""
     stored, batch = meta['batch'], batch_units(runner)
     old, new = (entry['images'] * entry['accumulated'] for entry in (stored, batch))
     if old != new:
-        found = f'the checkpoint was trained with {old} images a step, this run has {new}; change batch_size'
-        raise UserError(f'{runner._load_from}: {found}')
+        raise UserError(
+            f'{path}: the checkpoint was trained with {old} images a step, this run has {new}; change batch_size'
+        )
     by_epoch = isinstance(runner.train_loop, EpochBasedTrainLoop)
     moved = stored['images'] != batch['images'] or (by_epoch and stored['per_epoch'] != batch['per_epoch'])
     if moved:
@@ -48,11 +84,11 @@ def fit_position(runner: Runner, meta: dict, weights: dict) -> bool:
     return moved
 
 
-def follow_config(runner: Runner, checkpoint: dict, config: dict) -> bool:
-    """Changes a checkpoint to this run's settings and batches, at its position; returns whether the batches differ."""
+def follow_config(runner: Runner, path: str, checkpoint: dict, config: dict) -> bool:
+    """Changes the checkpoint of a file to this run's settings and batches; returns whether the batches differ."""
     meta = checkpoint['meta']
-    with as_checkpoint_error(runner._load_from):
-        moved = fit_position(runner, meta, checkpoint['state_dict'])
+    with as_checkpoint_error(path):
+        moved = fit_position(runner, path, meta, checkpoint['state_dict'])
         changes = changed_settings(config, meta.get('config_dict', {}))
     if changes:
         lines = [f'\n  {quoted(name)} {new:.100}, was {old:.100}' for name, (new, old) in changes.items()]

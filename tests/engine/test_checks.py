@@ -9,6 +9,7 @@ import torch
 from helpers import make_runner, narrow_dino_model, narrow_model, train
 from label_maps import make_label_maps
 from labelled import classifier_config, make_images
+from mmengine.logging import MessageHub
 from mmengine.structures import PixelData
 from mmpretrain.evaluation import Accuracy, MultiLabelMetric
 from mmseg.evaluation import IoUMetric
@@ -260,7 +261,9 @@ def test_positions_of_a_teacher_are_resized():
         return MODELS.build(dict(model, backbone=dict(model['backbone'], img_size=size)))
 
     small, large = model_of(32), model_of(48)
-    runner = SimpleNamespace(model=large, _resume=True, _load_from='a.pth', optim_wrapper=None)
+    runner = SimpleNamespace(
+        model=large, cfg=dict(resume=True, load_from='a.pth'), message_hub=MessageHub('a'), optim_wrapper=None
+    )
     FitCheckHook().after_load_checkpoint(runner, dict(state_dict=small.state_dict()))
     large.load_state_dict(small.state_dict(), strict=False)
     assert large.teacher['backbone'].pos_embed.shape == (1, 37, 32)

@@ -13,6 +13,7 @@ import torch
 from helpers import make_runner, narrow_model, train
 from mmengine.config import Config
 from mmengine.hooks import EMAHook, Hook
+from mmengine.logging import MessageHub
 from PIL import Image
 
 from beit_mm import engine
@@ -111,7 +112,7 @@ def test_fewer_images_than_a_batch_are_named_before_schedules_are_built(pretrain
 
 
 def test_another_tokenizer_in_a_checkpoint_is_warned_of(warnings):
-    runner = SimpleNamespace(model=MODELS.build(narrow_model()), _load_from='x.pth', _resume=False)
+    runner = SimpleNamespace(model=MODELS.build(narrow_model()), cfg={}, message_hub=MessageHub('targets'))
     own = dict(runner.model.target_generator.provenance)
     for provenance in (own, dict(own, path='elsewhere.pth'), dict(own, sha256='0' * 64)):
         CheckpointMetaHook().after_load_checkpoint(runner, dict(meta=dict(tokenizer=provenance)))

@@ -10,6 +10,7 @@ from unittest.mock import Mock
 import pytest
 from helpers import make_runner
 
+from beit_mm.engine.resuming import resumed_from
 from beit_mm.engine.signals import InterruptionHook
 
 
@@ -52,7 +53,7 @@ def test_a_training_is_tested_beside_it(other, pretrain_config, tmp_path, monkey
     monkeypatch.setattr('fcntl.lockf', lambda *_: locks.append(True))
     monkeypatch.setenv('SLURM_RESTART_COUNT', '1')
     (runner := make_runner(pretrain_config)).test()
-    assert runner._load_from is None and half_written.exists() and not locks
+    assert resumed_from(runner) is None and half_written.exists() and not locks
     assert make_runner(pretrain_config).val()
 
 
