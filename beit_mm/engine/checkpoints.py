@@ -22,14 +22,7 @@ from torch import Tensor
 from beit_mm.checkpoint.description import FORMAT_VERSION, meta_of
 from beit_mm.checkpoint.read import CheckpointError, as_checkpoint_error, read_checkpoint, save_torch
 from beit_mm.datasets.samplers import SeededSampler
-from beit_mm.engine.resuming import (
-    asked_for,
-    batch_units,
-    follow_config,
-    resume_instead,
-    resumed_from,
-    source_of_weights,
-)
+from beit_mm.engine.resuming import asked_for, batch_units, follow_config, resume_instead, resumed_from
 from beit_mm.engine.steps import unwrap
 from beit_mm.errors import UserError, check_choice, log, warn
 from beit_mm.files import atomic_file, inert, remove_leftovers
@@ -385,9 +378,10 @@ class CheckpointMetaHook(Hook):
         checkpoint['message_hub'] = stored_hub(kept)
 
     def after_load_checkpoint(self, runner: Runner, checkpoint: dict) -> None:
-        with as_checkpoint_error(source_of_weights(runner) or 'the checkpoint'):
+        resumed, (_, load_from) = resumed_from(runner), asked_for(runner)
+        with as_checkpoint_error(resumed or load_from or 'the checkpoint'):
             warn_of_other_targets(meta_of(checkpoint).get('tokenizer'), target_provenance(unwrap(runner)))
-            if resumed_from(runner) is None or 'message_hub' not in checkpoint:
+            if resumed is None or 'message_hub' not in checkpoint:
                 return
             # No text: the file's `cfg` would get into this run's checkpoints, and mmengine executes it.
             info = checkpoint['message_hub']['runtime_info'].items()

@@ -75,9 +75,7 @@ class FitCheckHook(Hook):
             return
         unfit = [name for name in others if 'backbone.' not in name and weights[name].shape != own[name].shape]
         if unfit:  # without resume mmengine prints them
-            raise UserError(
-                f"{path}: shapes differ from this model's: {preview(unfit)}; resume with the sizes of its config"
-            )
+            raise UserError(f"{path}: shapes differ from this model's: {preview(unfit)}; resume with its own sizes")
         checks_itself = isinstance(wrapper, AutocastOptimWrapper)
         if 'optimizer' in checkpoint and isinstance(wrapper, OptimWrapper) and not checks_itself:
             check_state(checkpoint['optimizer'], wrapper.optimizer)
@@ -128,12 +126,10 @@ def check_schedules(runner: Runner, is_scaled: bool) -> None:
             continue
         name = f'param_scheduler.{number} ({type(scheduler).__name__})'
         if is_scaled and (end or highest):
-            raise UserError(
-                f'auto_scale_lr does not scale the {end or highest:g} of {name}; give it eta_min_ratio instead'
-            )
+            raise UserError(f'auto_scale_lr does not scale the {end or highest:g} of {name}; use eta_min_ratio instead')
         if end > start:
             raise UserError(
-                f'{name} lets a learning rate rise from {start:.3g} to {end:.3g}; give it eta_min_ratio instead'
+                f'{name} lets a learning rate rise from {start:.3g} to {end:.3g}; use eta_min_ratio instead'
             )
 
 
@@ -356,27 +352,18 @@ def check_groups(backbone: BEiTBackbone, groups: Sequence[dict]) -> None:
     Other libraries' constructors find both by name: mmseg's looks for the blocks of a "BEiT" under `layers.0`,
     mmpretrain's recipes exempt norms called `.ln` from weight decay. Ours are called `blocks.0` and `norm1`.
     """
-    check_layer_decay(backbone, groups)
-    check_decay_of_norms(backbone, groups)
-
-
-def check_layer_decay(backbone: BEiTBackbone, groups: Sequence[dict]) -> None:
     scale_of = {id(parameter): group.get('lr_scale', 1) for group in groups for parameter in group['params']}
 
     def scales(module: nn.Module) -> set[float]:
         return {scale_of[id(p)] for p in module.parameters() if id(p) in scale_of}
 
     of_blocks = [found for found in map(scales, backbone.blocks) if found]  # frozen ones have none
-    if len(of_blocks) < 2 or of_blocks[0] != of_blocks[-1]:
-        return
-    if scales(backbone.patch_embed) - of_blocks[0]:
+    differs = len(of_blocks) > 1 and scales(backbone.patch_embed) - of_blocks[0]  # scales that the first block lacks
+    if differs and of_blocks[0] == of_blocks[-1]:
         raise UserError(
             'the optimizer gives all blocks of the BEiTBackbone one learning rate and its patch embedding another; use'
             " constructor='beit_mm.BEiTOptimWrapperConstructor' with paramwise_cfg=dict(layer_decay_rate=...)"
         )
-
-
-def check_decay_of_norms(backbone: BEiTBackbone, groups: Sequence[dict]) -> None:
     decay_of = {id(parameter): group.get('weight_decay', 0) for group in groups for parameter in group['params']}
     for name, norm in backbone.named_modules():
         if isinstance(norm, nn.LayerNorm) and decay_of.get(id(norm.weight)) and decay_of.get(id(norm.bias)) == 0:

@@ -17,8 +17,6 @@ from beit_mm.precision import inference_autocast
 
 
 class FittedHead(NamedTuple):
-    """What `fit_head` found."""
-
     loss: float  # mean cross entropy of the images that the head was fitted to
     line: str  # for the log: the penalty, and the accuracy on held-out images at each penalty that was tried
 
@@ -37,20 +35,16 @@ def fit_head(
         seed: for drawing the images that are held out to choose the penalty.
         folder: of the run; `unreadable_images.txt` is written there if images cannot be read.
         show: called after each batch with the number of batches that are done, and of all.
-
-    Raises:
-        UserError: if the loader has no batch, or too many of its images cannot be read.
     """
     check_number_of_images(loader)
     shield_workers(loader)
     model.eval()
-    parts, labels_read, indices_read, replaced = [], [], [], set()
+    parts, rows, replaced = [], [], set()
     for done, batch in enumerate(loader, start=1):
         inputs = model.data_preprocessor(batch)['inputs']
         with inference_autocast(inputs.device):
             parts.append(model.head.pre_logits(model.extract_feat(inputs)).float())  # B, C
-        labels_read += [int(sample.gt_label) for sample in batch['data_samples']]
-        indices_read += [sample.sample_idx for sample in batch['data_samples']]
+        rows += [(sample.sample_idx, int(sample.gt_label)) for sample in batch['data_samples']]
         replaced |= replaced_in(batch)
         if show is not None:
             show(done, len(loader))
@@ -58,7 +52,7 @@ def fit_head(
     UnreadableList(folder).add_replaced(replaced, len(loader.dataset))
 
     features = torch.cat(parts)  # N, C
-    labels, indices = (torch.tensor(numbers, device=features.device) for numbers in (labels_read, indices_read))  # N
+    indices, labels = torch.tensor(rows, device=features.device).unbind(1)  # N
     mean, std = mean_and_std(features)
     layer, standardised = model.head.fc, (features - mean) / std
     fitted, found = choose_penalty(standardised, labels, len(layer.weight), indices, by_class=False, seed=seed)

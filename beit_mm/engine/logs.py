@@ -194,14 +194,10 @@ class ProgressHook(Hook):
             left = time_left(self.begin, progress - self.progress_before, 1 - progress)
             self.say_progress(f'{self.title} {done:,}/{runner.max_iters:,}', recent_numbers(runner), left)
 
-    def begin_batches(self) -> None:
-        """Called before the first batch that `show_batch` shows."""
+    def begin_batches(self, runner: Runner | None = None) -> None:
         self.batches_begin = time.monotonic()
 
-    def before_val(self, runner: Runner) -> None:
-        self.begin_batches()
-
-    before_test = before_val
+    before_val = before_test = begin_batches
 
     def after_val_iter(self, runner: Runner, batch_idx: int, data_batch: Any = None, outputs: Any = None) -> None:
         self.show_batch(batch_idx + 1, len(runner.val_dataloader))
@@ -214,8 +210,8 @@ class ProgressHook(Hook):
     def after_train(self, runner: Runner) -> None:
         if runner.iter < runner.max_iters:  # a hook has set stop_training; only the log may say why
             weights = find_latest_checkpoint(runner.work_dir) or 'not saved'  # CheckpointHook has already run
-            end = f'ended by a hook after step {runner.iter:,} of {runner.max_iters:,}'
-            self.say(f'{self.title}: {end}; weights: {weights}')
+            steps = f'{runner.iter:,} of {runner.max_iters:,}'
+            self.say(f'{self.title}: ended by a hook after step {steps}; weights: {weights}')
 
     def after_test_iter(self, runner: Runner, batch_idx: int, data_batch: Any = None, outputs: Any = None) -> None:
         self.show_batch(batch_idx + 1, len(runner.test_dataloader))

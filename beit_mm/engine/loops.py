@@ -103,8 +103,7 @@ class IterLoop(IterBasedTrainLoop):
         images, full_length = len(loader.dataset), max_iters or max_epochs * len(self.dataloader)
         number = max(math.ceil(self.max_iters / full_length * images), get_world_size() * (loader.batch_size or 1))
         if number < images and isinstance(loader.dataset, BaseDataset):
-            part = f'{number:,} of {images:,} held-out images, in proportion to its length'
-            warn(f'The run validates on {part}; train_cfg.shortened_from=None takes all.')
+            warn(f'Validating on {number:,} of {images:,} held-out images; train_cfg.shortened_from=None takes all.')
             validate_on(self.runner, [position * images // number for position in range(number)])
 
     def endless_batches(self) -> Iterator:
@@ -161,6 +160,7 @@ def validate_on(runner: Runner, indices: Sequence[int]) -> None:
 def is_past_end(runner: Runner) -> bool:
     """Whether a resumed run is past its end; exactly at its end it still validates. Warns if no step is left."""
     if runner.iter >= runner.max_iters:
-        longer = 'to train longer, raise max_epochs or max_iters'
-        warn(f'The checkpoint has {runner.iter} iterations, and the config asks for {runner.max_iters}; {longer}.')
+        warn(
+            f'The checkpoint is at iteration {runner.iter} of {runner.max_iters}; to go on, raise max_epochs or max_iters.'
+        )
     return runner.iter > runner.max_iters

@@ -130,15 +130,16 @@ class AutocastOptimWrapper(OptimWrapper):
         self.seen = counters
         self.message_hub.update_scalar('train/skipped_steps', counters.not_finite)
         if skipped := counters.not_finite - last_read.not_finite:
-            found = f'{skipped} of the last {len(norms)} steps had no finite gradient and were skipped'
-            warn(f'{found}, {counters.not_finite} in this run.')
+            in_run = counters.not_finite
+            warn(f'Skipped {skipped} of the last {len(norms)} steps, without finite gradients; {in_run} in this run.')
         if self.loss_scaler.is_enabled():
             self.message_hub.update_scalar('train/overflows', counters.overflows)
         if counters.in_a_row >= MAX_SKIPPED_IN_A_ROW:
             first = (self.inner_count // self.accumulative_counts - counters.in_a_row) * self.accumulative_counts
-            found = f'the gradient was not finite in {counters.in_a_row} steps in a row, from iteration {first} on'
-            advice = 'a lower optim_wrapper.optimizer.lr or with optim_wrapper.dtype=float32'
-            raise UserError(f'{found}; resume the last checkpoint with {advice}')
+            raise UserError(
+                f'the gradient was not finite in {counters.in_a_row} steps in a row, from iteration {first} on; resume '
+                'the last checkpoint with a lower optim_wrapper.optimizer.lr, or with optim_wrapper.dtype=float32'
+            )
         return counters
 
     def state_dict(self) -> dict:
@@ -178,6 +179,8 @@ class AutocastOptimWrapper(OptimWrapper):
         all_reduce(bad_loss, op='max')
         self.bad_loss = False
         overflow = bad & (bad_loss == 0) & (scale > 1)
+        # The first update halves the scale after any bad step, and raises it after many good ones. If the scale was not
+        # the cause of the bad step, the second one, which is given a value, puts the old scale back.
         self.loss_scaler.update()
         self.loss_scaler.update(torch.where(bad & ~overflow, scale, self.loss_scaler.scale(one)))
         return overflow
@@ -217,8 +220,10 @@ def match_groups(state_dict: dict, optimizer: torch.optim.Optimizer) -> None:
         state = state_dict['state'].items()
         state_dict.update(state={numbers[key]: value for key, value in state if key in numbers}, param_groups=groups)
     elif not alike:
-        found = f"the optimizer's {len(saved)} groups of parameters do not match this run's {len(groups)}"
-        raise CheckpointError(f'{found}; restore constructor and paramwise_cfg, or load only the weights: load_from')
+        raise CheckpointError(
+            f"the optimizer's {len(saved)} groups of parameters do not match this run's {len(groups)}; restore "
+            'constructor and paramwise_cfg, or load only the weights: load_from'
+        )
 
 
 def numbers_by_name(groups: list[dict]) -> dict[str, int]:
@@ -267,8 +272,10 @@ def parameter_groups(model: nn.Module, rate: float = 1.0, lr: float | None = Non
     modules = model.named_modules()
     backbones = [(f'{name}.'.lstrip('.'), module) for name, module in modules if isinstance(module, LAYERED)]
     if rate != 1 and (lr is None or len(backbones) != 1):
-        needed = 'optim_wrapper.optimizer.lr and one BEiTBackbone, BEiTViT or VisionTransformer'
-        raise UserError(f'layer_decay_rate needs {needed}; found lr={lr} and {len(backbones)}')
+        raise UserError(
+            'layer_decay_rate needs optim_wrapper.optimizer.lr and one BEiTBackbone, BEiTViT or VisionTransformer; '
+            f'found lr={lr} and {len(backbones)}'
+        )
     no_decay = {f'{prefix}{name}' for prefix, _ in backbones for name in ('cls_token', 'pos_embed', 'register_tokens')}
     groups: dict = {}
     for name, parameter in model.named_parameters():

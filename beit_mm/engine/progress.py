@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 from mmengine.hooks import Hook, LoggerHook, ParamSchedulerHook
@@ -16,20 +16,16 @@ from beit_mm.models.tokenizers.discrete_vae import DiscreteVAE
 MIN_STEPS = 20  # of a timed run, however short its time; with fewer, it learns hardly anything
 NOMINAL_STEPS = 1000  # length of the schedules of a timed run
 KNOWN_PROGRESS = 0.03  # of a timed run; after it, the number of its steps is known well enough to set intervals
-# In the message hub of a timed run; checkpoints hold the second and the third.
-BY_CLOCK = 'progress_by_clock'
-STORED_PROGRESS, STORED_SECONDS = 'schedule_share', 'training_seconds'
+BY_CLOCK = 'progress_by_clock'  # in the message hub of a timed run, but in no checkpoint
+STORED_PROGRESS, STORED_SECONDS = 'schedule_share', 'training_seconds'  # in both
 
 
 def progress_of(runner: Runner | None = None, steps: int | None = None) -> float:
-    """The share of a training that is done, from 0 to 1; a resumed run goes on where it was.
-
-    It is the clock's where there is one, which counts a step at the end of the step. Otherwise it is the share of the
-    steps; those before the current step count.
+    """The share of a training that is done, from 0 to 1: its clock's, or the share of its steps before the current one.
 
     Args:
         runner: None: the one that runs, for a model, which has no runner.
-        steps: number of steps to count instead.
+        steps: number of steps to count instead; a clock counts a step when it ends.
     """
     hub = MessageHub.get_current_instance() if runner is None else runner.message_hub
     by_clock = hub.get_info(BY_CLOCK)
@@ -48,26 +44,20 @@ class ClockHook(Hook):
 
         (1 - progress) * (seconds of the step) / (seconds from its beginning to the deadline)
 
-    It is 1, and the training ends, at the first step that ends after the deadline, but not before step MIN_STEPS, and
-    at the latest at step `most_steps`. The schedules move to their place at this progress, DiscreteVAE's temperature
-    too; others ask `progress_of`. Once KNOWN_PROGRESS is reached, the rate of steps gives the intervals of validations,
-    checkpoints and lines of the log.
-
-    Checkpoints hold the progress and the seconds of training. A run that resumes has the time that is left of
-    `seconds`, and its schedules go on from where they were. The loop must be an IterLoop.
+    The training ends with the first step that ends after the deadline, but not before step MIN_STEPS, and at the latest
+    with step `most_steps`. Schedules move to their place at this progress, DiscreteVAE's temperature too; others ask
+    `progress_of`. Checkpoints hold progress and time, so that a resumed run goes on with the time that is left.
 
     Args:
         seconds: time for the training, all calls together.
         began: time.monotonic() when this call began to use the time.
-        most_steps: number of steps at which the training ends even if time is left; math.inf for any.
-        intervals_for: gives dict(validation=, checkpoint=, log=), in steps, for a number of steps.
+        most_steps: math.inf for any number.
+        intervals_for: gives dict(validation=, checkpoint=, log=), in steps, for an expected number of steps.
     """
 
     priority = 'HIGHEST'  # other hooks ask which step is the last
 
-    def __init__(
-        self, seconds: float, began: float, most_steps: float, intervals_for: Callable[[int], Mapping[str, int]]
-    ):
+    def __init__(self, seconds: float, began: float, most_steps: float, intervals_for: Callable[[int], dict[str, int]]):
         self.seconds, self.began, self.most_steps, self.intervals_for = seconds, began, most_steps, intervals_for
         self.seconds_before = 0.0  # of earlier calls
 
@@ -92,13 +82,11 @@ class ClockHook(Hook):
         self.step_began = time.monotonic()
 
     def after_train_iter(self, runner: Runner, batch_idx: int, data_batch: Any = None, outputs: Any = None) -> None:
-        now, steps = time.monotonic(), runner.iter + 1
-        place_before = int(self.progress * NOMINAL_STEPS)
-        progress = self.progress_at(now)
-        progress = min(progress, steps / MIN_STEPS)  # below 1 before step MIN_STEPS
+        now, steps, before = time.monotonic(), runner.iter + 1, self.progress
+        progress = min(self.progress_at(now), steps / MIN_STEPS)  # below 1 before step MIN_STEPS
         progress = max(progress, steps / self.most_steps)  # 1 at step most_steps
         self.step_began = now
-        self.move_schedules(runner, place_before, int(progress * NOMINAL_STEPS))
+        self.move_schedules(runner, int(before * NOMINAL_STEPS), int(progress * NOMINAL_STEPS))
         runner.message_hub.update_info(STORED_SECONDS, self.seconds_before + now - self.began)
         self.set_progress(runner, progress, steps)
 
@@ -108,8 +96,7 @@ class ClockHook(Hook):
             return 1.0
         if math.isnan(self.step_began):
             return self.progress
-        remaining = 1 - self.progress
-        return self.progress + remaining * (now - self.step_began) / (self.deadline - self.step_began)
+        return self.progress + (1 - self.progress) * (now - self.step_began) / (self.deadline - self.step_began)
 
     def move_schedules(self, runner: Runner, place_before: int, place: int) -> None:
         for _ in range(place - place_before):
@@ -120,17 +107,17 @@ class ClockHook(Hook):
             model.steps.fill_(place)  # its temperature is a schedule too
 
     def set_progress(self, runner: Runner, progress: float, steps: int) -> None:
-        """Sets the progress after a number of steps, the loop's length and, once, the intervals."""
+        """Sets the progress after a number of steps, the loop's length and, once the rate is known, the intervals."""
         self.progress = progress
-        runner.message_hub.update_info(BY_CLOCK, progress, resumed=False)  # it is not the progress of an untimed run
+        runner.message_hub.update_info(
+            BY_CLOCK, progress, resumed=False
+        )  # an untimed run may resume from the checkpoint
         runner.message_hub.update_info(STORED_PROGRESS, progress)
         expected = NOMINAL_STEPS if progress == 0 else round(steps / progress)
         runner.train_loop.set_length(steps if progress >= 1 else max(steps + 1, expected))
-        if progress >= KNOWN_PROGRESS and not self.intervals_are_set:
-            self.intervals_are_set = True
-            self.set_intervals(runner, self.intervals_for(expected))
-
-    def set_intervals(self, runner: Runner, intervals: Mapping[str, int]) -> None:
+        if progress < KNOWN_PROGRESS or self.intervals_are_set:
+            return
+        self.intervals_are_set, intervals = True, self.intervals_for(expected)
         runner.train_loop.dynamic_intervals = [intervals['validation']]  # which IterLoop asks after each step
         for hook in runner.hooks:
             if isinstance(hook, CheckpointHook):

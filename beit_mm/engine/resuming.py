@@ -33,11 +33,6 @@ def resumed_from(runner: Runner) -> str | None:
     return runner.message_hub.get_info(CHOSEN, (load_from or runner.work_dir) if resume else None)
 
 
-def source_of_weights(runner: Runner) -> str | None:
-    """The checkpoint that a training goes on from, or begins with, or that is tested."""
-    return resumed_from(runner) or asked_for(runner)[1]
-
-
 def resume_instead(runner: Runner, path: str | None) -> None:
     """Makes a run resume from `path`, whatever it asked for; None: it begins anew, with the weights it asked for."""
     _, weights = asked_for(runner)
@@ -60,22 +55,19 @@ def batch_units(runner: Runner) -> dict[str, int]:
     return dict(images=get_world_size() * loader.batch_size, accumulated=accumulated, per_epoch=len(loader))
 
 
-def fit_position(runner: Runner, path: str, meta: dict, weights: dict) -> bool:
+def fit_position(runner: Runner, meta: dict, weights: dict) -> bool:
     """Converts the position in a checkpoint's meta and weights to this run's batches; returns whether these differ."""
     stored, batch = meta['batch'], batch_units(runner)
     old, new = (entry['images'] * entry['accumulated'] for entry in (stored, batch))
     if old != new:
-        raise UserError(
-            f'{path}: the checkpoint was trained with {old} images a step, this run has {new}; change batch_size'
-        )
+        raise UserError(f'was trained with {old} images a step, this run has {new}; change batch_size')
     by_epoch = isinstance(runner.train_loop, EpochBasedTrainLoop)
     moved = stored['images'] != batch['images'] or (by_epoch and stored['per_epoch'] != batch['per_epoch'])
     if moved:
         epoch, seen = divmod(meta['iter'], stored['per_epoch'])
         counted = epoch * batch['per_epoch'] + seen * stored['images'] // batch['images']
         was, now = (f'{entry["per_epoch"]} batches of {entry["images"]} images an epoch' for entry in (stored, batch))
-        what = 'max_iters, intervals and schedules count iterations of this run'
-        warn(f'Iteration {meta["iter"]}, with {was}, is iteration {counted} with {now}; {what}.')
+        warn(f'Iteration {meta["iter"]}, with {was}, is {counted} with {now}; schedules and intervals count these.')
         if 'steps' in weights:  # of DiscreteVAE, whose temperature is a schedule too
             weights['steps'] = (weights['steps'] + counted - meta['iter']).clamp(min=0)
         meta['iter'] = counted
@@ -88,7 +80,7 @@ def follow_config(runner: Runner, path: str, checkpoint: dict, config: dict) -> 
     """Changes the checkpoint of a file to this run's settings and batches; returns whether the batches differ."""
     meta = checkpoint['meta']
     with as_checkpoint_error(path):
-        moved = fit_position(runner, path, meta, checkpoint['state_dict'])
+        moved = fit_position(runner, meta, checkpoint['state_dict'])
         changes = changed_settings(config, meta.get('config_dict', {}))
     if changes:
         lines = [f'\n  {quoted(name)} {new:.100}, was {old:.100}' for name, (new, old) in changes.items()]

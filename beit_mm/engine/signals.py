@@ -149,8 +149,8 @@ class InterruptionHook(Hook):
         if self.group is not None:
             dist.barrier(group=self.group)  # because the launcher kills the others once one exits
             self.handlers = dict.fromkeys(self.handlers, signal.SIG_IGN)
-        outcome = 'nothing could be saved' if path is None else f'{path} is saved'
-        log(f'Stopped before iteration {runner.iter + 1}, {outcome}. Resume with: {resuming_command()}')
+        saved = 'nothing could be saved' if path is None else f'{path} is saved'
+        log(f'Stopped before iteration {runner.iter + 1}, {saved}. Resume with: {resuming_command()}')
         sys.exit(self.agreed)
 
 
@@ -172,8 +172,10 @@ def connect() -> Any:
         error = f'rank {get_rank()}: {str(caught).splitlines()[0]}'
     errors = [one for one in all_gather_object(error) if one]
     if errors:
-        advice = 'set GLOO_SOCKET_IFNAME to the network interface between the nodes'
-        warn(f'No gloo group ({errors[0]}): a signal stops only the process that receives it; {advice}.')
+        warn(
+            f'No gloo group ({errors[0]}): a signal stops only the process that receives it; set GLOO_SOCKET_IFNAME to '
+            'the network interface between the nodes.'
+        )
         return None
     return dist.new_group(backend='gloo')
 

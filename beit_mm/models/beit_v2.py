@@ -36,8 +36,10 @@ class BEiTV2Pretrainer(BEiTPretrainer):
         self.early_layers = early_layers
         blocks = self.backbone.blocks
         if not 0 < early_layers <= len(blocks) - aggregation_layers < len(blocks):
-            found = f'early_layers is {early_layers}, aggregation_layers {aggregation_layers}'
-            raise UserError(f'{found}; expected a sum of at most {len(blocks)}, both from 1')
+            raise UserError(
+                f'early_layers is {early_layers}, aggregation_layers {aggregation_layers}; expected a sum of at most '
+                f'{len(blocks)}, both from 1'
+            )
         # Like the backbone's blocks at this depth, except that linear layers start with torch's weights, as released.
         self.patch_aggregation = copy.deepcopy(blocks[early_layers : early_layers + aggregation_layers])
         for depth, block in enumerate(self.patch_aggregation, start=early_layers + 1):

@@ -511,10 +511,13 @@ def _fit_on_load(
         return  # layers are wrapped, for example by LoRA, and the state dict is the backbone's own, whole or in part
     weights = {name: state_dict.pop(prefix + name) for name in given}
     if not weights:
-        hint = f' The file, {origin["path"]}, holds {origin["names"]}.' if origin else ''
+        held = f'; {origin["path"]} holds {origin["names"]}' if origin else ''
         if prefix.endswith('.module.'):
-            hint += ' A config with LoRA takes checkpoints of its own runs, not a merged result.'
-        raise CheckpointError(f'No BEiT weights: no tensor is named {prefix}*.{hint} Nothing was loaded.')
+            raise CheckpointError(
+                f'No tensor is named {prefix}*{held}. A config with LoRA takes checkpoints of its own runs, not a '
+                'merged result. Nothing was loaded.'
+            )
+        raise CheckpointError(f'No BEiT weights: no tensor is named {prefix}*{held}. Nothing was loaded.')
     with as_checkpoint_error(origin['path'] if origin else 'the state dict'):
         fitted, report = fit_weights(weights, own, backbone.grid, backbone.num_heads, backbone.interpolate_mode, origin)
     backbone.load_report = report

@@ -310,8 +310,10 @@ def assign(costs: Tensor, number: Tensor) -> Tensor:
     together = torch.cat([costs.nan_to_num(most, most, most).flatten(), number.float()]).cpu().numpy()
     table, counts = np.split(together, [costs.numel()])
     if (counts < 0).any():
-        expected = 'expected 0 to num_classes - 1 or ignore_index; set num_classes, or reduce_zero_label'
-        raise UserError(f'label map {int(counts.argmin())} of the batch has a label that is not a class; {expected}')
+        raise UserError(
+            f'label map {int(counts.argmin())} of the batch has a label that is not a class; expected 0 to '
+            'num_classes - 1 or ignore_index; set num_classes, or reduce_zero_label'
+        )
     found = []
     for costs_of_images in table.reshape(costs.shape):
         pairs = [linear_sum_assignment(c[:, : int(n)]) for c, n in zip(costs_of_images, counts, strict=True)]

@@ -242,8 +242,10 @@ def check_test_cfg(cfg: dict) -> None:
         raise UserError(f"test_cfg.mode is {mode!r}; expected 'slide': for whole images set a large crop_size")
     check_choice('test_cfg.precision', cfg.get('precision', 'bfloat16'), DTYPES)
     if any(step > side for step, side in zip(cfg['stride'], cfg['crop_size'], strict=True)):
-        found = f'test_cfg.stride is {cfg["stride"]}, crop_size {cfg["crop_size"]}'
-        raise UserError(f'{found}: windows would leave gaps; expected a stride of at most crop_size')
+        raise UserError(
+            f'test_cfg.stride is {cfg["stride"]}, crop_size {cfg["crop_size"]}: windows would leave gaps; expected a '
+            'stride of at most crop_size'
+        )
 
 
 # Sliding windows

@@ -16,7 +16,7 @@ from mmengine.logging import MessageHub
 
 from beit_mm.checkpoint.read import CheckpointError, read_checkpoint
 from beit_mm.engine import checkpoints
-from beit_mm.engine.resuming import source_of_weights
+from beit_mm.engine.resuming import asked_for, resumed_from
 from beit_mm.files import atomic_file
 
 
@@ -58,7 +58,7 @@ def chosen(config: Config, **changes: object) -> str | None:
     runner.optim_wrapper = runner.build_optim_wrapper(runner.optim_wrapper)  # as `train` does first
     runner.call_hook('before_run')
     runner.call_hook('after_run')
-    return source_of_weights(runner)
+    return resumed_from(runner) or asked_for(runner)[1]
 
 
 def test_a_file_is_on_the_disk_before_it_gets_its_name(tmp_path, monkeypatch):

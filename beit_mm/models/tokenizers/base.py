@@ -59,9 +59,10 @@ class Tokenizer(TargetGenerator):
         mask = inputs['mask']
         if mask is not None and mask.shape[1:] not in ((rows, columns), (rows * columns,)):
             cells = ' x '.join(map(str, mask.shape[1:]))
-            found = f"the tokenizer's view has {rows} x {columns} visual tokens, the mask {cells} cells"
-            advice = f"one for each patch: set the mask's grid, or second_size, {self.stride} pixels for a patch"
-            raise UserError(f'{found}; expected {advice}')
+            raise UserError(
+                f"the tokenizer's view has {rows} x {columns} visual tokens, the mask {cells} cells; expected one for "
+                f"each patch: set the mask's grid, or second_size, {self.stride} pixels for a patch"
+            )
         return self.encode(images).flatten(1) if positions is None else self.encode_at(images, positions)
 
     @abstractmethod
