@@ -110,44 +110,52 @@ def progress_hook(name: str) -> ProgressHook:
 
 
 def scale_to_steps(cfg: Config, steps: int) -> None:
-    """Turns a config into a run of `steps` steps (batches, before accumulation), and scales its schedules.
-
-    A schedule keeps its share of the run; one that counts steps in a run of epochs keeps its share of the longest
-    such schedule. A warm-up has at least two steps, because mmengine's does not end in one. A schedule that would begin
-    at the end of the run stays in the list, so that options find the others under their numbers.
-    """
+    """Turns a config into a run of `steps` steps (batches, before accumulation), and scales its schedules."""
     unit = 'max_epochs' if 'max_epochs' in cfg.train_cfg else 'max_iters'
     length = cfg.train_cfg[unit]
-
-    def scaled(place: int, of: int = length) -> int:
-        if place >= of:  # mmengine's PolyLR ends one step after the run
-            return steps + place - of
-        return place and min(steps, max(2, place * steps // of))
-
-    given = cfg.get('param_scheduler') or []
-    given = [given] if isinstance(given, dict) else given
-    others = [scheduler for scheduler in given if scheduler.get('by_epoch', True) != (unit == 'max_epochs')]
-    if others and (others != list(given) or any('end' not in scheduler for scheduler in others)):
-        raise UserError(f'--steps: a {others[0].type} does not count as the run does, by {unit}; write a config')
-    of = max(scheduler.end for scheduler in others) if others else length
-    for scheduler in given:
-        begin, end = scaled(scheduler.get('begin', 0), of), scaled(scheduler.get('end', of), of)
-        end = max(end, begin + 1)
-        scheduler.update(begin=begin, end=end, by_epoch=False)
-        scheduler.pop('convert_to_iter_based', None)
-        if 'T_max' in scheduler:
-            scheduler.T_max = end - begin
-        if 'milestones' in scheduler:
-            scheduler.milestones = [scaled(place, of) for place in scheduler.milestones]
-    cfg.param_scheduler = given
-    for part in (cfg.model, *cfg.get('custom_hooks', [])):
-        for key in ('temperature_steps', 'kl_steps'):  # DiscreteVAE
-            if key in part:
-                part[key] = scaled(part[key])
-        for key in ('warmup_epochs', 'freeze_last_layer'):  # DINOHook
-            if key in part:
-                part[key] = round(part[key] * steps / length) if unit == 'max_iters' else 0  # of epochs: unknown
+    scale_schedules(cfg, unit, length, steps)
+    for key in {'temperature_steps', 'kl_steps'} & cfg.model.keys():  # DiscreteVAE
+        cfg.model[key] = step_of(cfg.model[key], length, steps)
+    for hook in cfg.get('custom_hooks', []):
+        for key in {'warmup_epochs', 'freeze_last_layer'} & hook.keys():  # DINOHook
+            hook[key] = round(hook[key] * steps / length) if unit == 'max_iters' else 0  # of epochs: unknown
     cfg.train_cfg = dict(type='beit_mm.IterLoop', max_iters=steps, val_interval=steps, shortened_from={unit: length})
+    count_steps(cfg, steps)
+
+
+def step_of(place: int, length: int, steps: int) -> int:
+    """The step of a run of `steps` at which a place in a run of `length` lies; a warm-up of one step would not end."""
+    if place >= length:  # mmengine's PolyLR ends one step after the run
+        return steps + place - length
+    return place and min(steps, max(2, place * steps // length))
+
+
+def scale_schedules(cfg: Config, unit: str, length: int, steps: int) -> None:
+    """Each schedule keeps its share of the run, which has a `length` in the `unit`.
+
+    One that would begin at the end of the run stays in the list, so that options find the others under their numbers.
+    """
+    schedules = cfg.get('param_scheduler') or []
+    schedules = [schedules] if isinstance(schedules, dict) else schedules
+    others = [schedule for schedule in schedules if schedule.get('by_epoch', True) != (unit == 'max_epochs')]
+    if others:  # they keep their shares of the longest of them
+        if len(others) < len(schedules) or any('end' not in schedule for schedule in others):
+            raise UserError(f'--steps: a {others[0].type} does not count as the run does, by {unit}; write a config')
+        length = max(schedule.end for schedule in others)
+    for schedule in schedules:
+        begin = step_of(schedule.get('begin', 0), length, steps)
+        end = max(begin + 1, step_of(schedule.get('end', length), length, steps))
+        schedule.update(begin=begin, end=end, by_epoch=False)
+        schedule.pop('convert_to_iter_based', None)
+        if 'T_max' in schedule:
+            schedule.T_max = end - begin
+        if 'milestones' in schedule:
+            schedule.milestones = [step_of(place, length, steps) for place in schedule.milestones]
+    cfg.param_scheduler = schedules
+
+
+def count_steps(cfg: Config, steps: int) -> None:
+    """Has the hooks and the log of a short run count steps."""
     hooks = dict(logger=dict(type='LoggerHook'), checkpoint=dict(type='CheckpointHook'))  # mmengine's defaults
     cfg.default_hooks = dict(hooks, **cfg.get('default_hooks', {}))
     cfg.default_hooks.checkpoint.update(by_epoch=False, interval=min(steps, 1000))
@@ -223,8 +231,9 @@ def test_config(args: argparse.Namespace) -> Config:
         raise UserError(f'{args.config} has no test_dataloader: there is nothing to test this model on')
     if not args.checkpoint and not cfg.model.get('checkpoint'):
         raise UserError('no CHECKPOINT given; give it after the config')
-    cfg.default_hooks = cfg.get('default_hooks', {})
     cfg.load_from = args.checkpoint
+    cfg.default_hooks = cfg.get('default_hooks', {})
+    cfg.default_hooks.pop('ema', None)  # the checkpoint's weights are already the averaged ones
     hooks = cfg.get('custom_hooks') or []
     if 'FitCheckHook' not in str(hooks):
         cfg.custom_hooks = [*hooks, dict(type='beit_mm.FitCheckHook')]  # refuses a model that is only partly loaded
@@ -234,17 +243,16 @@ def test_config(args: argparse.Namespace) -> Config:
         cfg.model.test_cfg.precision = 'bfloat16'
     check_kept(cfg, args.cfg_options)
     if args.tta:
-        if 'tta_pipeline' in cfg and any('test_dataloader.dataset.pipeline' in pair for pair in args.cfg_options):
-            raise UserError('--tta uses tta_pipeline, not test_dataloader.dataset.pipeline; set tta_pipeline instead')
-        enable_tta(cfg)
+        enable_tta(cfg, args.cfg_options)
     if args.show_dir:
         enable_drawing(cfg, args.show_dir)
-    cfg.default_hooks.pop('ema', None)  # the checkpoint's weights are already the averaged ones
     return cfg
 
 
-def enable_tta(cfg: Config) -> None:
-    """Switches test-time augmentation on, as mmpretrain's test.py does."""
+def enable_tta(cfg: Config, pairs: Sequence[str]) -> None:
+    """Switches test-time augmentation on, as mmpretrain's test.py does; `pairs` are the user's --cfg-options."""
+    if 'tta_pipeline' in cfg and any('test_dataloader.dataset.pipeline' in pair for pair in pairs):
+        raise UserError('--tta uses tta_pipeline, not test_dataloader.dataset.pipeline; set tta_pipeline instead')
     dataset = cfg.test_dataloader.dataset
     if 'tta_model' not in cfg:
         *transforms, pack = dataset.pipeline
@@ -263,8 +271,7 @@ def enable_drawing(cfg: Config, folder: str) -> None:
     pipeline = cfg.test_dataloader.dataset.pipeline
     segments, backends = cfg.default_scope == 'mmseg', [dict(type='LocalVisBackend')]
     if pipeline[0].type.endswith('LoadBands') or not (segments or pipeline[-1].type.endswith('PackInputs')):
-        what = 'what classifiers and segmentors predict of single RGB images'
-        raise UserError(f'--show-dir draws {what}; leave it or --tta out')
+        raise UserError('--show-dir draws what classifiers and segmentors predict of RGB images; leave it or --tta out')
     if segments:
         cfg.default_hooks.visualization = dict(type='SegVisualizationHook', draw=True, interval=1)
         cfg.visualizer = dict(dict(vis_backends=backends), **cfg.get('visualizer', {}))
@@ -297,15 +304,8 @@ def argument_parser(description: str, config_only: bool = False) -> argparse.Arg
 
 def load_config(args: argparse.Namespace, steps: int | None = None) -> Config:
     """Reads the config and applies the command line; for torchrun without a GPU it also starts a gloo group."""
-    import torch
-
     from beit_mm.apis.configs import RunConfig, find_config, read_config
 
-    if args.launcher == 'none' and os.environ.get('WORLD_SIZE', '1') not in ('', '1'):
-        given = f'WORLD_SIZE={os.environ["WORLD_SIZE"]}'
-        raise UserError(f'{given}, but without a launcher each process would run alone; add --launcher pytorch')
-    if args.launcher in ('slurm', 'mpi') and not torch.cuda.is_available():  # mmengine would divide by 0
-        raise UserError(f'--launcher {args.launcher} needs GPUs, and torch sees none; use tools/dist_*.sh on CPUs')
     path = find_config(args.config)
     cfg = read_config(path)
     if steps is not None:
@@ -314,17 +314,27 @@ def load_config(args: argparse.Namespace, steps: int | None = None) -> Config:
                 raise UserError(f'--steps {steps} and {pair} both say how long the run is; leave one of them out')
         scale_to_steps(cfg, steps)
     merge_options(cfg, args.cfg_options)
-    cfg.launcher = args.launcher
-    if args.launcher == 'pytorch' and not torch.cuda.is_available():
+    set_launcher(cfg, args.launcher)
+    cfg.work_dir = args.work_dir or cfg.get('work_dir') or f'work_dirs/{path.stem}'
+    # Without a name mmengine writes the config as Python, where RunConfig removes templates; JSON and YAML keep them.
+    return RunConfig(cfg.to_dict(), filename=cfg.filename if path.suffix == '.py' else None)
+
+
+def set_launcher(cfg: Config, launcher: str) -> None:
+    import torch
+
+    if launcher == 'none' and os.environ.get('WORLD_SIZE', '1') not in ('', '1'):
+        raise UserError(f'WORLD_SIZE={os.environ["WORLD_SIZE"]}: give --launcher pytorch, or each process runs alone')
+    if launcher in ('slurm', 'mpi') and not torch.cuda.is_available():  # mmengine would divide by 0
+        raise UserError(f'--launcher {launcher} needs GPUs, and torch sees none; use tools/dist_*.sh on CPUs')
+    cfg.launcher = launcher
+    if launcher == 'pytorch' and not torch.cuda.is_available():
         # mmengine's launcher and wrapper would select a GPU; it accepts an existing group, and another wrapper.
         torch.distributed.init_process_group('gloo')
         wrapper = dict(type='MMDistributedDataParallel', device_ids=None, broadcast_buffers=False)
         cfg.model_wrapper_cfg = cfg.get('model_wrapper_cfg') or wrapper
     if 'find_unused_parameters' in cfg and cfg.get('model_wrapper_cfg'):  # then mmengine ignores the former
         cfg.model_wrapper_cfg.find_unused_parameters = cfg.find_unused_parameters
-    cfg.work_dir = args.work_dir or cfg.get('work_dir') or f'work_dirs/{path.stem}'
-    # Without a name mmengine writes the config as Python, where RunConfig removes templates; JSON and YAML keep them.
-    return RunConfig(cfg.to_dict(), filename=cfg.filename if path.suffix == '.py' else None)
 
 
 def merge_options(cfg: Config, pairs: Iterable[str]) -> None:
@@ -364,13 +374,13 @@ def replace_none(entry: Any, key: str, value: Any) -> None:
 
 def roots_of_datasets(cfg: Config, new: str) -> dict[str, str]:
     """The `data_root` of each dataset, with `new` in place of their common part: data/train and data/val in `data`."""
-    loaders = {name: cfg[name].dataset for name in cfg if name.endswith('_dataloader') and cfg[name]}
-    roots = {name: dataset.data_root for name, dataset in loaders.items() if dataset.get('data_root')}
+    loaders = [name for name in cfg if name.endswith('_dataloader') and cfg[name]]
+    roots = {name: cfg[name].dataset.data_root for name in loaders if cfg[name].dataset.get('data_root')}
     if not roots:
         raise UserError('--cfg-options data_root: no dataset of this config has one; set each data_prefix')
-    parts = {name: os.path.relpath(root, os.path.commonpath(roots.values())) for name, root in roots.items()}
-    moved = {name: new if part == '.' else os.path.join(new, part) for name, part in parts.items()}
-    return {f'{name}.dataset.data_root': root for name, root in moved.items()}
+    common = os.path.commonpath(roots.values())
+    moved = {name: os.path.join(new, os.path.relpath(root, common)) for name, root in roots.items()}
+    return {f'{name}.dataset.data_root': root.removesuffix('/.') for name, root in moved.items()}
 
 
 def check_kept(cfg: Config, pairs: Iterable[str]) -> None:
@@ -418,10 +428,11 @@ def check_key(cfg: Config, key: str) -> None:
             near = get_close_matches(name, known, n=1, cutoff=0.85 if takes_others else 0.6)
             if takes_others and not near:
                 return
-            owner = entry.get('type') if isinstance(entry, dict) else None
-            owner = owner or '.'.join(path) or 'the config'
-            advice = f'; did you mean {".".join([*path, *near])}?' if near else ''
-            raise UserError(f'--cfg-options {key}: {name} is not a setting of {owner}{advice}')
+            owner = isinstance(entry, dict) and entry.get('type') or '.'.join(path) or 'the config'
+            raise UserError(
+                f'--cfg-options {key}: {name} is not a setting of {owner}'
+                + (f'; did you mean {".".join([*path, *near])}?' if near else '')
+            )
         entry = entry.get(name) if isinstance(entry, dict) else entry[int(name)]
         path.append(name)
 
@@ -445,15 +456,7 @@ def keys_of(entry: Any, path: Sequence[str], scope: str) -> tuple[set[str], bool
 
 def arguments_of(kind: Any, scope: str) -> tuple[set[str], bool]:
     """Arguments of a class, or of all classes that registries have under a name, and whether they take any others."""
-    found = [kind]
-    if isinstance(kind, str):
-        from mmengine import registry
-
-        found, name = [], kind if '.' in kind else f'{scope}.{kind}'
-        for root in vars(registry).values():
-            if isinstance(root, registry.Registry):
-                with without_output(), contextlib.suppress(ImportError, RuntimeError):  # `get` raises for unknown names
-                    found += filter(None, [root.get(name)])
+    found = classes_named(kind if '.' in kind else f'{scope}.{kind}') if isinstance(kind, str) else [kind]
     names, takes_others = {*READ_BY_BUILDERS.split()}, not found
     for one in found:
         bases = inspect.getmro(one) if inspect.isclass(one) else ()
@@ -464,3 +467,14 @@ def arguments_of(kind: Any, scope: str) -> tuple[set[str], bool]:
                 break
             takes_others = True  # handed to the base class, or to another library
     return names, takes_others
+
+
+def classes_named(name: str) -> list[Any]:
+    from mmengine import registry
+
+    found: list[Any] = []
+    for root in vars(registry).values():
+        if isinstance(root, registry.Registry):
+            with without_output(), contextlib.suppress(ImportError, RuntimeError):  # `get` raises for unknown names
+                found += filter(None, [root.get(name)])
+    return found
