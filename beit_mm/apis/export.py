@@ -2,8 +2,8 @@
 
 import copy
 import json
+import math
 from collections.abc import Callable, Mapping
-from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -183,11 +183,8 @@ def input_sides(model: Any, segments: bool) -> tuple[list[int], int, int]:
     largest = [MIN_MOST * patch, *(2 * side * patch for side in grid)]
     if segments:
         largest += model.test_cfg['crop_size']  # windows may exceed what it was built for
-
-    def rounded_up(side: int) -> int:
-        return -(-side // divisor) * divisor
-
-    return [rounded_up(side * patch) for side in grid], divisor, rounded_up(max(largest))
+    size = [divisor * math.ceil(side * patch / divisor) for side in grid]
+    return size, divisor, divisor * math.ceil(max(largest) / divisor)
 
 
 def traced(model: nn.Module, images: Tensor, divisor: int, most: int) -> torch.onnx.ONNXProgram:
@@ -254,20 +251,18 @@ def take_any_size(model: nn.Module, most: int) -> None:
 
 def store_resampling(backbone: BEiTBackbone, most: int) -> None:
     """Lets a backbone resample its position parameters with stored matrices."""
-    bias = StoredBias(backbone.grid, most, spline)
+    cpu, mode = torch.device('cpu'), backbone.interpolate_mode
+    bias = StoredBias(backbone.grid, most, lambda source, target: offset_spline(source, target, cpu))
     for module in backbone.modules():
         if isinstance(module, Attention | SharedRelativePositionBias) and module.table_grid is not None:
             module.resample = bias
     if backbone.pos_embed is not None:
-        backbone.resample = StoredPositions(backbone.grid, most, partial(interpolation, backbone.interpolate_mode))
+        backbone.resample = StoredPositions(
+            backbone.grid, most, lambda source, target: interpolation(source, target, mode)
+        )
 
 
-def spline(source: int, target: int) -> Tensor:
-    """The matrix (2*target-1, 2*source-1) that resize_bias_table applies along an axis."""
-    return offset_spline(source, target, torch.device('cpu'))
-
-
-def interpolation(mode: str, source: int, target: int) -> Tensor:
+def interpolation(source: int, target: int, mode: str) -> Tensor:
     """The matrix (target, source) that resize_position_embedding applies along an axis."""
     tokens = torch.cat([torch.zeros(1, source), torch.eye(source)])[None]  # 1, 1 + source, source
     return resize_position_embedding(tokens, (source, 1), (target, 1), mode)[0, 1:]
