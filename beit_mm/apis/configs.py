@@ -30,8 +30,10 @@ def find_config(name: str) -> Path:
     if found:
         return files[found[0]]
     near = get_close_matches(wanted, files, n=1)
-    looked = f'no file of this name, and no config below {" or ".join(map(str, config_folders()))}'
-    raise FileNotFoundError(f'{name!r}: {looked}' + (f'; did you mean {near[0]!r}?' if near else ''))
+    raise FileNotFoundError(
+        f'{name!r}: no file of this name, and no config below {" or ".join(map(str, config_folders()))}'
+        + (f'; did you mean {near[0]!r}?' if near else '')
+    )
 
 
 def read_config(path: str | Path) -> Config:
@@ -39,8 +41,9 @@ def read_config(path: str | Path) -> Config:
     try:
         return Config.fromfile(path)
     except SyntaxError as error:
-        place = f'{path}, or a config that it inherits, line {error.lineno}'
-        raise UserError(f'{place}: {error.msg}: {error.text}') from error
+        raise UserError(
+            f'{path}, or a config that it inherits, line {error.lineno}: {error.msg}: {error.text}'
+        ) from error
 
 
 def config_text(name: str) -> str:

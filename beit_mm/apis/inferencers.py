@@ -35,8 +35,7 @@ class Inferencer:
         opened = Checkpoint.open(checkpoint, self.task, mean=mean, std=std)
         if config is None and opened.task != self.for_task:
             raise CheckpointError(
-                f'{opened} holds weights for {opened.task}, not for {self.for_task}; fine-tune it first, or give '
-                '`classify` or `segment` --labelled FOLDER'
+                f'{opened} is for {opened.task}, not for {self.for_task}; fine-tune it, or give --labelled FOLDER'
             )
         built = rebuild(opened, self.task, config, multi_scale, max_pixels)
         self.device = torch.device(device or get_device())

@@ -56,10 +56,7 @@ class NeedsConfigError(UserError):
     """A file does not show its whole model, or may not: `reason`, which lacks the name of the file, says why."""
 
     def __init__(self, reason: str) -> None:
-        super().__init__(
-            f'{reason}; give a config that you trust, such as that of its training (config=PATH of an inferencer, '
-            '--config of `export`)'
-        )
+        super().__init__(f'{reason}; give a config that you trust (config=PATH of an inferencer, --config of `export`)')
 
 
 @dataclass
@@ -209,9 +206,8 @@ def recipe_of_tensors(checkpoint: Checkpoint, task: str) -> Recipe:
     if missing:
         raise NeedsConfigError(f'has no config and no {missing[0]!r}, which a {task} needs')
     mean_std, _ = checkpoint.normalisation
-    if task == 'segmentor':
-        return segmentor_of(checkpoint, backbone, mean_std)
-    return classifier_of(checkpoint, backbone, mean_std)
+    recipe_of = segmentor_of if task == 'segmentor' else classifier_of
+    return recipe_of(checkpoint, backbone, mean_std)
 
 
 def classifier_of(checkpoint: Checkpoint, backbone: dict[str, Any], mean_std: dict[str, Any]) -> Recipe:
@@ -374,11 +370,8 @@ def rebuild_pretrainer(checkpoint: Checkpoint) -> BEiTPretrainer:
 def backbone_config(checkpoint: Checkpoint, channels: int = 3) -> dict[str, Any]:
     """Arguments of a checkpoint's backbone; CheckpointError unless it takes RGB or `channels` bands."""
     arguments = checkpoint.backbone_arguments()
-    if arguments['in_channels'] not in (3, channels):
-        raise CheckpointError(
-            f'{checkpoint} takes images with {arguments["in_channels"]} bands; expected RGB'
-            + (f', or {channels} bands as in the images' if channels != 3 else '')
-        )
+    if (found := arguments['in_channels']) not in (3, channels):
+        raise CheckpointError(f'{checkpoint} takes images with {found} bands; expected RGB or {channels} bands')
     arguments['img_size'] = as_size(arguments['img_size'])
     return arguments
 
@@ -402,8 +395,8 @@ def targets_config(checkpoint: Checkpoint) -> dict[str, Any]:
     if dalle := find_dalle():
         return dalle
     raise CheckpointError(
-        f"{checkpoint} does not say which tokenizer its visual tokens come from; if it is DALL-E's, put {ENCODER_URL} "
-        f'and {DECODER_URL} into ${WEIGHTS_VARIABLE}'
+        f"{checkpoint} names no tokenizer; if it is DALL-E's, put {ENCODER_URL} and {DECODER_URL} into "
+        f'${WEIGHTS_VARIABLE}'
     )
 
 
@@ -451,9 +444,8 @@ def find_again(file: str, checkpoint: Checkpoint, what: str = 'tokenizer') -> st
     for place in places:
         if place.is_file() and place.resolve().parts[1] not in ('proc', 'sys'):  # reading there may never end
             return str(place)
-    raise FileNotFoundError(
-        f'the {what} of {checkpoint} is gone: looked for {" and ".join(quoted(str(place)) for place in places)}'
-    )
+    names = ' and '.join(quoted(str(place)) for place in places)
+    raise FileNotFoundError(f'the {what} of {checkpoint} is gone: looked for {names}')
 
 
 def trained_tokenizer(checkpoint: str | Path) -> dict[str, Any]:

@@ -57,8 +57,8 @@ class RefusedError(UserError):
     """A value that is not allowed in a config stored in a checkpoint."""
 
     def __init__(self, place: str, value: Any, expected: str) -> None:
-        found = f'{place}={reprlib.repr(value)}'
-        super().__init__(f'{found} is not allowed in a config stored in a checkpoint (expected {expected})')
+        argument = f'{place}={reprlib.repr(value)}'
+        super().__init__(f'{argument} is not allowed in a config stored in a checkpoint (expected {expected})')
 
 
 def check_part(values: Any, types: Sequence[str], place: str) -> dict[str, Any]:
@@ -111,6 +111,5 @@ def check_sizes(values: dict, place: str) -> None:
         raise RefusedError(f'{place}.scale', scale, f'at most {MAX_SIDE} pixels')
     if isinstance(stride, tuple) and isinstance(crop, tuple):
         least = [max(LEAST_STRIDE, side / LEAST_STRIDE) for side in crop]
-        if any(step < expected for step, expected in zip(stride, least, strict=False)):
-            expected = f'{LEAST_STRIDE} pixels or more, and an eighth of crop_size={crop}'
-            raise RefusedError(f'{place}.stride', stride, expected)
+        if any(step < limit for step, limit in zip(stride, least, strict=False)):
+            raise RefusedError(f'{place}.stride', stride, f'at least {LEAST_STRIDE} and an eighth of crop_size={crop}')
