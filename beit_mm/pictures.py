@@ -113,7 +113,7 @@ def draw_neighbours(queries: Mapping[str, Any], bank: Mapping[str, Any], names: 
     files that have one.
     """
     rows = []
-    features, known = (torch.as_tensor(each['features']) for each in (queries, bank))
+    features, known = torch.as_tensor(queries['features']), torch.as_tensor(bank['features'])
     cosines, nearest = map(torch.cat, zip(*neighbours(features, known, NUM_NEIGHBOURS + 1), strict=True))
     for query, values, numbers in zip(queries['paths'], cosines, nearest, strict=True):
         files = [(bank['paths'][number], f' {cosine:.3f}') for cosine, number in zip(values, numbers, strict=True)]
@@ -340,10 +340,10 @@ def largest_mass_mask(attention: Tensor, mass: float = MASS) -> Tensor:
     return torch.zeros_like(needed).scatter(-1, order, needed).view(attention.shape)
 
 
-def draw_attention(found: ImageAttention, control: ImageAttention) -> Image.Image:
+def draw_attention(trained: ImageAttention, control: ImageAttention) -> Image.Image:
     """A sheet: for each point the image, the mean over the heads, that of `control`, and each head."""
-    image, patches, maps = found
-    means = [each.maps.mean(dim=1, keepdim=True) for each in (found, control)]  # P, 1, h, w
+    image, patches, maps = trained
+    means = [weights.maps.mean(dim=1, keepdim=True) for weights in (trained, control)]  # P, 1, h, w
     drawn = torch.cat([*means, maps], dim=1)  # P, tiles, h, w
     titles = ['mean of heads', 'random weights, same scale', *(f'head {head}' for head in range(maps.shape[1]))]
     scale = ATTENTION_SIDE / max(image.shape[1:])

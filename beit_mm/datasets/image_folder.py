@@ -104,23 +104,23 @@ class Samples(Sequence[dict]):
     paths: Paths  # relative to the folder, or in its archives
     labels: np.ndarray | None = None  # int (N,); shards have -1 for an image without one
     archives: Paths | None = None  # file names of shards
-    places: np.ndarray | None = None  # int (N, 3): archive, first byte, number of bytes
+    locations: np.ndarray | None = None  # int (N, 3): archive, first byte, number of bytes
 
     def __len__(self) -> int:
         return len(self.paths)
 
     def __getitem__(self, index: Any) -> Any:
         labels = None if self.labels is None else self.labels[index]
-        places = None if self.places is None else self.places[index]
+        locations = None if self.locations is None else self.locations[index]
         path = self.paths[index]
         if isinstance(index, (slice, np.ndarray)):
-            return replace(self, paths=path, labels=labels, places=places)
-        if self.archives is None or places is None:
+            return replace(self, paths=path, labels=labels, locations=locations)
+        if self.archives is None or locations is None:
             sample = dict(img_path=os.path.join(self.folder, path))
         else:
-            shard, *place = map(int, places)
+            shard, *byte_range = map(int, locations)
             archive = os.path.join(self.folder, self.archives[shard])
-            sample = dict(img_path=MemberPath(f'{archive}/{path}', archive, *place))
+            sample = dict(img_path=MemberPath(f'{archive}/{path}', archive, *byte_range))
         return sample if labels is None else dict(sample, gt_label=int(labels))
 
 
@@ -143,7 +143,7 @@ def read_shards(folder: str) -> tuple[Samples | None, list[str]]:
     try:
         with np.load(path, allow_pickle=False) as content:
             archives, classes, names = (Paths(content[name].tobytes()) for name in ('shards', 'classes', 'names'))
-            places = np.stack([content[name] for name in ('shard', 'offset', 'length')], axis=1)
+            locations = np.stack([content[name] for name in ('shard', 'offset', 'length')], axis=1)
             labels, sizes = content['label'], content['sizes'].tolist()
     except Exception as error:  # numpy and zipfile can raise almost anything on damaged bytes
         raise UserError(f'{path} is not an index of shards ({type(error).__name__}); rebuild it: {command}') from error
@@ -153,7 +153,7 @@ def read_shards(folder: str) -> tuple[Samples | None, list[str]]:
             raise UserError(
                 f'{quoted(archive)} is missing, truncated or does not match {INDEX}; copy it again or run {command}'
             )
-    return Samples(folder, names, labels, archives, places), list(classes)
+    return Samples(folder, names, labels, archives, locations), list(classes)
 
 
 @DATASETS.register_module()

@@ -409,16 +409,16 @@ def band_statistics(
     paths: Sequence[str], bands: Sequence[int] | None = None, percentiles: tuple[float, float] = (1, 99)
 ) -> dict[str, Any]:
     """For each band its percentiles `low` and `high`, and `mean` and `std` of the values that LoadBands makes of it."""
-    generator, sampled, taken = random.Random(0), [], [*(bands or ())]
+    generator, sampled, chosen = random.Random(0), [], [*(bands or ())]
     for path in paths:
         values = read_bands(path)
-        found = [*range(values.shape[2])]
-        taken = taken or found  # all of the first file
-        if not {*taken} <= {*found}:
-            raise UserError(f'{path} has {len(found)} bands, counted from 0; there are no bands {taken}')
-        if not bands and taken != found:
-            raise UserError(f'{path} has {len(found)} bands, earlier files {len(taken)}; choose the bands to use')
-        values = values[..., taken].reshape(-1, len(taken))
+        stored = [*range(values.shape[2])]
+        chosen = chosen or stored  # all of the first file
+        if not {*chosen} <= {*stored}:
+            raise UserError(f'{path} has {len(stored)} bands, counted from 0; there are no bands {chosen}')
+        if not bands and chosen != stored:
+            raise UserError(f'{path} has {len(stored)} bands, earlier files {len(chosen)}; choose the bands to use')
+        values = values[..., chosen].reshape(-1, len(chosen))
         rows = generator.sample(range(len(values)), min(SAMPLED, len(values)))
         sampled.append(values[rows].astype(np.float64))
     pixels = np.concatenate(sampled)
@@ -426,7 +426,7 @@ def band_statistics(
     low, high = np.nanpercentile(pixels, percentiles, axis=0)
     if not (low < high).all():
         column = int(np.flatnonzero(~(low < high))[0])
-        raise UserError(f'band {taken[column]} is {low[column]:g} nearly everywhere; omit it or widen the percentiles')
+        raise UserError(f'band {chosen[column]} is {low[column]:g} nearly everywhere; omit it or widen the percentiles')
     low, high = ([float(f'{value:.6g}') for value in values] for values in (low, high))
     scaled = LoadBands(low=low, high=high).scale(pixels[None])
     mean, std = scaled.mean(axis=(0, 1), dtype=np.float64), scaled.std(axis=(0, 1), dtype=np.float64)

@@ -379,16 +379,16 @@ def hold_patches(batches: Iterable[tuple[Tensor, Tensor]], number: int) -> tuple
     """
     held = torch.empty(0)
     labels: list[Tensor] = []
-    seen = filled = most = 0
+    seen = filled = capacity = 0
     for patches, classes in batches:
         if not seen:
             dtype = torch.float16 if number * patches[0].nbytes > HALF_FROM else torch.float32
-            most = min(number, MOST_HELD // (patches[0].numel() * dtype.itemsize))
-            held = patches.new_empty(most, *patches.shape[1:], dtype=dtype)
-            if most < number:
-                warn(f'Attentive probe: the patches of {number:,} images take too much memory; it learns from {most:,}')
-        place = torch.arange(seen, seen + len(patches))
-        chosen = (place + 1) * most // number > place * most // number
+            capacity = min(number, MOST_HELD // (patches[0].numel() * dtype.itemsize))
+            held = patches.new_empty(capacity, *patches.shape[1:], dtype=dtype)
+            if capacity < number:
+                warn(f'Attentive probe: patches of {number:,} images take too much memory; it learns from {capacity:,}')
+        position = torch.arange(seen, seen + len(patches))
+        chosen = (position + 1) * capacity // number > position * capacity // number
         labels.append(classes[chosen.to(classes.device)])
         held[filled : filled + len(labels[-1])] = patches[chosen.to(patches.device)]
         seen, filled = seen + len(patches), filled + len(labels[-1])
@@ -494,5 +494,8 @@ def check_same_classes(train: BaseDataset, val: BaseDataset) -> int:
     """Returns the number of classes; UserError if the two datasets differ in them."""
     classes, others = train.metainfo['classes'], val.metainfo['classes']
     if classes != others:
-        raise UserError(f'{len(classes)} classes for training, {len(others)} for validation, or their names differ')
+        raise UserError(
+            f'the training images have {len(classes)} classes, the validation images {len(others)}, '
+            'or their names differ; expected the same'
+        )
     return len(classes)

@@ -166,7 +166,7 @@ def test_classes_that_differ_show_before_the_first_step(tmp_path):
     root = make_label_maps(tmp_path / 'maps')
     train, val = options(root, 'training'), options(root, 'validation')
     hook = DenseKNNHook(train, dict(val, classes=CLASSES[::-1]))
-    with pytest.raises(ValueError, match='or their names differ'):
+    with pytest.raises(ValueError, match='their names differ; expected the same'):
         hook.before_train(SimpleNamespace(model=MODELS.build(narrow_model())))
 
 

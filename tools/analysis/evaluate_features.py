@@ -54,8 +54,8 @@ def main() -> None:
     with quiet():
         from beit_mm.features.extractor import FeatureExtractor
 
-        levels = dict(mean=args.mean, std=args.std)
-        extractor = FeatureExtractor(args.checkpoint, args.device, args.size, whole=dense, **levels)
+        mean_std = dict(mean=args.mean, std=args.std)
+        extractor = FeatureExtractor(args.checkpoint, args.device, args.size, whole=dense, **mean_std)
         models = {args.checkpoint: extractor}
         if args.random:
             models['random weights'] = extractor.with_random_weights(args.seed)

@@ -109,8 +109,10 @@ def scan(path: Path) -> list[tuple[str, int, int, int]]:
                 if member.isdir() or any(part.startswith('.') and part != '..' for part in name.split('/')):
                     continue  # hidden names are skipped, as in folders
                 if not member.isfile() or member.issparse():
-                    plain = 'expected plain files, as tar --dereference --hard-dereference writes them'
-                    raise UserError(f'{path}: {quoted(name)} is a link, a sparse file or a device; {plain}')
+                    raise UserError(
+                        f'{path}: {quoted(name)} is a link, a sparse file or a device; '
+                        'expected plain files, as tar --dereference --hard-dereference writes them'
+                    )
                 if name.lower().endswith('.cls'):
                     text = archive.extractfile(member).read(MAX_CLASS + 1)
                     if not (match := CLASS.fullmatch(text)):

@@ -24,8 +24,10 @@ def main() -> None:
     from torchvision.datasets.utils import check_integrity, extract_archive
 
     if not check_integrity(args.source, CIFAR100.tgz_md5):  # pickles of another file could run a program
-        found = f'{args.source} is missing, truncated or a different file'
-        raise UserError(f'{found}; expected MD5 {CIFAR100.tgz_md5}: download it again')
+        raise UserError(
+            f'{args.source} is missing, truncated or a different file; '
+            f'expected MD5 {CIFAR100.tgz_md5}: download it again'
+        )
     with tempfile.TemporaryDirectory() as unpacked:
         extract_archive(args.source, unpacked)
         for split in ('train', 'val'):

@@ -78,8 +78,10 @@ def unpack_val(downloads: Path, target: Path) -> None:
             name = VAL
             parse_val_archive(target, str((downloads / name).resolve()), load_meta_file(folder)[1], part.name)
         except RuntimeError as error:  # torchvision's advice would name our temporary folder
-            found = f'{downloads / name} is truncated or not the official file (its MD5 differs)'
-            raise UserError(f'{found}; download it again from https://image-net.org') from error
+            raise UserError(
+                f'{downloads / name} is truncated or not the official file (its MD5 differs); '
+                'download it again from https://image-net.org'
+            ) from error
     part.rename(target / 'val')
 
 

@@ -67,8 +67,10 @@ def check_earlier(path: str, args: argparse.Namespace) -> None:
 
     with open_image(str(args.source / path)) as image, open_image(str(args.target / path)) as made:
         if min(made.size) not in (args.short_side, min(image.size)):
-            found = f'{args.target / path} has a short side of {min(made.size)} pixels'
-            raise UserError(f'{found}; expected {args.short_side}: choose another folder for another size')
+            raise UserError(
+                f'{args.target / path} has a short side of {min(made.size)} pixels; expected {args.short_side}: '
+                'choose another folder for another size'
+            )
 
 
 def ignore_interrupts(_: int) -> None:

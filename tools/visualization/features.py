@@ -45,8 +45,8 @@ def main() -> None:
         from beit_mm.pictures import draw_neighbours, sheet
 
         files = [str(path) for path in iterate_images(args.images)]
-        levels = dict(mean=args.mean, std=args.std)
-        whole = FeatureExtractor(args.checkpoint, args.device, args.short_side, whole=True, **levels)
+        mean_std = dict(mean=args.mean, std=args.std)
+        whole = FeatureExtractor(args.checkpoint, args.device, args.short_side, whole=True, **mean_std)
         whole.check_whole()
         colours = pca_colours([sample['patches'] for sample in whole(files, ['patches'], args.layer)])
         rows = [
