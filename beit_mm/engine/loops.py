@@ -161,6 +161,7 @@ def is_past_end(runner: Runner) -> bool:
     """Whether a resumed run is past its end; exactly at its end it still validates. Warns if no step is left."""
     if runner.iter >= runner.max_iters:
         warn(
-            f'The checkpoint is at iteration {runner.iter} of {runner.max_iters}; to go on, raise max_epochs or max_iters.'
+            f'The checkpoint has {runner.iter} iterations, the config asks for {runner.max_iters}; to go on, raise '
+            'max_epochs or max_iters.'
         )
     return runner.iter > runner.max_iters

@@ -126,7 +126,7 @@ class AutocastOptimWrapper(OptimWrapper):
         numbers = torch.cat([norm.to(self.counters).view(-1) for norm in (self.counters, *norms)]).tolist()
         for norm in numbers[len(self.counters) :]:
             self.message_hub.update_scalar('train/grad_norm', norm)
-        last_read, counters = self.seen, SkippedSteps._make(map(int, numbers[: len(self.counters)]))
+        last_read, counters = self.seen, SkippedSteps(*map(int, numbers[: len(self.counters)]))
         self.seen = counters
         self.message_hub.update_scalar('train/skipped_steps', counters.not_finite)
         if skipped := counters.not_finite - last_read.not_finite:
@@ -153,7 +153,7 @@ class AutocastOptimWrapper(OptimWrapper):
             self.loss_scaler.load_state_dict(scaler)
         if skipped := state_dict.pop('skipped_steps', None):
             self.counters = skipped['counters'][: len(self.seen)].clone()  # older checkpoints have more
-            self.seen = SkippedSteps._make(map(int, self.counters))
+            self.seen = SkippedSteps(*map(int, self.counters))
         check_state(state_dict, self.optimizer)
         super().load_state_dict(state_dict)
 

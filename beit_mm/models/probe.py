@@ -162,7 +162,8 @@ class ClassificationDataPreprocessor(ClsDataPreprocessor):
 
     def __init__(self, *args, **kwargs) -> None:
         super().__init__(*args, **kwargs)
-        self._non_blocking = True  # the host does not wait while pinned memory is copied; mmpretrain has no argument
+        # The host does not wait for copies. mmpretrain 1.2.0 and onedl's 1.3.6 have no argument for it; else it waits.
+        self._non_blocking = True
 
     def forward(self, data: dict, training: bool = False) -> dict:
         samples = data.get('data_samples')

@@ -71,7 +71,7 @@ class EfficientUPerHead(CountsOnDevice, decode_heads.UPerHead):
 
     def _levels(self, inputs: list[Tensor]) -> list[Tensor]:
         """The feature pyramid, finest level first; each (B, channels, h_i, w_i)."""
-        inputs = self._transform_inputs(inputs)
+        inputs = [inputs[index] for index in self.in_index]
         level = self.psp_forward(inputs)
         levels = [level]
         for feature, lateral, conv in zip(inputs[-2::-1], self.lateral_convs[::-1], self.fpn_convs[::-1], strict=True):
@@ -121,7 +121,9 @@ class EfficientSETRUPHead(SETRUPHead):
     """
 
     def forward(self, inputs: list[Tensor]) -> Tensor:
-        x = self._transform_inputs(inputs)  # B, C, h, w
+        if self.input_transform is not None:  # several maps, resized and concatenated
+            return super().forward(inputs)
+        x = inputs[self.in_index]  # B, C, h, w
         x = self.norm(x.flatten(2).transpose(1, 2)).transpose(1, 2).unflatten(2, x.shape[2:])
         *stages, last = self.up_convs
         for stage in stages:

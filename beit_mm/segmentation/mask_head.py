@@ -142,7 +142,7 @@ class MaskClassificationHead(BaseDecodeHead):
         if self.where == 'backbone':
             x, grid, bias = inputs  # of SlidingSegmentor.extract_feat
         else:
-            features = self._transform_inputs(inputs)  # each B, C, h, w
+            features = [inputs[index] for index in self.in_index]  # each B, C, h, w
             grid = features[0].shape[2], features[0].shape[3]
             layers = zip(self.laterals, features, strict=True)
             x = sum(lateral(feature.flatten(2).transpose(1, 2)) for lateral, feature in layers)  # B, h*w, C

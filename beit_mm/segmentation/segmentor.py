@@ -92,7 +92,8 @@ class SlidingSegmentor(EncoderDecoder):
             if self.with_neck or self.with_auxiliary_head or backbone is None:
                 raise UserError("decode_head.where='backbone' needs a BEiTBackbone, no neck and no auxiliary_head")
             self.decode_head.join(backbone)
-        self.data_preprocessor._non_blocking = True  # the host does not wait for copies; mmseg has no argument for it
+        # The host does not wait for copies. mmseg 1.2.2 and onedl's 1.4.2 have no argument for it; else it waits.
+        self.data_preprocessor._non_blocking = True
         check_test_cfg(self.test_cfg or {})
         self.takes_rgb = not (data_preprocessor or {}).get('bgr_to_rgb', False)
 

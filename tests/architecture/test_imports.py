@@ -86,3 +86,38 @@ def test_only_public_names_of_libraries_are_used():
             if library in ('torch', 'mmengine', 'mmcv', 'mmpretrain', 'mmseg', 'PIL', 'numpy', 'np'):
                 private |= {name for part in parts if part.startswith('_') and not part.startswith('__')}
     assert private <= PRIVATE
+
+
+# of objects of libraries, each with a comment beside it that says what happens without it
+PRIVATE_ATTRIBUTES = {
+    '_exit': 'os: documented',
+    '_iterator': "torch's DataLoader; without it workers end with the process",
+    '_shutdown_workers': 'the same',
+    '_step_supports_amp_scaling': "torch's optimizers; without it the host decides whether a step is taken",
+    '_is_mkldnn_bf16_supported': 'torch.ops; without it the instruction set of the CPU decides',
+    '_metadata': "torch's state dicts; without it a file does not say where its weights come from",
+    '_metainfo': "mmengine's datasets, for their subclasses",
+    '_resume': "mmengine's Runner; without it the config says so",
+    '_load_from': 'the same',
+    '_non_blocking': "mmengine's data preprocessors; without it the host waits for copies",
+}
+
+
+def private_attributes(tree: ast.Module) -> Iterator[str]:
+    """Names with one underscore that are asked of an object, as `x._name` or by getattr and its like."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute):
+            names = [node.attr]
+        elif isinstance(node, ast.Call) and ast.unparse(node.func) in ('getattr', 'hasattr', 'setattr', 'delattr'):
+            names = [part.value for part in node.args[1:2] if isinstance(part, ast.Constant)]
+        else:
+            continue
+        yield from (name for name in names if name.startswith('_') and not name.startswith('__'))
+
+
+def test_private_names_of_objects_are_those_of_this_package_or_have_a_reason():
+    trees = [ast.parse(file.read_text()) for file in (ROOT / 'beit_mm').rglob('*.py')]
+    kinds = ast.FunctionDef, ast.ClassDef
+    own = {node.name for tree in trees for node in ast.walk(tree) if isinstance(node, kinds)}
+    found = {name for tree in trees for name in private_attributes(tree)}
+    assert found - own <= {*PRIVATE_ATTRIBUTES}

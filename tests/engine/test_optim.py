@@ -1,6 +1,7 @@
 """Parameter groups, learning rates and schedules against the released rules; precision, clipping and stored state."""
 
 import copy
+import math
 from types import SimpleNamespace
 
 import pytest
@@ -154,6 +155,16 @@ def test_a_state_of_another_shape_is_refused(fused, name, shape):
     state['state'][0][name] = torch.zeros(shape)
     with pytest.raises(CheckpointError, match=f'optimizer of another model: {name} is'):
         wrapper.load_state_dict(state)
+
+
+def test_the_host_decides_a_fused_step_where_torch_lacks_its_private_mark(fused, monkeypatch):
+    model, wrapper, _ = fused
+    monkeypatch.setattr(wrapper.optimizer, '_step_supports_amp_scaling', False)
+    for factor, moves in ((math.nan, False), (1.0, True)):
+        before = torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
+        wrapper.update_params(factor * sum(parameter.sum() for parameter in model.parameters()))
+        after = torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
+        assert torch.equal(before, after) != moves
 
 
 def test_a_state_without_a_fused_kernel_may_have_any_shapes():
