@@ -105,13 +105,15 @@ def rebuild(
     with DefaultScope.overwrite_default_scope(recipe.scope):
         try:
             settings = ConfigDict(recipe.model)  # mmseg reads its test_cfg by attributes
-            model = built_as_stored(settings, checkpoint) if config is None else MODELS.build(settings)
+            if config is None:
+                model = stored_model(settings, checkpoint)
+            else:
+                model = MODELS.build(settings)
+                load_whole(model, checkpoint.state_dict)
+                model = merge_lora(model)
             reader = built_reader(recipe.pipeline, model)
             short_sides = [*TRANSFORMS.build(recipe.views).short_sides.elements()] if recipe.views else []
             num_classes = number_of_classes(model)
-            load_whole(model, checkpoint.state_dict)
-            if config is not None:  # the allow-list of stored configs lacks LoRA
-                model = merge_lora(model)
         except Exception as error:
             reason = ' '.join(str(error).split())
             raise CheckpointError(f'{checkpoint} does not fit its config: {reason:.500}') from error
@@ -246,22 +248,25 @@ def segmentor_of(checkpoint: Checkpoint, backbone: dict[str, Any], mean_std: dic
     return Recipe('mmseg', model, [dict(type='beit_mm.LoadImage'), resize, dict(type='PackSegInputs')])
 
 
-def built_as_stored(config: ConfigDict, checkpoint: Checkpoint) -> nn.Module:
-    """Builds a model from a stored config; allocates memory only if the weights fit."""
+def stored_model(config: ConfigDict, checkpoint: Checkpoint) -> nn.Module:
+    """Builds a model from a stored config and loads its weights; allocates memory only if these fit."""
     with torch.device('meta'):
         model = MODELS.build(config)
     weights = checkpoint.converted.state_dict if checkpoint.format else checkpoint.weights
-    own = model.state_dict()
-    for name, tensor in own.items():
+    expected = model.state_dict()
+    for name, tensor in expected.items():
         shape = tuple(weights[name].shape) if name in weights else 'missing'
         if shape != tuple(tensor.shape):
             raise UserError(f'{name} is {shape} in the file, {tuple(tensor.shape)} in the config')
-    if checkpoint.weights.keys() == own.keys():  # nothing is left to convert or to fit
-        model.backbone.fits_on_load = False
-        model.backbone.load_report = LoadReport(str(checkpoint.path), checkpoint.preprocessing, matched=[*own])
     model.to_empty(device='cpu')
     settings = {key: value for key, value in (config.get('data_preprocessor') or {}).items() if key != 'type'}
     model.data_preprocessor = type(model.data_preprocessor)(**settings)  # to_empty erased mean and std
+    if checkpoint.weights.keys() == expected.keys():  # nothing is left to convert or to fit
+        model.backbone.fits_on_load = False
+        model.backbone.load_report = LoadReport(str(checkpoint.path), checkpoint.preprocessing, matched=[*expected])
+        model.load_state_dict(checkpoint.weights)
+    else:
+        load_whole(model, checkpoint.state_dict)
     return model
 
 
