@@ -21,7 +21,8 @@ The plugin:
     datasets/       Images, their transforms, masks and samplers: image_folder, masking, multi_crop, reading, samplers,
                     segmentation_folder, transforms
     engine/         How a run goes: loops, signals, steps, logs, checkpoints, checks, optimizer wrappers, metrics:
-                    checkpoints, checks, dino, logs, loops, metrics, optim, resuming, signals, steps, unreadable
+                    checkpoints, checks, dino, fit_head, logs, loops, metrics, optim, progress, resuming, signals,
+                    steps, unreadable
     features/       Features of images, and what a classifier of them alone reaches: evaluation, extractor
     models/         Backbone, tokenizers, heads and algorithms, registered in mmengine's MODELS under `beit_mm`: base,
                     beit, beit_v2, dalle, dino, discrete_vae, feature_targets, lora, probe, provenance, vit, vqkd,
