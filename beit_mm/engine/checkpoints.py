@@ -209,11 +209,10 @@ class CheckpointHook(Hook):
     def is_higher_better(self, metric: str) -> bool:
         if self.rule is not None:
             return self.rule == 'greater'
-        if any(word in metric.lower() for word in HIGHER_IS_BETTER):
-            return True
-        if 'loss' not in metric.lower():
+        higher = any(word in metric.lower() for word in HIGHER_IS_BETTER)
+        if not higher and 'loss' not in metric.lower():
             raise UserError(f"whether a high {metric} is good is unknown; set the CheckpointHook's rule")
-        return False
+        return higher
 
     def save_interrupted(self, runner: Runner) -> Path | None:
         """Writes `interrupted.pth`, unless the run stops in its last validation: then its last checkpoint serves."""

@@ -66,14 +66,14 @@ class FitCheckHook(Hook):
     def after_load_checkpoint(self, runner: Runner, checkpoint: dict) -> None:
         self.checkpoint = checkpoint
         weights = checkpoint.get('state_dict', checkpoint)
-        own = unwrap(runner).state_dict()
+        expected = unwrap(runner).state_dict()
         # a backbone, a teacher's too, fits and checks its own tensors when it loads them
-        others = [name for name in own if not name.startswith('backbone.') and name in weights]
+        others = [name for name in expected if not name.startswith('backbone.') and name in weights]
         check_finite({name: weights[name] for name in others}, 'The checkpoint')
         path, wrapper = resumed_from(runner), runner.optim_wrapper
         if path is None:
             return
-        unfit = [name for name in others if 'backbone.' not in name and weights[name].shape != own[name].shape]
+        unfit = [name for name in others if 'backbone.' not in name and weights[name].shape != expected[name].shape]
         if unfit:  # without resume mmengine prints them
             raise UserError(f"{path}: shapes differ from this model's: {preview(unfit)}; resume with its own sizes")
         checks_itself = isinstance(wrapper, AutocastOptimWrapper)
@@ -142,9 +142,9 @@ def check_number_of_images(loader: DataLoader) -> None:
 def check_sampler(runner: Runner) -> None:
     """Raises UserError if a dataset of this package lacks SeededSampler: all epochs would have the same views."""
     loader = runner.train_dataloader
-    own = [type(one).__name__ for one in datasets_in(loader.dataset) if isinstance(one, UnlabeledImages)]
-    if own and not isinstance(loader.sampler, SeededSampler):
-        raise UserError(f"{own[0]} has new views in each epoch only with sampler.type='beit_mm.SeededSampler'")
+    seeded = [type(one).__name__ for one in datasets_in(loader.dataset) if isinstance(one, UnlabeledImages)]
+    if seeded and not isinstance(loader.sampler, SeededSampler):
+        raise UserError(f"{seeded[0]} has new views in each epoch only with sampler.type='beit_mm.SeededSampler'")
 
 
 def datasets_in(dataset: Dataset) -> Iterator[Dataset]:
@@ -382,7 +382,7 @@ def check_validation(runner: Runner) -> None:
         return
     if runner.train_loop.val_interval < 1:
         interval = runner.train_loop.val_interval
-        raise UserError(f'train_cfg.val_interval is {interval}; set a number from 1, or train with --no-validate')
+        raise UserError(f'train_cfg.val_interval is {interval}; expected a number from 1, or --no-validate')
     dataset, held_out = runner.train_dataloader.dataset, runner.val_dataloader.dataset
     check_same_classes(classes_of(held_out), path_of(held_out), classes_of(dataset), path_of(dataset))
     check_same_zero(dataset, held_out)
@@ -390,7 +390,8 @@ def check_validation(runner: Runner) -> None:
     check_label_files(runner.val_loop.evaluator, held_out)
 
 
-def check_trained_model(runner: Runner) -> None:
+def check_training(runner: Runner) -> None:
+    """Checks the model with its images and its optimizer."""
     model, dataset = unwrap(runner), runner.train_dataloader.dataset
     check_model(model, dataset)
     check_erasing(model, transforms_of(dataset))
@@ -416,11 +417,4 @@ def log_targets(runner: Runner) -> None:
             warn('The tokenizer has random weights: give its file as model.target_generator.checkpoint.')
 
 
-BEFORE_TRAINING = (
-    check_sampler,
-    check_effective_batch,
-    check_validation,
-    check_trained_model,
-    check_teacher,
-    log_targets,
-)
+BEFORE_TRAINING = check_sampler, check_effective_batch, check_validation, check_training, check_teacher, log_targets

@@ -104,11 +104,13 @@ class FeatureMetric(BaseMetric):
             features = sample['features'].double().numpy()  # h*w, T
             positions = np.asarray(sample.get('positions', np.arange(len(features))))
             number = np.isin(np.arange(len(features)), positions).astype(float)  # h*w: 1 where it is predicted
-            own = dict(number=number, squares=number * np.square(features).sum(axis=1))
-            own |= dict(features=number[:, None] * features, loss=sample['loss'], squared_error=sample['squared_error'])
-            so_far = self.results.pop() if self.results else dict.fromkeys(own, 0.0)
-            self.results.append({name: so_far[name] + own[name] for name in own})
-            self.last = own
+            sums = dict(number=number, squares=number * np.square(features).sum(axis=1))
+            sums |= dict(
+                features=number[:, None] * features, loss=sample['loss'], squared_error=sample['squared_error']
+            )
+            so_far = self.results.pop() if self.results else dict.fromkeys(sums, 0.0)
+            self.results.append({name: so_far[name] + sums[name] for name in sums})
+            self.last = sums
 
     def evaluate(self, size: int) -> dict[str, float]:
         remainder = size % get_world_size()
@@ -279,9 +281,8 @@ class KNNHook(Hook):
 
     def after_val_epoch(self, runner: Runner, metrics: dict | None = None) -> None:
         if self.loaders:  # in a training
-            log_metric(
-                runner, metrics, 'knn_accuracy', evaluate_images(self.extractor, *self.loaders, k=self.k)['top1']
-            )
+            accuracy = evaluate_images(self.extractor, *self.loaders, k=self.k)['top1']
+            log_metric(runner, metrics, 'knn_accuracy', accuracy)
 
 
 @HOOKS.register_module()

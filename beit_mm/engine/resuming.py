@@ -55,12 +55,14 @@ def batch_units(runner: Runner) -> dict[str, int]:
     return dict(images=get_world_size() * loader.batch_size, accumulated=accumulated, per_epoch=len(loader))
 
 
-def fit_position(runner: Runner, meta: dict, weights: dict) -> bool:
+def fit_position(runner: Runner, path: str, meta: dict, weights: dict) -> bool:
     """Converts the position in a checkpoint's meta and weights to this run's batches; returns whether these differ."""
     stored, batch = meta['batch'], batch_units(runner)
     old, new = (entry['images'] * entry['accumulated'] for entry in (stored, batch))
     if old != new:
-        raise UserError(f'was trained with {old} images a step, this run has {new}; change batch_size')
+        raise UserError(
+            f'{path}: the checkpoint was trained with {old} images a step, this run has {new}; change batch_size'
+        )
     by_epoch = isinstance(runner.train_loop, EpochBasedTrainLoop)
     moved = stored['images'] != batch['images'] or (by_epoch and stored['per_epoch'] != batch['per_epoch'])
     if moved:
@@ -80,7 +82,7 @@ def follow_config(runner: Runner, path: str, checkpoint: dict, config: dict) -> 
     """Changes the checkpoint of a file to this run's settings and batches; returns whether the batches differ."""
     meta = checkpoint['meta']
     with as_checkpoint_error(path):
-        moved = fit_position(runner, meta, checkpoint['state_dict'])
+        moved = fit_position(runner, path, meta, checkpoint['state_dict'])
         changes = changed_settings(config, meta.get('config_dict', {}))
     if changes:
         lines = [f'\n  {quoted(name)} {new:.100}, was {old:.100}' for name, (new, old) in changes.items()]

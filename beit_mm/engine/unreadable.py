@@ -81,24 +81,22 @@ class UnreadableImagesHook(Hook):
 
     def check_held_out(self, runner: Runner) -> None:
         dataset, unreadable = runner.val_dataloader.dataset, self.unreadable
-        log(f'Reading the {len(dataset)} held-out images once, to see that none is broken.')
+        total = len(dataset)
+        log(f'Reading the {total} held-out images once, to see that none is broken.')
         broken = find_unreadable(dataset, runner.val_dataloader.num_workers)
         if not broken:
             return
         unreadable.held_out = {quoted(error.path) for error in broken.values()}
         unreadable.add(unreadable.held_out)
-        first = next(iter(broken.values()))
+        first, path = next(iter(broken.values())), unreadable.path
         if dataset.on_error == 'raise':
             raise UnreadableImageError(
-                f'{first}; {len(broken)} of {len(dataset)} held-out images cannot be read, see {unreadable.path}; '
+                f'{first}; {len(broken)} of {total} held-out images cannot be read, see {path}; '
                 "val_dataloader.dataset.on_error='skip' leaves them out"
             )
-        unreadable.check_rate(len(broken), len(dataset))
-        validate_on(runner, [index for index in range(len(dataset)) if index not in broken])
-        warn(
-            f'{first}; {len(broken)} of {len(dataset)} held-out images cannot be read, see {unreadable.path}. '
-            'Every validation of this run leaves them out.'
-        )
+        unreadable.check_rate(len(broken), total)
+        validate_on(runner, [index for index in range(total) if index not in broken])
+        warn(f'{first}; {len(broken)} of {total} held-out images cannot be read and are left out, see {path}')
 
     def after_train_iter(self, runner: Runner, batch_idx: int, data_batch: dict, outputs: dict | None = None) -> None:
         self.new_paths |= replaced_in(data_batch)

@@ -505,21 +505,23 @@ def _fit_on_load(
     if not backbone.fits_on_load:
         return
     _strict, _missing_keys, unexpected_keys, _error_msgs = rest
-    origin, own = local_metadata.get(ORIGIN), backbone.state_dict()
+    origin, expected = local_metadata.get(ORIGIN), backbone.state_dict()
     given = [name.removeprefix(prefix) for name in state_dict if name.startswith(prefix)]
-    if own.keys() >= {*given} and not all(map(is_part, given)):
+    if expected.keys() >= {*given} and not all(map(is_part, given)):
         return  # layers are wrapped, for example by LoRA, and the state dict is the backbone's own, whole or in part
     weights = {name: state_dict.pop(prefix + name) for name in given}
     if not weights:
         held = f'; {origin["path"]} holds {origin["names"]}' if origin else ''
         if prefix.endswith('.module.'):
             raise CheckpointError(
-                f'No tensor is named {prefix}*{held}. A config with LoRA takes checkpoints of its own runs, not a '
-                'merged result. Nothing was loaded.'
+                f'No BEiT weights: no tensor is named {prefix}*{held}. A config with LoRA takes checkpoints of its own '
+                'runs, not a merged result. Nothing was loaded.'
             )
         raise CheckpointError(f'No BEiT weights: no tensor is named {prefix}*{held}. Nothing was loaded.')
     with as_checkpoint_error(origin['path'] if origin else 'the state dict'):
-        fitted, report = fit_weights(weights, own, backbone.grid, backbone.num_heads, backbone.interpolate_mode, origin)
+        fitted, report = fit_weights(
+            weights, expected, backbone.grid, backbone.num_heads, backbone.interpolate_mode, origin
+        )
     backbone.load_report = report
     state_dict.update((prefix + name, tensor) for name, tensor in fitted.items())
     unexpected = drop_task_parts(report.unexpected_keys)

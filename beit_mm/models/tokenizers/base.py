@@ -228,8 +228,8 @@ def initialisation(random_weights: bool) -> Iterator[None]:
 
 def load_exactly(module: nn.Module, state: dict[str, Tensor], path: str) -> None:
     """Loads a state dict into a module, which may be on the meta device; UserError if names or shapes differ."""
-    own = {name: tensor.shape for name, tensor in module.state_dict().items()}
-    if own == {name: tensor.shape for name, tensor in state.items()}:  # memory is allocated only then
+    expected = {name: tensor.shape for name, tensor in module.state_dict().items()}
+    if expected == {name: tensor.shape for name, tensor in state.items()}:  # memory is allocated only then
         module.to_empty(device='cpu')
     try:
         module.load_state_dict(state)

@@ -84,8 +84,8 @@ class VQKDTokenizer(base.Tokenizer):
             self.to_empty(device='cpu')  # the encoder translates mmpretrain's names while it loads
             unused = UNUSED if self.can_decode else (*UNUSED, 'pixel_decoder.')
             weights = self.read(checkpoint, sha256, ADVICE).items()
-            own = {name: tensor for name, tensor in weights if not name.startswith(unused)}
-            base.load_exactly(self, own, checkpoint)
+            needed = {name: tensor for name, tensor in weights if not name.startswith(unused)}
+            base.load_exactly(self, needed, checkpoint)
         self.encoder.fits_on_load = False  # a pretraining checkpoint has no weights for it
         self.requires_grad_(False)
 
@@ -119,7 +119,7 @@ class VQKDTokenizer(base.Tokenizer):
 
 def _rename_released(model: VQKDTokenizer, state_dict: dict[str, Tensor], prefix: str, *_: object) -> None:
     for name in [name for name in state_dict if name.startswith(prefix)]:
-        own = name
+        renamed = name
         for theirs, ours in RENAMED.items():
-            own = own.replace(theirs, ours)
-        state_dict[own] = state_dict.pop(name)
+            renamed = renamed.replace(theirs, ours)
+        state_dict[renamed] = state_dict.pop(name)
