@@ -138,7 +138,7 @@ def scale_schedules(cfg: Config, unit: str, length: int, steps: int) -> None:
     schedules = cfg.get('param_scheduler') or []
     schedules = [schedules] if isinstance(schedules, dict) else schedules
     others = [schedule for schedule in schedules if schedule.get('by_epoch', True) != (unit == 'max_epochs')]
-    if others:  # they keep their shares of the longest of them
+    if others:  # schedules in steps of a run in epochs, or the reverse, keep their shares of the longest of them
         if len(others) < len(schedules) or any('end' not in schedule for schedule in others):
             raise UserError(f'--steps: a {others[0].type} does not count as the run does, by {unit}; write a config')
         length = max(schedule.end for schedule in others)
@@ -378,9 +378,9 @@ def roots_of_datasets(cfg: Config, new: str) -> dict[str, str]:
     roots = {name: cfg[name].dataset.data_root for name in loaders if cfg[name].dataset.get('data_root')}
     if not roots:
         raise UserError('--cfg-options data_root: no dataset of this config has one; set each data_prefix')
-    common = os.path.commonpath(roots.values())
-    moved = {name: os.path.join(new, os.path.relpath(root, common)) for name, root in roots.items()}
-    return {f'{name}.dataset.data_root': root.removesuffix('/.') for name, root in moved.items()}
+    parts = {name: os.path.relpath(root, os.path.commonpath(roots.values())) for name, root in roots.items()}
+    moved = {name: new if part == '.' else os.path.join(new, part) for name, part in parts.items()}
+    return {f'{name}.dataset.data_root': root for name, root in moved.items()}
 
 
 def check_kept(cfg: Config, pairs: Iterable[str]) -> None:
@@ -428,7 +428,8 @@ def check_key(cfg: Config, key: str) -> None:
             near = get_close_matches(name, known, n=1, cutoff=0.85 if takes_others else 0.6)
             if takes_others and not near:
                 return
-            owner = isinstance(entry, dict) and entry.get('type') or '.'.join(path) or 'the config'
+            owner = entry.get('type') if isinstance(entry, dict) else None
+            owner = owner or '.'.join(path) or 'the config'
             raise UserError(
                 f'--cfg-options {key}: {name} is not a setting of {owner}'
                 + (f'; did you mean {".".join([*path, *near])}?' if near else '')
@@ -470,6 +471,7 @@ def arguments_of(kind: Any, scope: str) -> tuple[set[str], bool]:
 
 
 def classes_named(name: str) -> list[Any]:
+    """What the registries have under a name."""
     from mmengine import registry
 
     found: list[Any] = []
