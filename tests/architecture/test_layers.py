@@ -44,18 +44,14 @@ def test_no_file_names_a_module_of_a_higher_layer():
     assert contracts and 'beit_mm.segmentation' in NAMED['beit_mm']  # both are read; the package may name all folders
     for containers, layers in contracts:
         for container in ast.literal_eval(containers):
-            place = {}
+            heights, depth = {}, container.count('.') + 2
             for height, layer in enumerate(reversed(ast.literal_eval(layers))):
-                place |= {f'{container}.{name}': height for name in re.findall(r'\w+', layer)}
-
-            def layer_of(module: str, container: str = container) -> str:
-                return '.'.join(module.split('.')[: container.count('.') + 2])
-
+                heights |= {f'{container}.{name}': height for name in re.findall(r'\w+', layer)}
             for module, others in NAMED.items():
                 for other in others:
-                    here, there = layer_of(module), layer_of(other)
-                    if here in place and there in place and here != there:
-                        assert place[here] > place[there], f'{module} names {other}'
+                    here, there = ('.'.join(name.split('.')[:depth]) for name in (module, other))
+                    if here != there and {here, there} <= heights.keys():
+                        assert heights[here] > heights[there], f'{module} names {other}'
 
 
 def test_no_circle_of_files():
