@@ -9,10 +9,12 @@ import re
 import shlex
 import shutil
 import subprocess
+import sys
 from pathlib import Path
+from unittest.mock import MagicMock
 
 import pytest
-from helpers import ROOT, check_all, header_of, library_tools, list_configs, run_tool, with_options
+from helpers import ROOT, check_all, header_of, library_tools, list_configs, run_tool, train, with_options
 from mkdocs.commands import build
 from mkdocs.config import load_config
 from mmengine.config import Config
@@ -21,7 +23,7 @@ from mmengine.registry import Registry
 import beit_mm
 from beit_mm import registry
 from beit_mm.__main__ import parser
-from beit_mm.apis.commands import arguments_of
+from beit_mm.apis.commands import arguments_of, merge_options
 from beit_mm.apis.configs import find_config
 
 PAGES = ['README.md', 'CONTRIBUTING.md', *(f'docs/{path.name}' for path in sorted((ROOT / 'docs').glob('*.md')))]
@@ -191,6 +193,21 @@ def check_dict(arguments: dict) -> None:
         assert any(child.get(name) for child in children), f'no {name}'
         wrong = {word for word in arguments if word} - arguments_of(name, 'mmengine')[0]
         assert not wrong, f'{name} takes no {wrong}'
+
+
+def test_the_command_for_weights_and_biases_sends_it_all_numbers_with_their_steps(pretrain_config, monkeypatch):
+    """To a stand-in for the package, which tests do not install."""
+    wandb, rows = MagicMock(), []
+    wandb.log = lambda row, **_: rows.append(row)
+    monkeypatch.setitem(sys.modules, 'wandb', wandb)
+    (command,) = (command for command in commands('docs/options.md') if 'Wandb' in command)
+    merge_options(pretrain_config, shlex.split(command)[-1:])
+    train(pretrain_config)
+    assert wandb.init.call_args.kwargs['project'] == 'beit'
+    (axis,) = wandb.define_metric.call_args_list
+    assert axis.kwargs == dict(name='*', step_metric='iter')
+    assert [row['iter'] for row in rows if 'loss' in row] == [*range(1, 7)]
+    assert sum('mim_loss' in row for row in rows) == 2  # wandb itself gives these the last step
 
 
 @pytest.mark.slow

@@ -61,6 +61,15 @@ def test_models_are_the_published_ones_and_weights_come_from_the_folder_of_weigh
         get_model('narrow', pretrained=True)
 
 
+def test_torch_hub_lists_the_models_and_builds_them():
+    names = torch.hub.load(str(ROOT), 'list_models', source='local')
+    assert names == list_models()
+    with torch.device('meta'):
+        for name in (PRETRAINED, RELEASED):
+            model, expected = torch.hub.load(str(ROOT), 'beit', name, source='local'), get_model(name)
+            assert type(model) is type(expected) and model.state_dict().keys() == expected.state_dict().keys()
+
+
 @pytest.fixture
 def weights(tmp_path, monkeypatch) -> Path:
     """$BEIT_MM_WEIGHTS of a machine without a network, and torch hub's cache beside it."""

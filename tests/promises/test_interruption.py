@@ -18,6 +18,7 @@ from mmengine.hooks import Hook
 from promises.test_resume import differences
 from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
+from beit_mm.datasets import LoadImage
 from beit_mm.pictures import read_scalars
 
 SIGNALS = {signal.SIGTERM: 75, signal.SIGUSR1: 75, signal.SIGHUP: 75, signal.SIGINT: 130}  # and the exit code
@@ -263,3 +264,15 @@ def test_where_torch_names_the_end_of_workers_otherwise_they_live_on_and_the_run
     runner.train()
     assert runner.iter == 3 and len(set(multiprocessing.active_children()) - others) == 1
     shut_down(runner.train_dataloader._iterator)
+
+
+def test_a_frozen_data_worker_ends_the_run_after_the_loaders_timeout(config, monkeypatch):
+    """And is ended itself, as docs/reliability.md says."""
+    monkeypatch.setattr(LoadImage, 'transform', lambda *_: time.sleep(60))  # the worker is forked with it
+    config.train_dataloader.update(num_workers=1, persistent_workers=True, timeout=1)
+    others, begin = set(multiprocessing.active_children()), time.monotonic()
+    with pytest.raises(RuntimeError, match='timed out after 1 seconds'):
+        make_runner(config).train()
+    for worker in set(multiprocessing.active_children()) - others:
+        worker.join(20)  # torch tells it to end, but does not wait
+    assert time.monotonic() - begin < 40 and set(multiprocessing.active_children()) <= others
