@@ -150,9 +150,7 @@ def read_shards(folder: str) -> tuple[Samples | None, list[str]]:
     for name, size in zip(archives, sizes, strict=True):
         archive = os.path.join(folder, name)
         if not os.path.isfile(archive) or os.path.getsize(archive) != size:
-            raise UserError(
-                f'{quoted(archive)} is missing, truncated or does not match {INDEX}; copy it again or run {command}'
-            )
+            raise UserError(f'{quoted(archive)} is missing or does not match {INDEX}; copy it again or run {command}')
     return Samples(folder, names, labels, archives, locations), list(classes)
 
 

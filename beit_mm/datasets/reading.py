@@ -50,9 +50,7 @@ SAMPLED = 10_000  # pixels of an image that are used for statistics of the bands
 COMPRESSIONS = (1, 5, 8, 32946, 32773, 34925, 50000)
 # Pillow's errors for a TIFF whose bands are not RGB; the last two if each band is a plane
 MANY_BANDS = ('unknown pixel mode', 'unknown raw mode for given image mode', 'string index out of range')
-READ_ALL_BANDS = (
-    'to read all, use LoadBands in a config or, if there are label maps, finetune --bands all (docs/data.md)'
-)
+READ_ALL_BANDS = 'to read all, use LoadBands in a config or, for label maps, finetune --bands all (docs/data.md)'
 WARNED: list[str] = []  # the file that `warn_loss` has named
 
 

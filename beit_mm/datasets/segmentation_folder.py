@@ -100,10 +100,8 @@ class SegmentationFolder(UnlabeledImages):
         expected = [self._label_map(image) for image in images]
         missing = [pair for pair in zip(expected, images, strict=True) if pair[0] not in existing]
         if missing:
-            path, image = missing[0]
-            raise FileNotFoundError(
-                f'no label map {path!r} for {image!r}; {len(missing)} of {len(images)} images have none'
-            )
+            number, (path, image) = len(missing), missing[0]
+            raise FileNotFoundError(f'no label map {path!r} for {image!r}; {number} of {len(images)} images have none')
         unused = [path for path in existing.difference(expected) if path.endswith(self.seg_map_suffix)]
         if unused and not self.ann_file:  # a list leaves some out
             folder = self.data_prefix['img_path']

@@ -131,8 +131,7 @@ def evaluate_patches(
     Source: facebookresearch/capi `eval_segmentation.py`.
     """
     datasets = [
-        source if isinstance(source, SegmentationFolder) else patch_dataset(extractor, **source)
-        for source in (train, val)
+        each if isinstance(each, SegmentationFolder) else patch_dataset(extractor, **each) for each in (train, val)
     ]
     num_classes = check_same_classes(*datasets)
     scores_of, settings = patch_classifier(extractor, datasets[0], method, layer, workers, **options)
@@ -141,13 +140,9 @@ def evaluate_patches(
         predicted = pixel_scores(scores_of(patches), labels.shape).argmax(dim=0)  # H, W
         counts += confusion(predicted, labels.to(predicted.device), num_classes)
     ious = class_ious(*hits_and_unions(counts))
-    return dict(
-        miou=100 * float(ious.nanmean()),
-        iou=[None if math.isnan(value) else 100 * value for value in ious.tolist()],
-        classes=list(datasets[0].metainfo['classes']),
-        images=[len(dataset) for dataset in datasets],
-        **settings,
-    )
+    iou = [None if math.isnan(value) else 100 * value for value in ious.tolist()]
+    classes, images = list(datasets[0].metainfo['classes']), [len(dataset) for dataset in datasets]
+    return dict(miou=100 * float(ious.nanmean()), iou=iou, classes=classes, images=images, **settings)
 
 
 def patch_classifier(
