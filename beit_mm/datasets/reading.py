@@ -343,7 +343,7 @@ class LoadBands(BaseTransform):
         lengths = {len(value) for value in (bands, low, high) if isinstance(value, Sequence)}
         fits = len(lengths) <= 1 and lengths <= {*range(1, MAX_BANDS + 1)}
         if not fits or not in_order(low, high):
-            raise UserError(f'{bands=}, {low=}, {high=}; expected low < high or neither, 1 to {MAX_BANDS} values each')
+            raise UserError(f'{bands=}, {low=}, {high=}; expected equal lengths, 1 to {MAX_BANDS}, and low < high')
         self.bands = None if bands is None else list(bands)
         self.low, self.high = (None if value is None else np.float32(value) for value in (low, high))
         self.num_bands = lengths.pop() if lengths else None  # None: any number
