@@ -261,7 +261,9 @@ def stored_model(config: ConfigDict, checkpoint: Checkpoint) -> nn.Module:
     model.to_empty(device='cpu')
     settings = {key: value for key, value in (config.get('data_preprocessor') or {}).items() if key != 'type'}
     model.data_preprocessor = type(model.data_preprocessor)(**settings)  # to_empty erased mean and std
-    if checkpoint.weights.keys() == expected.keys():  # nothing is left to convert or to fit
+    heads = checkpoint.architecture.get('num_heads')
+    has_other_heads = heads is not None and heads != getattr(model.backbone, 'num_heads', heads)
+    if checkpoint.weights.keys() == expected.keys() and not has_other_heads:  # nothing is left to convert or to fit
         model.backbone.fits_on_load = False
         model.backbone.load_report = LoadReport(str(checkpoint.path), checkpoint.preprocessing, matched=[*expected])
         model.load_state_dict(checkpoint.weights)

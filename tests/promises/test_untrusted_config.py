@@ -88,6 +88,7 @@ UNFIT = [
     (C, f'{CONFIG}/head/num_classes', 10**12, 'head.fc.weight'),
     (C, f'{CONFIG}/backbone/arch', 'unknown', 'unknown'),
     # what else the meta says
+    (C, 'architecture/num_heads', 2, 'heads 2'),  # which its weights, without bias tables, do not show
     (C, 'dataset_meta/classes', [1, 2, 3], 'a list of names'),
     (C, 'dataset_meta/classes', 'cat', 'a list of names'),
     (C, 'dataset_meta/classes', ['a'], '1 classes'),
