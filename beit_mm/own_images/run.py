@@ -21,7 +21,7 @@ from beit_mm.apis.configs import RunConfig, run_config, write_config
 from beit_mm.apis.rebuild import merge_lora_weights
 from beit_mm.checkpoint.checkpoint import Checkpoint, PerChannel
 from beit_mm.checkpoint.read import write_checkpoint
-from beit_mm.engine.checkpoints import CheckpointHook
+from beit_mm.engine.checkpoints import CheckpointHook, checkpoint_hook_of
 from beit_mm.engine.fit_head import fit_head
 from beit_mm.engine.logs import ProgressHook, QuietRunner
 from beit_mm.engine.progress import MIN_STEPS, NOMINAL_STEPS, ClockHook
@@ -377,12 +377,12 @@ class Run:
 def fit_once(runner: Runner, progress: ProgressHook) -> None:
     """Fits the head of a frozen classifier, validates it, and leaves log and checkpoint as a step of training would."""
     loader, show = runner.train_dataloader, partial(progress.show_batch, what='features')
-    (saving,) = (hook for hook in runner.hooks if isinstance(hook, CheckpointHook))
-    (unreadable,) = (hook for hook in runner.hooks if isinstance(hook, UnreadableImagesHook))
+    runner.optim_wrapper = runner.build_optim_wrapper(runner.optim_wrapper)  # by which hooks recognise a training
     runner.call_hook('before_run')
     runner.model.init_weights()
-    for hook in (saving, unreadable):  # other hooks prepare steps of an optimizer
-        hook.before_train(runner)
+    for hook in runner.hooks:
+        if isinstance(hook, CheckpointHook | UnreadableImagesHook):  # others prepare steps of the optimizer
+            hook.before_train(runner)
     began = time.monotonic()
     progress.begin_batches()
     fitted = fit_head(runner.model, loader, runner.seed, Path(runner.work_dir), show)
@@ -391,7 +391,7 @@ def fit_once(runner: Runner, progress: ProgressHook) -> None:
     row = dict(iter=1, loss=fitted.loss, time=seconds, data_time=0.0, images_per_second=len(loader.dataset) / seconds)
     runner.visualizer.add_scalars(row, step=1)
     runner.val_loop.run()
-    saving.save(runner, 'iter_1.pth', resumable=False, epoch=0, iter=1)
+    checkpoint_hook_of(runner).save(runner, 'iter_1.pth', resumable=False, epoch=0, iter=1)
     runner.call_hook('after_run')
 
 

@@ -197,6 +197,7 @@ def test_the_fit_is_repeated_to_the_bit(fitted, folders, base, tmp_path, capsys)
     assert 'augmented' in line
     expected = Checkpoint.open(fitted / 'finetuned.pth').weights
     assert all(torch.equal(again.weights[name], tensor) for name, tensor in expected.items())
+    assert (fitted / 'finetune/run.lock').is_file()  # as a training; a second run there would be refused
     begun = tmp_path / 'begun'
     shutil.copytree(fitted, begun)
     (begun / 'report.md').unlink()
