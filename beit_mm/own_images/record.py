@@ -5,7 +5,6 @@ import os
 from collections.abc import Mapping
 from dataclasses import astuple, dataclass, field
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 from beit_mm.checkpoint.checkpoint import given_mean_std
@@ -29,18 +28,11 @@ class Length:
 
 @dataclass
 class Record:
-    """The call that started a run, its plan and its results.
+    """The call that started a run, its plan and its results. What the call leaves out is None until it is planned."""
 
-    Args:
-        verb: 'pretrain' or 'finetune'.
-        images: the folder.
-        options: the other arguments of the verb's function. What the call leaves out is None until it is planned.
-        length: of the run; None until it is planned.
-    """
-
-    verb: str
-    images: str
-    options: dict[str, Any]
+    verb: str  # 'pretrain' or 'finetune'
+    images: str  # folder
+    options: dict[str, Any]  # the other arguments of the verb's function
     length: Length | None = None
 
     device: str | None = None  # 'cpu' or 'cuda'
@@ -83,11 +75,6 @@ class Record:
     def write(self, path: Path) -> None:
         with atomic_file(path) as file:
             file.write(json.dumps(vars(self), indent=2, default=astuple).encode())
-
-    @property
-    def choices(self) -> SimpleNamespace:
-        """The options as attributes."""
-        return SimpleNamespace(**self.options)
 
     def resume(self, call: 'Record', folder: Path) -> None:
         """Refuses a call with other options than those that began the run; what it leaves out keeps its value."""

@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import torch
@@ -87,7 +88,7 @@ class Task(ABC):
 
     def __init__(self, record: Record, images: Images) -> None:
         self.record, self.images = record, images
-        self.call = record.choices
+        self.call = SimpleNamespace(**record.options)  # the options of the call, as attributes
 
     @property
     def stages(self) -> list[str]:

@@ -245,8 +245,8 @@ def test_a_teacher_by_address_is_kept_as_a_file_that_a_later_call_finds(tmp_path
     (tmp_path / 'checkpoints').mkdir()
     stored = save_backbone(tmp_path / 'stored.pth')
     monkeypatch.setattr('beit_mm.checkpoint.find.download', lambda url, path: shutil.copy(stored, path))
-    call = call_of('pretrain', targets='features', teacher='https://example.org/teacher.pth').choices
-    assert Path(call.teacher).is_absolute() and Path(call.teacher).read_bytes() == Path(stored).read_bytes()
+    teacher = call_of('pretrain', targets='features', teacher='https://example.org/teacher.pth').options['teacher']
+    assert Path(teacher).is_absolute() and Path(teacher).read_bytes() == Path(stored).read_bytes()
 
 
 def test_a_cpu_begins_with_the_packaged_weights_unless_told_otherwise(images):
