@@ -7,21 +7,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from mmengine.config import Config
 from PIL import Image
 from torch import Tensor
 
-from beit_mm.apis import rebuild
-from beit_mm.apis.configs import (
-    NARROW_PRETRAINING,
-    bundled_config,
-    mask_settings,
-    pipeline_for_size,
-    rate_for_batch,
-    warmup_and_cosine,
-)
+from beit_mm.apis import configs, rebuild
 from beit_mm.apis.inference import draw_predictions
 from beit_mm.checkpoint.checkpoint import Checkpoint
 from beit_mm.checkpoint.find import DEMO, path_of_checkpoint
@@ -36,16 +27,7 @@ from beit_mm.own_images import report
 from beit_mm.own_images.images import Images, evenly, find_images
 from beit_mm.own_images.record import NONE, Record
 from beit_mm.own_images.report import Metric, Metrics, Report
-from beit_mm.own_images.task import (
-    BACKBONE,
-    USUAL_PIXELS,
-    WIDE_PRETRAINING,
-    Plan,
-    Settings,
-    Task,
-    largest_batch,
-    released_start,
-)
+from beit_mm.own_images.task import BACKBONE, WIDE_PRETRAINING, Plan, Settings, Task
 from beit_mm.pictures import draw_neighbours
 
 PRETRAIN, TOKENIZER = 'pretrain', 'tokenizer'  # stages
@@ -54,7 +36,7 @@ TOKENS, FEATURES = 'tokens', 'features'  # what is predicted
 MAX_TOKENIZER_STEPS = 4000  # more steps hardly improve its tokens
 FEW_IMAGES = 5000  # with fewer, minutes of further pretraining gained nothing
 FEATURE_RECIPES = {  # the same recipes with features instead of visual tokens
-    NARROW_PRETRAINING: 'demo/pretrain_features.py',
+    configs.NARROW_PRETRAINING: 'demo/pretrain_features.py',
     WIDE_PRETRAINING: 'beit/pretrain_features_dinov2_300e.py',
 }
 MIN_BANK, MAX_BANK = 200, 2000  # images to compare held-out ones with; MIN_BANK even if time is short
@@ -125,8 +107,7 @@ class Pretraining(Task):
             return
         teacher = call.teacher or DEMO
         if call.teacher is None and plan.device == 'cuda':  # the packaged model is too small to teach what a GPU trains
-            patches = (USUAL_PIXELS // 14) ** 2
-            teacher, plan.advice = released_start(lambda sizes: largest_batch('cuda', sizes, patches))
+            teacher, plan.advice = self.released_start()
         plan.base = FEATURE_RECIPES[plan.base]
         plan.targets = dict(type='beit_mm.FeatureTargets', teacher=teacher)
         if teacher != EMA:
@@ -159,7 +140,7 @@ class Pretraining(Task):
     @property
     def tokenizer_batch(self) -> int:
         """Images per step of the tokenizer, at most the number that its learning rate was chosen for."""
-        return min(bundled_config(rebuild.TOKENIZER).train_dataloader.batch_size, self.plan.batch)
+        return min(configs.bundled_config(rebuild.TOKENIZER).train_dataloader.batch_size, self.plan.batch)
 
     def described(self) -> list[tuple[str, str]]:
         plan, targets = self.plan, ('tokenizer', self.targets_name or '')
@@ -186,28 +167,30 @@ class Pretraining(Task):
         return self.plan.base, self.pretraining_settings(lists, steps, targets)
 
     def tokenizer_settings(self, lists: Path, steps: int) -> dict[str, Any]:
-        base, batch = bundled_config(rebuild.TOKENIZER), self.tokenizer_batch
+        base, batch = configs.bundled_config(rebuild.TOKENIZER), self.tokenizer_batch
         data = self.loaders(lists, [base.train_pipeline, base.val_pipeline])
         for loader in data.values():
             loader['batch_size'] = batch
         return dict(
             model=dict(temperature_steps=steps, kl_steps=max(1, steps // 4)),  # the recipe's shares of the run
             **data,
-            **warmup_and_cosine(steps, 50, batch, base.param_scheduler[-1].eta_min_ratio),
+            **configs.warmup_and_cosine(steps, 50, batch, base.param_scheduler[-1].eta_min_ratio),
         )
 
     def pretraining_settings(self, lists: Path, steps: int, targets: dict[str, Any]) -> dict[str, Any]:
-        plan, base = self.plan, bundled_config(self.plan.base)
+        plan, base = self.plan, configs.bundled_config(self.plan.base)
         if plan.teacher:
             stride, outputs = None, dict(target_dims=plan.teacher_width or plan.width)
         else:
             stride, vocab_size = rebuild.stride_and_vocab(targets)
             outputs = dict(vocab_size=vocab_size)
-        masks = mask_settings(plan.grid, stride)
-        pipelines = [pipeline_for_size(base[f'{name}_pipeline'], plan.size, **masks) for name in ('train', 'val')]
+        masks = configs.mask_settings(plan.grid, stride)
+        pipelines = [
+            configs.pipeline_for_size(base[f'{name}_pipeline'], plan.size, **masks) for name in ('train', 'val')
+        ]
         backbone = dict(plan.backbone, _delete_=True, type=BACKBONE, masked_input=True, out_type='raw')
         head = dict(outputs, embed_dims=plan.width)
-        length = warmup_and_cosine(steps, steps // 20, plan.batch, base.param_scheduler[-1].eta_min_ratio)
+        length = configs.warmup_and_cosine(steps, steps // 20, plan.batch, base.param_scheduler[-1].eta_min_ratio)
         if plan.init:
             backbone['init_cfg'] = dict(type='Pretrained', checkpoint=plan.init)
         if plan.keeps_head:
@@ -216,7 +199,7 @@ class Pretraining(Task):
             head['init_cfg'] = dict(type='Pretrained', checkpoint=plan.init, prefix='head.')
         if plan.teacher == EMA:
             length['custom_hooks'] = [*base.custom_hooks, dict(type='beit_mm.TeacherMomentumHook')]
-        rate = rate_for_batch(self.usual_rate(base), plan.batch / base.auto_scale_lr.base_batch_size)
+        rate = configs.rate_for_batch(self.usual_rate(base), plan.batch / base.auto_scale_lr.base_batch_size)
         return dict(
             model=dict(
                 backbone=backbone,
@@ -404,10 +387,8 @@ def read_features(extract: FeatureExtractor, parts: Sequence[Mapping[str, int]])
     """Paths, standardised features and labels of each part's readable files."""
     found = []
     for part in parts:
-        samples = extract([*map(ExistingPath, part)], ['mean'], on_error='skip')
-        read = [sample for sample in samples if 'error' not in sample]
-        features = torch.from_numpy(np.stack([sample['mean'] for sample in read]))
-        labels = torch.tensor([part[sample['path']] for sample in read])
-        found.append(dict(paths=[sample['path'] for sample in read], features=features, labels=labels))
+        features, samples = extract.means([*map(ExistingPath, part)])
+        paths = [sample['path'] for sample in samples if 'error' not in sample]
+        found.append(dict(paths=paths, features=features, labels=torch.tensor([part[path] for path in paths])))
     standardise = standardiser(found[0]['features'])
     return [dict(part, features=standardise(part['features'])) for part in found]

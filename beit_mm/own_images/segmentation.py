@@ -76,23 +76,19 @@ class Segmentation(FineTuning):
 
     # Planning
 
-    def largest_batch_of_released(self, sizes: Mapping[str, int]) -> float:
+    def largest_released(self, sizes: Mapping[str, int]) -> float:
         head = self.call.head or WIDE_HEAD
         side = bundled_config(HEADS[head].wide).model.test_cfg.crop_size[0]
         return largest_batch_of_head(sizes, (side // 14) ** 2, head)
 
     @property
-    def mean_std(self) -> dict[str, Any]:  # bands are measured, whatever the checkpoint records for its RGB images
-        return {} if self.images.bands else super().mean_std
+    def channels(self) -> int:
+        return len(self.images.bands['mean']) if self.images.bands else 3
 
     def normalisation(self, checkpoint: Checkpoint | None) -> tuple[dict[str, Any], str]:
-        if bands := self.images.bands:
-            return normalisation_of('the new model', bands, (), len(bands['mean']), **super().mean_std)
+        if bands := self.images.bands:  # measured, whatever the checkpoint records for its RGB images
+            return normalisation_of('the new model', bands, (), self.channels, **self.mean_std)
         return super().normalisation(checkpoint)
-
-    def choose_model(self, device: str, checkpoint: Checkpoint | None, channels: int = 3) -> tuple[str, dict[str, Any]]:
-        bands = self.images.bands
-        return super().choose_model(device, checkpoint, len(bands['mean']) if bands else channels)
 
     def choose_parts(self, checkpoint: Checkpoint | None) -> None:
         super().choose_parts(checkpoint)
@@ -102,17 +98,13 @@ class Segmentation(FineTuning):
         side = bundled_config(plan.base).model.test_cfg.crop_size[0]
         plan.backbone['img_size'] = as_size(side - side % plan.backbone['patch_size'])
 
-    def choose_batch(self) -> int:
-        if self.plan.device == 'cpu' and self.plan.width > NARROW:
-            return 2  # 512 x 512 pixels each
-        return super().choose_batch()
-
     def largest_batch(self) -> float:
         plan, (rows, columns) = self.plan, self.plan.grid
+        if plan.device == 'cpu' and plan.width > NARROW:
+            return 2  # 512 x 512 pixels each
+        most = super().largest_batch()
         if plan.device == 'cuda':
             most = largest_batch_of_head(sizes_of(plan.backbone['arch']), rows * columns, plan.head)
-        else:
-            most = super().largest_batch()
         return min(most, bundled_config(plan.base).auto_scale_lr.base_batch_size)
 
     def decided(self) -> dict[str, Any]:

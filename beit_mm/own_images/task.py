@@ -3,7 +3,7 @@
 import math
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
@@ -62,8 +62,9 @@ class Plan:
 
     @property
     def grid(self) -> tuple[int, int]:
-        height, width = (side // self.backbone['patch_size'] for side in self.size)
-        return height, width
+        """Of the images, (rows, columns) of patches."""
+        height, width = self.size
+        return height // self.backbone['patch_size'], width // self.backbone['patch_size']
 
     @property
     def width(self) -> int:
@@ -81,6 +82,7 @@ class Task(ABC):
     plan_type: ClassVar[type[Plan]] = Plan
     plan: Any  # a `plan_type`
     images: Any  # Images, or LabelMaps
+    channels: Any = 3  # of the images
     fits_head: Any = False  # whether only a head is trained, on features that are computed once
     targets_name: Any = None  # what is predicted, if a resumed run must find the same
     shares_of_time: ClassVar[dict[str, float]] = {}  # what part of the time left a stage of a timed run gets; or all
@@ -101,9 +103,9 @@ class Task(ABC):
         """Plans the training; the number of images, the device and its memory decide what the call leaves open."""
         device = self.record.device or ('cuda' if torch.cuda.is_available() else 'cpu')
         init, advice = (self.call.init, '') if self.call.init else self.usual_start(device)
-        checkpoint = None if init == NONE else Checkpoint.open(init, **self.mean_std)
-        preprocessing, assumed = self.normalisation(checkpoint)
+        checkpoint = None if init == NONE else Checkpoint.open(init)
         base, backbone = self.choose_model(device, checkpoint)
+        preprocessing, assumed = self.normalisation(checkpoint)
         self.plan = self.plan_type(
             device=device,
             base=base,
@@ -124,28 +126,39 @@ class Task(ABC):
     def usual_start(self, device: str) -> tuple[str, str]:
         """What to begin with if the call does not say, and which released model would be better, or ''."""
 
+    def released_start(self) -> tuple[str, str]:
+        """The released model to start or learn from on a GPU, and ''; or else 'demo', and which would be better."""
+        wanted = [name for name, arch in STARTS.items() if self.largest_released(sizes_of(arch)) >= LEAST_BATCH]
+        path, reason = first_at_hand(wanted)
+        if path or not wanted:
+            return str(path or DEMO), ''
+        return DEMO, f'{wanted[0]} would be better, with its file in ${WEIGHTS_VARIABLE}: {reason}'
+
+    def largest_released(self, sizes: Mapping[str, int]) -> float:
+        """The most images per step on a GPU for a released model of these sizes, which has patches of 14 pixels."""
+        return largest_batch('cuda', sizes, (USUAL_PIXELS // 14) ** 2)
+
     @property
     def mean_std(self) -> dict[str, Any]:
-        """The `mean` and `std` of the call, pixels 0-255, as far as it gives them."""
-        given = dict(mean=self.call.mean, std=self.call.std)
-        return {name: channels for name, channels in given.items() if channels is not None}
+        """The `mean` and `std` that the call gives, pixels 0-255, else None."""
+        return dict(mean=self.call.mean, std=self.call.std)
 
     def normalisation(self, checkpoint: Checkpoint | None) -> tuple[dict[str, Any], str]:
         """Mean and std of the images, and a warning if they are assumed."""
         if checkpoint:
-            return checkpoint.normalisation
-        return normalisation_of('the new model', IMAGENET, (), len(IMAGENET['mean']), **self.mean_std)
+            return Checkpoint.open(checkpoint, **self.mean_std).normalisation
+        return normalisation_of('the new model', IMAGENET, (), 3, **self.mean_std)
 
-    def choose_model(self, device: str, checkpoint: Checkpoint | None, channels: int = 3) -> tuple[str, dict[str, Any]]:
+    def choose_model(self, device: str, checkpoint: Checkpoint | None) -> tuple[str, dict[str, Any]]:
         """The config to build on, and the backbone's arguments: the checkpoint's, or chosen by device and images."""
         base = WIDE_PRETRAINING if device == 'cuda' else NARROW_PRETRAINING
         if checkpoint:
-            backbone = rebuild.backbone_config(checkpoint, channels)
+            backbone = rebuild.backbone_config(checkpoint, self.channels)
         else:
             backbone = dict(img_size=224, patch_size=16) | bundled_config(base).model.backbone.to_dict()
             if device == 'cuda':
                 backbone['arch'] = 'base' if len(self.images.train.names) >= MANY_IMAGES else 'small'
-        backbone['in_channels'] = channels
+        backbone['in_channels'] = self.channels
         if max(as_size(backbone['img_size'])) > MOST_PIXELS:
             backbone['img_size'] = as_size(USUAL_PIXELS - USUAL_PIXELS % backbone['patch_size'])
         return base, backbone
@@ -241,10 +254,7 @@ class FineTuning(Task):
             raise UserError('--lora and --freeze are both given; leave one out: --lora freezes the whole backbone')
 
     def usual_start(self, device: str) -> tuple[str, str]:
-        return released_start(self.largest_batch_of_released) if device == 'cuda' else (DEMO, '')
-
-    def largest_batch_of_released(self, sizes: Mapping[str, int]) -> float:
-        return largest_batch('cuda', sizes, (USUAL_PIXELS // 14) ** 2)
+        return self.released_start() if device == 'cuda' else (DEMO, '')
 
     def choose_parts(self, checkpoint: Checkpoint | None) -> None:
         given = self.call.lora is not None or self.call.freeze is not None
@@ -287,18 +297,6 @@ def usual_workers(device: str) -> int:
     cores = len(os.sched_getaffinity(0)) if hasattr(os, 'sched_getaffinity') else os.cpu_count() or 1
     # feeding a GPU takes two cores; without a GPU the training itself takes most of them
     return max(1, min(cores - 2, 16) if device == 'cuda' else cores // 4)
-
-
-def released_start(largest: Callable[[Mapping[str, int]], float]) -> tuple[str, str]:
-    """The released model to start or learn from on a GPU, and ''; or else 'demo', and which model would be better.
-
-    `largest` gives the most images per step for a model's sizes.
-    """
-    wanted = [name for name, arch in STARTS.items() if largest(sizes_of(arch)) >= LEAST_BATCH]
-    path, reason = first_at_hand(wanted)
-    if path or not wanted:
-        return str(path or DEMO), ''
-    return DEMO, f'{wanted[0]} would be better, with its file in ${WEIGHTS_VARIABLE}: {reason}'
 
 
 def largest_batch(device: str, sizes: Mapping[str, int], patches: float) -> float:
