@@ -15,6 +15,7 @@ import numpy as np
 from mmengine.dataset import default_collate
 from PIL import Image
 
+from beit_mm import pictures
 from beit_mm.apis.configs import NARROW_PRETRAINING, bundled_config, mask_settings, pipeline_for_size
 from beit_mm.apis.inferencers import ClassificationInferencer
 from beit_mm.apis.rebuild import rebuild_pretrainer
@@ -27,14 +28,6 @@ from beit_mm.errors import UserError
 from beit_mm.features.extractor import FeatureExtractor, ImageInput, ImageReader, Sources, iterate_images
 from beit_mm.files import atomic_file, unquoted, write_lines
 from beit_mm.models.beit import BEiTPretrainer
-from beit_mm.pictures import (
-    ATTENTION_LEGEND,
-    attention_of_image,
-    draw_attention,
-    reconstructed,
-    sheet_of_columns,
-    with_legend,
-)
 from beit_mm.registry import TRANSFORMS
 from beit_mm.terminal import quiet, say, with_bar
 
@@ -42,7 +35,6 @@ SHORT_SIDE = 30  # patches of an image whose attention is drawn, as in the autho
 MAX_ROWS = 64  # in a picture of reconstructions
 CONFIDENCE = 'confidence.csv'
 FORMULA = (*'=+-@＝＋－＠', '\t', '\r')  # beginnings of a formula in a spreadsheet
-
 
 Segmentor: TypeAlias = Any  # a SegmentationInferencer, or another with its `classes`, `palette`, `reader` and call
 
@@ -52,11 +44,6 @@ def classify_images(classifier: ClassificationInferencer, images: Sources) -> li
     sources = list(classifier.reader.sources(images))
     found = classifier.reader.results(sources, classifier.predict, 32, on_error='skip')
     return list(with_bar(found, len(sources)))
-
-
-def check_confidence(least: float | None) -> None:
-    if least is not None and not 0 <= least <= 1:
-        raise UserError(f'--min-confidence is {least}; expected a number from 0 to 1')
 
 
 def link_images(folder: Path, results: Sequence[dict[str, Any]], least: float) -> None:
@@ -109,17 +96,10 @@ def summary_of(result: dict[str, Any]) -> tuple[str, str]:
     return result['name'], f'{result["scores"][0][1]:.3f}'
 
 
-def segment_images(segmentor: Segmentor, images: Sources, folder: Path, least: float | None) -> list[dict[str, Any]]:
-    """Writes the label maps and overlays that a segmentor gives; for the files and what is returned see `segment`."""
-    sources = list(segmentor.reader.sources(images))
-    results = with_bar(segmentor(sources, on_error='skip', return_images=True), len(sources))
-    return write_maps(results, segmentor, folder, least)
-
-
 def write_maps(
     results: Iterable[dict[str, Any]], segmentor: Segmentor, folder: Path, least: float | None
 ) -> list[dict[str, Any]]:
-    """Writes the files of `segment`; `least` is its `min_confidence`."""
+    """Writes the files of `segment`, and returns what it returns; `least` is its `min_confidence`."""
     lines = [class_line(unquoted(name)) for name in segmentor.classes]
     if least is not None:
         if len(lines) >= IGNORE_INDEX:
@@ -170,7 +150,7 @@ def write_map(
     image.save(files['labels'])
     found, pixels = np.unique(shown[shown >= 0], return_counts=True)
     legend = [(segmentor.classes[label], segmentor.palette[label]) for label in found[pixels.argsort()[::-1]]]
-    with_legend(overlay(result['image'], shown, segmentor.palette), legend).save(files['overlay'])
+    pictures.with_legend(overlay(result['image'], shown, segmentor.palette), legend).save(files['overlay'])
     return files
 
 
@@ -210,8 +190,8 @@ def draw_predictions(checkpoint: Checkpoint, images: Sources, out: Path) -> BEiT
     if len(sources) > MAX_ROWS:
         say(f'Only the first {MAX_ROWS} images are drawn.')
     samples = masked_samples(model, sources[:MAX_ROWS])
-    columns = reconstructed(model, model.data_preprocessor(default_collate(samples))['inputs'])
-    sheet_of_columns(columns).save(out)
+    columns = pictures.reconstructed(model, model.data_preprocessor(default_collate(samples))['inputs'])
+    pictures.sheet_of_columns(columns).save(out)
     return model
 
 
@@ -276,7 +256,7 @@ def attention(
         size = usual if short_side is None else short_side
         extractor = FeatureExtractor(opened, size=size, whole=True)
         places = points.split(';') if isinstance(points, str) else points
-        found = attention_of_image(extractor, image, places, layer)
-        control = attention_of_image(extractor.with_random_weights(), image, places, layer)
-        with_legend(draw_attention(found, control), ATTENTION_LEGEND).save(path)
+        found = pictures.attention_of_image(extractor, image, places, layer)
+        control = pictures.attention_of_image(extractor.with_random_weights(), image, places, layer)
+        pictures.with_legend(pictures.draw_attention(found, control), pictures.ATTENTION_LEGEND).save(path)
     return path

@@ -7,15 +7,7 @@ from typing import Any
 
 import torch
 
-from beit_mm.apis.inference import (
-    CONFIDENCE,
-    Segmentor,
-    check_confidence,
-    classify_images,
-    link_images,
-    segment_images,
-    write_results,
-)
+from beit_mm.apis import inference
 from beit_mm.apis.inferencers import ClassificationInferencer, SegmentationInferencer
 from beit_mm.checkpoint.checkpoint import Checkpoint, CheckpointInput, PerChannel
 from beit_mm.checkpoint.find import PHOTOS, SCENES
@@ -28,7 +20,7 @@ from beit_mm.features.extractor import ExistingPath, FeatureExtractor, Sources
 from beit_mm.files import quoted
 from beit_mm.own_images.images import list_folder, training_folder, write_lists
 from beit_mm.own_images.label_maps import EXPECTED, find_label_maps
-from beit_mm.terminal import quiet
+from beit_mm.terminal import quiet, with_bar
 
 
 def classify(
@@ -67,14 +59,14 @@ def classify(
     with quiet():
         opened = Checkpoint.open(checkpoint, 'classifier' if labelled is None else 'pretrained', mean=mean, std=std)
         if labelled is None:
-            results = classify_images(ClassificationInferencer(opened), images)
+            results = inference.classify_images(ClassificationInferencer(opened), images)
         else:
             results = classify_by_nearest(opened, images, labelled)
     if min_confidence is not None:
-        write_results(path / 'classes.csv', results)
-        link_images(path, results, min_confidence)
+        inference.write_results(path / 'classes.csv', results)
+        inference.link_images(path, results, min_confidence)
     elif out is not None:
-        write_results(path, results)
+        inference.write_results(path, results)
     return results
 
 
@@ -140,7 +132,7 @@ def segment(
         folder = Path(out).expanduser()
         check_confidence(min_confidence)
         check_unused(folder)
-        segmentor: Segmentor
+        segmentor: inference.Segmentor
         if labelled is not None:
             if multi_scale:
                 raise UserError('--multi-scale is for segmentors; leave it or --labelled out')
@@ -150,12 +142,19 @@ def segment(
             raise UserError('--short-side, --keep- and --reduce-zero-label need --labelled FOLDER; give that too')
         else:
             segmentor = SegmentationInferencer(opened, multi_scale=multi_scale, max_pixels=max_pixels)
-        return segment_images(segmentor, images, folder, min_confidence)
+        sources = list(segmentor.reader.sources(images))
+        results = with_bar(segmentor(sources, on_error='skip', return_images=True), len(sources))
+        return inference.write_maps(results, segmentor, folder, min_confidence)
+
+
+def check_confidence(least: float | None) -> None:
+    if least is not None and not 0 <= least <= 1:
+        raise UserError(f'--min-confidence is {least}; expected a number from 0 to 1')
 
 
 def check_unused(folder: Path) -> None:
     """Refuses a folder whose files `segment` would replace, or whose images would be learned from too."""
-    of_segment = (folder / CONFIDENCE).exists()  # an earlier call wrote labels/ and classes.txt, not the user
+    of_segment = (folder / inference.CONFIDENCE).exists()  # an earlier call wrote labels/ and classes.txt, not the user
     for name in ('images',) if of_segment else ('images', 'labels', 'classes.txt'):
         if (folder / name).exists():
             raise UserError(f'{folder / name} is there already; give another --out')
