@@ -12,19 +12,10 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 
 from beit_mm.checkpoint.names import preview
-from beit_mm.datasets import reading
+from beit_mm.datasets import reading, segmentation_folder
 from beit_mm.datasets.image_folder import BAND_EXTENSIONS, EXTENSIONS, list_images, read_lines
 from beit_mm.datasets.reading import SIDEWAYS, UnreadableImageError, open_image, orientation, read_bands, unreadable
-from beit_mm.datasets.segmentation_folder import (
-    IGNORE_INDEX,
-    IMAGES,
-    MAPS,
-    TRAINING,
-    colour_numbers,
-    count_colours,
-    named_classes,
-    read_labels,
-)
+from beit_mm.datasets.segmentation_folder import IGNORE_INDEX, IMAGES, MAPS, TRAINING
 from beit_mm.errors import UserError
 from beit_mm.own_images.images import VALIDATION, ImageList, Images, evenly, hold_out
 from beit_mm.terminal import with_bar
@@ -57,8 +48,10 @@ class LabelMaps(Images):
         return [*super().identity(), self.values, self.suffix, *([self.colours] if self.colours else [])]
 
     def class_lines(self) -> list[str]:
-        colours = (f' {" ".join(map(str, rgb))}' for rgb in self.colours or [])
-        return [line + next(colours, '') for line in super().class_lines()]
+        lines = super().class_lines()
+        if self.colours is None:
+            return lines
+        return [f'{line} {" ".join(map(str, rgb))}' for line, rgb in zip(lines, self.colours, strict=True)]
 
     def dataset(self, lists: Path, name: str) -> dict[str, Any]:
         part, maps = (self.train, self.maps[0]) if name == 'train' else (self.held_out, self.maps[1])
@@ -209,19 +202,14 @@ def unlearned(train: Maps, held_out: Maps, meaning: Meaning) -> str:
 
 
 def read_legend(path: Path) -> Legend:
-    """Reads a classes.txt, which need not be there."""
+    """Reads a classes.txt, which need not be there: names, also with colours, or the table that `segment` writes."""
     if not path.is_file():
         return Legend()
-    names, colours = named_classes(str(path))
-    return Legend(names, colours, table_numbers(path))
-
-
-def table_numbers(path: Path) -> list[int] | None:
-    """The classes' numbers in a table with the columns Number and Name, as `segment` writes it; None if it has none."""
+    names, colours = segmentation_folder.named_classes(str(path))
     header, *rows = [line.split('\t') for line in read_lines(str(path)) if line]
     if not {'Number', 'Name'} <= {*header}:
-        return None
-    return [int(row[header.index('Number')]) for row in rows]
+        return Legend(names, colours)
+    return Legend(names, colours, [int(row[header.index('Number')]) for row in rows])
 
 
 def meaning_of(legend: Legend, found: Sequence[Maps], pixels: Counter[int], reduce_zero_label: bool | None) -> Meaning:
@@ -239,11 +227,11 @@ def meaning_of(legend: Legend, found: Sequence[Maps], pixels: Counter[int], redu
 
 def meaning_of_colours(pixels: Counter[int], names: Sequence[str], colours: Sequence[Sequence[int]]) -> Meaning:
     """The classes of label maps by colour; `pixels` counts the `colour_numbers`."""
-    values = colour_numbers(colours).tolist()
+    values = segmentation_folder.colour_numbers(colours).tolist()
     others = Counter({number: count for number, count in pixels.items() if number not in values})
     text = f'{len(names)} classes of classes.txt, by colour'
     if others:
-        text += f'; colours that no class has: {count_colours(others)}'
+        text += f'; colours that no class has: {segmentation_folder.count_colours(others)}'
     return Meaning([*names], values, text)
 
 
@@ -253,10 +241,9 @@ def meaning_of_numbers(found: Sequence[Maps], names: Sequence[str] | None, reduc
     numbers = sorted(held - {IGNORE_INDEX})
     if not numbers:
         return Meaning([], [], f'every pixel is {IGNORE_INDEX}, which marks ignored pixels')
-    if numbers == [0, 1] or (numbers == [0] and IGNORE_INDEX in held):
-        mask_values = [0, 1 if 1 in held else IGNORE_INDEX]
-        if not reduce_zero_label and len(names or ()) < 3:
-            return meaning_of_masks(mask_values, names or [])
+    are_masks = numbers == [0, 1] or (numbers == [0] and IGNORE_INDEX in held)
+    if are_masks and not reduce_zero_label and len(names or ()) < 3:
+        return meaning_of_masks([0, 1 if 1 in held else IGNORE_INDEX], names or [])
     if names is not None:
         check_highest(found, numbers[-1], len(names), reduce_zero_label)
     first = int(zero_is_unlabelled(numbers, names, reduce_zero_label))
@@ -416,11 +403,11 @@ def find_suffix(images: Path, maps: Path) -> str:
 def read_maps(images: Path, folder: Path, suffix: str, read: Callable) -> Maps:
     """Reads the label maps of a folder; `read` is a `read_pair`."""
     listed = [path for path in list_images(str(images), READ) if images != folder or not path.endswith(BESIDE)]
+    maps = {path: os.path.splitext(path)[0] + suffix for path in listed}
     existing = {*list_images(str(folder))}
     found = Maps(images, folder, {}, Counter(), [])
     left_out: dict[str, list[str]] = defaultdict(list)
-    for path in with_bar(listed, len(listed)):
-        name = os.path.splitext(path)[0] + suffix
+    for path, name in with_bar(maps.items(), len(maps)):
         if name not in existing:
             left_out['without a map'].append(str(images / path))
             continue
@@ -437,8 +424,7 @@ def read_maps(images: Path, folder: Path, suffix: str, read: Callable) -> Maps:
         found.numbers[path] = {*numbers.tolist()}
     for why, cases in left_out.items():
         found.notes.append(f'{len(cases):,} of {len(listed):,} images left out, {why}: {cases[0]}')
-    expected = {os.path.splitext(path)[0] + suffix for path in listed}
-    unused = [name for name in existing - expected if name.endswith(suffix)]
+    unused = [name for name in existing - {*maps.values()} if name.endswith(suffix)]
     if unused:
         found.notes.append(f'{len(unused):,} label maps left out, without an image: {folder / min(unused)}')
     return found
@@ -446,7 +432,7 @@ def read_maps(images: Path, folder: Path, suffix: str, read: Callable) -> Maps:
 
 def read_pair(image: str, file: str, by_bands: bool, by_colour: bool, max_pixels: int) -> np.ndarray | None:
     """The numbers in a label map, see `read_labels`; None if its image, with bands or not, has another size."""
-    labels = read_labels(file, by_colour, max_pixels)
+    labels = segmentation_folder.read_labels(file, by_colour, max_pixels)
     if by_bands:
         height, width = read_bands(image, max_pixels).shape[:2]
     else:  # the size in the image's header, turned upright
