@@ -145,13 +145,8 @@ class Classification(FineTuning):
 def answers_of(weights: Path, images: Images, number: int) -> list[dict[str, Any]]:
     """What a classifier answers on `number` held-out images, as `classify` gives it, with the `truth`."""
     _, truths = report.labels_of(images, 2 * number)
-    classifier = ClassificationInferencer(weights)
-    results = classify_images(classifier, [*truths])
-    return [
-        dict(result, truth=label)
-        for result, label in zip(results, truths.values(), strict=True)
-        if 'error' not in result
-    ]
+    answers = zip(classify_images(ClassificationInferencer(weights), [*truths]), truths.values(), strict=True)
+    return [dict(answer, truth=label) for answer, label in answers if 'error' not in answer]
 
 
 def compare_classifier(images: Images, seconds: float) -> tuple[Metrics, int]:

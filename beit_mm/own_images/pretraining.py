@@ -292,11 +292,14 @@ def judge(
 
 
 def gains_of_loss(metrics: Mapping[str, Metric]) -> Metrics:
-    """How much better the loss is than that of the initial weights (`start`, where it is known) and of a `guess`."""
+    """How much better the loss is than the loss at the `start`, where it is known, and than those of two guesses.
+
+    One `guess` is the same everywhere, the other one differs by `position`.
+    """
     if 'explained' in metrics:
-        gained = dict(guess=metrics['explained'].value)
+        gained = dict(guess=metrics['explained'].value, position=metrics['explained_at_position'].value)
     else:
-        others = dict(start='mim_loss_start', guess='token_entropy')
+        others = dict(start='mim_loss_start', guess='token_entropy', position='position_entropy')
         loss = metrics['mim_loss'].value
         gained = {name: metrics[other].value - loss for name, other in others.items() if other in metrics}
     return {name: Metric(gain, MIN_LOSS_GAIN / 2) for name, gain in gained.items()}
@@ -304,15 +307,10 @@ def gains_of_loss(metrics: Mapping[str, Metric]) -> Metrics:
 
 def sentence_on(metrics: Mapping[str, Metric], loss_gains: Metrics, gains: Metrics) -> str:
     """What the validation and the `gains_by_pairs` of features show."""
-    of_features = 'explained' in metrics
-    if of_features:
-        gain_at_position = metrics['explained_at_position'].value
-    else:
-        gain_at_position = metrics['position_entropy'].value - metrics['mim_loss'].value
     if loss_gains['guess'].sign != report.BETTER:
-        guess = 'the mean feature' if of_features else 'token frequency'
+        guess = 'the mean feature' if 'explained' in metrics else 'token frequency'
         sentence = f'nothing learned yet: masked patches are not clearly better predicted than by {guess} alone'
-    elif gain_at_position <= 0:
+    elif loss_gains['position'].value <= 0:
         sentence = 'the model learned, but shows no more than where things usually are'
     else:
         sentence = 'masked patches are predicted from what surrounds them'

@@ -257,8 +257,7 @@ class FineTuning(Task):
         return self.released_start() if device == 'cuda' else (DEMO, '')
 
     def choose_parts(self, checkpoint: Checkpoint | None) -> None:
-        given = self.call.lora is not None or self.call.freeze is not None
-        if given and not self.plan.init:
+        if not self.tunes_all and not self.plan.init:
             raise UserError('--lora and --freeze keep what weights have learned; give a checkpoint with --init')
         if self.frozen is not None and not 0 <= self.frozen <= self.plan.depth:
             raise UserError(f'--freeze is {self.frozen}; expected {ALL}, or blocks from 0 to {self.plan.depth}')
