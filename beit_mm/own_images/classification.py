@@ -17,7 +17,6 @@ from beit_mm.checkpoint.checkpoint import Checkpoint
 from beit_mm.checkpoint.names import preview
 from beit_mm.errors import UserError
 from beit_mm.features import evaluation
-from beit_mm.features.evaluation import confusion
 from beit_mm.own_images import report
 from beit_mm.own_images.images import Images, find_images
 from beit_mm.own_images.record import ALL, Record
@@ -124,7 +123,7 @@ class Classification(FineTuning):
         found, num_learned = compare_classifier(images, seconds / 2)
         answers = answers_of(weights, images, asked)
         truth, predicted = (torch.tensor([answer[key] for answer in answers]) for key in ('truth', 'label'))
-        counts = confusion(predicted, truth, len(images.classes))
+        counts = evaluation.confusion(predicted, truth, len(images.classes))
         metrics = metrics | found | {'class_mean': class_mean(counts)}
         metrics['accuracy/top1'] = Metric.share(metrics['accuracy/top1'].value, len(images.held_out.names))
         balanced = 'It was trained with --balance: images of small classes were shown more often.'
@@ -157,7 +156,7 @@ def compare_classifier(images: Images, seconds: float) -> tuple[Metrics, int]:
     metrics = {}
     answers = dict(thumbnails=evaluation.ridge(x, y, pixels), most_frequent=y.bincount().argmax().expand_as(truth))
     for name, predicted in answers.items():
-        counts = confusion(predicted, truth, len(images.classes))
+        counts = evaluation.confusion(predicted, truth, len(images.classes))
         metrics[name] = Metric.share(100 * evaluation.accuracy(counts), len(truth))
         metrics[f'{name}_class_mean'] = class_mean(counts)
     # exact: one class is always right and the others never, whichever images are drawn

@@ -93,7 +93,9 @@ def find_images(folder: str | Path) -> Images:
             f'files ending in {" ".join(EXTENSIONS)}'
         )
     classes = sorted(set(train.names.values()))
-    if not are_classes(classes) or not set(held_out.names.values()) <= set(classes):
+    # several, which are not all dates, and no image lies beside them
+    are_classes = len(classes) > 1 and not all(map(DATE.fullmatch, classes)) and '' not in classes
+    if not are_classes or not set(held_out.names.values()) <= set(classes):
         return Images(train, held_out, [])
     if empty := subfolders(root) - {*classes}:
         warn(f'{str(root)!r}: no images in {preview(sorted(empty))}; not counted as classes')
@@ -101,7 +103,7 @@ def find_images(folder: str | Path) -> Images:
 
 
 def split_folder(root: Path) -> tuple[ImageList, ImageList]:
-    """Images to learn from, and the ones held out: those of `val` beside a `train`, else a tenth."""
+    """Images to learn from, and held-out images: in `val` beside a `train`, else a tenth of each folder."""
     train = list_folder(root)
     vals = [root.parent / name for name in VALIDATION if (root.parent / name).is_dir()]
     if root.name in TRAINING and vals:
@@ -109,11 +111,6 @@ def split_folder(root: Path) -> tuple[ImageList, ImageList]:
         if held_out.names:
             return train, held_out
     return hold_out(train)
-
-
-def are_classes(folders: list[str]) -> bool:
-    """Whether names of folders can be classes: several, which are not all dates, and no image lies beside them."""
-    return len(folders) > 1 and '' not in folders and not all(map(DATE.fullmatch, folders))
 
 
 def training_folder(folder: str | Path) -> Path:

@@ -71,7 +71,7 @@ class LabelMaps(Images):
 class Legend(NamedTuple):
     """What classes.txt says: names, and the colours or the numbers of the classes, if it gives them."""
 
-    names: Sequence[str] | None = None
+    names: list[str] | None = None
     colours: list[list[int]] | None = None
     numbers: list[int] | None = None
 
@@ -167,7 +167,10 @@ def find_label_maps(
 
 
 def share_out(found: Sequence[Maps], whole: bool) -> tuple[Maps, Maps]:
-    """Those to learn from and those held out: a folder for each, else a tenth of the only folder."""
+    """The maps to learn from and the maps held out: a folder for each, else a tenth of the only folder.
+
+    With `whole`, the only folder is for both.
+    """
     first, *others = found
     if others and others[0].numbers:
         return first, others[0]
@@ -208,8 +211,8 @@ def read_legend(path: Path) -> Legend:
     names, colours = segmentation_folder.named_classes(str(path))
     header, *rows = [line.split('\t') for line in read_lines(str(path)) if line]
     if not {'Number', 'Name'} <= {*header}:
-        return Legend(names, colours)
-    return Legend(names, colours, [int(row[header.index('Number')]) for row in rows])
+        return Legend([*names], colours)
+    return Legend([*names], colours, [int(row[header.index('Number')]) for row in rows])
 
 
 def meaning_of(legend: Legend, found: Sequence[Maps], pixels: Counter[int], reduce_zero_label: bool | None) -> Meaning:
@@ -221,21 +224,21 @@ def meaning_of(legend: Legend, found: Sequence[Maps], pixels: Counter[int], redu
         return meaning_of_colours(pixels, legend.names, legend.colours)
     if legend.names and legend.numbers:
         text = f'{len(legend.names)} classes of classes.txt, with its numbers'
-        return Meaning([*legend.names], legend.numbers, text)
+        return Meaning(legend.names, legend.numbers, text)
     return meaning_of_numbers(found, legend.names, reduce_zero_label)
 
 
-def meaning_of_colours(pixels: Counter[int], names: Sequence[str], colours: Sequence[Sequence[int]]) -> Meaning:
+def meaning_of_colours(pixels: Counter[int], names: list[str], colours: Sequence[Sequence[int]]) -> Meaning:
     """The classes of label maps by colour; `pixels` counts the `colour_numbers`."""
     values = segmentation_folder.colour_numbers(colours).tolist()
     others = Counter({number: count for number, count in pixels.items() if number not in values})
     text = f'{len(names)} classes of classes.txt, by colour'
     if others:
         text += f'; colours that no class has: {segmentation_folder.count_colours(others)}'
-    return Meaning([*names], values, text)
+    return Meaning(names, values, text)
 
 
-def meaning_of_numbers(found: Sequence[Maps], names: Sequence[str] | None, reduce_zero_label: bool | None) -> Meaning:
+def meaning_of_numbers(found: Sequence[Maps], names: list[str] | None, reduce_zero_label: bool | None) -> Meaning:
     """The classes of label maps with numbers. `names` come from classes.txt."""
     held = set().union(*(maps.held for maps in found))
     numbers = sorted(held - {IGNORE_INDEX})
@@ -251,7 +254,7 @@ def meaning_of_numbers(found: Sequence[Maps], names: Sequence[str] | None, reduc
         values = [number for number in numbers if number >= first]
         return Meaning([*map(str, values)], values, f'{len(values)} classes, named by their numbers (no classes.txt)')
     text = f'{len(names)} classes of classes.txt, 0 is {"unlabelled" if first else repr(names[0])}'
-    return Meaning([*names], [*range(first, first + len(names))], text)
+    return Meaning(names, [*range(first, first + len(names))], text)
 
 
 def meaning_of_masks(values: list[int], names: Sequence[str]) -> Meaning:

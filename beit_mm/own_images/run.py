@@ -13,7 +13,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from mmengine.hooks import Hook
 from mmengine.registry import DefaultScope
 from mmengine.runner import Runner
 
@@ -32,7 +31,6 @@ from beit_mm.own_images.classification import Classification
 from beit_mm.own_images.images import write_lists
 from beit_mm.own_images.pretraining import Pretraining
 from beit_mm.own_images.record import Length, Record
-from beit_mm.own_images.report import Metric
 from beit_mm.own_images.segmentation import Segmentation
 from beit_mm.own_images.task import FineTuning, Task
 from beit_mm.pictures import read_scalars
@@ -349,7 +347,7 @@ class Run:
         speed, length = measured['images_per_second'], record.length
         seconds = 60 * length.number * REPORT_SHARE if length.unit == 'minutes' else REPORT_SECONDS
         known = [item for stage in record.stages.values() for item in stage.items()]
-        metrics = {name: Metric(value) for name, value in known if name in report.ROWS}
+        metrics = {name: report.Metric(value) for name, value in known if name in report.ROWS}
         found = task.make_report(self.weights, metrics, seconds, seconds * speed)
         record.metrics, record.verdict = found.metrics, found.verdict
         self.write_record()
@@ -395,7 +393,7 @@ def fit_once(runner: Runner, progress: ProgressHook) -> None:
     runner.call_hook('after_run')
 
 
-def make_runner(cfg: RunConfig, hook: Hook) -> Runner:
+def make_runner(cfg: RunConfig, hook: ProgressHook) -> Runner:
     """A quiet runner. mmengine wants a different name for each runner in a process."""
     cfg.experiment_name = f'{Path(cfg.work_dir).name}_{secrets.token_hex(4)}'
     runner = QuietRunner.from_cfg(cfg)

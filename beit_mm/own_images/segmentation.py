@@ -126,7 +126,7 @@ class Segmentation(FineTuning):
         common: dict[str, Any] = dict(in_channels=plan.width, num_classes=len(self.images.classes))
         model: dict[str, Any] = dict(
             backbone=self.backbone(out_type='featmap', out_indices=out_indices),
-            **head.parts(plan, base.model, common),
+            **head.parts(plan, common),
             data_preprocessor=dict(plan.preprocessing, size=plan.size),
             test_cfg=dict(crop_size=plan.size, stride=[side * 2 // 3 for side in plan.size]),
         )
@@ -199,17 +199,17 @@ def table_of_classes(tested: 'Tested', classes: Sequence[str]) -> list[list[str]
     return table
 
 
-# Heads: the parts behind the backbone, from the plan, the model of the recipe, and the arguments that all heads have.
+# Heads: the parts behind the backbone, from the plan and the arguments that all heads have.
 # On a narrow model an auxiliary head costs a sixth of the time, which is better spent on more steps.
 
 
-def linear_parts(plan: SegmentationPlan, recipe: Any, common: dict[str, Any]) -> dict[str, Any]:
+def linear_parts(plan: SegmentationPlan, common: dict[str, Any]) -> dict[str, Any]:
     linear = bundled_config(HEADS['linear'].wide).model.decode_head.to_dict()  # the narrow recipe has another head
     head = dict(linear | common, _delete_=True, channels=plan.width)
     return dict(neck=None, decode_head=head, auxiliary_head=None)
 
 
-def upernet_parts(plan: SegmentationPlan, recipe: Any, common: dict[str, Any]) -> dict[str, Any]:
+def upernet_parts(plan: SegmentationPlan, common: dict[str, Any]) -> dict[str, Any]:
     rescales = [2, 1, 0.5, 0.25] if plan.has_small_patches else [4, 2, 1, 0.5]
     return dict(
         neck=dict(embed_dim=plan.width, rescales=rescales),
@@ -218,23 +218,25 @@ def upernet_parts(plan: SegmentationPlan, recipe: Any, common: dict[str, Any]) -
     )
 
 
-def setr_pup_parts(plan: SegmentationPlan, recipe: Any, common: dict[str, Any]) -> dict[str, Any]:
-    auxiliary = None if plan.width <= NARROW else [dict(each, **common) for each in recipe.auxiliary_head]
+def setr_pup_parts(plan: SegmentationPlan, common: dict[str, Any]) -> dict[str, Any]:
     num_convs = 3 if plan.has_small_patches else 4
+    auxiliary = None
+    if plan.width > NARROW:
+        auxiliary = [dict(each, **common) for each in bundled_config(plan.base).model.auxiliary_head]
     return dict(decode_head=dict(common, num_convs=num_convs), auxiliary_head=auxiliary)
 
 
-def masks_parts(plan: SegmentationPlan, recipe: Any, common: dict[str, Any]) -> dict[str, Any]:
+def masks_parts(plan: SegmentationPlan, common: dict[str, Any]) -> dict[str, Any]:
     num_blocks = min(4, math.ceil(plan.depth / 4))
     return dict(decode_head=dict(common, where='backbone', in_index=-1, num_blocks=num_blocks))
 
 
-def decoder_parts(plan: SegmentationPlan, recipe: Any, common: dict[str, Any]) -> dict[str, Any]:
+def decoder_parts(plan: SegmentationPlan, common: dict[str, Any]) -> dict[str, Any]:
     return dict(decode_head=common)
 
 
 class Head(NamedTuple):
-    parts: Callable[[SegmentationPlan, Any, dict[str, Any]], dict[str, Any]]  # what differs from the recipe's model
+    parts: Callable[[SegmentationPlan, dict[str, Any]], dict[str, Any]]  # what differs from the recipe's model
     narrow: str  # config to build on for a narrow model
     wide: str
     # GiB at 768 channels, per image of 1,024 patches on a GPU: what autograd keeps in bfloat16, and a tenth more. For

@@ -85,8 +85,8 @@ class Task(ABC):
     channels: Any = 3  # of the images
     fits_head: Any = False  # whether only a head is trained, on features that are computed once
     targets_name: Any = None  # what is predicted, if a resumed run must find the same
-    shares_of_time: ClassVar[dict[str, float]] = {}  # what part of the time left a stage of a timed run gets; or all
-    most_steps: ClassVar[dict[str, int]] = {}  # of a stage; or any number
+    shares_of_time: ClassVar[dict[str, float]] = {}  # of a stage: its part of the time left, all if not named
+    most_steps: ClassVar[dict[str, int]] = {}  # of a stage; any number if not named
 
     def __init__(self, record: Record, images: Images) -> None:
         self.record, self.images = record, images
@@ -250,6 +250,7 @@ class FineTuning(Task):
 
     @staticmethod
     def check(call: Record) -> None:
+        """Refuses options that do not fit each other."""
         if call.options['lora'] is not None and call.options['freeze'] is not None:
             raise UserError('--lora and --freeze are both given; leave one out: --lora freezes the whole backbone')
 

@@ -321,7 +321,7 @@ def test_heads_see_four_pixels_at_the_finest_and_end_at_the_size_of_the_image(pa
     for head in ('upernet', 'setr_pup'):
         plan = task_of(images, 'finetune', 'none', device='cpu', head=head).plan
         plan.backbone['patch_size'] = patch_size
-        found = HEADS[head].parts(plan, configs.bundled_config(plan.base).model, dict(in_channels=192))
+        found = HEADS[head].parts(plan, dict(in_channels=192))
         if head == 'upernet':
             assert [patch_size / scale for scale in found['neck']['rescales']] == [4, 8, 16, 32]
         else:
