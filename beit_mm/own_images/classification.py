@@ -137,8 +137,8 @@ class Classification(FineTuning):
             *draw_mistakes(answers, images.classes, folder / 'mistakes.png'),
             report.draw_curves(folder / 'finetune'),
         ]
-        sentence, following = judge(metrics, weights, images.unequal and not self.call.balance)
-        return Report(metrics, sentence, parts, following)
+        verdict, following = judge(metrics, weights, images.unequal and not self.call.balance)
+        return Report(metrics, verdict, parts, following)
 
 
 def answers_of(weights: Path, images: Images, number: int) -> list[dict[str, Any]]:
@@ -172,18 +172,16 @@ def judge(metrics: Mapping[str, Metric], weights: Path, unequal: bool) -> tuple[
     of_images = gains_over('accuracy/top1', metrics)
     of_classes = gains_over('class_mean', metrics, '_class_mean')
     on_images, on_classes = report.verdict(of_images), report.verdict(of_classes)
-    sentence = f'Verdict: the classifier is {on_images}.'
+    verdict = f'the classifier is {on_images}'
     if on_classes != on_images:
-        sentence = (
-            f'Verdict: over all images the classifier is {on_images}; averaged over the classes it is {on_classes}.'
-        )
+        verdict = f'over all images the classifier is {on_images}; averaged over the classes it is {on_classes}'
     better = all(gain.sign == report.BETTER for gain in of_classes.values())
     if better and not any(gain.sign == report.WORSE for gain in of_images.values()):
         run = shlex.quote(str(weights.parent))
-        return sentence, f'Next: beit-mm classify {run} new_images/ --out classes.csv; beit-mm export {run} model.onnx'
+        return verdict, f'beit-mm classify {run} new_images/ --out classes.csv; beit-mm export {run} model.onnx'
     balance = 'show images of small classes more often (--balance), ' if unequal else ''
     others = 'give it more images, more time, or a released model to start from (--init NAME of beit_mm.list_models())'
-    return sentence, f'Next: {balance}{others}.'
+    return verdict, f'{balance}{others}.'
 
 
 def gains_over(name: str, metrics: Mapping[str, Metric], ending: str = '') -> Metrics:

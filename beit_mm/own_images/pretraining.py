@@ -237,7 +237,7 @@ class Pretraining(Task):
         answers, neighbours_drawn = compare_features(trained, images, compared, start)
         neighbours_drawn.save(folder / 'neighbours.png')
         gains = gains_by_pairs(answers.get('linear', {}))
-        sentence, following = judge(metrics, gains, folder, images, start)
+        verdict, following = judge(metrics, gains, folder, images, start)
         filled = FILLED if self.plan.teacher else DECODED
         parts: list[report.Part] = [
             f'Predicted on masked patches: features of {self.described_teacher}.' if self.plan.teacher else '',
@@ -249,7 +249,7 @@ class Pretraining(Task):
             ),
             report.draw_curves(folder / PRETRAIN),
         ]
-        return Report(metrics | accuracies(answers), sentence, parts, following, did_it_help(answers))
+        return Report(metrics | accuracies(answers), verdict, parts, following, did_it_help(answers))
 
 
 def accuracies(answers: Mapping[str, Mapping[str, Tensor]]) -> Metrics:
@@ -287,8 +287,7 @@ def judge(
 ) -> tuple[str, str]:
     """A verdict from the metrics of a validation and the `gains_by_pairs` of features, and what to run next."""
     loss_gains = gains_of_loss(metrics)
-    following = next_command(loss_gains, gains, folder, images, start)
-    return f'Verdict: {sentence_on(metrics, loss_gains, gains)}.', f'Next: {following}'
+    return sentence_on(metrics, loss_gains, gains), next_command(loss_gains, gains, folder, images, start)
 
 
 def gains_of_loss(metrics: Mapping[str, Metric]) -> Metrics:

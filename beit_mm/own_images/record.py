@@ -81,9 +81,7 @@ class Record:
         known = dict(verb=self.verb, images=self.images, length=self.length, **self.options)
         asked = dict(verb=call.verb, images=call.images, length=call.length, **call.options)
         for option, value in asked.items():
-            if option in CHANGEABLE or value is None:
-                continue
-            if value != known.get(option):
+            if value not in (None, known.get(option)) and option not in CHANGEABLE:
                 raise UserError(
                     f'{folder} began with {option}={known.get(option)}, this call says {option}={value}; choose '
                     'another --out'

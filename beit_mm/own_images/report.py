@@ -86,9 +86,9 @@ class Report:
     """How good a trained model is."""
 
     metrics: Metrics
-    verdict: str
+    verdict: str  # without a full stop
     parts: list[Part]
-    following: str  # what to run next
+    following: str  # what to do next, such as a command to run
     comparison: Sequence[Sequence[str]] = ()  # table of features before and after a pretraining
 
 

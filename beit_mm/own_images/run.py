@@ -349,13 +349,14 @@ class Run:
         known = [item for stage in record.stages.values() for item in stage.items()]
         metrics = {name: report.Metric(value) for name, value in known if name in report.ROWS}
         found = task.make_report(self.weights, metrics, seconds, seconds * speed)
-        record.metrics, record.verdict = found.metrics, found.verdict
+        record.metrics, record.verdict = found.metrics, f'Verdict: {found.verdict}.'
         self.write_record()
+        following = f'Next: {found.following}'
         rows = report.rows_of(found.metrics)
         steps = ', '.join(f'{stage} of {planned["steps"]:,} steps' for stage, planned in record.stages.items())
         taken = f'{record.seconds / 60:.1f} minutes: {steps}; {speed:,.0f} images a second in training'
         parts = [
-            found.verdict,
+            record.verdict,
             f'{task.images}. {taken}. Weights: {self.weights.name}.',
             [('on held-out images', 'value +- one standard error'), *rows],
             found.comparison,
@@ -364,11 +365,11 @@ class Run:
             task.advice_on_passes(measured['steps'] * task.plan.batch / len(task.images.train.names)),
             task.plan.assumed,
             *found.parts,
-            found.following,
+            following,
         ]
         path = report.write_report(self.folder, f'{record.verb} of {record.images}', parts)
         lines = [*report.aligned(rows), *report.aligned(found.comparison)]
-        for line in [*lines, self.weights, path, found.verdict, found.following]:
+        for line in [*lines, self.weights, path, record.verdict, following]:
             say(line)
 
 

@@ -173,12 +173,11 @@ class Segmentation(FineTuning):
             report.Picture('overlays.png', 'Held-out images with the highest, the median and the lowest mIoU'),
             report.draw_curves(folder / 'finetune'),
         ]
-        following = 'give it more label maps and minutes'
+        following = 'give it more label maps and minutes.'
         if all(gain.sign == report.BETTER for gain in gains.values()):
             quoted = shlex.quote(str(weights))
             following = f'beit-mm segment {quoted} new_images/ --out maps; beit-mm export {quoted} model.onnx'
-        sentence = f'Verdict: the segmentor is {report.verdict(gains)}.'
-        return Report(metrics | found, sentence, parts, f'Next: {following}.')
+        return Report(metrics | found, f'the segmentor is {report.verdict(gains)}', parts, following)
 
     def nearest_patches(self, lists: Path, number: int) -> NearestPatches | None:
         """What needs no training: each patch gets the class of the most similar patches in `number` labelled images.
