@@ -30,9 +30,9 @@ RANDOM_RATE = 1e-3  # learning rate of a classifier that starts from random weig
 FEW_PASSES = 5  # over the images; with fewer, a head on frozen features did better
 FREEZE = 'Each image was seen {:.1f} times. With so few, `--freeze all` did better ("What pays" in docs/own_images.md).'
 BASELINES = dict(thumbnails='thumbnails', most_frequent='the most frequent class')  # which need no network
-MIN_THUMBNAILS, MOST_THUMBNAILS = 100, 20_000  # for ridge regression to learn from; MIN_ even if time is short
+MIN_THUMBNAILS, MAX_THUMBNAILS = 100, 20_000  # for ridge regression to learn from; MIN_ even if time is short
 MIN_ANSWERS = 100  # held-out images to classify even if time is short
-MOST_CLASSES = 30  # in the table of a classifier
+MAX_CLASSES = 30  # in the table of a classifier
 MISTAKES, MISTAKES_COLUMNS, MISTAKES_SIDE = 24, 4, 240  # how many are drawn, columns, side of a tile in pixels
 FOR_MAPS = dict(reduce_zero_label='--reduce-zero-label or --keep-zero-label', bands='--bands', head='--head')
 
@@ -59,7 +59,6 @@ class Classification(FineTuning):
 
     @property
     def fits_head(self) -> bool:
-        """Whether only the head is trained, on features that are computed once."""
         return self.call.freeze == ALL
 
     def choose_parts(self, checkpoint: Checkpoint | None) -> None:
@@ -132,7 +131,7 @@ class Classification(FineTuning):
             f'The baselines (thumbnails, most frequent class) need no network: they learned from {num_learned:,} of '
             f'the {len(images.train.names):,} images and were tested on {found["thumbnails"].number:,} held-out ones. '
             'This is one training with one seed. To see what pretraining gains, run it again with --init none.',
-            f'At most {MOST_CLASSES} classes, worst first, on {len(answers):,} held-out images:',
+            f'At most {MAX_CLASSES} classes, worst first, on {len(answers):,} held-out images:',
             table_of_classes(counts, images),
             *draw_mistakes(answers, images.classes, folder / 'mistakes.png'),
             report.draw_curves(folder / 'finetune'),
@@ -150,7 +149,7 @@ def answers_of(weights: Path, images: Images, number: int) -> list[dict[str, Any
 
 def compare_classifier(images: Images, seconds: float) -> tuple[Metrics, int]:
     """Metrics of ridge regression on `thumbnails` and of the `most_frequent` class; number of images to learn from."""
-    begin, (known, held_out) = time.monotonic(), report.labels_of(images, MOST_THUMBNAILS)
+    begin, (known, held_out) = time.monotonic(), report.labels_of(images, MAX_THUMBNAILS)
     x, y = report.read_thumbnails(report.drawn_until(known.items(), begin + 0.8 * seconds, MIN_THUMBNAILS))
     pixels, truth = report.read_thumbnails(report.drawn_until(held_out.items(), begin + seconds, MIN_THUMBNAILS))
     metrics = {}
@@ -203,11 +202,11 @@ def class_mean(counts: Tensor) -> Metric:
 
 
 def table_of_classes(counts: Tensor, images: Images) -> list[list[str]]:
-    """A row for each class, worst first, at most MOST_CLASSES; from a `confusion` (K, K)."""
+    """A row for each class, worst first, at most MAX_CLASSES; from a `confusion` (K, K)."""
     right, number, learned = counts.diagonal(), counts.sum(dim=1), images.learned
     recall, precision = 100 * right / number, 100 * right / counts.sum(dim=0)  # nan without images
     table = [['class', 'images to learn from', 'held-out images', 'recall, %', 'precision, %']]
-    for label in recall.nan_to_num(101).argsort(stable=True).tolist()[:MOST_CLASSES]:
+    for label in recall.nan_to_num(101).argsort(stable=True).tolist()[:MAX_CLASSES]:
         name, shares = images.classes[label], (float(recall[label]), float(precision[label]))
         table.append([name, f'{learned[name]:,}', f'{number[label]:,.0f}', *map(report.percentage, shares)])
     return table

@@ -27,8 +27,8 @@ from beit_mm.own_images.report import ROWS, Metrics, Report
 
 # Released models to start or learn from on a GPU, best first: name in `plain_vits` and architecture
 STARTS = dict(dinov2_vitb14_reg4_pretrain='base', dinov2_vits14_reg4_pretrain='small')
-LEAST_BATCH = 8  # images per step that must fit in memory
-MOST_PIXELS, USUAL_PIXELS = 384, 224  # sides of images: a model for larger ones than the first is trained at the second
+MIN_BATCH = 8  # images per step that must fit in memory
+MAX_SIDE, USUAL_SIDE = 384, 224  # pixels; a model for larger images than the first is trained at the second
 MANY_IMAGES = 100_000  # with at least this many, a new model on a GPU is BEiT-Base
 NARROW = 192  # largest width of a model for which the demo's recipes hold
 WIDE_PRETRAINING = 'beit/pretrain_300e.py'
@@ -128,7 +128,7 @@ class Task(ABC):
 
     def released_start(self) -> tuple[str, str]:
         """The released model to start or learn from on a GPU, and ''; or else 'demo', and which would be better."""
-        wanted = [name for name, arch in STARTS.items() if self.largest_released(sizes_of(arch)) >= LEAST_BATCH]
+        wanted = [name for name, arch in STARTS.items() if self.largest_released(sizes_of(arch)) >= MIN_BATCH]
         path, reason = first_at_hand(wanted)
         if path or not wanted:
             return str(path or DEMO), ''
@@ -136,7 +136,7 @@ class Task(ABC):
 
     def largest_released(self, sizes: Mapping[str, int]) -> float:
         """The most images per step on a GPU for a released model of these sizes, which has patches of 14 pixels."""
-        return largest_batch('cuda', sizes, (USUAL_PIXELS // 14) ** 2)
+        return largest_batch('cuda', sizes, (USUAL_SIDE // 14) ** 2)
 
     @property
     def mean_std(self) -> dict[str, Any]:
@@ -159,8 +159,8 @@ class Task(ABC):
             if device == 'cuda':
                 backbone['arch'] = 'base' if len(self.images.train.names) >= MANY_IMAGES else 'small'
         backbone['in_channels'] = self.channels
-        if max(as_size(backbone['img_size'])) > MOST_PIXELS:
-            backbone['img_size'] = as_size(USUAL_PIXELS - USUAL_PIXELS % backbone['patch_size'])
+        if max(as_size(backbone['img_size'])) > MAX_SIDE:
+            backbone['img_size'] = as_size(USUAL_SIDE - USUAL_SIDE % backbone['patch_size'])
         return base, backbone
 
     @abstractmethod

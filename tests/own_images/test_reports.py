@@ -213,7 +213,7 @@ def test_the_worst_classes_are_in_the_table_of_a_classifier(tmp_path, monkeypatc
     head, *rows = classification.table_of_classes(counts, images)
     of = dict(green=['40', '4', '25.0', '100.0'], blue=['40', '4', '100.0', '57.1'], red=['40', '0', '-', '-'])
     assert rows == [[name, *cells] for name, cells in of.items()] and len(head) == 5
-    monkeypatch.setattr(classification, 'MOST_CLASSES', 1)
+    monkeypatch.setattr(classification, 'MAX_CLASSES', 1)
     assert [row[0] for row in classification.table_of_classes(counts, images)[1:]] == ['green']
 
 
