@@ -100,11 +100,10 @@ class Segmentation(FineTuning):
 
     def largest_batch(self) -> float:
         plan, (rows, columns) = self.plan, self.plan.grid
-        if plan.device == 'cpu' and plan.width > NARROW:
-            return 2  # 512 x 512 pixels each
-        most = super().largest_batch()
         if plan.device == 'cuda':
             most = largest_batch_of_head(sizes_of(plan.backbone['arch']), rows * columns, plan.head)
+        else:  # a wide model takes seconds for an image of 512 x 512 pixels
+            most = 2 if plan.width > NARROW else super().largest_batch()
         return min(most, bundled_config(plan.base).auto_scale_lr.base_batch_size)
 
     def decided(self) -> dict[str, Any]:
