@@ -62,17 +62,16 @@ def parser() -> argparse.ArgumentParser:
     description = f'BEiT on your own images. To begin: {program} reconstruct demo'
     top = terminal.Parser(prog=program, description=description)
     top.add_argument('--version', action='version', version=f'beit_mm {beit_mm.__version__}')
-    verbs = top.add_subparsers(dest='verb', required=True, metavar='VERB')
+    verbs: Any = top.add_subparsers(dest='verb', required=True, metavar='VERB')
     for name, example in EXAMPLES.items():
         add_verb(verbs, name, f'Example: {program} {name} {example}')
     for name, of_config, help, example in (
         ('train', commands.train_parser(), 'train a config', 'beit/pretrain_300e --work-dir run'),
         ('test', commands.test_parser(), 'test a checkpoint of a config', 'beit/pretrain_300e run/epoch_300.pth'),
     ):
-        as_given: Any = dict(description=of_config.description, formatter_class=of_config.formatter_class)
+        as_given = dict(description=of_config.description, formatter_class=of_config.formatter_class)
         example = f'Example: {program} {name} {example}'
-        parents: Any = [of_config]
-        verbs.add_parser(name, help=help, epilog=example, parents=parents, add_help=False, **as_given)
+        verbs.add_parser(name, help=help, epilog=example, parents=[of_config], add_help=False, **as_given)
     example = f'Example: {program} config demo/pretrain > mine.py'
     verb = verbs.add_parser('config', help='print a config for you to change', epilog=example)
     verb.add_argument('name', help='end of the path of a config')
