@@ -11,7 +11,6 @@ from PIL import Image
 
 from beit_mm import __main__ as command
 from beit_mm import pictures
-from beit_mm.apis import inference
 from beit_mm.errors import UserError
 from beit_mm.features.extractor import FeatureExtractor
 from beit_mm.models.vit import BEiTBackbone
@@ -121,7 +120,7 @@ def test_a_checkpoint_alone_is_enough(tmp_path, monkeypatch):
     assert_allclose(found.maps, expected.detach(), atol=2e-3)
     grids = []
     monkeypatch.setattr(
-        inference, 'attention_of_image', lambda *args: grids.append(attention_of_image(*args)) or grids[-1]
+        pictures, 'attention_of_image', lambda *args: grids.append(attention_of_image(*args)) or grids[-1]
     )
     words = ['attention', tmp_path / 'model.pth', image, '--short-side', 48, '--out', tmp_path / 'attention.png']
     command.main([*map(str, words)])
