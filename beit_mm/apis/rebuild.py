@@ -17,6 +17,7 @@ from torch import nn
 from beit_mm.apis.configs import bundled_config, read_config
 from beit_mm.apis.stored_config import PARTS, STEPS, TOKENIZERS, RefusedError, check_part
 from beit_mm.checkpoint.checkpoint import Checkpoint, CheckpointInput, LoadReport, check_finite
+from beit_mm.checkpoint.description import class_names
 from beit_mm.checkpoint.find import DEMO, FITS_WHOLE_MODEL, HUB_FILES, WEIGHTS_VARIABLE, nearest, plain_vits, released
 from beit_mm.checkpoint.names import released_out_indices
 from beit_mm.checkpoint.read import CheckpointError, as_checkpoint_error
@@ -290,7 +291,7 @@ def number_of_classes(model: Any) -> int:
 
 def classes_of(checkpoint: Checkpoint, number: int) -> tuple[tuple[str, ...], list[list[int]]]:
     """Names and colours of the classes: from the file, else from its name, else numbers and distinct colours."""
-    names = checkpoint.classes
+    names = class_names(checkpoint.meta)
     palette = (checkpoint.meta.get('dataset_meta') or {}).get('palette') or checkpoint.meta.get('PALETTE')
     if not names:
         known = metainfo_of_name(checkpoint.path, number)

@@ -90,11 +90,6 @@ class Checkpoint:
         by_lora = any('.lora_' in name for name in self.weights)  # a checkpoint of such a run lacks the backbone
         return names.task_of(self.weights if by_lora else self.converted.state_dict)
 
-    @property
-    def classes(self) -> tuple[str, ...] | None:
-        with as_checkpoint_error(self.path):
-            return description.class_names(self.meta)
-
     def backbone_arguments(self) -> dict[str, Any]:
         """Arguments of the BEiTBackbone that the weights fit."""
         with as_checkpoint_error(self.path):

@@ -9,7 +9,7 @@ import torch
 
 from beit_mm.apis import inference
 from beit_mm.apis.inferencers import ClassificationInferencer, SegmentationInferencer
-from beit_mm.checkpoint.checkpoint import Checkpoint, CheckpointInput, PerChannel
+from beit_mm.checkpoint.checkpoint import CheckpointInput, PerChannel
 from beit_mm.checkpoint.find import PHOTOS, SCENES
 from beit_mm.datasets.reading import MAX_PIXELS
 from beit_mm.datasets.segmentation_folder import SegmentationFolder
@@ -19,7 +19,7 @@ from beit_mm.features.evaluation import knn_votes, patch_classifier, patch_datas
 from beit_mm.features.extractor import ExistingPath, FeatureExtractor, Sources
 from beit_mm.files import quoted
 from beit_mm.own_images.images import list_folder, training_folder, write_lists
-from beit_mm.own_images.label_maps import EXPECTED, find_label_maps
+from beit_mm.own_images.label_maps import EXPECTED, LabelMaps, find_label_maps
 from beit_mm.terminal import quiet, with_bar
 
 
@@ -57,11 +57,10 @@ def classify(
     if is_folder and any(found.is_dir() for found in path.glob('*')):
         raise UserError(f'{path} has folders already, which would be learned from too; give another --out')
     with quiet():
-        opened = Checkpoint.open(checkpoint, 'classifier' if labelled is None else 'pretrained', mean=mean, std=std)
         if labelled is None:
-            results = inference.classify_images(ClassificationInferencer(opened), images)
+            results = inference.classify_images(ClassificationInferencer(checkpoint, mean=mean, std=std), images)
         else:
-            results = classify_by_nearest(opened, images, labelled)
+            results = classify_by_nearest(FeatureExtractor(checkpoint, mean=mean, std=std), images, labelled)
     if min_confidence is not None:
         inference.write_results(path / 'classes.csv', results)
         inference.link_images(path, results, min_confidence)
@@ -70,11 +69,10 @@ def classify(
     return results
 
 
-def classify_by_nearest(checkpoint: Checkpoint, images: Sources, labelled: str | Path) -> list[dict[str, Any]]:
+def classify_by_nearest(extract: FeatureExtractor, images: Sources, labelled: str | Path) -> list[dict[str, Any]]:
     """Lets the most similar images of class folders vote."""
     bank = list_folder(training_folder(labelled))
     classes = sorted({*bank.names.values()} - {''})
-    extract = FeatureExtractor(checkpoint)
     known = {str(bank.root / path): classes.index(name) for path, name in bank.names.items() if name}
     features, samples = extract.means([*map(ExistingPath, known)])
     labels = torch.tensor([known[sample['path']] for sample in samples if 'error' not in sample])
@@ -128,7 +126,6 @@ def segment(
         Overlays of many bands show bands 1 to 3. For an unreadable image dict(path, error).
     """
     with quiet():
-        opened = Checkpoint.open(checkpoint, 'segmentor' if labelled is None else 'pretrained', mean=mean, std=std)
         folder = Path(out).expanduser()
         check_confidence(min_confidence)
         check_unused(folder)
@@ -137,11 +134,15 @@ def segment(
             if multi_scale:
                 raise UserError('--multi-scale is for segmentors; leave it or --labelled out')
             limit = MAX_PIXELS if max_pixels is None else max_pixels
-            segmentor = nearest_patches(opened, labelled, short_side, reduce_zero_label, limit)
+            found = find_labelled(labelled, reduce_zero_label, limit)
+            options: dict[str, Any] = dict(size=short_side, whole=True, max_pixels=limit, mean=mean, std=std)
+            segmentor = nearest_patches(FeatureExtractor(checkpoint, **options), found)
         elif short_side is not None or reduce_zero_label is not None:
             raise UserError('--short-side, --keep- and --reduce-zero-label need --labelled FOLDER; give that too')
         else:
-            segmentor = SegmentationInferencer(opened, multi_scale=multi_scale, max_pixels=max_pixels)
+            segmentor = SegmentationInferencer(
+                checkpoint, multi_scale=multi_scale, max_pixels=max_pixels, mean=mean, std=std
+            )
         sources = list(segmentor.reader.sources(images))
         results = with_bar(segmentor(sources, on_error='skip', return_images=True), len(sources))
         return inference.write_maps(results, segmentor, folder, min_confidence)
@@ -160,21 +161,17 @@ def check_unused(folder: Path) -> None:
             raise UserError(f'{folder / name} is there already; give another --out')
 
 
-def nearest_patches(
-    checkpoint: Checkpoint,
-    labelled: str | Path,
-    short_side: int | None,
-    reduce_zero_label: bool | None,
-    max_pixels: int,
-) -> 'NearestPatches':
-    """The NearestPatches of a folder of label maps; for the arguments see `segment`."""
-    found = find_label_maps(labelled, reduce_zero_label, whole=True, max_pixels=max_pixels)
+def find_labelled(folder: str | Path, reduce_zero_label: bool | None, max_pixels: int) -> LabelMaps:
+    found = find_label_maps(folder, reduce_zero_label, whole=True, max_pixels=max_pixels)
     if not found:
-        raise FileNotFoundError(f'--labelled: no label maps in {str(labelled)!r}; {EXPECTED}')
-    extract = FeatureExtractor(checkpoint, size=short_side, whole=True, max_pixels=max_pixels)
+        raise FileNotFoundError(f'--labelled: no label maps in {str(folder)!r}; {EXPECTED}')
+    return found
+
+
+def nearest_patches(extract: FeatureExtractor, images: LabelMaps) -> 'NearestPatches':
     with TemporaryDirectory() as lists:
-        write_lists(found, Path(lists))
-        return NearestPatches(extract, patch_dataset(extract, **found.dataset(Path(lists), 'train')))
+        write_lists(images, Path(lists))
+        return NearestPatches(extract, patch_dataset(extract, **images.dataset(Path(lists), 'train')))
 
 
 class NearestPatches:

@@ -98,7 +98,7 @@ PLANS = [
     (
         'finetune',
         '--freeze all',
-        'freeze config.model.backbone.frozen_stages config.train_cfg.type config.train_dataloader',
+        'freeze config.model.backbone.frozen_stages config.train_dataloader',
     ),
     ('finetune maps', '--freeze all', 'freeze config.model.backbone.frozen_stages config.optim_wrapper.optimizer.lr'),
     ('finetune', '--balance', 'balance config.train_dataloader.dataset'),
