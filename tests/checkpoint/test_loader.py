@@ -25,6 +25,7 @@ from safetensors.torch import save_file
 from beit_mm.checkpoint import checkpoint as opener
 from beit_mm.checkpoint.checkpoint import Checkpoint
 from beit_mm.checkpoint.convert import convert_checkpoint
+from beit_mm.checkpoint.description import class_names
 from beit_mm.checkpoint.read import CheckpointError
 from beit_mm.models import BEiTBackbone
 from beit_mm.registry import MODELS
@@ -52,7 +53,7 @@ def test_an_opened_checkpoint_stands_for_its_file(tmp_path, monkeypatch):
     opened = Checkpoint.open(tmp_path / 'w.pth')
     monkeypatch.setattr(opener, 'read_checkpoint', None)  # from here on nothing is read
     assert Checkpoint.open(opened) is opened and str(opened) == str(tmp_path / 'w.pth')
-    assert (opened.format, opened.task, opened.classes) == ('unilm', 'classification', None)
+    assert (opened.format, opened.task, class_names(opened.meta)) == ('unilm', 'classification', None)
     assert opened.preprocessing == dict(mean=[127.5] * 3, std=[127.5] * 3, size=[48, 48])
     assert opened.backbone_arguments()['arch']['num_heads'] == HEADS
     assert torch.equal(BEiTBackbone.from_checkpoint(opened).cls_token, weights['cls_token'])
