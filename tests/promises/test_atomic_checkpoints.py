@@ -16,7 +16,7 @@ from mmengine.logging import MessageHub
 
 from beit_mm.checkpoint.read import CheckpointError, read_checkpoint
 from beit_mm.engine import checkpoints
-from beit_mm.engine.resuming import asked_for, resumed_from
+from beit_mm.engine.resuming import asked_for, resume_instead, resumed_from
 from beit_mm.files import atomic_file
 
 
@@ -155,6 +155,19 @@ def test_a_restarted_run_resumes(variable, config, folder, monkeypatch):
     for count, expected in (('0', None), ('1', f'{folder}/iter_6.pth')):
         monkeypatch.setenv(variable, count)
         assert chosen(config) == expected
+
+
+@pytest.mark.parametrize(('path', 'loaded'), [('newest.pth', 'newest.pth'), (None, 'weights.pth')])
+def test_what_is_chosen_is_loaded_once_also_by_a_runner_without_mmengines_private_names(path, loaded):
+    calls = []
+    config = dict(resume='auto', load_from='weights.pth')
+    runner = SimpleNamespace(cfg=config, message_hub=MessageHub(f'chosen {path}'), resume=calls.append)
+    runner.load_checkpoint = calls.append
+    assert asked_for(runner) == ('auto', 'weights.pth') and resumed_from(runner) == 'weights.pth'
+    resume_instead(runner, path)
+    runner.load_or_resume()
+    runner.load_or_resume()  # for a test after the training
+    assert calls == [loaded] and resumed_from(runner) == path
 
 
 def test_a_run_without_a_checkpoint_begins_with_load_from_and_names_the_folder(config, folder, tmp_path, capfd):
