@@ -5,7 +5,6 @@ import random
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from functools import lru_cache, partial
-from typing import NamedTuple
 
 import cv2
 import numpy as np
@@ -29,14 +28,6 @@ BRIGHTNESS, CONTRAST, SATURATION = range(3)  # operations of colour jitter
 LOBES = 3  # of the Lanczos filter
 
 
-class Crop(NamedTuple):
-    """What is wanted of an image: a box, mirrored or not."""
-
-    box: Box
-    flip: bool
-    height: int  # pixels; of the image that the box lies in, which may be decoded smaller
-
-
 class TwoViews(BaseTransform, ABC):
     """Base class of the crops: cuts a box from `img` (H, W, C) and resizes it to `images` and `tokenizer_images`.
 
@@ -55,20 +46,20 @@ class TwoViews(BaseTransform, ABC):
     def draw(self, height: int, width: int) -> tuple[Box, bool]:
         """Draws the box in an image, and whether the views are flipped."""
 
-    def crop_of(self, results: dict, height: int, width: int) -> Crop:
-        """The crop of a sample with an image of this size, drawn when it is first asked for."""
+    def drawn_crop(self, results: dict, height: int, width: int) -> tuple[Box, bool, int]:
+        """The box and flip, drawn once for a sample, and the height of its image, which may be decoded smaller."""
         if 'drawn_crop' not in results:
-            results['drawn_crop'] = Crop(*self.draw(height, width), height)
+            results['drawn_crop'] = *self.draw(height, width), height
         return results['drawn_crop']
 
     def choose_scale(self, results: dict, height: int, width: int) -> int:
         """For LoadImage, before it decodes: the divisor, 1 to 8, of an image's sides that the views allow."""
-        crop = self.crop_of(results, height, width)
-        return decoding_scale(crop.box[2:], np.maximum(self.size, self.second_size or 1).tolist())
+        box, *_ = self.drawn_crop(results, height, width)
+        return decoding_scale(box[2:], np.maximum(self.size, self.second_size or 1).tolist())
 
     def transform(self, results: dict) -> dict:
         image = results['img']
-        box, flip, height = self.crop_of(results, *image.shape[:2])
+        box, flip, height = self.drawn_crop(results, *image.shape[:2])
         del results['drawn_crop']
         scale = round(height / len(image))  # by which LoadImage has divided the sides
         if scale > 1:

@@ -20,7 +20,6 @@ from beit_mm.datasets.masking import BlockwiseMask, RandomMask
 from beit_mm.datasets.multi_crop import shift_hue
 from beit_mm.datasets.reading import LoadBands
 from beit_mm.datasets.transforms import (
-    Crop,
     TwoViewCenterCrop,
     TwoViewColorJitter,
     TwoViewRandomResizedCrop,
@@ -119,7 +118,7 @@ def test_views_share_box_and_flip():
 def test_the_models_view_is_bicubic_and_the_tokenizers_lanczos(image, scale):
     crop = TwoViewRandomResizedCrop(size=48, second_size=48, flip_prob=0)
     top, left, height, width = box = (20, 36, 180, 200)
-    drawn = Crop(tuple(scale * side for side in box), flip=False, height=scale * len(image))
+    drawn = tuple(scale * side for side in box), False, scale * len(image)
     results = crop(dict(img=image, drawn_crop=drawn))
     part = image[top : top + height, left : left + width]
     for view, name in (('images', 'BICUBIC'), ('tokenizer_images', 'LANCZOS')):
