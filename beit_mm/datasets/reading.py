@@ -342,7 +342,9 @@ class LoadBands(BaseTransform):
     ) -> None:
         lengths = {len(value) for value in (bands, low, high) if isinstance(value, Sequence)}
         fits = len(lengths) <= 1 and lengths <= {*range(1, MAX_BANDS + 1)}
-        if not fits or not in_order(low, high):
+        limits = [value for value in (low, high) if value is not None]
+        in_order = np.all(np.less(*limits)) if len(limits) == 2 else not limits
+        if not fits or not in_order:
             raise UserError(f'{bands=}, {low=}, {high=}; expected equal lengths, 1 to {MAX_BANDS}, and low < high')
         self.bands = None if bands is None else list(bands)
         self.low, self.high = (None if value is None else np.float32(value) for value in (low, high))
@@ -394,13 +396,6 @@ class LoadBands(BaseTransform):
         """Shows an image (H, W, C), 0-255, as uint8 (H, W, 3): its first three bands, or the first in gray."""
         first = image[..., :3] if image.shape[2] > 2 else image[..., [0, 0, 0]]
         return first.astype(np.uint8, copy=False)
-
-
-def in_order(low: float | Sequence[float] | None, high: float | Sequence[float] | None) -> bool:
-    """Whether low < high, for all bands or for each; or neither is given."""
-    if low is None or high is None:
-        return low is None and high is None
-    return bool(np.all(np.less(low, high)))
 
 
 def band_statistics(
