@@ -41,9 +41,7 @@ def read_config(path: str | Path) -> Config:
     try:
         return Config.fromfile(path)
     except SyntaxError as error:
-        raise UserError(
-            f'{path}, or a config that it inherits, line {error.lineno}: {error.msg}: {error.text}'
-        ) from error
+        raise UserError(f'{path} or one of its _base_, line {error.lineno}: {error.msg}: {error.text}') from error
 
 
 def config_text(name: str) -> str:

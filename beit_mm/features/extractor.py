@@ -218,10 +218,7 @@ class FeatureExtractor:
 
     def check_whole(self) -> None:
         if self.channels != 3 or not self.whole:
-            raise UserError(
-                f'{self.checkpoint}: its images have {self.channels} bands, whole={self.whole}; '
-                'expected 3 and FeatureExtractor(..., whole=True)'
-            )
+            raise UserError(f'{self.checkpoint}: {self.channels} bands, whole={self.whole}; expected 3 and whole=True')
 
     def with_random_weights(self, seed: int = 0) -> 'FeatureExtractor':
         """The same extractor with an untrained backbone."""
