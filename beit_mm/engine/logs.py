@@ -192,7 +192,7 @@ class ProgressHook(Hook):
                     hook.fetch(runner)
             progress = progress_of(runner, steps=done)
             left = time_left(self.begin, progress - self.progress_before, 1 - progress)
-            self.say_progress(f'{self.title} {done:,}/{runner.max_iters:,}', recent_numbers(runner), left)
+            self.say('  '.join([f'{self.title} {done:,}/{runner.max_iters:,}', *recent_numbers(runner), left]))
 
     def begin_batches(self, runner: Runner | None = None) -> None:
         self.batches_begin = time.monotonic()
@@ -219,7 +219,7 @@ class ProgressHook(Hook):
     def show_batch(self, done: int, batches: int, what: str = 'held-out images') -> None:
         if self.is_due():
             left = time_left(self.batches_begin, done, batches - done)
-            self.say_progress(f'{self.title}, {what}, batch {done:,}/{batches:,}', [], left)
+            self.say(f'{self.title}, {what}, batch {done:,}/{batches:,}  {left}')
 
     def is_due(self) -> bool:
         """Whether a line is due; if so, sets when the next one will be."""
@@ -228,9 +228,6 @@ class ProgressHook(Hook):
             return False
         self.due = now + self.seconds
         return True
-
-    def say_progress(self, place: str, numbers: list[str], left: str) -> None:
-        self.say('  '.join([place, *numbers, left]))
 
     def say(self, line: str) -> None:
         if is_main_process():
