@@ -66,7 +66,7 @@ class IterLoop(IterBasedTrainLoop):
 
     def __init__(self, *args, shortened_from: dict[str, int] | None = None, **kwargs):
         super().__init__(*args, **kwargs)
-        self.length = super().max_iters
+        self.length = super().max_iters  # which ClockHook changes
         self.shortened_from = shortened_from
         # mmengine 0.10.7 has already started the workers: too early, and for an iterator that is never used.
         end_workers(self.dataloader)
@@ -75,9 +75,6 @@ class IterLoop(IterBasedTrainLoop):
     @property
     def max_iters(self) -> int:
         return self.length
-
-    def set_length(self, steps: int) -> None:
-        self.length = steps
 
     def run(self) -> nn.Module:
         check_number_of_images(self.dataloader)

@@ -68,14 +68,14 @@ class ClockHook(Hook):
 
     def after_load_checkpoint(self, runner: Runner, checkpoint: dict) -> None:
         # beyond the steps already done, because otherwise the loop would end at once
-        runner.train_loop.set_length(max(NOMINAL_STEPS, checkpoint['meta']['iter'] + 1))
+        runner.train_loop.length = max(NOMINAL_STEPS, checkpoint['meta']['iter'] + 1)
 
     def before_train(self, runner: Runner) -> None:
         info = runner.message_hub.runtime_info
         self.seconds_before = info.get(STORED_SECONDS, 0.0)
         self.deadline = self.began + self.seconds - self.seconds_before
         self.step_began = math.nan  # not known of the first step of a call
-        self.intervals_are_set = False
+        self.progress = 0.0
         self.set_progress(runner, info.get(STORED_PROGRESS, 0.0), steps=runner.iter)
 
     def after_val_epoch(self, runner: Runner, metrics: dict[str, float] | None = None) -> None:
@@ -108,16 +108,16 @@ class ClockHook(Hook):
 
     def set_progress(self, runner: Runner, progress: float, steps: int) -> None:
         """Sets the progress after a number of steps, the loop's length and, once the rate is known, the intervals."""
+        becomes_known = self.progress < KNOWN_PROGRESS <= progress
         self.progress = progress
-        runner.message_hub.update_info(
-            BY_CLOCK, progress, resumed=False
-        )  # an untimed run may resume from the checkpoint
+        # not resumed, because an untimed run may go on from the checkpoint
+        runner.message_hub.update_info(BY_CLOCK, progress, resumed=False)
         runner.message_hub.update_info(STORED_PROGRESS, progress)
         expected = NOMINAL_STEPS if progress == 0 else round(steps / progress)
-        runner.train_loop.set_length(steps if progress >= 1 else max(steps + 1, expected))
-        if progress < KNOWN_PROGRESS or self.intervals_are_set:
+        runner.train_loop.length = steps if progress >= 1 else max(steps + 1, expected)
+        if not becomes_known:
             return
-        self.intervals_are_set, intervals = True, self.intervals_for(expected)
+        intervals = self.intervals_for(expected)
         runner.train_loop.dynamic_intervals = [intervals['validation']]  # which IterLoop asks after each step
         for hook in runner.hooks:
             if isinstance(hook, CheckpointHook):
