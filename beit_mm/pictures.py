@@ -187,7 +187,7 @@ def masked_pixels(mask: Tensor, side: int, image: Tensor) -> Tensor:
 def decoded_prediction(model: BEiTPretrainer, inputs: dict, image: Tensor, tokens: Tensor) -> Tensor:
     """The images (B, C, H, W) with what is predicted for the masked patches; the tokens (B, h, w) are the true ones."""
     mask, tokenizer, side = inputs['mask'], model.target_generator, model.backbone.patch_size
-    weights = model.head(patch_states(model, inputs)).float().softmax(dim=-1)  # B, h*w, vocab_size
+    weights = model.head(model.hidden_states(inputs, None)).float().softmax(dim=-1)  # B, h*w, vocab_size
     weights = weights.unflatten(1, tokens.shape[1:])
     if mask is None:
         return tokenizer.decode(weights.permute(0, 3, 1, 2))
@@ -206,7 +206,7 @@ def nearest_patches(model: BEiTPretrainer, inputs: dict, image: Tensor) -> Tenso
     """
     side, (height, width), chosen = model.backbone.patch_size, image.shape[2:], inputs['mask'].flatten(1)
     known = model.target_generator.targets(inputs, None)[chosen]  # M, T
-    predicted = model.head(patch_states(model, inputs))[chosen].float()
+    predicted = model.head(model.hidden_states(inputs, None))[chosen].float()
     mean = known.mean(dim=0)
     bank = F.normalize(known - mean, dim=-1)
     nearest = torch.cat([((some - mean) @ bank.T).argmax(dim=1) for some in predicted.split(1024)])
@@ -214,11 +214,6 @@ def nearest_patches(model: BEiTPretrainer, inputs: dict, image: Tensor) -> Tenso
     patches = pixels.flatten(2).mT.contiguous()
     patches[chosen] = patches[chosen][nearest]
     return F.pixel_shuffle(patches.mT.reshape(pixels.shape), side)[:, :, :height, :width]
-
-
-def patch_states(model: BEiTPretrainer, inputs: dict) -> Tensor:
-    """Hidden states (B, h*w, C) of all patches."""
-    return model.backbone(inputs['images'], inputs['mask'])[0][:, model.backbone.num_prefix_tokens :]
 
 
 @HOOKS.register_module()

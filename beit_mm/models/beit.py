@@ -102,7 +102,7 @@ class BEiTPretrainer(BaseModel):
         """The head's mean over the patches of a batch; for tokens, equation 1 of the paper, negated, and `mim_acc`."""
         positions = self._positions_to_predict(inputs)  # B, K
         targets = self._targets(inputs, positions)  # B, K tokens, or B, K, P pixels or features
-        return self.head.loss(self._hidden(inputs, positions), targets, positions)
+        return self.head.loss(self.hidden_states(inputs, positions), targets, positions)
 
     def _positions_to_predict(self, inputs: dict) -> Tensor | None:
         """Patches to predict, int64 (B, K), -1 = padding; None for all."""
@@ -116,8 +116,8 @@ class BEiTPretrainer(BaseModel):
             raise UserError(f'{type(self.head).__name__} does not predict pixels; set target_generator')
         return self.target_generator.targets(inputs, positions)
 
-    def _hidden(self, inputs: dict, positions: Tensor | None) -> Tensor:
-        """Hidden states (B, K, C) of the patches to predict."""
+    def hidden_states(self, inputs: dict, positions: Tensor | None) -> Tensor:
+        """Hidden states (B, K, C) of the patches at positions; None: of all patches (B, h*w, C)."""
         hidden = self.backbone(inputs['images'], inputs['mask'], positions)[0]
         return hidden[:, self.backbone.num_prefix_tokens :] if positions is None else hidden
 
@@ -127,7 +127,7 @@ class BEiTPretrainer(BaseModel):
         positions = self._positions_to_predict(inputs)  # B, K
         targets = self._targets(inputs, None)  # B, h*w, all tokens for MIMMetric's token entropy; or B, h*w, P
         chosen = targets if positions is None else take_tokens(targets, positions.clamp(min=0))
-        sums = self.head.predict(self._hidden(inputs, positions), chosen, positions)  # B each
+        sums = self.head.predict(self.hidden_states(inputs, positions), chosen, positions)  # B each
         values: dict[str, Any] = {name: part.tolist() for name, part in sums.items()}
         if self.target_generator.gives != 'pixels':  # which no metric asks for
             values[self.target_generator.gives] = targets.cpu()

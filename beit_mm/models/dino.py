@@ -84,7 +84,7 @@ class DINOPretrainer(BEiTPretrainer):
         losses = {}
         if self.head is not None:
             positions = self._positions_to_predict(inputs)  # B, K
-            hidden = self._hidden(inputs, F.pad(positions, (0, 1), value=CLASS_TOKEN))  # B, K + 1, C
+            hidden = self.hidden_states(inputs, F.pad(positions, (0, 1), value=CLASS_TOKEN))  # B, K + 1, C
             mim = self.head.loss(hidden[:, :-1], self._targets(inputs, positions), positions)
             losses = dict(loss_mim=mim.pop('loss'), **mim)
             if self.dino_on_masked:
