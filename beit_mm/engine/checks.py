@@ -49,8 +49,11 @@ class FitCheckHook(Hook):
 
     def before_train(self, runner: Runner) -> None:
         self.checkpoint = None  # a test afterwards uses this run's weights
-        for check in BEFORE_TRAINING:
-            check(runner)
+        check_sampler(runner.train_dataloader)
+        check_effective_batch(runner)
+        check_validation(runner)
+        check_training(runner)
+        log_targets(runner)
 
     def before_train_iter(self, runner: Runner, batch_idx: int, data_batch: dict | None = None) -> None:
         if not self.first_batch:
@@ -128,9 +131,7 @@ def check_schedules(runner: Runner, is_scaled: bool) -> None:
         if is_scaled and (end or highest):
             raise UserError(f'auto_scale_lr does not scale the {end or highest:g} of {name}; use eta_min_ratio instead')
         if end > start:
-            raise UserError(
-                f'{name} lets a learning rate rise from {start:.3g} to {end:.3g}; use eta_min_ratio instead'
-            )
+            raise UserError(f'{name} lets a learning rate rise from {start:.3g} to {end:.3g}; use eta_min_ratio')
 
 
 def check_number_of_images(loader: DataLoader) -> None:
@@ -139,9 +140,8 @@ def check_number_of_images(loader: DataLoader) -> None:
         raise UserError(f'{path_of(images)} has {len(images)} images, fewer than one batch of {batch} for each process')
 
 
-def check_sampler(runner: Runner) -> None:
+def check_sampler(loader: DataLoader) -> None:
     """Raises UserError if a dataset of this package lacks SeededSampler: all epochs would have the same views."""
-    loader = runner.train_dataloader
     seeded = [type(one).__name__ for one in datasets_in(loader.dataset) if isinstance(one, UnlabeledImages)]
     if seeded and not isinstance(loader.sampler, SeededSampler):
         raise UserError(f"{seeded[0]} has new views in each epoch only with sampler.type='beit_mm.SeededSampler'")
@@ -400,13 +400,9 @@ def check_training(runner: Runner) -> None:
         check_groups(backbone, runner.optim_wrapper.param_groups)
     if isinstance(model, BEiTPretrainer):
         check_views(model, transforms_of(dataset))
-
-
-def check_teacher(runner: Runner) -> None:
-    """Raises UserError if nothing would move a teacher that is a moving average."""
-    is_average = getattr(getattr(unwrap(runner), 'target_generator', None), 'ema', None) is not None
-    if is_average and not any(isinstance(hook, TeacherMomentumHook) for hook in runner.hooks):
-        raise UserError("teacher='ema' needs dict(type='beit_mm.TeacherMomentumHook') in custom_hooks")
+        is_average = getattr(model.target_generator, 'ema', None) is not None
+        if is_average and not any(isinstance(hook, TeacherMomentumHook) for hook in runner.hooks):
+            raise UserError("teacher='ema' needs dict(type='beit_mm.TeacherMomentumHook') in custom_hooks")
 
 
 def log_targets(runner: Runner) -> None:
@@ -415,6 +411,3 @@ def log_targets(runner: Runner) -> None:
         log(f'Targets: {provenance}')
         if provenance.get('path') == 'random weights':
             warn('The tokenizer has random weights: give its file as model.target_generator.checkpoint.')
-
-
-BEFORE_TRAINING = check_sampler, check_effective_batch, check_validation, check_training, check_teacher, log_targets
