@@ -104,10 +104,8 @@ class FeatureMetric(BaseMetric):
             features = sample['features'].double().numpy()  # h*w, T
             positions = np.asarray(sample.get('positions', np.arange(len(features))))
             number = np.isin(np.arange(len(features)), positions).astype(float)  # h*w: 1 where it is predicted
-            sums = dict(number=number, squares=number * np.square(features).sum(axis=1))
-            sums |= dict(
-                features=number[:, None] * features, loss=sample['loss'], squared_error=sample['squared_error']
-            )
+            sums = dict(number=number, loss=sample['loss'], squared_error=sample['squared_error'])
+            sums |= dict(features=number[:, None] * features, squares=number * np.square(features).sum(axis=1))
             so_far = self.results.pop() if self.results else dict.fromkeys(sums, 0.0)
             self.results.append({name: so_far[name] + sums[name] for name in sums})
             self.last = sums
