@@ -7,7 +7,8 @@ The plugin:
 
     errors.py       The user's mistakes, and lines in the log
     files.py        Writes files completely or not at all, hashes them, and makes text safe to print and to store
-    locations.py    The modules whose import registers types: `beit_mm/__init__.py` lists them, registry.py imports them
+    locations.py    The modules whose import registers types, by registry: `beit_mm/__init__.py` lists them,
+                    registry.py imports them
     pictures.py     Sheets of titled pictures, reconstructions, attention maps and curves
     positions.py    Looks up and resizes relative position bias tables and position embeddings for any patch grid
     precision.py    Which floating-point type a device computes in
@@ -40,7 +41,18 @@ The application, which plans, runs and judges trainings on a folder of images:
 from beit_mm.locations import LOCATIONS
 
 __version__ = '0.3.0'
-LOCATIONS += 'beit_mm.datasets', 'beit_mm.models', 'beit_mm.engine', 'beit_mm.pictures', 'beit_mm.segmentation'
+_ENGINE = ('beit_mm.engine',)
+LOCATIONS.update(
+    MODELS=('beit_mm.models', 'beit_mm.segmentation'),
+    DATASETS=('beit_mm.datasets',),
+    DATA_SAMPLERS=('beit_mm.datasets',),
+    TRANSFORMS=('beit_mm.datasets', 'beit_mm.segmentation'),
+    HOOKS=('beit_mm.engine', 'beit_mm.pictures'),
+    LOOPS=_ENGINE,
+    METRICS=_ENGINE,
+    OPTIM_WRAPPERS=_ENGINE,
+    OPTIM_WRAPPER_CONSTRUCTORS=_ENGINE,
+)
 PUBLIC = dict(
     BEiTBackbone='models.vit',
     BEiTPretrainer='models.beit',

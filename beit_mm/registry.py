@@ -15,13 +15,15 @@ from beit_mm.locations import LOCATIONS
 
 
 class _Registry(root.Registry):
-    """Imports the locations one by one until the type is found: the last one imports mmseg, which takes seconds."""
+    """Imports its locations one by one until the type is found: the last one may import mmseg, which takes seconds."""
 
-    def __init__(self, parent: root.Registry) -> None:
+    def __init__(self, kind: str) -> None:
+        parent = getattr(root, kind)
         super().__init__(parent.name, parent=parent, scope='beit_mm')
+        self.kind = kind
 
     def get(self, key: str) -> Any:
-        for location in LOCATIONS:
+        for location in LOCATIONS[self.kind]:
             if key.rpartition('.')[2] in self.module_dict:
                 break
             import_location(location)
@@ -37,12 +39,12 @@ def import_location(name: str) -> None:
             raise
 
 
-MODELS = _Registry(root.MODELS)
-DATASETS = _Registry(root.DATASETS)
-DATA_SAMPLERS = _Registry(root.DATA_SAMPLERS)
-TRANSFORMS = _Registry(root.TRANSFORMS)
-HOOKS = _Registry(root.HOOKS)
-LOOPS = _Registry(root.LOOPS)
-METRICS = _Registry(root.METRICS)
-OPTIM_WRAPPERS = _Registry(root.OPTIM_WRAPPERS)
-OPTIM_WRAPPER_CONSTRUCTORS = _Registry(root.OPTIM_WRAPPER_CONSTRUCTORS)
+MODELS = _Registry('MODELS')
+DATASETS = _Registry('DATASETS')
+DATA_SAMPLERS = _Registry('DATA_SAMPLERS')
+TRANSFORMS = _Registry('TRANSFORMS')
+HOOKS = _Registry('HOOKS')
+LOOPS = _Registry('LOOPS')
+METRICS = _Registry('METRICS')
+OPTIM_WRAPPERS = _Registry('OPTIM_WRAPPERS')
+OPTIM_WRAPPER_CONSTRUCTORS = _Registry('OPTIM_WRAPPER_CONSTRUCTORS')
