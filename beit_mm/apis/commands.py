@@ -110,7 +110,7 @@ def progress_hook(name: str) -> ProgressHook:
 
 
 def scale_to_steps(cfg: Config, steps: int) -> None:
-    """Turns a config into a run of `steps` steps (batches, before accumulation), and scales its schedules."""
+    """Turns a config into a run of `steps` steps (batches, before accumulation): scales its schedules, logs by step."""
     unit = 'max_epochs' if 'max_epochs' in cfg.train_cfg else 'max_iters'
     length = cfg.train_cfg[unit]
     scale_schedules(cfg, unit, length, steps)
@@ -120,7 +120,11 @@ def scale_to_steps(cfg: Config, steps: int) -> None:
         for key in {'warmup_epochs', 'freeze_last_layer'} & hook.keys():  # DINOHook
             hook[key] = round(hook[key] * steps / length) if unit == 'max_iters' else 0  # of epochs: unknown
     cfg.train_cfg = dict(type='beit_mm.IterLoop', max_iters=steps, val_interval=steps, shortened_from={unit: length})
-    count_steps(cfg, steps)
+    hooks = dict(logger=dict(type='LoggerHook'), checkpoint=dict(type='CheckpointHook'))  # mmengine's defaults
+    cfg.default_hooks = dict(hooks, **cfg.get('default_hooks', {}))
+    cfg.default_hooks.checkpoint.update(by_epoch=False, interval=min(steps, 1000))
+    cfg.default_hooks.logger.interval = min(cfg.default_hooks.logger.get('interval', 10), max(1, steps // 10))
+    cfg.log_processor = dict(cfg.get('log_processor', {}), by_epoch=False)
 
 
 def step_of(place: int, length: int, steps: int) -> int:
@@ -152,15 +156,6 @@ def scale_schedules(cfg: Config, unit: str, length: int, steps: int) -> None:
         if 'milestones' in schedule:
             schedule.milestones = [step_of(place, length, steps) for place in schedule.milestones]
     cfg.param_scheduler = schedules
-
-
-def count_steps(cfg: Config, steps: int) -> None:
-    """Has the hooks and the log of a short run count steps."""
-    hooks = dict(logger=dict(type='LoggerHook'), checkpoint=dict(type='CheckpointHook'))  # mmengine's defaults
-    cfg.default_hooks = dict(hooks, **cfg.get('default_hooks', {}))
-    cfg.default_hooks.checkpoint.update(by_epoch=False, interval=min(steps, 1000))
-    cfg.default_hooks.logger.interval = min(cfg.default_hooks.logger.get('interval', 10), max(1, steps // 10))
-    cfg.log_processor = dict(cfg.get('log_processor', {}), by_epoch=False)
 
 
 def test(arguments: Sequence[str] | None = None) -> None:
