@@ -153,14 +153,8 @@ def stored_recipe(checkpoint: Checkpoint, task: str, multi_scale: bool) -> Recip
         recipe = recipe_of_config(values, task, multi_scale)
     else:
         recipe = recipe_of_tensors(checkpoint, task)
-    keep_allowed(recipe, task)
-    return recipe
-
-
-def keep_allowed(recipe: Recipe, task: str) -> None:
-    """Checks every type and value of a recipe against the allow-list, and drops what only training needs."""
     parts = PARTS[task]
-    try:
+    try:  # drops what only training needs, too
         recipe.model = check_part(recipe.model, parts, 'model')
         recipe.pipeline = [check_part(step, STEPS, f'pipeline[{index}]') for index, step in enumerate(recipe.pipeline)]
         if recipe.tta_model:
@@ -169,6 +163,7 @@ def keep_allowed(recipe: Recipe, task: str) -> None:
             recipe.views = check_part(recipe.views, STEPS, 'tta_pipeline')
     except RefusedError as error:
         raise NeedsConfigError(f'cannot be rebuilt as a {task}: {error}') from None
+    return recipe
 
 
 def recipe_of_config(values: Mapping[str, Any], task: str, multi_scale: bool) -> Recipe:
