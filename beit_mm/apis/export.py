@@ -4,6 +4,7 @@ import copy
 import json
 import math
 from collections.abc import Callable, Mapping
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -251,15 +252,12 @@ def take_any_size(model: nn.Module, most: int) -> None:
 
 def store_resampling(backbone: BEiTBackbone, most: int) -> None:
     """Lets a backbone resample its position parameters with stored matrices."""
-    cpu, mode = torch.device('cpu'), backbone.interpolate_mode
-    bias = StoredBias(backbone.grid, most, lambda source, target: offset_spline(source, target, cpu))
+    bias = StoredBias(backbone.grid, most, partial(offset_spline, device=torch.device('cpu')))
     for module in backbone.modules():
         if isinstance(module, Attention | SharedRelativePositionBias) and module.table_grid is not None:
             module.resample = bias
     if backbone.pos_embed is not None:
-        backbone.resample = StoredPositions(
-            backbone.grid, most, lambda source, target: interpolation(source, target, mode)
-        )
+        backbone.resample = StoredPositions(backbone.grid, most, partial(interpolation, mode=backbone.interpolate_mode))
 
 
 def interpolation(source: int, target: int, mode: str) -> Tensor:
