@@ -6,6 +6,7 @@ P >= N columns of a bias (see bias_from_table).
 
 import logging
 import math
+from collections import OrderedDict
 from collections.abc import Sequence
 from typing import Any
 
@@ -191,17 +192,12 @@ def _attention_scores(q: Tensor, k: Tensor, bias: Tensor | None) -> Tensor:
     return scores if bias is None else scores + bias
 
 
-class MLP(nn.Module):
+class MLP(nn.Sequential):
     """Two linear layers with an exact GELU between them, without dropout."""
 
     def __init__(self, dims: int, hidden_dims: int):
-        super().__init__()
-        self.fc1 = nn.Linear(dims, hidden_dims)
-        self.act = nn.GELU()
-        self.fc2 = nn.Linear(hidden_dims, dims)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.fc2(self.act(self.fc1(x)))
+        fc1, fc2 = nn.Linear(dims, hidden_dims), nn.Linear(hidden_dims, dims)
+        super().__init__(OrderedDict(fc1=fc1, act=nn.GELU(), fc2=fc2))
 
 
 class DropPath(StochasticDepth):
