@@ -21,6 +21,7 @@ from mmseg.models.decode_heads.decode_head import BaseDecodeHead
 from mmseg.structures import SegDataSample
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
+from torchvision.models.convnext import LayerNorm2d
 
 from beit_mm.engine.progress import progress_of
 from beit_mm.errors import UserError, check_choice
@@ -34,13 +35,6 @@ NO_OBJECT = 0.1  # weight of this class in the cross-entropy
 IGNORED = -1  # label of pixels that do not count
 
 Prediction = tuple[Tensor, Tensor]  # logits of masks (B, Q, 4h, 4w) and of classes (B, Q, K + 1)
-
-
-class ChannelNorm(nn.LayerNorm):
-    """Layer norm over the channels of x (B, C, h, w)."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        return super().forward(x.movedim(1, -1)).movedim(-1, 1)
 
 
 @MODELS.register_module()
@@ -198,7 +192,7 @@ class MaskClassificationHead(BaseDecodeHead):
 def upscaling(dims: int) -> list[nn.Module]:
     """Layers that double height and width."""
     depthwise = nn.Conv2d(dims, dims, 3, padding=1, groups=dims, bias=False)
-    return [nn.ConvTranspose2d(dims, dims, 2, stride=2), nn.GELU(), depthwise, ChannelNorm(dims, eps=NORM_EPS)]
+    return [nn.ConvTranspose2d(dims, dims, 2, stride=2), nn.GELU(), depthwise, LayerNorm2d(dims, eps=NORM_EPS)]
 
 
 def class_scores(masks: Tensor, classes: Tensor) -> Tensor:
