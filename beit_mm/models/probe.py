@@ -6,7 +6,7 @@ from typing import Any
 import torch
 import torch.nn as nn
 import torch.nn.functional as F
-from mmengine.model import BaseModel
+from mmengine.model import BaseModel, normal_init
 from mmpretrain.models import ClsDataPreprocessor
 from mmpretrain.structures import DataSample
 from torch import Tensor
@@ -55,8 +55,7 @@ class LinearProbe(BaseModel):
         dims = self.backbone.embed_dims * (1 if feature == 'mean' else 2)
         self.heads = nn.ModuleDict({str(layer): nn.Linear(dims, num_classes) for layer in self.layers})
         for head in self.heads.values():
-            nn.init.normal_(head.weight, std=0.01)
-            nn.init.zeros_(head.bias)
+            normal_init(head, std=0.01)
 
     def forward(self, inputs: Tensor, data_samples: list[DataSample] | None = None, mode: str = 'tensor') -> object:
         """Takes normalised images (B, C, H, W); 'tensor' gives logits (B, num_classes) of each block."""
@@ -119,8 +118,7 @@ class AttentivePooling(nn.Module):
 def attentive_classifier(dims: int, num_queries: int, num_classes: int) -> nn.Sequential:
     """Classifies patches (B, N, C) by AttentivePooling, batch normalisation and a linear layer."""
     classifier = nn.Linear(dims, num_classes)
-    nn.init.normal_(classifier.weight, std=0.01)
-    nn.init.zeros_(classifier.bias)
+    normal_init(classifier, std=0.01)
     return nn.Sequential(AttentivePooling(dims, num_queries), nn.BatchNorm1d(dims, eps=1e-6, affine=False), classifier)
 
 
