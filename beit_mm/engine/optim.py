@@ -250,11 +250,10 @@ class BEiTOptimWrapperConstructor:
 
     def __init__(self, optim_wrapper_cfg: dict, paramwise_cfg: dict | None = None):
         self.optim_wrapper_cfg = dict(optim_wrapper_cfg)
-        paramwise_cfg = dict(paramwise_cfg or {})
-        self.layer_decay_rate = rate = paramwise_cfg.pop('layer_decay_rate', 1.0)
-        if paramwise_cfg:
-            keys = sorted(paramwise_cfg)
-            raise UserError(f'paramwise_cfg of BEiTOptimWrapperConstructor has {keys}; it takes only layer_decay_rate')
+        paramwise_cfg = paramwise_cfg or {}
+        for key in paramwise_cfg:
+            check_choice('a key of paramwise_cfg for BEiTOptimWrapperConstructor', key, ('layer_decay_rate',))
+        self.layer_decay_rate = rate = paramwise_cfg.get('layer_decay_rate', 1.0)
         if not 0 < rate <= 1:
             raise UserError(f'layer_decay_rate is {rate!r}; expected a number above 0, and at most 1 (no layer decay)')
 
