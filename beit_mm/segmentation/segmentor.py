@@ -228,14 +228,9 @@ def confidence_of(sample: SegDataSample) -> Tensor:
     if 'confidence' in sample:
         return sample.confidence.data[0]
     scores = sample.seg_logits.data  # C, H, W
-    if len(scores) == 1:  # not a logit, but its sigmoid
-        return probability_of(sample.pred_sem_seg.data, scores)
+    if len(scores) == 1:  # the probability of label 1
+        return torch.where(sample.pred_sem_seg.data > 0, scores, 1 - scores)[0]
     return highest_probability(scores)
-
-
-def probability_of(label: Tensor, second: Tensor) -> Tensor:
-    """The probability (H, W) of labels 0 and 1, from that of the second class; both are (1, H, W)."""
-    return torch.where(label > 0, second, 1 - second)[0]
 
 
 def check_test_cfg(cfg: dict) -> None:
@@ -243,10 +238,7 @@ def check_test_cfg(cfg: dict) -> None:
         raise UserError(f"test_cfg.mode is {mode!r}; expected 'slide': for whole images set a large crop_size")
     check_choice('test_cfg.precision', cfg.get('precision', 'bfloat16'), DTYPES)
     if any(step > side for step, side in zip(cfg['stride'], cfg['crop_size'], strict=True)):
-        raise UserError(
-            f'test_cfg.stride is {cfg["stride"]}, crop_size {cfg["crop_size"]}: windows would leave gaps; expected a '
-            'stride of at most crop_size'
-        )
+        raise UserError(f'test_cfg.stride is {cfg["stride"]}; without gaps it is at most crop_size, {cfg["crop_size"]}')
 
 
 # Sliding windows
@@ -388,7 +380,7 @@ class MultiScaleTTA(BaseTTAModel):
         for sample, mean in zip(samples, self.probabilities(views, weights), strict=True):
             if len(mean) == 1 and not self.module.gives_probabilities:  # one logit for two classes
                 label = (mean > self.module.decode_head.threshold).long()
-                confidence = probability_of(label, mean)
+                confidence = torch.where(label > 0, mean, 1 - mean)[0]
             else:
                 label = mean.argmax(dim=0, keepdim=True)
                 confidence = share_of_highest(mean) if self.module.gives_probabilities else mean.amax(dim=0)
