@@ -71,10 +71,9 @@ class DiscreteVAE(base.TrainableTokenizer, base.CodebookTokenizer, BaseModel):
         check_choice('arch', arch, ('dalle', 'conv'))
         check_choice('loss', loss, ('laplace', 'mse'))
         out_channels = 2 * in_channels if loss == 'laplace' else in_channels
-        if arch == 'dalle':
-            check_choice("num_levels of arch 'dalle'", num_levels, [3])
         with nullcontext() if checkpoint is None else torch.device('meta'):  # memory only once the shapes are checked
             if arch == 'dalle':
+                check_choice("num_levels of arch 'dalle'", num_levels, [3])
                 self.encoder = DALLEEncoder(hidden, vocab_size, in_channels)
                 self.decoder = DALLEDecoder(hidden, vocab_size, embed_dims, out_channels)
             else:
