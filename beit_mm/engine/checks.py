@@ -197,8 +197,7 @@ def check_labels(samples: Sequence[BaseDataElement], num_classes: int, ignore_in
         if len(wrong):
             raise UserError(
                 f'{sample.get("seg_map_path", "an annotation")} has label {wrong.min()}, the heads have num_classes='
-                f'{num_classes}; set num_classes as in the data, and reduce_zero_label=True only if 0 marks '
-                'unlabelled pixels'
+                f'{num_classes}; set num_classes as in the data, and reduce_zero_label=True only if 0 is unlabelled'
             )
         shares.append(ignored.float().mean())
     share = sum(shares) / len(shares)
