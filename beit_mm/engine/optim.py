@@ -258,12 +258,10 @@ class BEiTOptimWrapperConstructor:
             raise UserError(f'layer_decay_rate is {rate!r}; expected a number above 0, and at most 1 (no layer decay)')
 
     def __call__(self, model: nn.Module) -> OptimWrapper:
-        wrapper = dict(self.optim_wrapper_cfg)
-        wrapper.setdefault('type', 'OptimWrapper')
-        optimizer = wrapper['optimizer']
+        optimizer = self.optim_wrapper_cfg['optimizer']
         groups = parameter_groups(model, self.layer_decay_rate, optimizer.get('lr'))
-        wrapper['optimizer'] = OPTIMIZERS.build(dict(optimizer, params=groups))
-        return OPTIM_WRAPPERS.build(wrapper)
+        built = OPTIMIZERS.build(dict(optimizer, params=groups))
+        return OPTIM_WRAPPERS.build(dict(type='OptimWrapper') | self.optim_wrapper_cfg | dict(optimizer=built))
 
 
 def parameter_groups(model: nn.Module, rate: float = 1.0, lr: float | None = None) -> list[dict]:
