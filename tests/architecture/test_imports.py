@@ -1,16 +1,18 @@
-"""The package's size, that it needs only what is installed with it, and that nothing asks by name for what it could
+"""The sizes of package and tests, that the package needs only what is installed with it, and that nothing asks by name for what it could
 import. import-linter holds the order of the layers (pyproject.toml, run by tools/run_tests.sh)."""
 
 import ast
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from pathlib import Path
 
 from helpers import ROOT
 
-MAX_LINES = 547  # of a file, to be read in one sitting
-MAX_FILES = 72
-MAX_TOTAL = 15932  # lines of the package; CHANGELOG names what grows
+MAX_LINES = 550  # of a file, to be read in one sitting
+# Lines of the two houses and of the tests. A house that is full is a reason to say what is worth its lines, not to write
+# denser; CHANGELOG names what grows.
+MAX_PLUGIN, MAX_APPLICATION, MAX_TESTS = 13_900, 3_100, 19_800
 # pyproject.toml's dependencies by import name, with what mmcv and mmengine bring; then what a function can do without.
 KNOWN = {'beit_mm', 'mmengine', 'mmcv', 'mmpretrain', 'mmseg', *sys.stdlib_module_names}
 KNOWN |= set('torch torchvision numpy PIL scipy safetensors matplotlib tensorboard cv2 rich'.split())
@@ -43,10 +45,21 @@ def looked_up_by_name(tree: ast.Module) -> Iterator[str]:
             yield from (text for text in texts if isinstance(text, str) and text.startswith('beit_mm.'))
 
 
-def test_the_package_is_small_and_needs_what_is_installed_with_it():
+def lines_of(files: Iterable[Path]) -> int:
+    return sum(len(file.read_text().splitlines()) for file in files)
+
+
+def test_each_house_keeps_to_its_size():
+    package = ROOT / 'beit_mm'
+    files = {file for file in package.rglob('*.py') if '.mim' not in file.parts}
+    application = {file for file in files if file.parent.name == 'own_images'} | {package / '__main__.py'}
+    assert len(application) > 5 and lines_of(application) <= MAX_APPLICATION
+    assert lines_of(files - application) <= MAX_PLUGIN and max(lines_of([file]) for file in files) <= MAX_LINES
+    assert lines_of((ROOT / 'tests').rglob('*.py')) <= MAX_TESTS
+
+
+def test_the_package_needs_what_is_installed_with_it():
     files = [file for file in sorted((ROOT / 'beit_mm').rglob('*.py')) if '.mim' not in file.parts]
-    lines = [len(file.read_text().splitlines()) for file in files]
-    assert 10 < len(files) <= MAX_FILES and sum(lines) <= MAX_TOTAL and max(lines) <= MAX_LINES
     for file in files:
         tree = ast.parse(file.read_text())
         assert ast.get_docstring(tree), file
