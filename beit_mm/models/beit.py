@@ -63,7 +63,7 @@ class BEiTPretrainer(BaseModel):
         self.recover = recover
         self.backbone = MODELS.build(backbone)
         self.head = None if head is None else MODELS.build(head)
-        self.target_generator: Any = MODELS.build(target_generator or dict(type='beit_mm.PixelTargets'))
+        self.target_generator: Any = MODELS.build(target_generator) if target_generator else PixelTargets()
         self.target_generator.attach(self.backbone, self.data_preprocessor)
         self.target_generator.requires_grad_(False).eval()
         if target_generator is not None:  # a model of tokens may do without a tokenizer until its loss is asked for

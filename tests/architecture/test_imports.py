@@ -1,5 +1,5 @@
-"""The sizes of package and tests, that the package needs only what is installed with it, and that nothing asks by name for what it could
-import. import-linter holds the order of the layers (pyproject.toml, run by tools/run_tests.sh)."""
+"""The sizes of package and tests, that the package needs only what is installed with it, and that nothing asks by name
+for what it could import. import-linter holds the order of the layers (pyproject.toml, run by tools/run_tests.sh)."""
 
 import ast
 import subprocess
@@ -10,8 +10,8 @@ from pathlib import Path
 from helpers import ROOT
 
 MAX_LINES = 550  # of a file, to be read in one sitting
-# Lines of the two houses and of the tests. A house that is full is a reason to say what is worth its lines, not to write
-# denser; CHANGELOG names what grows.
+# Lines of the two houses and of the tests. A house that is full is a reason to say what is worth its lines, not to
+# write denser; CHANGELOG names what grows.
 MAX_PLUGIN, MAX_APPLICATION, MAX_TESTS = 13_900, 3_100, 19_800
 # pyproject.toml's dependencies by import name, with what mmcv and mmengine bring; then what a function can do without.
 KNOWN = {'beit_mm', 'mmengine', 'mmcv', 'mmpretrain', 'mmseg', *sys.stdlib_module_names}
