@@ -157,5 +157,8 @@ def validate_on(runner: Runner, indices: Sequence[int]) -> None:
 def is_past_end(runner: Runner) -> bool:
     """Whether a resumed run is past its end; exactly at its end it still validates. Warns if no step is left."""
     if runner.iter >= runner.max_iters:
-        warn(f'{runner.iter} of {runner.max_iters} iterations are done: to go on, raise max_epochs or max_iters.')
+        warn(
+            f'The checkpoint has {runner.iter} iterations, the config asks for {runner.max_iters}; to go on, raise '
+            'max_epochs or max_iters.'
+        )
     return runner.iter > runner.max_iters

@@ -60,7 +60,9 @@ def fit_position(runner: Runner, path: str, meta: dict, weights: dict) -> bool:
     stored, batch = meta['batch'], batch_units(runner)
     old, new = (entry['images'] * entry['accumulated'] for entry in (stored, batch))
     if old != new:
-        raise UserError(f'{path} was trained with {old} images a step, this run has {new}; change batch_size')
+        raise UserError(
+            f'{path}: the checkpoint was trained with {old} images a step, this run has {new}; change batch_size'
+        )
     by_epoch = isinstance(runner.train_loop, EpochBasedTrainLoop)
     moved = stored['images'] != batch['images'] or (by_epoch and stored['per_epoch'] != batch['per_epoch'])
     if moved:
