@@ -4,6 +4,7 @@ import bisect
 import copy
 import math
 from collections.abc import Iterator, Sequence
+from itertools import islice
 
 from mmengine.dataset import BaseDataset
 from mmengine.dist import get_world_size
@@ -126,12 +127,11 @@ def batches(loader: DataLoader, epoch: int, first: int = 0) -> Iterator:
     sampler = getattr(loader, 'sampler', None)
     if sampler is not None:  # mmpretrain's vis_scheduler.py uses a list as loader
         sampler.set_epoch(epoch)
-    seeks = isinstance(sampler, SeededSampler)
-    if seeks:
+    if isinstance(sampler, SeededSampler):
         sampler.skip(first * loader.batch_size)
-    for number, batch in enumerate(loader, start=first if seeks else 0):
-        if number >= first:
-            yield batch
+        yield from loader
+    else:
+        yield from islice(loader, first, None)
 
 
 def validate(loop: EpochBasedTrainLoop | IterBasedTrainLoop, position: int, end: int) -> None:
