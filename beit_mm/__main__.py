@@ -168,7 +168,8 @@ def show_classes(result: list[dict[str, Any]], arguments: dict[str, Any]) -> Non
     if (least := arguments['min_confidence']) is not None:
         kept = [image['name'] for image in result if 'error' not in image and image['scores'][0][1] >= least]
         terminal.say(f'{len(kept)} of {len(result)} images, of {len({*kept})} classes: {arguments["out"]}')
-    exit_if_none_was_read(result)
+    if all('error' in image for image in result):
+        sys.exit(1)
 
 
 def show_maps(result: list[dict[str, Any]], arguments: dict[str, Any]) -> None:
@@ -178,7 +179,8 @@ def show_maps(result: list[dict[str, Any]], arguments: dict[str, Any]) -> None:
     if shares:
         share = 100 * sum(shares) / len(shares)
         terminal.say(f'{share:.0f} % of the pixels of an image are labelled, on average')
-    exit_if_none_was_read(result)
+    if all('error' in image for image in result):
+        sys.exit(1)
 
 
 def show_features(result: dict[str, Any], arguments: dict[str, Any]) -> None:
@@ -191,11 +193,6 @@ def say_unreadable(images: Sequence[dict[str, Any]]) -> int:
     for error in errors:
         terminal.say(f'unreadable: {error}')
     return len(errors)
-
-
-def exit_if_none_was_read(images: Sequence[dict[str, Any]]) -> None:
-    if all('error' in image for image in images):
-        sys.exit(1)
 
 
 SHOW: dict[str, Callable] = dict(

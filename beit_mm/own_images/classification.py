@@ -38,6 +38,8 @@ FOR_MAPS = dict(reduce_zero_label='--reduce-zero-label or --keep-zero-label', ba
 
 
 class Classification(FineTuning):
+    """A classifier, trained on class folders."""
+
     model = 'classifier'
 
     @classmethod

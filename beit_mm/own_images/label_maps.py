@@ -55,7 +55,7 @@ class LabelMaps(Images):
 
     def dataset(self, lists: Path, name: str) -> dict[str, Any]:
         part, maps = (self.train, self.maps[0]) if name == 'train' else (self.held_out, self.maps[1])
-        reduced = self.values == [*range(1, len(self.values) + 1)]
+        reduced = not self.colours and self.values == [*range(1, len(self.values) + 1)]
         usual = self.colours or reduced or self.values == [*range(len(self.values))]
         return dict(
             data_root='',
@@ -99,7 +99,7 @@ class Maps:
         return replace(self, numbers={path: self.numbers[path] for path in images.names})
 
     @property
-    def held(self) -> set[int]:
+    def all_numbers(self) -> set[int]:
         """The numbers that occur."""
         return set().union(*self.numbers.values())
 
@@ -183,7 +183,7 @@ def share_out(found: Sequence[Maps], whole: bool) -> tuple[Maps, Maps]:
 def check_labelled(train: Maps, held_out: Maps, meaning: Meaning) -> None:
     """Refuses a part without any labelled pixel."""
     for use, part in (('to learn from', train), ('held out', held_out)):
-        if not part.held & {*meaning.values}:
+        if not part.all_numbers & {*meaning.values}:
             raise UserError(
                 f'no map of the {len(part.numbers):,} images {use} in {str(part.images)!r} has a labelled pixel; label '
                 f'some ({meaning.text})'
@@ -193,7 +193,8 @@ def check_labelled(train: Maps, held_out: Maps, meaning: Meaning) -> None:
 def unlearned(train: Maps, held_out: Maps, meaning: Meaning) -> str:
     """Names the classes that no map to learn from holds; '' if there are none."""
     text, values = '', {*meaning.values}
-    nowhere, not_learned = values - train.held - held_out.held, held_out.held - train.held
+    learned, asked = train.all_numbers, held_out.all_numbers
+    nowhere, not_learned = values - learned - asked, asked - learned
     for what, missing in (('never seen', nowhere), ('only in held-out maps', not_learned)):
         names = [name for name, value in zip(meaning.classes, meaning.values, strict=True) if value in missing]
         if names:
@@ -212,7 +213,10 @@ def read_legend(path: Path) -> Legend:
     header, *rows = [line.split('\t') for line in read_lines(str(path)) if line]
     if not {'Number', 'Name'} <= {*header}:
         return Legend([*names], colours)
-    return Legend([*names], colours, [int(row[header.index('Number')]) for row in rows])
+    try:
+        return Legend([*names], colours, [int(row[header.index('Number')]) for row in rows])
+    except (IndexError, ValueError) as error:
+        raise UserError(f'{path}: expected a whole number in column Number of each line ({error})') from None
 
 
 def meaning_of(legend: Legend, found: Sequence[Maps], pixels: Counter[int], reduce_zero_label: bool | None) -> Meaning:
@@ -240,13 +244,13 @@ def meaning_of_colours(pixels: Counter[int], names: list[str], colours: Sequence
 
 def meaning_of_numbers(found: Sequence[Maps], names: list[str] | None, reduce_zero_label: bool | None) -> Meaning:
     """The classes of label maps with numbers. `names` come from classes.txt."""
-    held = set().union(*(maps.held for maps in found))
-    numbers = sorted(held - {IGNORE_INDEX})
+    occurring = set().union(*(maps.all_numbers for maps in found))
+    numbers = sorted(occurring - {IGNORE_INDEX})
     if not numbers:
         return Meaning([], [], f'every pixel is {IGNORE_INDEX}, which marks ignored pixels')
-    are_masks = numbers == [0, 1] or (numbers == [0] and IGNORE_INDEX in held)
+    are_masks = numbers == [0, 1] or (numbers == [0] and IGNORE_INDEX in occurring)
     if are_masks and not reduce_zero_label and len(names or ()) < 3:
-        return meaning_of_masks([0, 1 if 1 in held else IGNORE_INDEX], names or [])
+        return meaning_of_masks([0, 1 if 1 in occurring else IGNORE_INDEX], names or [])
     if names is not None:
         check_highest(found, numbers[-1], len(names), reduce_zero_label)
     first = int(zero_is_unlabelled(numbers, names, reduce_zero_label))
@@ -276,7 +280,7 @@ def check_highest(found: Sequence[Maps], highest: int, num_names: int, reduce_ze
 
 
 def zero_is_unlabelled(numbers: list[int], names: Sequence[str] | None, given: bool | None) -> bool:
-    """Whether 0 marks unlabelled pixels. Unless it is given, the sorted numbers in the maps decide:
+    """Whether 0 marks unlabelled pixels. Unless the user says so (`given`), the sorted numbers in the maps decide:
 
     | classes.txt | highest number | 0 occurs | 0 marks           |
     | ---         | ---            | ---      | ---               |
@@ -288,7 +292,7 @@ def zero_is_unlabelled(numbers: list[int], names: Sequence[str] | None, given: b
     highest = numbers[-1]
     if given is not None:
         return given
-    if names is None and 0 not in numbers[:-1]:
+    if names is None and (0 not in numbers or numbers == [0]):
         return False
     if names is None:
         raise UserError(

@@ -65,6 +65,8 @@ class PretrainingPlan(Plan):
 
 
 class Pretraining(Task):
+    """A backbone, trained without labels to predict tokens or features of masked patches."""
+
     model, plan_type = 'pretrained', PretrainingPlan
     shares_of_time, most_steps = {TOKENIZER: 1 / 3}, {TOKENIZER: MAX_TOKENIZER_STEPS}
 

@@ -42,7 +42,6 @@ USUAL_LENGTH = Length(15, 'minutes')
 REPORT_SHARE, REPORT_SECONDS = 0.1, 120.0  # time for the report: a share of a timed run, else seconds
 MAX_VALIDATIONS, VALIDATION_SHARE = 5, 0.05  # of a stage: their number, and their cost as a share of the training's
 WAITS_FOR_IMAGES = 'Reading images limits the training: {:.0%} of the time is spent waiting. More --workers may help.'
-INTERVALS = dict(checkpoint='checkpoint', log='logger')  # of ClockHook, and the hooks whose settings they are
 AT_LEAST = f'The training makes at least {MIN_STEPS} steps, however short the time.'
 
 
@@ -157,7 +156,7 @@ class Run:
 
     def __init__(self, call: Record, out: str | Path) -> None:
         self.began = time.monotonic()
-        self.record = call  # make_plan fills in what the call leaves open
+        self.record = call  # plan_or_resume fills in what the call leaves open
         self.folder = Path(out).expanduser().resolve()
         self.lists = self.folder / 'lists'
         if Path(call.images) in (self.folder, *self.folder.parents):
@@ -179,11 +178,11 @@ class Run:
             return self.weights
         self.task = find_task(self.record)
         try:
-            self.make_plan()
+            self.plan_or_resume()
             for stage in self.record.stages:
                 self.train(stage)
             self.write_weights()
-            self.report()
+            self.write_report()
         except (KeyboardInterrupt, SystemExit) as end:
             say(f'Stopped. Resume with: {typed() or "the same call"}')
             raise SystemExit(end.code if isinstance(end, SystemExit) else 130) from None
@@ -204,13 +203,18 @@ class Run:
         return self.record.seconds + time.monotonic() - self.began
 
     def checkpoint(self, stage: str) -> Path:
-        """The stage's last checkpoint; exists once the stage is done."""
+        """The stage's last checkpoint, once the stage is done."""
         return self.folder / stage / f'iter_{self.record.stages[stage]["steps"]}.pth'
+
+    @property
+    def last_stage(self) -> str:
+        """The stage that gives the run's weights."""
+        return [*self.record.stages][-1]
 
     # Planning
 
-    def make_plan(self) -> None:
-        """Resumes the recorded plan, or makes one and prints it."""
+    def plan_or_resume(self) -> None:
+        """Makes a plan, records and prints it; or resumes the recorded one."""
         record, task = self.record, self.task
         digest = hashlib.sha256(json.dumps(task.images.identity()).encode()).hexdigest()
         if record.digest and record.digest != digest:
@@ -279,8 +283,8 @@ class Run:
         """Writes the stage's config, trains the stage unless it is done, and records the results."""
         if not self.record.stages[stage]:
             self.choose_steps(stage)
-        planned, is_last = self.record.stages[stage], stage == [*self.record.stages][-1]
-        path = self.folder / ('config.py' if is_last else f'{stage}_config.py')
+        planned = self.record.stages[stage]
+        path = self.folder / ('config.py' if stage == self.last_stage else f'{stage}_config.py')
         base, settings = self.settings(stage, planned['steps'])
         title = f'{stage.capitalize()} on images of your own, written by python -m beit_mm.'
         if self.task.fits_head:
@@ -311,13 +315,13 @@ class Run:
         clock.register_in(runner)
         runner.train()
         planned['steps'] = runner.iter
-        # a call that was killed did not record its time
+        # the checkpoint knows the time of calls that were killed before they could record it
         self.record.seconds = max(self.record.seconds, planned['begun'] + clock.seconds_before)
 
     def intervals_for(self, stage: str, steps: int) -> dict[str, int]:
         _, settings = self.settings(stage, steps)
-        intervals = {name: settings['default_hooks'][hook]['interval'] for name, hook in INTERVALS.items()}
-        return dict(intervals, validation=settings['train_cfg']['val_interval'])
+        saved, logged = (settings['default_hooks'][hook]['interval'] for hook in ('checkpoint', 'logger'))
+        return dict(validation=settings['train_cfg']['val_interval'], checkpoint=saved, log=logged)
 
     def results(self, stage: str) -> dict[str, float]:
         """Results of a stage's last validation, and its speed, from the logs of all calls."""
@@ -332,18 +336,17 @@ class Run:
 
     def write_weights(self) -> None:
         """Writes the last stage's weights, with the matrices of LoRA merged into the layers beside them."""
-        stage = [*self.record.stages][-1]
-        trained = Checkpoint.open(self.checkpoint(stage))
+        trained = Checkpoint.open(self.checkpoint(self.last_stage))
         content = {key: trained.content[key] for key in ('state_dict', 'meta')}
         if self.record.options.get('lora'):
-            config = run_config(*self.settings(stage, trained.meta['iter']))
+            config = run_config(*self.settings(self.last_stage, trained.meta['iter']))
             content = merge_lora_weights(trained, self.task.model, config)
         write_checkpoint(self.weights, content)
 
-    def report(self) -> None:
+    def write_report(self) -> None:
         """Draws the pictures, writes report.md and report.html, and prints the metrics and the verdict."""
         record, task = self.record, self.task
-        measured = [*record.stages.values()][-1]
+        measured = record.stages[self.last_stage]
         speed, length = measured['images_per_second'], record.length
         seconds = 60 * length.number * REPORT_SHARE if length.unit == 'minutes' else REPORT_SECONDS
         known = [item for stage in record.stages.values() for item in stage.items()]

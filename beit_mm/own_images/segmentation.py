@@ -62,6 +62,8 @@ class SegmentationPlan(Plan):
 
 
 class Segmentation(FineTuning):
+    """A segmentor, trained on label maps."""
+
     model, plan_type = 'segmentor', SegmentationPlan
 
     @classmethod
@@ -172,11 +174,8 @@ class Segmentation(FineTuning):
             report.Picture('overlays.png', 'Held-out images with the highest, the median and the lowest mIoU'),
             report.draw_curves(folder / 'finetune'),
         ]
-        following = 'give it more label maps and minutes.'
-        if all(gain.sign == report.BETTER for gain in gains.values()):
-            quoted = shlex.quote(str(weights))
-            following = f'beit-mm segment {quoted} new_images/ --out maps; beit-mm export {quoted} model.onnx'
-        return Report(metrics | found, f'the segmentor is {report.verdict(gains)}', parts, following)
+        sentence, following = judge(gains, weights)
+        return Report(metrics | found, sentence, parts, following)
 
     def nearest_patches(self, lists: Path, number: int) -> NearestPatches | None:
         """What needs no training: each patch gets the class of the most similar patches in `number` labelled images.
@@ -187,6 +186,15 @@ class Segmentation(FineTuning):
             return None
         extract = FeatureExtractor(self.plan.init, whole=True, **self.mean_std)
         return NearestPatches(extract, patch_dataset(extract, number, **self.images.dataset(lists, 'train')))
+
+
+def judge(gains: Metrics, weights: Path) -> tuple[str, str]:
+    """A verdict from the gains over methods without training, and what to do next."""
+    following = 'give the run more label maps and minutes.'
+    if all(gain.sign == report.BETTER for gain in gains.values()):
+        quoted = shlex.quote(str(weights))
+        following = f'beit-mm segment {quoted} new_images/ --out maps; beit-mm export {quoted} model.onnx'
+    return f'the segmentor is {report.verdict(gains)}', following
 
 
 def table_of_classes(tested: 'Tested', classes: Sequence[str]) -> list[list[str]]:

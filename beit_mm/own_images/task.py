@@ -127,7 +127,7 @@ class Task(ABC):
         """What to begin with if the call does not say, and which released model would be better, or ''."""
 
     def released_start(self) -> tuple[str, str]:
-        """The released model to start or learn from on a GPU, and ''; or else 'demo', and which would be better."""
+        """The best released model at hand for a GPU, and ''; if none is at hand 'demo', and which would be better."""
         wanted = [name for name, arch in STARTS.items() if self.largest_released(sizes_of(arch)) >= MIN_BATCH]
         path, reason = first_at_hand(wanted)
         if path or not wanted:
@@ -177,7 +177,7 @@ class Task(ABC):
         return largest_batch(self.plan.device, sizes_of(self.plan.backbone['arch']), rows * columns)
 
     def decided(self) -> dict[str, Any]:
-        """The options with what was planned, which a later call of the run has to agree with."""
+        """What was planned for options that the call may leave out."""
         plan = self.plan
         return dict(init=plan.init or NONE, batch=plan.batch, workers=plan.workers, seed=self.call.seed or 0)
 
@@ -251,7 +251,10 @@ class FineTuning(Task):
     @staticmethod
     def check(call: Record) -> None:
         """Refuses options that do not fit each other."""
-        if call.options['lora'] is not None and call.options['freeze'] is not None:
+        lora = call.options['lora']
+        if lora is not None and lora < 1:
+            raise UserError(f'--lora is {lora}; expected a rank of at least 1')
+        if lora is not None and call.options['freeze'] is not None:
             raise UserError('--lora and --freeze are both given; leave one out: --lora freezes the whole backbone')
 
     def usual_start(self, device: str) -> tuple[str, str]:
@@ -265,7 +268,7 @@ class FineTuning(Task):
 
     @property
     def frozen(self) -> int | None:
-        """How many of the first blocks are not trained, with the embeddings before them; None: all is trained."""
+        """How many of the first blocks are not trained, with the embeddings before them; None without --freeze."""
         if self.call.freeze is None:
             return None
         return self.plan.depth if self.call.freeze == ALL else int(self.call.freeze)

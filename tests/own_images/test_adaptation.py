@@ -51,7 +51,7 @@ def runs(folders, base, tmp_path_factory) -> dict[str, Path]:
     """By LoRA, of class folders and of label maps."""
     root = tmp_path_factory.mktemp('lora')
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Run, 'report', lambda *_: None)  # it takes longer than such a run
+        patch.setattr(Run, 'write_report', lambda *_: None)  # it takes longer than such a run
         for kind, images in folders.items():
             finetune(images, root / kind, base, lora=2)
     return {kind: root / kind for kind in folders}
@@ -60,7 +60,7 @@ def runs(folders, base, tmp_path_factory) -> dict[str, Path]:
 @pytest.fixture
 def no_report(monkeypatch):
     """It takes longer than such a run."""
-    monkeypatch.setattr(Run, 'report', lambda *_: None)
+    monkeypatch.setattr(Run, 'write_report', lambda *_: None)
 
 
 def test_a_run_leaves_the_default_scope_to_others(folders, base, tmp_path, no_report):

@@ -318,3 +318,23 @@ def test_label_maps_are_not_taken_as_images(folder, tmp_path):
     removed(folder / 'annotations')
     run_tool('datasets/resize_images.py', folder, out, '--short-side', 16, '--workers', 0)
     assert len([*out.rglob('*.png')]) == 15
+
+
+def test_colours_that_look_like_numbers_from_one_are_colours(tmp_path):
+    """`0 0 1` and `0 0 2` are encoded as 1 and 2, as the classes of maps with 0 for unlabelled pixels would be."""
+    folder = make_label_maps(tmp_path / 'maps', 12)
+    for file in folder.glob('annotations/*/*.png'):
+        labels = np.asarray(Image.open(file))
+        Image.fromarray(np.stack([labels * 0, labels * 0, np.minimum(labels, 2)], axis=-1)).save(file)
+    (folder / 'classes.txt').write_text('first 0 0 1\nsecond 0 0 2\n')
+    maps = find_label_maps(folder)
+    write_lists(maps, tmp_path / 'lists')
+    pipeline = [dict(type='beit_mm.LoadImage'), dict(type='beit_mm.LoadAnnotation')]
+    dataset = SegmentationFolder(**maps.dataset(tmp_path / 'lists', 'train'), pipeline=pipeline)
+    assert {*np.unique(dataset[0]['gt_seg_map'])} <= {0, 1, 255}
+
+
+def test_a_table_without_a_number_is_refused(folder):
+    (folder / 'classes.txt').write_text('Number\tName\n1\ta\ntwo\tb\n')
+    with pytest.raises(UserError, match='classes.txt.*Number'):
+        find_label_maps(folder)

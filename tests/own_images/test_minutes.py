@@ -86,7 +86,7 @@ def start(images, tmp_path, monkeypatch):
     make_runner, make_plan = runs.make_runner, Task.make_plan
     monkeypatch.setattr(Task, 'make_plan', plan)
     monkeypatch.setattr(finding, 'MIN_IMAGES', 10)
-    monkeypatch.setattr(runs.Run, 'report', lambda run: None)
+    monkeypatch.setattr(runs.Run, 'write_report', lambda run: None)
     return call
 
 

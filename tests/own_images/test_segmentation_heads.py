@@ -36,7 +36,7 @@ def folder(tmp_path_factory) -> Path:
 def test_a_run_ends_and_its_result_is_used(head, options, folder, base, tmp_path, monkeypatch, capsys):
     has_report = head == 'masks' and not options
     if not has_report:
-        monkeypatch.setattr(runs.Run, 'report', lambda *_: None)
+        monkeypatch.setattr(runs.Run, 'write_report', lambda *_: None)
     run = tmp_path / 'run'
     weights = beit_mm.finetune(folder, run, base, epochs=1, batch=4, workers=0, head=head, **options)
     assert not has_report or ' mIoU ' in (run / 'report.md').read_text()
@@ -73,7 +73,7 @@ def test_the_heads_of_a_wide_model_build_and_a_call_with_another_is_refused(head
 def test_masks_are_left_out_step_by_step_of_a_run_of_minutes(folder, base, tmp_path, monkeypatch):
     """By the share of the time, as the schedules: at its end no query is masked."""
     shares = []
-    monkeypatch.setattr(runs.Run, 'report', lambda *_: None)
+    monkeypatch.setattr(runs.Run, 'write_report', lambda *_: None)
     progress = beit_mm.segmentation.mask_head.progress_of
     monkeypatch.setattr('beit_mm.segmentation.mask_head.progress_of', lambda: shares.append(progress()) or shares[-1])
     beit_mm.finetune(folder, tmp_path / 'run', base, minutes=0.03, batch=4, workers=0, head='masks')

@@ -193,7 +193,7 @@ def test_a_pretraining_on_features_needs_no_tokenizer(teacher, images, tmp_path,
 
 
 def test_the_teacher_of_features_is_found_again_or_said(images, tmp_path, monkeypatch):
-    monkeypatch.setattr(runs.Run, 'report', lambda *_: None)
+    monkeypatch.setattr(runs.Run, 'write_report', lambda *_: None)
     teacher, out = save_backbone(tmp_path / 'teacher.pth'), tmp_path / 'run'
     beit_mm.pretrain(images, out, targets='features', teacher=teacher, steps=3)
     words = 'reconstruct', out, images / 'red/1.png', '--out', tmp_path / 'a.png'
@@ -239,7 +239,7 @@ def test_what_a_run_began_with_holds(images, tmp_path):
 def planned(images: Path, folder: Path, **options: object) -> runs.Run:
     run = runs.Run(call_of('pretrain', images, **options), folder)
     run.task = runs.find_task(run.record)
-    run.make_plan()
+    run.plan_or_resume()
     return run
 
 
@@ -345,7 +345,7 @@ def test_a_balanced_classifier_and_its_report(run, images, tmp_path, capsys):
 
 def test_few_epochs_are_as_few_steps(run, images, tmp_path, monkeypatch, capsys):
     """Of nine batches in an epoch."""
-    monkeypatch.setattr(runs.Run, 'report', lambda *_: None)
+    monkeypatch.setattr(runs.Run, 'write_report', lambda *_: None)
     weights = beit_mm.finetune(images, tmp_path / 'run', run, epochs=0.2)
     assert torch.load(weights, weights_only=True)['meta']['iter'] == 2
     assert '0.2 epochs are 2 steps' in capsys.readouterr().out

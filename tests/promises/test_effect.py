@@ -115,7 +115,7 @@ def test_an_option_of_pretrain_and_finetune(verb, words, expected, folders, tmp_
 
     def facts(run: Run) -> dict[str, str]:
         run.task = find_task(run.record)
-        run.make_plan()
+        run.plan_or_resume()
         for stage in run.record.stages.values():
             stage['steps'] = 100
         config = run.settings(verb, 100)[1]
