@@ -82,7 +82,7 @@ def convert_checkpoint(source: CheckpointInput, target: str | Path, to: str = 'b
         ours, dropped, format = checkpoint.converted
         names.check_complete(ours)
         grid = names.trained_grid(meta, ours['backbone.patch_embed.proj.weight'].shape[-1])
-        weights, without_place, _ = names.convert_state_dict(ours, 'beit_mm', to, grid)
+        weights, without_place = names.from_ours(ours, to, grid)
         task = names.task_of(ours)
         config = _hf_config(ours, meta) if to == 'hf' else {}
     if to == 'hf':
@@ -110,12 +110,14 @@ def publish_checkpoint(source: CheckpointInput, target: str | Path) -> Path:
 
 
 def _hf_config(weights: Mapping[str, Tensor], meta: Mapping[str, Any]) -> dict[str, Any]:
-    """Content of transformers' config.json."""
+    """Content of transformers' config.json; CheckpointError for what its BEiT would compute in another way."""
     task, model = names.task_of(weights), names.backbone_arguments(weights, meta)
     dims, depth = model['arch']['embed_dims'], model['arch']['num_layers']
     side, width = model['img_size']
     if side != width or side % model['patch_size']:  # of others it runs none, or takes wrong rows of the bias tables
         raise CheckpointError(f"takes images of {side} x {width}; transformers' BEiT needs squares of whole patches")
+    if task == 'classification' and {'backbone.norm.weight', 'backbone.fc_norm.weight'} <= weights.keys():
+        raise CheckpointError("has norms before and after the mean of the patches; transformers' BEiT has one")
     config = dict(
         model_type='beit',
         architectures=[HF_CLASSES[task][0]],
@@ -131,17 +133,12 @@ def _hf_config(weights: Mapping[str, Tensor], meta: Mapping[str, Any]) -> dict[s
         use_absolute_position_embeddings=model['abs_pos_embed'],
         use_shared_relative_position_bias=model['rel_pos_bias'] == 'shared',
         use_relative_position_bias=model['rel_pos_bias'] == 'per_layer',
-        # a value above 0 switches LayerScale on
-        layer_scale_init_value=model['layer_scale_init'] or 0.0,
+        layer_scale_init_value=model['layer_scale_init'] or 0.0,  # a value above 0 switches LayerScale on
         # the pretraining model has its final norm whatever this says
         use_mean_pooling=task == 'pretraining' or 'backbone.norm.weight' not in weights,
     )
     if task == 'pretraining':
         config['vocab_size'] = len(weights['head.lm_head.bias'])
-    if task == 'segmentation' and any(len(weights.get(f'{layer}.weight', ())) != dims for layer in HF_HEAD):
-        raise CheckpointError(f'has a head that transformers lacks: its UperNet is as wide as the backbone, {dims}')
-    if task == 'classification' and {'backbone.norm.weight', 'backbone.fc_norm.weight'} <= weights.keys():
-        raise CheckpointError("has norms before and after the mean of the patches; transformers' BEiT has one")
     if task in ('classification', 'segmentation'):
         number = len(weights['head.fc.bias' if task == 'classification' else 'decode_head.conv_seg.bias'])
         config['num_labels'] = number
@@ -150,20 +147,28 @@ def _hf_config(weights: Mapping[str, Tensor], meta: Mapping[str, Any]) -> dict[s
             config['id2label'] = {str(label): name for label, name in enumerate(classes)}
             config['label2id'] = {name: label for label, name in enumerate(classes)}
     if task == 'segmentation':
-        blocks = meta['architecture'].get('out_indices') or names.released_out_indices(depth)
-        # transformers numbers the embedding 1 and the first block's output 2, but has no number for the last block's,
-        # which the released UperNet uses. Its own files then give the numbers of the blocks, and its logits differ
-        numbers = [block + 2 for block in blocks]
-        if max(numbers) > depth:
-            warn('transformers cannot take the output of the last block, which this segmentor uses: logits will differ')
-            numbers = blocks
-        config['out_indices'], config['beit_mm_out_indices'] = numbers, blocks
-        config['use_auxiliary_head'] = 'auxiliary_head.conv_seg.weight' in weights
-        if config['use_auxiliary_head']:
-            convs = [name for name in weights if re.fullmatch(r'auxiliary_head\.convs\..*\.conv\.weight', name)]
-            config['auxiliary_channels'] = weights['auxiliary_head.conv_seg.weight'].shape[1]
-            config['auxiliary_num_convs'] = len(convs)
-            config['auxiliary_concat_input'] = 'auxiliary_head.conv_cat.conv.weight' in weights
+        config |= _hf_upernet(weights, meta, dims, depth)
+    return config
+
+
+def _hf_upernet(weights: Mapping[str, Tensor], meta: Mapping[str, Any], dims: int, depth: int) -> dict[str, Any]:
+    """What config.json says of UperNet and its auxiliary head on a backbone of `depth` blocks of width `dims`."""
+    if any(len(weights.get(f'{layer}.weight', ())) != dims for layer in HF_HEAD):
+        raise CheckpointError(f'has a head that transformers lacks: its UperNet is as wide as the backbone, {dims}')
+    blocks = meta['architecture'].get('out_indices') or names.released_out_indices(depth)
+    # transformers numbers the embedding 1 and the first block's output 2, but has no number for the last block's,
+    # which the released UperNet uses. Its own files then give the numbers of the blocks, and its logits differ
+    numbers = [block + 2 for block in blocks]
+    if max(numbers) > depth:
+        warn('transformers cannot take the output of the last block, which this segmentor uses: logits will differ')
+        numbers = blocks
+    auxiliary = weights.get('auxiliary_head.conv_seg.weight')
+    config = dict(out_indices=numbers, beit_mm_out_indices=blocks, use_auxiliary_head=auxiliary is not None)
+    if auxiliary is not None:
+        convs = [name for name in weights if re.fullmatch(r'auxiliary_head\.convs\..*\.conv\.weight', name)]
+        config['auxiliary_channels'] = auxiliary.shape[1]
+        config['auxiliary_num_convs'] = len(convs)
+        config['auxiliary_concat_input'] = 'auxiliary_head.conv_cat.conv.weight' in weights
     return config
 
 
