@@ -5,8 +5,8 @@ the class token: cls -> patch, patch -> cls, cls -> cls. A position embedding ha
 patch. Other tokens before the patches, such as registers, share the class token's rows of a table and have no position.
 """
 
-from collections.abc import Callable
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 import torch
@@ -24,24 +24,13 @@ def num_relative_positions(grid: Grid) -> int:
     return (2 * height - 1) * (2 * width - 1) + NUM_CLS_ROWS
 
 
-def _remember(maxsize: int) -> Callable:
-    """Decorator for a function of constants: computes it once, and makes it a constant in compiled code."""
-
-    def decorate(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
-        remembered = lru_cache(maxsize)(function)
-
-        @torch.compiler.assume_constant_result
-        def call(*args: object) -> Tensor:
-            with torch.inference_mode(False):  # so that later training can save it for backward
-                tensor = remembered(*args)
-            if type(tensor) is not Tensor:  # torch.export's stand-in, which later calls cannot compute with
-                remembered.cache_clear()
-            return tensor
-
-        call.__code__ = call.__code__.replace(co_name=function.__name__)  # compilers tell constants apart by it
-        return call
-
-    return decorate
+def _constant(cached: Any, *args: object) -> Tensor:
+    """Calls a function that has a cache, such that any later call can compute with the result."""
+    with torch.inference_mode(False):  # so that later training can save it for backward
+        tensor = cached(*args)
+    if type(tensor) is not Tensor:  # torch.export's stand-in, which later calls cannot compute with
+        cached.cache_clear()
+    return tensor
 
 
 def relative_position_index(grid: Grid, num_prefix: int = 1) -> Tensor:
@@ -62,11 +51,29 @@ def relative_position_index(grid: Grid, num_prefix: int = 1) -> Tensor:
     return torch.from_numpy(index)
 
 
-@_remember(maxsize=8)  # 20 MB each at 640 x 640 pixels
+# Compiled code has the results of these two as constants, named after the functions: of two constants with one name
+# aot_autograd makes no graph. So each is a function in full, not the inner one of a common decorator.
+@torch.compiler.assume_constant_result
 def _padded_index(grid: Grid, num_prefix: int, device: torch.device) -> Tensor:
+    return _constant(_compute_padded_index, grid, num_prefix, device)
+
+
+@torch.compiler.assume_constant_result
+def _offset_splines(source: Grid, target: Grid, device: torch.device) -> Tensor:
+    return _constant(_compute_offset_splines, source, target, device)
+
+
+@lru_cache(maxsize=8)  # 20 MB each at 640 x 640 pixels
+def _compute_padded_index(grid: Grid, num_prefix: int, device: torch.device) -> Tensor:
     """The relative position index, each row padded to a multiple of ALIGNMENT: int64 (N * P,), on the device."""
     index = relative_position_index(grid, num_prefix)
     return F.pad(index, (0, -len(index) % ALIGNMENT)).flatten().to(device)
+
+
+@lru_cache(maxsize=64)
+def _compute_offset_splines(source: Grid, target: Grid, device: torch.device) -> Tensor:
+    """`offset_spline` of both axes, flat, because aot_autograd takes only one constant of a function."""
+    return torch.cat([offset_spline(*sides, device).flatten() for sides in zip(source, target, strict=True)])
 
 
 def bias_from_table(table: Tensor, table_grid: Grid, grid: Grid, dtype: torch.dtype, num_prefix: int) -> Tensor:
@@ -106,12 +113,6 @@ def resize_bias_table(table: Tensor, source: Grid, target: Grid) -> Tensor:
     with torch.autocast(table.device.type, enabled=False):  # bfloat16 would change the bias by 2 %
         resized = torch.einsum('ys,xt,sth->yxh', along_height, along_width, patch_rows.float())
     return torch.cat([resized.reshape(-1, heads).to(table.dtype), cls_rows])
-
-
-@_remember(maxsize=64)
-def _offset_splines(source: Grid, target: Grid, device: torch.device) -> Tensor:
-    """`offset_spline` of both axes, flat, because aot_autograd takes only one constant of a function."""
-    return torch.cat([offset_spline(*sides, device).flatten() for sides in zip(source, target, strict=True)])
 
 
 def offset_spline(source: int, target: int, device: torch.device) -> Tensor:
