@@ -35,6 +35,7 @@ HASH_IN_NAME = re.compile(r'-((?=\d*[a-f])[0-9a-f]{8,64})\.\w+$')
 STALLED = 60.0  # seconds without data after which a download fails
 REACHED = 10.0  # the same for a download that the user did not ask for
 FITS_WHOLE_MODEL = 'this config'  # in a metafile: the weights fill the config's whole model
+ADVICE = 'Put the file there, or name another file, the folder of a run, or a URL.'
 
 
 def locate_weights(source: str, advice: str) -> Path:
@@ -49,8 +50,8 @@ def locate_weights(source: str, advice: str) -> Path:
         if found := [place for place in places if place.is_file()]:
             return found[0]
         newest = max(path.glob('*.pth'), key=os.path.getmtime, default=None)  # of a run of tools/train.py
-        hint = f' The folder has {newest.name}: name the file.' if newest else ''
-        raise FileNotFoundError(f'weight file not found: looked for {", ".join(map(str, places))}.{hint}\n{advice}')
+        advice = f'The folder has {newest.name}: name the file.' if newest else advice
+        raise FileNotFoundError(f'weight file not found: looked for {", ".join(map(str, places))}.\n{advice}')
     folder, places = os.environ.get(WEIGHTS_VARIABLE), places_of_url(source)
     reason = ''  # known only to the first process of a node
     first_of_node = int(os.environ.get('LOCAL_RANK', dist.get_rank())) == 0
@@ -168,17 +169,16 @@ def path_of_checkpoint(source: str | Path, part: str = 'pretrained') -> Path:
 
     `part` chooses among the packaged weights 'demo': 'pretrained', 'classifier', 'segmentor' or 'tokenizer'.
     """
-    advice = 'Put the file there, or name another file, the folder of a run, or a URL.'
     if str(source) == DEMO:  # even if a folder has this name, as in many repositories
         if any(Path(DEMO, name).is_file() for name in RUN_FILES):
             raise UserError('demo means the packaged weights; for the run in the folder of this name, write ./demo')
         return PACKAGED / f'{part}.safetensors'
     if '://' in str(source) or Path(source).expanduser().exists():
-        return locate_weights(str(source), advice)
+        return locate_weights(str(source), ADVICE)
     if known := list_models(details=True).get(str(source)):
         if 'forbids' in known.get('licence', ''):
             warn(f'{source}: its licence is {known["licence"]}')
-        return locate_weights(known['url'], advice)
+        return locate_weights(known['url'], ADVICE)
     raise FileNotFoundError(
         f'{str(source)!r} does not exist; expected a checkpoint, the folder of a finished run, demo or a released model'
         + (nearest(Path(source).stem) or ' (see list_models())')

@@ -64,17 +64,20 @@ def read_checkpoint(path: str | Path, sha256: str | None = None) -> dict[str, An
     if sha256 is not None:
         actual = file_sha256(path)
         if actual != sha256.lower():
-            found = f'{path} has SHA-256 {actual}, expected {sha256}'
-            raise CheckpointError(f'{found}: it is another file, or was changed on the way.')
+            raise CheckpointError(
+                f'{path} has SHA-256 {actual}, expected {sha256}: it is another file, or was changed on the way.'
+            )
     try:
         content = read(path)
         if not isinstance(content, dict):
             raise CheckpointError(f'it holds a {type(content).__name__}, expected a dict of tensors or a module')
     except pickle.UnpicklingError as error:
-        name = REFUSED_NAME.search(str(error))
-        wanted = f'asks for {printable(name[1]):.{MAX_NAME}}' if name else 'holds more than tensors and plain values'
-        advice = 'If you trust the file, save its tensors instead: torch.save(model.state_dict(), ...).'
-        raise CheckpointError(f'{path} {wanted}; it is refused, and nothing in it was run. {advice}') from None
+        refused = REFUSED_NAME.search(str(error))
+        asked = printable(refused[1])[:MAX_NAME] if refused else 'more than tensors and plain values'
+        raise CheckpointError(
+            f'{path} asks for {asked}; it is refused, and nothing in it was run. If you trust the file, save its '
+            'tensors instead: torch.save(model.state_dict(), ...).'
+        ) from None
     except CheckpointError as error:
         raise CheckpointError(f'{path} is refused: {error}.') from None
     except Exception as error:  # a damaged file can make a reader fail in any way
