@@ -36,13 +36,12 @@ UNILM_SEGMENTATION: Table = (
     *((name, name) for name in ('backbone.', 'decode_head.', 'auxiliary_head.')),
 )
 TIMM: Table = (('backbone.mask_token', None), *UNILM[2:])  # timm's BEiT has no pretraining head
-# A plain ViT as named by timm, DeiT, MAE and DINO; DINOv2's own files name the registers differently
+# A plain ViT as named by timm, DeiT, MAE and DINO; the second name of the registers is that of DINOv2's own files
 VIT: Table = (
     *((f'backbone.blocks.*.gamma_{i}', f'blocks.*.ls{i}.gamma') for i in (1, 2)),
-    ('backbone.register_tokens', 'reg_token'),
+    *(('backbone.register_tokens', name) for name in ('reg_token', 'register_tokens')),
     *TIMM,
 )
-VIT_READ: Table = (*VIT[:3], ('backbone.register_tokens', 'register_tokens'), ('head_dist.', None), *UNILM)
 OPENMMLAB_BLOCK: Table = (
     ('norm1.', 'ln1.'),
     ('norm2.', 'ln2.'),
@@ -107,8 +106,11 @@ HF_VIT: Table = (
 )
 TABLES: dict[str, Table] = dict(beit_mm=(('', ''),), unilm=UNILM, timm=TIMM, hf=HF, mmpretrain=MMPRETRAIN, mmseg=MMSEG)
 TABLES_OF_TASKS = {('unilm', 'segmentation'): UNILM_SEGMENTATION, ('hf', 'pretraining'): HF_PRETRAINING}
-READ = TABLES | dict(  # these cover all tasks and models of a format
-    timm=VIT_READ, hf=(*HF_VIT, *HF_PRETRAINING), mmpretrain=(*MMPRETRAIN_VIT, *MMPRETRAIN_V2)
+READ = (
+    TABLES
+    | dict(  # these cover all tasks and models of a format
+        timm=(*VIT[:4], *UNILM), hf=(*HF_VIT, *HF_PRETRAINING), mmpretrain=(*MMPRETRAIN_VIT, *MMPRETRAIN_V2)
+    )
 )
 FORMATS = tuple(TABLES)
 
@@ -129,11 +131,10 @@ ARCHITECTURES = {
 HEAD_DIMS = 64  # channels of an attention head in every published BEiT and most ViTs
 OTHER_HEADS = {1152: 16, 1280: 16, 1408: 16, 1664: 16}  # width -> number of heads, of published ViTs that differ
 # The patch embedding's name in every format, after any prefix that a trainer's module adds
-ROOT = re.compile(r'^(.*?)(backbone\.)?((\w+\.)?embeddings\.)?patch_embed\w*\.proj\w*\.weight$')
+PATCH_EMBEDDING = re.compile(r'^(.*?)(backbone\.)?((\w+\.)?embeddings\.)?patch_embed\w*\.proj\w*\.weight$')
 # Parts of other encoders; to drop them would change what the backbone computes.
 ENCODER_PARTS = tuple(f'backbone.{part}.' for part in ('blocks', 'patch_embed', 'norm_pre', 'pre_norm', 'rope'))
 HF_ENCODER_PARTS = ('beit.embeddings.', 'beit.encoder.')
-# Tokens before the patches; ours has a DeiT's distillation token among the registers.
 DISTILLATION, REGISTERS = 'backbone.dist_token', 'backbone.register_tokens'
 # Keys under which files hold a state dict, averages first; DINO's teacher is the average of its student.
 WRAPPERS = ('state_dict_ema', 'model_ema', 'ema', 'state_dict', 'model', 'module', 'weights', 'teacher', 'student')
@@ -168,8 +169,8 @@ def convert_state_dict(
     source = source or detect_format(weights)
     if source is None and any('.lora_' in name for name in weights):
         raise CheckpointError(
-            f'holds weights of LoRA, {preview(weights)}, and not of a BEiT or plain ViT: use finetuned.pth of the run, '
-            "its config, or PEFT's merge_and_unload()"
+            f'holds weights of LoRA alone, {preview(weights)}: use finetuned.pth of the run, its config, or what '
+            "PEFT's merge_and_unload() gives"
         )
     if source is None:
         raise CheckpointError(f'holds no weights of a BEiT or plain ViT; its tensors are {preview(weights)}')
@@ -192,17 +193,14 @@ def from_ours(weights: Mapping[str, Tensor], target: str, grid: Grid | None = No
         _fit_mmseg(weights)
     if target == 'hf':
         _split_qkv(weights)
-    converted, without_place = _rename(weights, _table_to_write(weights, target))
+    table = TABLES_OF_TASKS.get((target, task_of(weights)), TABLES[target])
+    if target == 'mmpretrain' and any(name.startswith('patch_aggregation.') for name in weights):
+        table = MMPRETRAIN_V2
+    converted, without_place = _rename(weights, table)
     if target in ('unilm', 'mmpretrain', 'mmseg'):
         for name in [name for name in converted if name.endswith(TABLE)]:
             converted[name.replace(TABLE, INDEX)] = relative_position_index(grid_of(name, converted[name], grid))
     return converted, without_place
-
-
-def _table_to_write(weights: Weights, target: str) -> Table:
-    if target == 'mmpretrain' and any(name.startswith('patch_aggregation.') for name in weights):
-        return MMPRETRAIN_V2
-    return TABLES_OF_TASKS.get((target, task_of(weights)), TABLES[target])
 
 
 def detect_format(names: Iterable[str]) -> str | None:
@@ -309,21 +307,14 @@ def bare_names(weights: Mapping[str, Tensor]) -> Weights:
     teacher.backbone.blocks.7.norm1.bias    backbone.blocks.7.norm1.bias  self-distillation; the student is left out
     """
     bare = {re.sub(r'\bblocks\.\d+\.(\d+\.)', r'blocks.\1', unwrapped(name)): part for name, part in weights.items()}
-    root = _root_of(bare)
+    roots = {match[1] for name in bare if (match := PATCH_EMBEDDING.match(name))}  # one for each encoder
+    if len(roots) == 2 and '' not in roots:
+        roots = {root for root in roots if re.search('teacher|ema', root)} or roots
+    root = roots.pop() if len(roots) == 1 else ''
     bare = {name.removeprefix(root): part for name, part in bare.items() if name.startswith(root)}
     if {'backbone.blocks.0.attn.qkv.bias', 'backbone.blocks.0.ls1.gamma'} & bare.keys():
         bare = {name.removeprefix('backbone.'): part for name, part in bare.items()}
     return bare
-
-
-def _root_of(names: Iterable[str]) -> str:
-    """What a trainer's module puts before an encoder's names; of two encoders, before the teacher's or average's."""
-    matches = [ROOT.match(name) for name in names]
-    roots = {match[1] for match in matches if match}
-    averages = {root for root in roots if re.search('teacher|ema', root)}
-    if len(roots) == 2 and '' not in roots and averages:
-        roots = averages
-    return roots.pop() if len(roots) == 1 else ''
 
 
 def preview(names: Iterable[str]) -> str:
@@ -339,10 +330,7 @@ def grid_of(name: str, tensor: Tensor, *candidates: Grid | None) -> Grid:
     for grid in (*candidates, (side, side)):
         if grid and rows == (num_relative_positions(grid) if is_table else 1 + grid[0] * grid[1]):
             return grid
-    raise CheckpointError(
-        f'has a {"bias table" if is_table else "position embedding"} of {rows} rows: no square patch grid fits, and '
-        'the file names no rectangle'
-    )
+    raise CheckpointError(f'has {rows} rows in {name}: no square patch grid fits, and the file names no rectangle')
 
 
 def trained_grid(meta: Mapping[str, Any], patch: int) -> Grid | None:
@@ -362,7 +350,12 @@ def expand_shared_table(weights: Weights) -> None:
 
 def _to_ours(weights: Weights, source: str, grid: Grid | None) -> tuple[Weights, list[str]]:
     """Weights of a format under our names and in our shapes, and the names in the file that have no place there."""
-    weights = _with_usual_root(weights, source)
+    if source == 'hf' and any('.q_proj.' in name for name in weights):
+        raise CheckpointError('has the names of a transformers model in memory: save it with save_pretrained')
+    if source == 'hf':
+        weights = {HF_ROOT.sub('beit.', name): tensor for name, tensor in weights.items()}
+    elif 'layers.0.attn.qkv.weight' in weights:  # mmpretrain's backbone without the rest of the model
+        weights = {f'backbone.{name}': tensor for name, tensor in weights.items()}
     is_unilm_segmentation = source == 'unilm' and 'backbone.fpn1.0.weight' in weights
     table = UNILM_SEGMENTATION if is_unilm_segmentation else READ[source]
     ours, dropped = _rename(weights, tuple((theirs, mine) for mine, theirs in table if theirs is not None))
@@ -373,22 +366,8 @@ def _to_ours(weights: Weights, source: str, grid: Grid | None) -> tuple[Weights,
     return ours, dropped
 
 
-def _with_usual_root(weights: Weights, source: str) -> Weights:
-    """Names as in the tables: those of all models of transformers begin with `beit.`, mmpretrain's with `backbone.`."""
-    if source == 'hf':
-        if any('.q_proj.' in name for name in weights):
-            raise CheckpointError('has the names of a transformers model in memory: save it with save_pretrained')
-        return {HF_ROOT.sub('beit.', name): tensor for name, tensor in weights.items()}
-    if 'layers.0.attn.qkv.weight' in weights:
-        return {f'backbone.{name}': tensor for name, tensor in weights.items()}
-    return weights
-
-
 def _split_foreign(weights: Weights, dropped: list[str]) -> list[str]:
-    """Takes out the tensors that our backbone cannot have, and returns their names.
-
-    CheckpointError for parts of another encoder, here or among the names `dropped` before, and for gated MLPs.
-    """
+    """Takes out what our backbone cannot have, and returns the names; CheckpointError for parts of another encoder."""
     of_backbone = [name for name in weights if name.startswith('backbone.') and name != DISTILLATION]
     unknown = [name for name in of_backbone if not is_part(name.removeprefix('backbone.'))]
     foreign = [name for name in dropped if name.startswith(HF_ENCODER_PARTS)]
@@ -407,26 +386,21 @@ def _fit_plain_vit(weights: Weights, dropped: list[str], grid: Grid | None) -> l
     """Brings another ViT into our shapes, in place, and returns the names without a place; `dropped` were before."""
     if not any(name.endswith(POSITIONS) for name in weights):
         raise CheckpointError('has no position embedding or bias table: its positions are computed (rotary)')
-    pools_by_attention = any(name.startswith('backbone.attn_pool.') for name in dropped)
-    misfits = _misfits(weights, pools_by_attention)
-    for name in misfits:
-        del weights[name]
-    if 'backbone.mask_token' in weights:
-        weights['backbone.mask_token'] = weights['backbone.mask_token'].view(1, 1, -1)  # DINOv2's has two axes
-    _fit_prefix(weights, grid)
-    return misfits
-
-
-def _misfits(weights: Weights, pools_by_attention: bool) -> list[str]:
-    """Names of a mask token of another width, and of a head that is not one layer on a token or the patches' mean."""
     dims = weights['backbone.patch_embed.proj.weight'].shape[0]
     misfits = []
-    if 'backbone.mask_token' in weights and weights['backbone.mask_token'].shape[-1] != dims:
-        misfits.append('backbone.mask_token')  # it belongs to MAE's decoder
-    # DINO has a network here, DINOv2's classifiers read class token and mean
+    if 'backbone.mask_token' in weights:
+        weights['backbone.mask_token'] = weights['backbone.mask_token'].view(1, 1, -1)  # DINOv2's has two axes
+        if weights['backbone.mask_token'].shape[-1] != dims:
+            misfits.append('backbone.mask_token')  # it belongs to MAE's decoder
+    # DINO's head is a network, DINOv2's classifiers read class token and mean, others read what attention pools
+    pools_by_attention = any(name.startswith('backbone.attn_pool.') for name in dropped)
     is_linear = 'head.fc.weight' in weights and weights['head.fc.weight'].shape[-1] == dims
-    kept = ('head.fc.weight', 'head.fc.bias') if is_linear and not pools_by_attention else ()
-    return misfits + [name for name in weights if name.startswith('head.fc.') and name not in kept]
+    fitting = ('head.fc.weight', 'head.fc.bias') if is_linear and not pools_by_attention else ()
+    misfits += [name for name in weights if name.startswith('head.fc.') and name not in fitting]
+    for name in misfits:
+        del weights[name]
+    _fit_prefix(weights, grid)
+    return misfits
 
 
 def _fit_prefix(weights: Weights, grid: Grid | None) -> None:
@@ -519,10 +493,7 @@ def _fit_mmseg(weights: Weights) -> None:
     for name in [name for name in weights if name.endswith('.attn.proj.bias')]:
         block = name.removesuffix('attn.proj.bias')
         if f'{block}attn.{TABLE}' not in weights or 'backbone.pos_embed' in weights:
-            raise CheckpointError(
-                'has an absolute position embedding, or no relative position bias in its blocks, which is all that '
-                "mmsegmentation's BEiT has"
-            )
+            raise CheckpointError("has a position embedding or no relative position bias, unlike mmsegmentation's BEiT")
         for gamma in ('gamma_1', 'gamma_2'):
             weights.setdefault(f'{block}{gamma}', torch.ones_like(weights[name]))
 
