@@ -1,4 +1,4 @@
-"""What a checkpoint file, its name and the files beside it tell about its weights."""
+"""Reads what a checkpoint file, its name and the files beside it say about its weights."""
 
 import json
 import re
@@ -54,24 +54,13 @@ def describe_source(content: Mapping[str, Any], path: Path, format: str | None =
     if version > FORMAT_VERSION:
         raise CheckpointError(f'has format {version}, but this reads {FORMAT_VERSION}: upgrade beit_mm.')
     config = _neighbour(path, 'config.json')
-    activation, model = config.get('hidden_act', 'gelu'), config.get('architecture') or content.get('arch')
+    model, activation = config.get('architecture') or content.get('arch'), config.get('hidden_act', 'gelu')
     if format and re.search('rope|enormous', str(model)):  # timm's; no tensor shows it, nor the activation
         raise CheckpointError(f'is not a BEiT or plain ViT: {ascii(model):.60} has rotary positions or post-norm')
     if format == 'hf' and activation != 'gelu':
         raise CheckpointError(f'is not a BEiT or plain ViT: its activation is {ascii(activation):.40}, not gelu')
-    found = meta.get('preprocessing') or _find_preprocessing(content, config, path)
-    found = found if isinstance(found, dict) else {}
-    mean, std = (_numbers(found.get(name)) for name in ('mean', 'std'))
-    size = _numbers(found.get('size'), int)
-    meta['preprocessing'] = dict(size=size) if len(size) == 2 and min(size) > 0 else {}
-    if mean and min(std, default=0) > 0:
-        meta['preprocessing'].update(mean=mean, std=std)
-    # to transformers 2 is the first block's output; but files of the released UperNets have the blocks' own numbers
-    numbers = _numbers(config.get('out_indices'), int)
-    is_released = numbers == released_out_indices(config.get('num_hidden_layers', 12))
-    of_upernet = [] if is_released or len(numbers) != 4 else [number - 2 for number in numbers]
-    blocks = config.get('beit_mm_out_indices') or of_upernet  # the former stands in what we write
-    architecture = meta.get('architecture') or dict(num_heads=config.get('num_attention_heads'), out_indices=blocks)
+    meta['preprocessing'] = _find_preprocessing(content, config, path)
+    architecture = meta.get('architecture') or _architecture_of_json(config)
     known = architecture.items() if isinstance(architecture, dict) else ()
     meta['architecture'] = {name: value for name, value in known if isinstance(value, int) or _numbers(value, int)}
     labels = config.get('id2label')
@@ -82,30 +71,67 @@ def describe_source(content: Mapping[str, Any], path: Path, format: str | None =
     return meta
 
 
-def _find_preprocessing(content: Mapping[str, Any], config: Mapping[str, Any], path: Path) -> Any:
-    """Mean, std and size from the first that exists: unilm's arguments, JSON files, config text, the file's name."""
-    args, text = content.get('args'), meta_of(content).get('cfg')
-    if isinstance(args, dict) and 'imagenet_default_mean_and_std' in args:
-        normalisation = IMAGENET if args['imagenet_default_mean_and_std'] else HALF
-        return dict(normalisation, size=[args.get('input_size')] * 2)
-    processor = _neighbour(path, 'preprocessor_config.json')
-    if processor or config:  # of transformers or timm, for pixels in [0, 1]
-        timm = config.get('pretrained_cfg') or {}
-        size = config.get('image_size') or _numbers(timm.get('input_size'))[-2:]
-        return dict(
-            mean=[255 * value for value in _numbers(processor.get('image_mean') or timm.get('mean'))],
-            std=[255 * value for value in _numbers(processor.get('image_std') or timm.get('std'))],
-            size=[size] * 2 if isinstance(size, int) else size,
-        )
-    if isinstance(text, str):  # written by OpenMMLab's runner; it is not executed
-        levels = text.partition('data_preprocessor')[2]
-        lists = {name: re.search(rf'\b{name}=\[([\d.,\s]{{1,999}})\]', levels) for name in ('mean', 'std')}
-        return {name: [*map(float, re.findall(r'\d+\.?\d*', found[1]))] for name, found in lists.items() if found}
-    if match := RELEASED.search(path.name):
-        normalisation = IMAGENET if match['data'].endswith('1k') or match['ade'] else HALF
-        # BEiT v2's ADE20K files are named after the pretraining's size
-        return dict(normalisation, size=[512 if match['v2'] and match['ade'] else int(match['size'])] * 2)
-    return IMAGENET if 'beitv2' in path.name else {}
+def _find_preprocessing(content: Mapping[str, Any], config: Mapping[str, Any], path: Path) -> dict[str, Any]:
+    """Mean and std, and size, from the first source that has any; without values that images cannot have."""
+    meta = meta_of(content)
+    found = (
+        meta.get('preprocessing')
+        or _preprocessing_of_arguments(content.get('args'))
+        or _preprocessing_of_json(config, path)
+        or _preprocessing_of_config_text(meta.get('cfg'))
+        or _preprocessing_of_name(path.name)
+    )
+    found = found if isinstance(found, dict) else {}
+    mean, std = (_numbers(found.get(name)) for name in ('mean', 'std'))
+    size = _numbers(found.get('size'), int)
+    known: dict[str, Any] = dict(size=size) if len(size) == 2 and min(size) > 0 else {}
+    return dict(known, mean=mean, std=std) if mean and min(std, default=0) > 0 else known
+
+
+def _preprocessing_of_arguments(args: Any) -> dict[str, Any]:
+    """As unilm's command line, which its files hold, gives it; empty without, as from the functions below."""
+    if not isinstance(args, dict) or 'imagenet_default_mean_and_std' not in args:
+        return {}
+    normalisation = IMAGENET if args['imagenet_default_mean_and_std'] else HALF
+    return dict(normalisation, size=[args.get('input_size')] * 2)
+
+
+def _preprocessing_of_json(config: Mapping[str, Any], path: Path) -> dict[str, Any]:
+    """As transformers or timm write it, for pixels in [0, 1]."""
+    processor, timm = _neighbour(path, 'preprocessor_config.json'), config.get('pretrained_cfg') or {}
+    if not processor and not config:
+        return {}
+    size = config.get('image_size') or _numbers(timm.get('input_size'))[-2:]
+    return dict(
+        mean=[255 * value for value in _numbers(processor.get('image_mean') or timm.get('mean'))],
+        std=[255 * value for value in _numbers(processor.get('image_std') or timm.get('std'))],
+        size=[size] * 2 if isinstance(size, int) else size,
+    )
+
+
+def _preprocessing_of_config_text(text: Any) -> dict[str, Any]:
+    """Mean and std in a config that OpenMMLab's runner wrote; it is not executed."""
+    settings = text.partition('data_preprocessor')[2] if isinstance(text, str) else ''
+    lists = {name: re.search(rf'\b{name}=\[([\d.,\s]{{1,999}})\]', settings) for name in ('mean', 'std')}
+    return {name: [*map(float, re.findall(r'\d+\.?\d*', found[1]))] for name, found in lists.items() if found}
+
+
+def _preprocessing_of_name(name: str) -> dict[str, Any]:
+    match = RELEASED.search(name)
+    if match is None:
+        return IMAGENET if 'beitv2' in name else {}
+    normalisation = IMAGENET if match['data'].endswith('1k') or match['ade'] else HALF
+    # BEiT v2's ADE20K files are named after the pretraining's size
+    return dict(normalisation, size=[512 if match['v2'] and match['ade'] else int(match['size'])] * 2)
+
+
+def _architecture_of_json(config: Mapping[str, Any]) -> dict[str, Any]:
+    numbers = _numbers(config.get('out_indices'), int)
+    is_released = numbers == released_out_indices(config.get('num_hidden_layers', 12))
+    # to transformers 2 is the first block's output; but files of the released UperNets have the blocks' own numbers
+    blocks = [] if is_released or len(numbers) != 4 else [number - 2 for number in numbers]
+    # beit_mm_out_indices stands in what we write
+    return dict(num_heads=config.get('num_attention_heads'), out_indices=config.get('beit_mm_out_indices') or blocks)
 
 
 def usual_normalisation(names: Iterable[str]) -> tuple[dict[str, list[float]], str]:
