@@ -25,6 +25,7 @@ TRANSLATED = ('unilm', 'timm', 'hf')  # formats whose names lack the prefix `bac
 MIN_COVERAGE = 0.95  # share of the backbone's tensors, without TASK_PARTS, that a file must have
 PATCHES = 'patch_embed.proj.weight'
 TASK_PARTS = ('mask_token', 'norm.', 'fc_norm.')  # present for some tasks only
+StateDict: TypeAlias = Mapping[str, Tensor]
 PerChannel: TypeAlias = Sequence[float] | float | None  # for each channel or for all, pixels 0-255; None: not given
 
 
@@ -35,7 +36,7 @@ class Checkpoint:
         path: where the file is.
         content: what it holds, tensors on the CPU, without the text `meta['config']`, which mmengine would execute.
         weights: the state dict under the file's own names, without what trainers add (`module.`, `_orig_mod.`).
-        converted, state_dict: the weights under our models' names, and in the form that any model can load.
+        converted, state_dict: the weights under our models' names, computed once, and in a form for any model to load.
         format: one of `names.FORMATS`, or None if it is not a BEiT.
         meta, preprocessing, architecture: see `description.describe_source`.
         mean_std: the `mean` and `std` that the user gave, if any.
@@ -43,6 +44,7 @@ class Checkpoint:
 
     def __init__(self, content: dict[str, Any], path: Path) -> None:
         self.mean_std: dict[str, list[float]] = {}
+        self._made: dict[str, names.Converted] = {}  # shared with copies that have another mean_std
         with as_checkpoint_error(path):
             self.path, self.content = path, content
             self.weights = names.weights_of(content)
@@ -76,12 +78,22 @@ class Checkpoint:
     def __str__(self) -> str:
         return str(self.path)
 
-    @cached_property
+    @property
     def converted(self) -> names.Converted:
-        with as_checkpoint_error(self.path):
-            patches = [part for name, part in self.weights.items() if description.PATCH_EMBEDDING.search(name)]
-            grid = names.trained_grid(self.meta, patches[0].shape[-1]) if patches else None
-            return names.convert_state_dict(self.weights, self.format, grid=grid)
+        if 'converted' not in self._made:
+            with as_checkpoint_error(self.path):
+                patches = [part for name, part in self.weights.items() if names.PATCH_EMBEDDING.match(name)]
+                grid = names.trained_grid(self.meta, patches[0].shape[-1]) if patches else None
+                self._made['converted'] = names.convert_state_dict(self.weights, self.format, grid=grid)
+        return self._made['converted']
+
+    @property
+    def is_vit(self) -> bool:
+        """Whether it is a BEiT or plain ViT by all its tensors, not only by those that show a format."""
+        try:
+            return self.format is not None and bool(self.converted)
+        except CheckpointError:
+            return False
 
     @property
     def task(self) -> str:
@@ -110,22 +122,20 @@ class Checkpoint:
 
         mmengine finds a backbone by its prefix, so unilm, timm and hf files are renamed; OpenMMLab's stay as they are.
         """
-        given, format = self.content.get('state_dict', self.content), self.format
-        if format in TRANSLATED:
-            try:
-                given, dropped, _ = self.converted
-                if dropped:
-                    warn(f'{self.path} ({format}) holds tensors that none of our models has: {dropped}')
-            except CheckpointError:  # not a BEiT: the model to load expects the file's own names
-                format = None
-        elif format is not None:
+        given: Mapping[str, Any] = self.content.get('state_dict', self.content)
+        if self.format in TRANSLATED and self.is_vit:
+            given, dropped, _ = self.converted
+            if dropped:
+                warn(f'{self.path} ({self.format}) holds tensors that none of our models has: {dropped}')
+        elif self.format is not None and self.format not in TRANSLATED:
             given = self.weights
         origin = dict(
             path=str(self.path),
-            format=format,
+            format=self.format,
             names=names.preview(self.weights),
             preprocessing=self.preprocessing,
             architecture=self.architecture,
+            is_converted=self.is_vit and self.converted.state_dict.keys() == given.keys(),
         )
         state_dict: Any = OrderedDict(given)
         state_dict._metadata = OrderedDict(getattr(given, '_metadata', {}))
@@ -180,15 +190,14 @@ def load_from_file(filename: str, map_location: object = None) -> dict[str, Any]
     mmengine 0.10.7's own reader fails with torch >= 2.6; that of later versions executes code in files.
     """
     checkpoint = Checkpoint.open(filename)
-    if checkpoint.format in TRANSLATED and 'mmengine_version' in checkpoint.meta:
+    is_translated = checkpoint.format in TRANSLATED
+    if is_translated and 'mmengine_version' in checkpoint.meta:
         return checkpoint.content  # of a run of another library's model, for example mmpretrain's TIMMBackbone
-    state_dict: Any = checkpoint.state_dict
-    format = state_dict._metadata[''][ORIGIN]['format']
-    if format in TRANSLATED:  # drops the optimizer and the like, which belong to the old names
-        return dict(state_dict=state_dict, meta=checkpoint.meta)
-    if format is None and 'state_dict' not in checkpoint.content:  # a bare state dict of another model
-        return state_dict
-    return dict(checkpoint.content, state_dict=state_dict)  # all that resuming needs
+    if is_translated and checkpoint.is_vit:  # without the optimizer and the like, which belong to the old names
+        return dict(state_dict=checkpoint.state_dict, meta=checkpoint.meta)
+    if not checkpoint.is_vit and 'state_dict' not in checkpoint.content:  # a bare state dict of another model
+        return checkpoint.state_dict
+    return dict(checkpoint.content, state_dict=checkpoint.state_dict)  # all that resuming needs
 
 
 @dataclass
@@ -225,65 +234,57 @@ def drop_task_parts(keys: list[str]) -> list[str]:
 
 
 def fit_weights(
-    state_dict: Mapping[str, Tensor],
-    own: Mapping[str, Tensor],
-    grid: Grid,
-    num_heads: int,
-    interpolate_mode: str,
-    origin: Mapping | None = None,
+    state_dict: StateDict, wanted: StateDict, grid: Grid, num_heads: int, mode: str, origin: Mapping | None = None
 ) -> tuple[names.Weights, LoadReport]:
     """Fits a state dict to a backbone's names and shapes; returns the tensors and a report.
 
     Args:
         state_dict: state dict of a model or a backbone, in any format.
-        own, grid, num_heads, interpolate_mode: the backbone's; `own` is its state dict.
+        wanted, grid, num_heads, mode: the backbone's state dict, patch grid, heads and `interpolate_mode`.
         origin: what `Checkpoint.state_dict` records about the file; None for a bare state dict.
 
     Raises CheckpointError, whose message lacks the path.
     """
     origin = origin or dict(path='the state dict', format=None, preprocessing={}, architecture={})
-    converted, dropped, format = names.convert_state_dict(state_dict, grid=grid)
-    prefix = 'backbone.'
-    weights = {name.removeprefix(prefix): tensor for name, tensor in converted.items() if name.startswith(prefix)}
-    report = LoadReport(f'{origin["path"]} ({origin["format"] or format})', origin['preprocessing'])
-    _check_sizes(weights, own, names.heads_of(weights, origin) or num_heads, num_heads)
+    weights, dropped, format = _of_backbone(state_dict, origin, grid)
+    report = LoadReport(f'{origin["path"]} ({format})', origin['preprocessing'])
     check_finite(weights, report.source)
-    if names.SHARED_TABLE in weights and f'blocks.0.attn.{names.TABLE}' in own:
+    if names.SHARED_TABLE in weights and f'blocks.0.attn.{names.TABLE}' in wanted:
         names.expand_shared_table(weights)
         report.expanded = [name for name in weights if name.endswith(names.TABLE)]
-    if 'blocks.0.gamma_1' not in own:
-        report.folded = [name for name in weights if '.gamma_' in name]
-        _fold_layer_scale(weights)
+    report.folded = _fold_layer_scale(weights, wanted)
     file_grid = names.trained_grid(origin, weights[PATCHES].shape[-1])
-    fitted = {name: weights[name] for name in own if name in weights}
-    for name, tensor in fitted.items():
-        if name == PATCHES and tensor.shape != own[name].shape:
-            if tensor.shape[-1] != own[name].shape[-1]:
-                tensor = resize_patch_embedding(tensor, own[name].shape[-1])
-            fitted[name] = _adapt_channels(tensor, own[name].shape[1])
-            report.adapted.append(name)
-        before = names.grid_of(name, tensor, file_grid, grid) if name.endswith(names.POSITIONS) else grid
-        if before != grid:
-            if name.endswith(names.TABLE):
-                fitted[name] = resize_bias_table(tensor, before, grid)
-            else:
-                fitted[name] = resize_position_embedding(tensor, before, grid, interpolate_mode)
-            report.resized[name] = f'{before[0]} x {before[1]} -> {grid[0]} x {grid[1]}'
-    report.matched = [name for name in fitted if name not in {*report.resized, *report.expanded, *report.adapted}]
-    report.missing_keys = [name for name in own if name not in fitted]
-    report.unexpected_keys = [name.removeprefix(prefix) for name in dropped if name.startswith(prefix)]
-    report.unexpected_keys += [name for name in weights if name not in own]
-    _check_coverage(own, report)
+    fitted = {name: weights[name] for name in wanted if name in weights}
+    report.adapted = _adapt_patches(fitted, wanted)
+    report.resized = _resize_positions(fitted, file_grid, grid, mode)
+    changed = {*report.resized, *report.expanded, *report.adapted}
+    report.matched = [name for name in fitted if name not in changed]
+    report.missing_keys = [name for name in wanted if name not in fitted]
+    report.unexpected_keys = dropped + [name for name in weights if name not in wanted]
+    _check_sizes(weights | fitted, wanted, names.heads_of(weights, origin) or num_heads, num_heads)
+    _check_coverage(wanted, report)
     return fitted, report
 
 
-def _check_sizes(weights: names.Weights, own: Mapping[str, Tensor], file_heads: Any, num_heads: int) -> None:
-    blocks, own_blocks = (sum(name.endswith('attn.qkv.weight') for name in part) for part in (weights, own))
-    sizes: list[tuple[str, Any, Any]] = [('heads', file_heads, num_heads), ('blocks', blocks, own_blocks)]
-    if 'register_tokens' in weights and 'register_tokens' not in own:
+def _of_backbone(state_dict: StateDict, origin: Mapping, grid: Grid) -> tuple[names.Weights, list[str], str]:
+    """The backbone's tensors under our names, what has no place there, and the format; names without `backbone.`."""
+    prefix, dropped, format = 'backbone.', [], origin['format']
+    if not origin.get('is_converted'):
+        state_dict, dropped, source = names.convert_state_dict(state_dict, grid=grid)
+        format = format or source
+    weights = {name.removeprefix(prefix): tensor for name, tensor in state_dict.items() if name.startswith(prefix)}
+    dropped = [name.removeprefix(prefix) for name in dropped if name.startswith(prefix)]
+    return weights or dict(state_dict), dropped, format  # a model hands its backbone the names without the prefix
+
+
+def _check_sizes(weights: names.Weights, wanted: StateDict, file_heads: Any, num_heads: int) -> None:
+    """Raises CheckpointError if weights that are fitted to a backbone belong to one of other sizes."""
+    blocks, wanted_blocks = (sum(name.endswith('attn.qkv.weight') for name in part) for part in (weights, wanted))
+    sizes: list[tuple[str, Any, Any]] = [('heads', file_heads, num_heads), ('blocks', blocks, wanted_blocks)]
+    if 'register_tokens' in weights and 'register_tokens' not in wanted:
         sizes.append(('num_registers', weights['register_tokens'].shape[1], 0))
-    unlike = [name for name in weights if name in own and not _same_shape(name, weights[name], own[name])]
-    sizes += [(name, tuple(weights[name].shape), tuple(own[name].shape)) for name in unlike[:1]]  # one is enough
+    shapes = [(name, tuple(weights[name].shape), tuple(wanted[name].shape)) for name in wanted if name in weights]
+    sizes += [row for row in shapes if row[1] != row[2]][:1]  # one is enough
     if differences := [f'{what} {theirs}, the model has {ours}' for what, theirs, ours in sizes if theirs != ours]:
         raise CheckpointError(
             f'does not fit the backbone: {names.preview(differences)}. Nothing was loaded; build the backbone like '
@@ -291,14 +292,7 @@ def _check_sizes(weights: names.Weights, own: Mapping[str, Tensor], file_heads: 
         )
 
 
-def _same_shape(name: str, one: Tensor, other: Tensor) -> bool:
-    """Whether two tensors have the same shape, apart from axes that can be adapted."""
-    free_axes = {PATCHES: (1, 2, 3), 'pos_embed': (1,)}.get(name, (0,) if name.endswith(names.TABLE) else ())
-    fixed = [axis for axis in range(one.dim()) if axis not in free_axes]
-    return one.dim() == other.dim() and all(one.shape[axis] == other.shape[axis] for axis in fixed)
-
-
-def check_finite(weights: Mapping[str, Tensor], source: str) -> None:
+def check_finite(weights: StateDict, source: str) -> None:
     """Raises CheckpointError for NaN or infinity, which a diverged run leaves behind."""
     real = {name: tensor for name, tensor in weights.items() if not tensor.is_meta}
     if broken := [name for name, tensor in real.items() if not tensor.isfinite().all()]:
@@ -308,28 +302,53 @@ def check_finite(weights: Mapping[str, Tensor], source: str) -> None:
         )
 
 
-def _fold_layer_scale(weights: names.Weights) -> None:
-    """Multiplies LayerScale into the layers before it, in place."""
-    for name in [name for name in weights if name.endswith(('.gamma_1', '.gamma_2'))]:
+def _fold_layer_scale(weights: names.Weights, wanted: StateDict) -> list[str]:
+    """Multiplies LayerScale into the layers before it if the model has none, in place; returns the names."""
+    if 'blocks.0.gamma_1' in wanted:
+        return []
+    scales = [name for name in weights if name.endswith(('.gamma_1', '.gamma_2'))]
+    for name in scales:
         gamma = weights.pop(name).float()  # float16 would round products with small gammas to zero
         layer = name.replace('gamma_1', 'attn.proj').replace('gamma_2', 'mlp.fc2')
         for scaled in (f'{layer}.weight', f'{layer}.bias'):
             if scaled in weights:  # otherwise it is reported as missing
                 weights[scaled] = weights[scaled] * gamma.view(-1, *[1] * (weights[scaled].dim() - 1))
+    return scales
 
 
-def _adapt_channels(weight: Tensor, channels: int) -> Tensor:
-    """Patch embedding (dims, c, patch, patch) for images with another number of channels."""
+def _adapt_patches(fitted: names.Weights, wanted: StateDict) -> list[str]:
+    """Fits the patch embedding (dims, c, patch, patch) to other patches or channels, in place; returns its name."""
+    weight, (_, channels, _, side) = fitted[PATCHES], wanted[PATCHES].shape
+    if weight.shape == wanted[PATCHES].shape:
+        return []
+    if weight.shape[-1] != side:
+        weight = resize_patch_embedding(weight, side)
     if channels == 1:  # a gray image then gives the same tokens as its RGB copy
-        return weight.sum(dim=1, keepdim=True)
-    # the filters are repeated and scaled down in proportion
-    repeats = math.ceil(channels / weight.shape[1])
-    return weight.repeat(1, repeats, 1, 1)[:, :channels] * (weight.shape[1] / channels)
+        fitted[PATCHES] = weight.sum(dim=1, keepdim=True)
+    else:  # the filters are repeated and scaled down in proportion
+        repeats = math.ceil(channels / weight.shape[1])
+        fitted[PATCHES] = weight.repeat(1, repeats, 1, 1)[:, :channels] * (weight.shape[1] / channels)
+    return [PATCHES]
 
 
-def _check_coverage(own: Mapping[str, Tensor], report: LoadReport) -> None:
+def _resize_positions(fitted: names.Weights, file_grid: Grid | None, grid: Grid, mode: str) -> dict[str, str]:
+    """Resamples bias tables and position embeddings to the model's grid, in place; returns name -> both grids."""
+    resized = {}
+    for name in [name for name in fitted if name.endswith(names.POSITIONS)]:
+        before = names.grid_of(name, fitted[name], file_grid, grid)
+        if before == grid:
+            continue
+        if name.endswith(names.TABLE):
+            fitted[name] = resize_bias_table(fitted[name], before, grid)
+        else:
+            fitted[name] = resize_position_embedding(fitted[name], before, grid, mode)
+        resized[name] = f'{before[0]} x {before[1]} -> {grid[0]} x {grid[1]}'
+    return resized
+
+
+def _check_coverage(wanted: StateDict, report: LoadReport) -> None:
     """Raises CheckpointError if too much of the backbone, or its positions, would keep initial values."""
-    needed, missing = len(drop_task_parts([*own])), drop_task_parts(report.missing_keys)
+    needed, missing = len(drop_task_parts([*wanted])), drop_task_parts(report.missing_keys)
     # A backbone may lack positions on purpose, but trained ones of another kind must not get lost unnoticed.
     lost = [key for key in report.unexpected_keys if key.endswith(names.POSITIONS)]
     loses_positions = lost and any(key.endswith(names.POSITIONS) for key in missing)

@@ -11,7 +11,6 @@ from beit_mm.checkpoint.names import TABLE, released_out_indices
 from beit_mm.errors import CheckpointError
 
 MAX_NUMBER = 1e6  # limit for pixels, means and numbers of blocks
-PATCH_EMBEDDING = re.compile(r'patch_embed\w*\.proj\w*\.weight$')  # in every format
 FORMAT_VERSION = 1  # stored as `meta['beit_mm_format']` in the checkpoints that we write
 IMAGENET = dict(mean=[123.675, 116.28, 103.53], std=[58.395, 57.12, 57.375])
 HALF = dict(mean=[127.5] * 3, std=[127.5] * 3)

@@ -2,6 +2,7 @@
 
 import copy
 from functools import partial
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -59,6 +60,21 @@ def test_an_opened_checkpoint_stands_for_its_file(tmp_path, monkeypatch):
     assert torch.equal(BEiTBackbone.from_checkpoint(opened).cls_token, weights['cls_token'])
     assert convert_checkpoint(opened, tmp_path / 'ours.pth').task == 'classification'
     assert [*opened.weights] == [*weights]  # none of these took anything out
+
+
+@pytest.mark.parametrize('code_base', ['timm', 'ours'])
+def test_names_are_converted_once_whoever_asks(code_base, tmp_path, monkeypatch):
+    """Also for other means, and on the way into a model."""
+    model = timm_classifier() if code_base == 'timm' else ours('classification', 'per_layer')
+    torch.save(dict(state_dict=model.state_dict(), meta={}), tmp_path / 'w.pth')
+    conversion = Mock(wraps=opener.names.convert_state_dict)
+    monkeypatch.setattr(opener.names, 'convert_state_dict', conversion)
+    opened = Checkpoint.open(tmp_path / 'w.pth')
+    for checkpoint in (Checkpoint.open(opened, 'segmentor', mean=127.5, std=50), opened):
+        assert checkpoint.task == 'classification'
+        assert BEiTBackbone.from_checkpoint(checkpoint).load_report.source.endswith(f'({checkpoint.format})')
+        convert_checkpoint(checkpoint, tmp_path / 'new.pth', 'timm')
+    assert conversion.call_count == 1
 
 
 @pytest.mark.parametrize('prefix', ['', 'backbone.', 'module.', '_orig_mod.', 'module._orig_mod.', 'module.backbone.'])
