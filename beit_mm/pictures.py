@@ -152,15 +152,7 @@ def with_legend(image: Image.Image, entries: Sequence[tuple[str, Sequence[int]]]
 def reconstructed(model: BEiTPretrainer | TrainableTokenizer, inputs: dict) -> dict[str, Tensor]:
     """What a model saw, predicted and should have predicted, as columns of a sheet.
 
-    The prediction of a pretraining fills the masked patches of the image, if the tokenizer can decode. It is decoded
-    from the probabilities of all tokens, because the likeliest token of an uncertain patch is often black or white.
-    Features have no picture; see `nearest_patches`.
-
-    Args:
-        inputs: a batch, as the model's data preprocessor gives it.
-
-    Returns:
-        title -> float (B, C, H, W) in [0, 1].
+    The inputs are a batch of the model's data preprocessor. Returns title -> float (B, C, H, W) in [0, 1].
     """
     if isinstance(model, TrainableTokenizer):
         return {'image': inputs['images'], 'tokens, decoded': model.decode(model.encode(inputs['images']))}
@@ -185,7 +177,10 @@ def masked_pixels(mask: Tensor, side: int, image: Tensor) -> Tensor:
 
 
 def decoded_prediction(model: BEiTPretrainer, inputs: dict, image: Tensor, tokens: Tensor) -> Tensor:
-    """The images (B, C, H, W) with what is predicted for the masked patches; the tokens (B, h, w) are the true ones."""
+    """The images (B, C, H, W) with what is predicted for the masked patches, given the true tokens (B, h, w).
+
+    It is decoded from the probabilities of all tokens, as the likeliest of an uncertain patch is often black or white.
+    """
     mask, tokenizer, side = inputs['mask'], model.target_generator, model.backbone.patch_size
     weights = model.head(model.hidden_states(inputs, None)).float().softmax(dim=-1)  # B, h*w, vocab_size
     weights = weights.unflatten(1, tokens.shape[1:])

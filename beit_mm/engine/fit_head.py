@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader
 
 from beit_mm.engine.checks import check_number_of_images
 from beit_mm.engine.signals import end_workers, shield_workers
-from beit_mm.engine.unreadable import UnreadableList, replaced_in
+from beit_mm.engine.unreadable import UnreadableImagesHook, replaced_in
 from beit_mm.features.evaluation import choose_penalty, mean_and_std
 from beit_mm.precision import inference_autocast
 
@@ -49,7 +49,9 @@ def fit_head(
         if show is not None:
             show(done, len(loader))
     end_workers(loader)
-    UnreadableList(folder).add_replaced(replaced, len(loader.dataset))
+    unreadable = UnreadableImagesHook()
+    unreadable.begin(folder)
+    unreadable.add_replaced(replaced, len(loader.dataset))
 
     features = torch.cat(parts)  # N, C
     indices, labels = torch.tensor(rows, device=features.device).unbind(1)  # N

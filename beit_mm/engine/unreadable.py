@@ -19,40 +19,6 @@ from beit_mm.files import quoted
 from beit_mm.registry import HOOKS
 
 LIST = 'unreadable_images.txt'
-MAX_RATE = 0.05  # share of a dataset's images that may be unreadable
-TOLERATED = 10  # images that may be unreadable in any case, unless they are all
-
-
-class UnreadableList:
-    """The unreadable images of a run, which `unreadable_images.txt` in its folder names; a resumed run adds to it."""
-
-    def __init__(self, folder: Path, max_rate: float = MAX_RATE):
-        self.folder, self.path, self.max_rate = folder, folder / LIST, max_rate
-        text = in_main_process(lambda: self.path.read_text(errors='replace') if self.path.is_file() else '')
-        self.listed = set(text.splitlines())
-        self.held_out: set[str] = set()  # those of them that are for validation
-
-    def add(self, paths: set[str]) -> list[str]:
-        """Lists the paths that are not listed yet, and returns them."""
-        added = sorted(paths - self.listed)
-        self.listed.update(added)
-        if added and is_main_process():
-            with written_if_possible(self.folder), self.path.open('a', encoding='utf-8') as file:
-                file.writelines(f'{path}\n' for path in added)
-        return added
-
-    def add_replaced(self, paths: set[str], total: int) -> None:
-        """Lists and names images that were replaced in training; UserError if they are too many of `total`."""
-        added = self.add(paths)
-        for path in added:
-            warn(f'{path} cannot be read; another image replaces it.')
-        if added:
-            self.check_rate(len(self.listed - self.held_out), total)
-
-    def check_rate(self, count: int, total: int) -> None:
-        limit = min(max(self.max_rate * total, TOLERATED), total - 1)
-        if count > limit:
-            raise UserError(f'{count} of {total} images cannot be read, at most {limit:.0f} may be; see {self.path}')
 
 
 @HOOKS.register_module()
@@ -70,40 +36,69 @@ class UnreadableImagesHook(Hook):
         max_rate: share of the dataset's images that may be unreadable, 0 to 1; 10 images are tolerated in any case.
     """
 
-    def __init__(self, max_rate: float = MAX_RATE):
+    def __init__(self, max_rate: float = 0.05):
         self.max_rate = max_rate
         self.new_paths: set[str] = set()  # found by this process since it last listed any
+        self.held_out: set[str] = set()
+
+    def begin(self, folder: Path) -> None:
+        """Goes on with the list in a run's folder; called before the other methods where there is no Runner."""
+        self.path = path = folder / LIST
+        text = in_main_process(lambda: path.read_text(errors='replace') if path.is_file() else '')
+        self.listed = set(text.splitlines())
 
     def before_train(self, runner: Runner) -> None:
-        self.unreadable = UnreadableList(Path(runner.work_dir), self.max_rate)
+        self.begin(Path(runner.work_dir))
         if runner.val_loop is not None and isinstance(runner.val_dataloader.dataset, UnlabeledImages):
             self.check_held_out(runner)
 
     def check_held_out(self, runner: Runner) -> None:
-        dataset, unreadable = runner.val_dataloader.dataset, self.unreadable
+        dataset = runner.val_dataloader.dataset
         total = len(dataset)
         log(f'Reading the {total} held-out images once, to see that none is broken.')
         broken = find_unreadable(dataset, runner.val_dataloader.num_workers)
         if not broken:
             return
-        unreadable.held_out = {quoted(error.path) for error in broken.values()}
-        unreadable.add(unreadable.held_out)
-        first, path = next(iter(broken.values())), unreadable.path
+        self.held_out = {quoted(error.path) for error in broken.values()}
+        self.add(self.held_out)
+        first = next(iter(broken.values()))
         if dataset.on_error == 'raise':
             raise UnreadableImageError(
-                f'{first}; {len(broken)} of {total} held-out images cannot be read, see {path}; '
+                f'{first}; {len(broken)} of {total} held-out images cannot be read, see {self.path}; '
                 "val_dataloader.dataset.on_error='skip' leaves them out"
             )
-        unreadable.check_rate(len(broken), total)
+        self.check_rate(len(broken), total)
         validate_on(runner, [index for index in range(total) if index not in broken])
-        warn(f'{first}; {len(broken)} of {total} held-out images cannot be read and are left out, see {path}')
+        warn(f'{first}; {len(broken)} of {total} held-out images cannot be read and are left out, see {self.path}')
 
     def after_train_iter(self, runner: Runner, batch_idx: int, data_batch: dict, outputs: dict | None = None) -> None:
         self.new_paths |= replaced_in(data_batch)
         if fetch_due(runner, batch_idx):
             paths = set().union(*all_gather_object(self.new_paths))
             self.new_paths = set()
-            self.unreadable.add_replaced(paths, len(runner.train_dataloader.dataset))
+            self.add_replaced(paths, len(runner.train_dataloader.dataset))
+
+    def add_replaced(self, paths: set[str], total: int) -> None:
+        """Lists and names images that were replaced in training; UserError if they are too many of `total`."""
+        added = self.add(paths)
+        for path in added:
+            warn(f'{path} cannot be read; another image replaces it.')
+        if added:
+            self.check_rate(len(self.listed - self.held_out), total)
+
+    def add(self, paths: set[str]) -> list[str]:
+        """Lists the paths that are not listed yet, and returns them."""
+        added = sorted(paths - self.listed)
+        self.listed.update(added)
+        if added and is_main_process():
+            with written_if_possible(self.path.parent), self.path.open('a', encoding='utf-8') as file:
+                file.writelines(f'{path}\n' for path in added)
+        return added
+
+    def check_rate(self, count: int, total: int) -> None:
+        limit = min(max(self.max_rate * total, 10), total - 1)  # a few are tolerated, however small the dataset
+        if count > limit:
+            raise UserError(f'{count} of {total} images cannot be read, at most {limit:.0f}; see {self.path}')
 
 
 def replaced_in(batch: dict) -> set[str]:

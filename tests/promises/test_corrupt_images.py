@@ -8,7 +8,7 @@ from labelled import classifier_config, make_images
 from mmengine.config import Config
 
 from beit_mm.datasets import UnreadableImageError
-from beit_mm.engine.unreadable import UnreadableList
+from beit_mm.engine.unreadable import UnreadableImagesHook
 from beit_mm.errors import UserError
 
 
@@ -62,16 +62,17 @@ def test_a_resumed_run_goes_on_with_the_list(config, broken, tmp_path):
 
 
 def test_more_than_a_share_of_the_images_ends_the_run(config, tmp_path):
-    unreadable = UnreadableList(tmp_path)
+    hook = UnreadableImagesHook()
+    hook.begin(tmp_path)
     for count, total in ((50, 1000), (10, 40)):
-        unreadable.check_rate(count, total)
+        hook.check_rate(count, total)
         with pytest.raises(ValueError, match=f'{count + 1} of {total} images cannot be read'):
-            unreadable.check_rate(count + 1, total)
+            hook.check_rate(count + 1, total)
     with pytest.raises(ValueError, match='3 of 3 images'):
-        unreadable.check_rate(3, 3)
+        hook.check_rate(3, 3)
     for number in range(11):
         (tmp_path / f'data/train/blue/{number}.png').write_bytes(b'')
-    with pytest.raises(ValueError, match='11 of 150 images cannot be read, at most 10 .*work/unreadable_images.txt'):
+    with pytest.raises(ValueError, match='11 of 150 images cannot be read, at most 10.*work/unreadable_images.txt'):
         train(config)
     assert len(listed(tmp_path)) == 11
 
