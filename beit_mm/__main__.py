@@ -14,6 +14,7 @@ if __name__ == '__main__' or os.path.basename(sys.argv[0]).startswith('beit-mm')
 
 import argparse
 import ast
+import contextlib
 import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -36,9 +37,14 @@ EXAMPLES = dict(  # of the verbs that are functions
 )
 POSITIONAL = ('checkpoint', 'images', 'image')  # and `out` of export; the other arguments are options
 PYTHON_ONLY = ('batch_size', 'device', 'progress', 'on_error')  # arguments without an option
-DEFAULTS = dict(embed=dict(out='features.npz', on_error='skip'))  # where the command differs from the function
+DEFAULTS = {('embed', 'out'): ast.Constant('features.npz')}  # where the command differs from the function
 ALIASES = dict(short_side=['--size'])
-FLAGS = dict(reduce_zero_label={'--reduce-zero-label': True, '--keep-zero-label': False})  # None without either
+FLAGS = dict(  # of arguments that are True, False or None
+    reduce_zero_label={
+        '--reduce-zero-label': (True, '0 in label maps marks unlabelled pixels (default: as classes.txt shows)'),
+        '--keep-zero-label': (False, '0 in label maps is a class (default: as classes.txt shows)'),
+    }
+)
 
 
 def main(words: Sequence[str] | None = None) -> None:
@@ -81,11 +87,11 @@ def parser() -> argparse.ArgumentParser:
 # Options from signatures
 
 
-def number_or_all(text: str) -> str | int:
+def count_or_all(text: str) -> str | int:
     return text if text == 'all' else int(text)
 
 
-def numbers_or_all(text: str) -> str | list[int]:
+def list_or_all(text: str) -> str | list[int]:
     return text if text == 'all' else [int(number) for number in text.split(',')]
 
 
@@ -94,8 +100,8 @@ KINDS: dict[str, dict[str, Any]] = {  # how argparse reads an argument with this
     'int': dict(type=int),
     'int | None': dict(type=int),
     'float | None': dict(type=float),
-    'int | str | None': dict(type=number_or_all, metavar='all|N'),
-    'str | Sequence[int] | None': dict(type=numbers_or_all, metavar='all|N,N,...'),
+    'int | str | None': dict(type=count_or_all, metavar='all|N'),
+    'str | Sequence[int] | None': dict(type=list_or_all, metavar='all|N,N,...'),
     'PerChannel': dict(type=commands.numbers, metavar='R,G,B'),
 }
 
@@ -108,18 +114,22 @@ def add_verb(verbs: Any, name: str, example: str) -> None:
     positional = (*POSITIONAL, 'out') if name == 'export' else POSITIONAL
     for argument, default in zip(function.args.args, [*missing, *function.args.defaults], strict=True):
         if argument.arg not in PYTHON_ONLY:
+            default = DEFAULTS.get((name, argument.arg), default)
             add_argument(verb, argument, default, texts[argument.arg], argument.arg in positional)
-    verb.set_defaults(**DEFAULTS.get(name, {}))
+    if name == 'embed':
+        verb.set_defaults(on_error='skip')
 
 
 def add_argument(verb: Any, argument: Any, default: Any, help: str, positional: bool) -> None:
     """Adds an argument of a function to its verb; the function's own default holds unless it is a plain value."""
     key, kind = argument.arg, KINDS.get(ast.unparse(argument.annotation), {})
-    value = default.value if isinstance(default, ast.Constant) else argparse.SUPPRESS
+    value = argparse.SUPPRESS
+    with contextlib.suppress(TypeError, ValueError):  # no default, or a name
+        value = ast.literal_eval(default)
     if key in FLAGS:
         group = verb.add_mutually_exclusive_group()
-        for flag, meaning in FLAGS[key].items():
-            group.add_argument(flag, dest=key, action='store_const', const=meaning, help=help)
+        for flag, (meaning, text) in FLAGS[key].items():
+            group.add_argument(flag, dest=key, action='store_const', const=meaning, help=text)
     elif positional:
         several = '*' if key == 'images' else '?'
         verb.add_argument(key, help=help, **({} if default is None else dict(nargs=several, default=value)))
@@ -133,7 +143,7 @@ def add_argument(verb: Any, argument: Any, default: Any, help: str, positional: 
 def source_of(name: str) -> Any:
     """The syntax tree of a public function."""
     file = Path(__file__).parent / f'{beit_mm.PUBLIC[name].replace(".", "/")}.py'
-    return next(node for node in ast.parse(file.read_text()).body if getattr(node, 'name', '') == name)
+    return next(node for node in ast.parse(file.read_bytes()).body if getattr(node, 'name', '') == name)
 
 
 def texts_of(name: str) -> tuple[str, dict[str, str]]:
@@ -185,7 +195,9 @@ def show_maps(result: list[dict[str, Any]], arguments: dict[str, Any]) -> None:
 
 def show_features(result: dict[str, Any], arguments: dict[str, Any]) -> None:
     say_unreadable(result['skipped'])
-    terminal.say(f'{arguments["out"]}: {" x ".join(map(str, result["features"].shape))}')
+    features = result['features']  # of 'patches' a list
+    shape = f'{len(features)} images' if isinstance(features, list) else ' x '.join(map(str, features.shape))
+    terminal.say(f'{arguments["out"]}: {shape}')
 
 
 def say_unreadable(images: Sequence[dict[str, Any]]) -> int:

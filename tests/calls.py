@@ -9,7 +9,7 @@ from beit_mm.own_images.label_maps import LabelMaps
 from beit_mm.own_images.pretraining import Pretraining
 from beit_mm.own_images.record import Record
 from beit_mm.own_images.segmentation import Segmentation
-from beit_mm.own_images.task import FineTuning, Task
+from beit_mm.own_images.task import Task
 
 
 def call_of(verb: str, images: object = '.', device: str | None = None, **options: object) -> Record:
@@ -17,7 +17,7 @@ def call_of(verb: str, images: object = '.', device: str | None = None, **option
     arguments = dict.fromkeys(inspect.signature(getattr(beit_mm, verb)).parameters) | options
     del arguments['images'], arguments['out']
     call = Record.of_call(verb, images, arguments)
-    (Pretraining if verb == 'pretrain' else FineTuning).check(call)
+    (Pretraining if verb == 'pretrain' else Segmentation).check(call)
     call.device = device
     return call
 

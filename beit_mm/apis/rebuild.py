@@ -263,6 +263,7 @@ def stored_model(config: ConfigDict, checkpoint: Checkpoint) -> nn.Module:
         model.backbone.fits_on_load = False
         model.backbone.load_report = LoadReport(str(checkpoint.path), checkpoint.preprocessing, matched=[*expected])
         model.load_state_dict(checkpoint.weights)
+        model.backbone.fits_on_load = True
     else:
         load_whole(model, checkpoint.state_dict)
     return model
@@ -374,7 +375,8 @@ def backbone_config(checkpoint: Checkpoint, channels: int = 3) -> dict[str, Any]
     """Arguments of a checkpoint's backbone; CheckpointError unless it takes RGB or `channels` bands."""
     arguments = checkpoint.backbone_arguments()
     if (found := arguments['in_channels']) not in (3, channels):
-        raise CheckpointError(f'{checkpoint} takes images with {found} bands; expected RGB or {channels} bands')
+        expected = 'RGB' if channels == 3 else f'RGB or {channels} bands'
+        raise CheckpointError(f'{checkpoint} takes images with {found} bands; expected {expected}')
     arguments['img_size'] = as_size(arguments['img_size'])
     return arguments
 

@@ -44,7 +44,7 @@ class Checkpoint:
 
     def __init__(self, content: dict[str, Any], path: Path) -> None:
         self.mean_std: dict[str, list[float]] = {}
-        self._made: dict[str, names.Converted] = {}  # shared with copies that have another mean_std
+        self.made: dict[str, names.Converted] = {}  # shared with copies that have another mean_std
         with as_checkpoint_error(path):
             self.path, self.content = path, content
             self.weights = names.weights_of(content)
@@ -80,12 +80,12 @@ class Checkpoint:
 
     @property
     def converted(self) -> names.Converted:
-        if 'converted' not in self._made:
+        if 'converted' not in self.made:
             with as_checkpoint_error(self.path):
                 patches = [part for name, part in self.weights.items() if names.PATCH_EMBEDDING.match(name)]
                 grid = names.trained_grid(self.meta, patches[0].shape[-1]) if patches else None
-                self._made['converted'] = names.convert_state_dict(self.weights, self.format, grid=grid)
-        return self._made['converted']
+                self.made['converted'] = names.convert_state_dict(self.weights, self.format, grid=grid)
+        return self.made['converted']
 
     @property
     def is_vit(self) -> bool:

@@ -343,9 +343,11 @@ class LoadBands(BaseTransform):
         lengths = {len(value) for value in (bands, low, high) if isinstance(value, Sequence)}
         fits = len(lengths) <= 1 and lengths <= {*range(1, MAX_BANDS + 1)}
         limits = [value for value in (low, high) if value is not None]
-        in_order = np.all(np.less(*limits)) if len(limits) == 2 else not limits
+        in_order = fits and np.all(np.less(*limits)) if len(limits) == 2 else not limits
         if not fits or not in_order:
-            raise UserError(f'{bands=}, {low=}, {high=}; expected equal lengths, 1 to {MAX_BANDS}, and low < high')
+            raise UserError(
+                f'{bands=}, {low=}, {high=}; expected equal lengths, 1 to {MAX_BANDS}, and low < high, both or neither'
+            )
         self.bands = None if bands is None else list(bands)
         self.low, self.high = (None if value is None else np.float32(value) for value in (low, high))
         self.num_bands = lengths.pop() if lengths else None  # None: any number
@@ -385,7 +387,9 @@ class LoadBands(BaseTransform):
         number = values.shape[2]
         if self.bands is not None:
             if max(self.bands) >= number:
-                raise UserError(f'{number} bands; expected more for LoadBands(bands={self.bands}), counted from 0')
+                raise UserError(
+                    f'{number} bands; expected at least {max(self.bands) + 1} for LoadBands(bands={self.bands})'
+                )
             return values[..., self.bands]
         if number > MAX_BANDS or self.num_bands not in (None, number):
             raise UserError(f'{number} bands; expected {self.num_bands or f"1 to {MAX_BANDS}"} for these LoadBands')

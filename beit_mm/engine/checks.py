@@ -78,7 +78,9 @@ class FitCheckHook(Hook):
             return
         unfit = [name for name in others if 'backbone.' not in name and weights[name].shape != expected[name].shape]
         if unfit:  # without resume mmengine prints them
-            raise UserError(f"{path}: shapes differ from this model's: {preview(unfit)}; resume with its own sizes")
+            raise UserError(
+                f"{path}: shapes differ from this model's: {preview(unfit)}; resume with the sizes that the run had"
+            )
         checks_itself = isinstance(wrapper, AutocastOptimWrapper)
         if 'optimizer' in checkpoint and isinstance(wrapper, OptimWrapper) and not checks_itself:
             check_state(checkpoint['optimizer'], wrapper.optimizer)
@@ -216,8 +218,10 @@ def load_whole(model: nn.Module, weights: Mapping[str, Any]) -> None:
     try:
         missing, unexpected = model.load_state_dict(weights, strict=False)
     except RuntimeError as error:
-        shapes = ' '.join(str(error).split())[:300]
-        raise UserError(f'{shapes}; set num_classes and sizes as in the training of the checkpoint') from None
+        shapes = ' '.join(str(error).split())[:300].rstrip('.')
+        raise UserError(
+            f'the checkpoint is of another model: {shapes}; set num_classes and sizes as in its training'
+        ) from None
     needed = [name for name in missing if not name.startswith('auxiliary_head.')]
     unused = [name for name in unexpected if not name.startswith('auxiliary_head.')]
     if needed or unused:

@@ -56,7 +56,7 @@ class Record:
         lengths = [(options.pop(unit), unit) for unit in UNITS if unit in options]
         given = [Length(number, unit) for number, unit in lengths if number is not None]
         if len(given) > 1:
-            raise UserError(f'{" and ".join(length.unit for length in given)} are given; expected one of them')
+            raise UserError(f'{" and ".join(length.unit for length in given)} are given; leave one out')
         if options['init'] is not None:
             options['init'] = absolute_source(options['init'])
         options |= given_mean_std(options['mean'], options['std'])

@@ -20,19 +20,17 @@ from beit_mm.apis.configs import RunConfig, run_config, write_config
 from beit_mm.apis.rebuild import merge_lora_weights
 from beit_mm.checkpoint.checkpoint import Checkpoint, PerChannel
 from beit_mm.checkpoint.read import write_checkpoint
-from beit_mm.engine.checkpoints import CheckpointHook, checkpoint_hook_of
-from beit_mm.engine.fit_head import fit_head
+from beit_mm.engine.fit_head import fit_head_of_run
 from beit_mm.engine.logs import ProgressHook, QuietRunner
 from beit_mm.engine.progress import MIN_STEPS, NOMINAL_STEPS, ClockHook
-from beit_mm.engine.unreadable import UnreadableImagesHook
-from beit_mm.errors import UserError, log
+from beit_mm.errors import UserError
 from beit_mm.own_images import report
 from beit_mm.own_images.classification import Classification
 from beit_mm.own_images.images import write_lists
 from beit_mm.own_images.pretraining import Pretraining
 from beit_mm.own_images.record import Length, Record
 from beit_mm.own_images.segmentation import Segmentation
-from beit_mm.own_images.task import FineTuning, Task
+from beit_mm.own_images.task import Task
 from beit_mm.pictures import read_scalars
 from beit_mm.terminal import quiet, say, typed, without_output
 
@@ -130,7 +128,7 @@ def finetune(
         The weights, `<out>/finetuned.pth`, for `classify` or `segment`.
     """
     bands = bands if isinstance(bands, str | None) else list(bands)
-    return start('finetune', dict(locals(), balance=balance or None), FineTuning.check)
+    return start('finetune', dict(locals(), balance=balance or None), Segmentation.check)
 
 
 def start(verb: str, arguments: Mapping[str, Any], check: Callable[[Record], None]) -> Path:
@@ -297,7 +295,7 @@ class Run:
         runner = make_runner(run_config(base, dict(settings, resume=resumes), path), progress)
         with without_output():
             if self.task.fits_head:
-                fit_once(runner, progress)
+                fit_head_of_run(runner, progress)
             elif 'seconds' in planned:
                 self.train_in_time(runner, stage)
                 write_config(path, title, *self.settings(stage, runner.iter))  # with the steps it took
@@ -374,27 +372,6 @@ class Run:
         lines = [*report.aligned(rows), *report.aligned(found.comparison)]
         for line in [*lines, self.weights, path, record.verdict, following]:
             say(line)
-
-
-def fit_once(runner: Runner, progress: ProgressHook) -> None:
-    """Fits the head of a frozen classifier, validates it, and leaves log and checkpoint as a step of training would."""
-    loader, show = runner.train_dataloader, partial(progress.show_batch, what='features')
-    runner.optim_wrapper = runner.build_optim_wrapper(runner.optim_wrapper)  # by which hooks recognise a training
-    runner.call_hook('before_run')
-    runner.model.init_weights()
-    for hook in runner.hooks:
-        if isinstance(hook, CheckpointHook | UnreadableImagesHook):  # others prepare steps of the optimizer
-            hook.before_train(runner)
-    began = time.monotonic()
-    progress.begin_batches()
-    fitted = fit_head(runner.model, loader, runner.seed, Path(runner.work_dir), show)
-    seconds = time.monotonic() - began
-    log(fitted.line)
-    row = dict(iter=1, loss=fitted.loss, time=seconds, data_time=0.0, images_per_second=len(loader.dataset) / seconds)
-    runner.visualizer.add_scalars(row, step=1)
-    runner.val_loop.run()
-    checkpoint_hook_of(runner).save(runner, 'iter_1.pth', resumable=False, epoch=0, iter=1)
-    runner.call_hook('after_run')
 
 
 def make_runner(cfg: RunConfig, hook: ProgressHook) -> Runner:

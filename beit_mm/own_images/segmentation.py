@@ -66,11 +66,16 @@ class Segmentation(FineTuning):
 
     model, plan_type = 'segmentor', SegmentationPlan
 
+    @staticmethod
+    def check(call: Record) -> None:
+        """Refuses options of a fine-tuning that do not fit each other, and an unknown head."""
+        FineTuning.check(call)
+        if call.options['head'] is not None:
+            check_choice('head', call.options['head'], HEADS)
+
     @classmethod
     def find(cls, record: Record) -> 'Segmentation | None':
         """Finds label maps, None without them; refuses options for classifiers."""
-        if record.options['head'] is not None:
-            check_choice('head', record.options['head'], HEADS)
         maps = find_label_maps(record.images, record.options['reduce_zero_label'], bands=record.options['bands'])
         if maps and record.options['balance']:
             raise UserError(f'{record.images} has label maps; leave out --balance')

@@ -7,9 +7,17 @@ from mmengine.registry import DefaultScope
 from mmengine.runner import Runner
 
 from beit_mm.engine.fit_head import fit_head
+from beit_mm.engine.unreadable import UnreadableImagesHook
 from beit_mm.errors import UserError
 from beit_mm.features.evaluation import choose_penalty, standardiser
 from beit_mm.registry import MODELS
+
+
+@pytest.fixture
+def unreadable(tmp_path) -> UnreadableImagesHook:
+    hook = UnreadableImagesHook()
+    hook.begin(tmp_path)
+    return hook
 
 
 @pytest.fixture
@@ -26,11 +34,11 @@ def parts(tmp_path):
         yield model, images
 
 
-def test_it_is_the_linear_fit_to_the_features_of_each_image_alone(parts, tmp_path):
+def test_it_is_the_linear_fit_to_the_features_of_each_image_alone(parts, unreadable):
     model, config = parts
     shown = []
     loader = Runner.build_dataloader(config, seed=3)
-    found = fit_head(model, loader, 3, tmp_path, lambda *numbers: shown.append(numbers))
+    found = fit_head(model, loader, 3, unreadable, lambda *numbers: shown.append(numbers))
     assert shown == [(number, 6) for number in range(1, 7)] and not model.training
     pixels = torch.stack([loader.dataset[index]['inputs'] for index in range(21)])
     with torch.no_grad():
@@ -43,19 +51,19 @@ def test_it_is_the_linear_fit_to_the_features_of_each_image_alone(parts, tmp_pat
     assert f'{chosen["penalty"]}' in found.line and '21' in found.line
 
 
-def test_images_that_cannot_be_read_are_replaced_and_named(parts, tmp_path, warnings):
+def test_images_that_cannot_be_read_are_replaced_and_named(parts, unreadable, tmp_path, warnings):
     model, config = parts
     config.dataset.on_error = 'skip'
     broken = tmp_path / 'images/train/red/3.png'
     broken.write_bytes(b'nothing')
-    fit_head(model, Runner.build_dataloader(config, seed=0), 0, tmp_path)
+    fit_head(model, Runner.build_dataloader(config, seed=0), 0, unreadable)
     assert (tmp_path / 'unreadable_images.txt').read_text() == f'{broken}\n'
     (text,) = warnings()
     assert str(broken) in text
 
 
-def test_too_few_images_for_a_batch_are_refused(parts, tmp_path):
+def test_too_few_images_for_a_batch_are_refused(parts, unreadable):
     model, config = parts
     config.update(batch_size=64, drop_last=True)
     with pytest.raises(UserError, match='21 images, fewer than one batch of 64'):
-        fit_head(model, Runner.build_dataloader(config, seed=0), 0, tmp_path)
+        fit_head(model, Runner.build_dataloader(config, seed=0), 0, unreadable)
