@@ -89,7 +89,7 @@ class Checkpoint:
 
     @property
     def is_vit(self) -> bool:
-        """Whether it is a BEiT or plain ViT by all its tensors, not only by those that show a format."""
+        """Whether it is a BEiT or plain ViT by all its tensors, not only by the ones that show a format."""
         try:
             return self.format is not None and bool(self.converted)
         except CheckpointError:
@@ -274,7 +274,9 @@ def _of_backbone(state_dict: StateDict, origin: Mapping, grid: Grid) -> tuple[na
         format = format or source
     weights = {name.removeprefix(prefix): tensor for name, tensor in state_dict.items() if name.startswith(prefix)}
     dropped = [name.removeprefix(prefix) for name in dropped if name.startswith(prefix)]
-    return weights or dict(state_dict), dropped, format  # a model hands its backbone the names without the prefix
+    if not weights:  # a model hands its backbone the names without the prefix
+        weights = {name: tensor for name, tensor in state_dict.items() if names.is_part(name)}
+    return weights, dropped, format
 
 
 def _check_sizes(weights: names.Weights, wanted: StateDict, file_heads: Any, num_heads: int) -> None:

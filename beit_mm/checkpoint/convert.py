@@ -152,7 +152,7 @@ def _hf_config(weights: Mapping[str, Tensor], meta: Mapping[str, Any]) -> dict[s
 
 
 def _hf_upernet(weights: Mapping[str, Tensor], meta: Mapping[str, Any], dims: int, depth: int) -> dict[str, Any]:
-    """What config.json says of UperNet and its auxiliary head on a backbone of `depth` blocks of width `dims`."""
+    """UperNet's part of config.json, and its auxiliary head's, on a backbone of `depth` blocks of width `dims`."""
     if any(len(weights.get(f'{layer}.weight', ())) != dims for layer in HF_HEAD):
         raise CheckpointError(f'has a head that transformers lacks: its UperNet is as wide as the backbone, {dims}')
     blocks = meta['architecture'].get('out_indices') or names.released_out_indices(depth)

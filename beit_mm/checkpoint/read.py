@@ -64,9 +64,7 @@ def read_checkpoint(path: str | Path, sha256: str | None = None) -> dict[str, An
     if sha256 is not None:
         actual = file_sha256(path)
         if actual != sha256.lower():
-            raise CheckpointError(
-                f'{path} has SHA-256 {actual}, expected {sha256}: it is another file, or was changed on the way.'
-            )
+            raise CheckpointError(f'{path} has SHA-256 {actual}, expected {sha256}: another file, or a changed one.')
     try:
         content = read(path)
         if not isinstance(content, dict):

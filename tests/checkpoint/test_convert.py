@@ -173,7 +173,7 @@ REFUSED = {
     # transformers has a decoder of its own
     'another head': (lambda: without(state(variant='per_layer'), 'neck.', 'decode_head.psp'), 'new', 'hf', 'UperNet'),
     'incomplete': (lambda: without(state(), 'backbone.blocks.1.mlp.'), 'new.pth', 'timm', 'lacks backbone.blocks.1'),
-    # without a table, and with a width that is no multiple of the usual 64, nothing shows them
+    # without a table, and with a width that is not a multiple of the usual 64, nothing shows them
     'unknown heads': (lambda: state('classification'), 'new', 'hf', 'heads'),
 }
 

@@ -1,4 +1,4 @@
-"""Files that hold weights are read whatever their form; what is no checkpoint is named; writing is all or nothing."""
+"""Files that hold weights are read in any form; what is not a checkpoint is named; writing is all or nothing."""
 
 import hashlib
 import os

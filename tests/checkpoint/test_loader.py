@@ -106,11 +106,21 @@ def test_the_head_comes_along_when_the_classes_agree(way, num_classes, tmp_path)
     assert torch.equal(model.head.fc.weight, weights['head.weight'] if num_classes == CLASSES else before)
 
 
+def test_a_whole_model_into_a_backbone_by_revised_names(tmp_path):
+    """The head, which is then named as if it were the backbone's, stays out."""
+    model = ours('classification', 'per_layer')
+    torch.save(dict(state_dict=model.state_dict(), meta={}), tmp_path / 'w.pth')
+    backbone = ours('classification', 'per_layer', seed=2).backbone
+    load_checkpoint(backbone, str(tmp_path / 'w.pth'), strict=True, revise_keys=[(r'^backbone\.', '')])
+    assert_equal(backbone.state_dict(), model.backbone.state_dict())
+    assert backbone.load_report.unexpected_keys == []
+
+
 @pytest.mark.parametrize('in_file', ['', 'backbone.'])
 @pytest.mark.parametrize('prefix', [None, 'backbone.', 'backbone'])
 @pytest.mark.parametrize('task', ['classification', 'segmentation'])
 def test_init_cfg_of_the_backbone(task, prefix, in_file, tmp_path):
-    """With any prefix or none, and with what the file says of its images."""
+    """With any prefix or none, and with what the file says about its images."""
     path, weights = tmp_path / 'w.pth', timm_peer(task, 'per_layer').state_dict()
     torch.save(dict(state_dict=below(in_file, weights), meta=dict(preprocessing=dict(size=[48, 48]))), path)
     model = ours(task, 'per_layer')
@@ -173,7 +183,7 @@ WRONG = {  # the model's variant, what is in the file, the error
     'resnet': ('per_layer', lambda: below('backbone.', RESNET), 'conv1.weight'),
     'width': ('vit', state_of(embed_dim=64), r'cls_token \(1, 1, 64\), the model has \(1, 1, 32\)'),
     'depth and heads': ('per_layer', state_of(depth=3, num_heads=4), 'heads 4, the model has 2, blocks 3, the'),
-    'heads that only the file tells': (
+    'heads that only the file names': (
         'vit',
         lambda: dict(state_dict=state_of('vit')(), meta=dict(architecture=dict(num_heads=4))),
         'heads 4, the model has 2',

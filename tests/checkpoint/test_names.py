@@ -1,4 +1,4 @@
-"""The released code's files, written down from their published names, and what is no BEiT.
+"""The released code's files, written down from their published names, and what is not a BEiT.
 
 Every format into every other, and the peers' own classes: tests/parity/test_checkpoint_formats.py.
 """
