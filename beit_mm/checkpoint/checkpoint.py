@@ -272,11 +272,10 @@ def _of_backbone(state_dict: StateDict, origin: Mapping, grid: Grid) -> tuple[na
     if not origin.get('is_converted'):
         state_dict, dropped, source = names.convert_state_dict(state_dict, grid=grid)
         format = format or source
-    weights = {name.removeprefix(prefix): tensor for name, tensor in state_dict.items() if name.startswith(prefix)}
-    dropped = [name.removeprefix(prefix) for name in dropped if name.startswith(prefix)]
-    if not weights:  # a model hands its backbone the names without the prefix
-        weights = {name: tensor for name, tensor in state_dict.items() if names.is_part(name)}
-    return weights, dropped, format
+    # a model hands its backbone the names without the prefix; what is not a part belongs to heads
+    weights = {name.removeprefix(prefix): tensor for name, tensor in state_dict.items()}
+    weights = {name: tensor for name, tensor in weights.items() if names.is_part(name)}
+    return weights, [name.removeprefix(prefix) for name in dropped if name.startswith(prefix)], format
 
 
 def _check_sizes(weights: names.Weights, wanted: StateDict, file_heads: Any, num_heads: int) -> None:
