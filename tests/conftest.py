@@ -16,8 +16,11 @@ from PIL import Image
 
 
 def pytest_configure() -> None:
-    """yapf writes a file at its first import on a machine, of which processes that import it together read half."""
+    # yapf writes a file at its first import on a machine, of which processes that import it together read half
     importlib.import_module('yapf.yapflib.yapf_api')
+    # At the first backward pass torch counts the devices; fake tensors, of an export for example, add one that does not
+    # exist, and with a device a process that is forked later cannot train.
+    torch.ones(1, requires_grad=True).sum().backward()
 
 
 @pytest.fixture(autouse=True)
