@@ -88,7 +88,7 @@ def _find_preprocessing(content: Mapping[str, Any], config: Mapping[str, Any], p
 
 
 def _preprocessing_of_arguments(args: Any) -> dict[str, Any]:
-    """As unilm's command line, which its files hold, gives it; empty without, as from the functions below."""
+    """From unilm's command line, which its files hold; empty if this file has none, as the functions below."""
     if not isinstance(args, dict) or 'imagenet_default_mean_and_std' not in args:
         return {}
     normalisation = IMAGENET if args['imagenet_default_mean_and_std'] else HALF
@@ -96,7 +96,7 @@ def _preprocessing_of_arguments(args: Any) -> dict[str, Any]:
 
 
 def _preprocessing_of_json(config: Mapping[str, Any], path: Path) -> dict[str, Any]:
-    """As transformers or timm write it, for pixels in [0, 1]."""
+    """From the JSON of transformers or timm, who write mean and std for pixels from 0 to 1; returned for 0 to 255."""
     processor, timm = _neighbour(path, 'preprocessor_config.json'), config.get('pretrained_cfg') or {}
     if not processor and not config:
         return {}
@@ -127,9 +127,9 @@ def _preprocessing_of_name(name: str) -> dict[str, Any]:
 def _architecture_of_json(config: Mapping[str, Any]) -> dict[str, Any]:
     numbers = _numbers(config.get('out_indices'), int)
     is_released = numbers == released_out_indices(config.get('num_hidden_layers', 12))
-    # to transformers 2 is the first block's output; but files of the released UperNets have the blocks' own numbers
+    # transformers counts outputs: its 2 is the output of block 0. The files of the released UperNets count blocks.
     blocks = [] if is_released or len(numbers) != 4 else [number - 2 for number in numbers]
-    # beit_mm_out_indices stands in what we write
+    # our own files have beit_mm_out_indices
     return dict(num_heads=config.get('num_attention_heads'), out_indices=config.get('beit_mm_out_indices') or blocks)
 
 

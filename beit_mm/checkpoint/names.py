@@ -153,8 +153,8 @@ def convert_state_dict(
 ) -> Converted:
     """Translates the state dict of a BEiT or plain ViT, of a whole model or a backbone, from one format into another.
 
-    'beit_mm' omits computed buffers and the bias of a plain ViT's keys, which adds the same number to all scores of a
-    query and so has no effect after the softmax. DeiT's distillation token becomes a register. Other formats get all
+    'beit_mm' leaves out computed buffers and the bias of a plain ViT's keys, which shifts all scores of a query
+    equally, so that the softmax cancels it. DeiT's distillation token becomes a register. Other formats get all
     that their class has; 'timm' gets VisionTransformer's names for weights without bias tables, else Beit's.
 
     Args:
@@ -297,8 +297,9 @@ def unwrapped(name: str) -> str:
 
 
 def bare_names(weights: Mapping[str, Tensor]) -> Weights:
-    """Weights under the names of the encoder's own code, without what trainers add: in the file, here, added by
+    """Weights under the names of the encoder's own code, without the prefixes that trainers add.
 
+    name in the file                        name here                     what added the prefix
     module._orig_mod.blocks.7.norm1.bias    blocks.7.norm1.bias           DistributedDataParallel and torch.compile
     model.blocks.7.norm1.bias               blocks.7.norm1.bias           a Lightning module
     net.backbone.blocks.7.norm1.bias        backbone.blocks.7.norm1.bias  one that holds a backbone and a head
