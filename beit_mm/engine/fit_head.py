@@ -11,10 +11,10 @@ from mmengine.runner import Runner
 from mmpretrain.models import ImageClassifier
 from torch.utils.data import DataLoader
 
-from beit_mm.engine.checkpoints import checkpoint_hook_of
+from beit_mm.engine.checkpoints import CheckpointHook, checkpoint_hook_of
 from beit_mm.engine.checks import check_number_of_images
 from beit_mm.engine.logs import ProgressHook
-from beit_mm.engine.signals import InterruptionHook, end_workers, shield_workers, signals_handled
+from beit_mm.engine.signals import InterruptionHook, shield_workers, signals_handled
 from beit_mm.engine.unreadable import UnreadableImagesHook, replaced_in
 from beit_mm.errors import log
 from beit_mm.features.evaluation import choose_penalty, mean_and_std
@@ -46,7 +46,6 @@ def fit_head(
         show: called after each batch with the number of batches that are done, and of all.
     """
     check_number_of_images(loader)
-    shield_workers(loader)
     model.eval()
     parts, rows, replaced = [], [], set()
     for done, batch in enumerate(loader, start=1):
@@ -57,7 +56,6 @@ def fit_head(
         replaced |= replaced_in(batch)
         if show is not None:
             show(done, len(loader))
-    end_workers(loader)
     unreadable.add_replaced(replaced, len(loader.dataset))
 
     features = torch.cat(parts)  # N, C
@@ -79,7 +77,6 @@ def fit_head_of_run(runner: Runner, progress: ProgressHook) -> None:
     loader = runner.train_dataloader
     (unreadable,) = (hook for hook in runner.hooks if isinstance(hook, UnreadableImagesHook))
     (interruption,) = (hook for hook in runner.hooks if isinstance(hook, InterruptionHook))
-    saving = checkpoint_hook_of(runner)
 
     def show(done: int, batches: int) -> None:
         progress.show_batch(done, batches, 'features')
@@ -89,20 +86,19 @@ def fit_head_of_run(runner: Runner, progress: ProgressHook) -> None:
     runner.optim_wrapper = runner.build_optim_wrapper(runner.optim_wrapper)  # by which hooks recognise a training
     runner.call_hook('before_run')
     runner.model.init_weights()
-    for hook in (saving, unreadable):  # others prepare steps of the optimizer
-        hook.before_train(runner)
+    for hook in runner.hooks:
+        if isinstance(hook, CheckpointHook | UnreadableImagesHook):  # others prepare steps of the optimizer
+            hook.before_train(runner)
     began = time.monotonic()
     progress.begin_batches()
+    shield_workers(loader)
+    shield_workers(runner.val_dataloader)
     with signals_handled(runner):
         fitted = fit_head(runner.model, loader, runner.seed, unreadable, show)
     seconds = time.monotonic() - began
     log(fitted.line)
     row = dict(iter=0, loss=fitted.loss, time=seconds, data_time=0.0, images_per_second=len(loader.dataset) / seconds)
     runner.visualizer.add_scalars(row, step=0)  # as the validation, since no step is made
-    shield_workers(runner.val_dataloader)
-    try:
-        runner.val_loop.run()
-    finally:
-        end_workers(runner.val_dataloader)
-    saving.save(runner, 'iter_1.pth', resumable=False, epoch=0, iter=1)
+    runner.val_loop.run()
+    checkpoint_hook_of(runner).save(runner, 'iter_1.pth', resumable=False, epoch=0, iter=1)
     runner.call_hook('after_run')

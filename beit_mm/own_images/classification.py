@@ -105,6 +105,7 @@ class Classification(FineTuning):
         train = data['train_dataloader']
         if self.fits_head:
             train.update(drop_last=False, sampler=dict(shuffle=False))
+            data['val_dataloader'].update(persistent_workers=False)  # for the only validation
         if self.call.balance:
             learned = self.images.learned
             dataset = dict(type=base.train_dataloader.dataset.type, **train['dataset'])

@@ -288,11 +288,12 @@ class Run:
         if self.task.fits_head:
             title += ' It fitted the head to features that were computed once, which this config does not.'
         write_config(path, title, base, settings)
+        resumes = any((self.folder / stage).glob('*.pth'))
+        config = run_config(base, dict(settings, resume=resumes), path)
         if self.checkpoint(stage).is_file() and 'images_per_second' in planned:
             return
-        resumes = any((self.folder / stage).glob('*.pth'))
         progress = ProgressHook(stage)
-        runner = make_runner(run_config(base, dict(settings, resume=resumes), path), progress)
+        runner = make_runner(config, progress)
         with without_output():
             if self.task.fits_head:
                 fit_head_of_run(runner, progress)

@@ -95,7 +95,12 @@ PLANS = [
         'config.optim_wrapper.optimizer.lr',
     ),
     ('finetune', '--freeze 2', 'freeze config.model.backbone.frozen_stages'),
-    ('finetune', '--freeze all', 'freeze config.model.backbone.frozen_stages config.train_dataloader'),
+    (
+        'finetune',
+        '--freeze all',
+        'freeze config.model.backbone.frozen_stages config.train_dataloader config.val_dataloader.persistent_workers '
+        'config.test_dataloader.persistent_workers',
+    ),
     ('finetune maps', '--freeze all', 'freeze config.model.backbone.frozen_stages config.optim_wrapper.optimizer.lr'),
     ('finetune', '--balance', 'balance config.train_dataloader.dataset'),
     ('finetune maps', '--reduce-zero-label', 'reduce_zero_label'),  # as classes.txt shows already
