@@ -42,7 +42,7 @@ class UnreadableImagesHook(Hook):
         self.held_out: set[str] = set()
 
     def begin(self, folder: Path) -> None:
-        """Goes on with the list in a run's folder; called before the other methods where there is no Runner."""
+        """Goes on with the list in a run's folder. Without a Runner, call it before the other methods."""
         self.path = path = folder / LIST
         text = in_main_process(lambda: path.read_text(errors='replace') if path.is_file() else '')
         self.listed = set(text.splitlines())

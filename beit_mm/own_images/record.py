@@ -77,7 +77,7 @@ class Record:
             file.write(json.dumps(vars(self), indent=2, default=astuple).encode())
 
     def resume(self, call: 'Record', folder: Path) -> None:
-        """Refuses a call with other options than those that began the run; what it leaves out keeps its value."""
+        """Refuses a call whose options differ from the run's; an option that it leaves out keeps its value."""
         known = dict(verb=self.verb, images=self.images, length=self.length, **self.options)
         asked = dict(verb=call.verb, images=call.images, length=call.length, **call.options)
         for option, value in asked.items():
