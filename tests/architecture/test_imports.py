@@ -24,7 +24,6 @@ KNOWN |= {
     'huggingface_hub',
     'tifffile',
     'rasterio',
-    'pycocotools',
     'imagehash',
     'transformers',
     'torchmetrics',
