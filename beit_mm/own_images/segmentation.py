@@ -24,7 +24,7 @@ from beit_mm.checkpoint.checkpoint import Checkpoint, normalisation_of
 from beit_mm.checkpoint.names import released_out_indices
 from beit_mm.datasets.reading import LoadBands, UnreadableImageError
 from beit_mm.datasets.segmentation_folder import SegmentationFolder
-from beit_mm.datasets.transforms import as_size, resize_bicubic
+from beit_mm.datasets.transforms import ResizeToScale, as_size, resize_bicubic
 from beit_mm.errors import UserError, check_choice
 from beit_mm.features.evaluation import class_ious, confusion, hits_and_unions, patch_dataset
 from beit_mm.features.extractor import FeatureExtractor
@@ -34,6 +34,7 @@ from beit_mm.own_images.label_maps import LabelMaps, find_label_maps
 from beit_mm.own_images.prediction import NearestPatches
 from beit_mm.own_images.record import Record
 from beit_mm.own_images.report import Metric, Metrics, Report
+from beit_mm.own_images.scale import Scale, choose_scale, measure
 from beit_mm.own_images.task import MAX_BATCH, NARROW, FineTuning, Plan, Settings
 from beit_mm.pictures import SIDE, sheet, with_legend
 
@@ -45,6 +46,7 @@ HEAD_PARAMETERS = 100_000_000  # each takes 16 bytes: weight, gradient and two m
 MIN_KNOWN, MAX_KNOWN = 10, 100  # images with label maps whose patches are compared
 GRID = (120, 160)  # height and width in pixels at which the baseline sees images
 LEVELS = 8  # of each colour channel
+MAX_VALIDATED, MOST_WINDOWS = 32, 2000  # images of a validation, and windows over all of them
 MIN_TESTED = 20  # images, even if time is short
 RESAMPLED = 500  # bootstrap samples, for standard errors
 NUM_PAIRS = 5  # pairs of confused classes in the report
@@ -55,6 +57,7 @@ OTHERS = dict(patches='the nearest frozen patches', position_colour='naive Bayes
 @dataclass(kw_only=True)
 class SegmentationPlan(Plan):
     head: str = ''  # a key of HEADS
+    scale: Scale | None = None  # at which images are seen
 
     @property
     def has_small_patches(self) -> bool:
@@ -70,6 +73,8 @@ class Segmentation(FineTuning):
     def check(call: Record) -> None:
         """Refuses options of a fine-tuning that do not fit each other, and an unknown head."""
         FineTuning.check(call)
+        if call.options['short_side'] is not None and call.options['full_size']:
+            raise UserError('--short-side and --full-size are both given; leave one out')
         if call.options['head'] is not None:
             check_choice('head', call.options['head'], HEADS)
 
@@ -102,8 +107,11 @@ class Segmentation(FineTuning):
         plan, is_wide = self.plan, self.plan.width > NARROW
         plan.head = self.call.head or (WIDE_HEAD if is_wide else NARROW_HEAD)
         plan.base = HEADS[plan.head].wide if is_wide else HEADS[plan.head].narrow
-        side = bundled_config(plan.base).model.test_cfg.crop_size[0]
-        plan.backbone['img_size'] = as_size(side - side % plan.backbone['patch_size'])
+        recipe, patch = bundled_config(plan.base), plan.backbone['patch_size']
+        side = recipe.model.test_cfg.crop_size[0]
+        plan.backbone['img_size'] = as_size(side - side % patch)
+        usual = recipe.tta_pipeline[-1].short_side
+        plan.scale = choose_scale(measure(self.images), usual, patch, self.call.short_side, bool(self.call.full_size))
 
     def largest_batch(self) -> float:
         plan, (rows, columns) = self.plan, self.plan.grid
@@ -114,7 +122,8 @@ class Segmentation(FineTuning):
         return min(most, bundled_config(plan.base).auto_scale_lr.base_batch_size)
 
     def decided(self) -> dict[str, Any]:
-        return dict(super().decided(), head=self.plan.head)
+        decided, scale = dict(super().decided(), head=self.plan.head), self.plan.scale
+        return decided | (dict(full_size=True) if scale.within == 1 else dict(short_side=scale.short_side))
 
     def described(self) -> list[tuple[str, str]]:
         bands, scaled = self.images.bands, ''
@@ -122,7 +131,8 @@ class Segmentation(FineTuning):
             which = bands['load']['bands'] or f'all {len(bands["mean"])}'
             scaled = f'{which}: scaled so that percentiles 1 and 99 of each become 0 and 255'
         labels = [('labels', note) for note in self.images.notes]
-        return [*super().described(), *labels, ('head', self.plan.head), ('bands', scaled)]
+        seen = f'{self.plan.scale.text}; crops of {self.plan.size[0]} in training, windows later'
+        return [*super().described(), *labels, ('scale', seen), ('head', self.plan.head), ('bands', scaled)]
 
     # Stages
 
@@ -134,7 +144,7 @@ class Segmentation(FineTuning):
             backbone=self.backbone(out_type='featmap', out_indices=out_indices),
             **head.parts(plan, common),
             data_preprocessor=dict(plan.preprocessing, size=plan.size),
-            test_cfg=dict(crop_size=plan.size, stride=[side * 2 // 3 for side in plan.size]),
+            test_cfg=dict(crop_size=plan.size, stride=self.stride),
         )
         rate = base.optim_wrapper.optimizer.lr
         if plan.head == 'linear' and plan.width <= NARROW and self.tunes_all:
@@ -148,13 +158,47 @@ class Segmentation(FineTuning):
 
     def data(self, base: Config, lists: Path) -> dict[str, Any]:
         """Settings of the data loaders, and the pipeline of a test at all scales."""
-        pipelines = [pipeline_for_size(base[f'{name}_pipeline'], self.plan.size) for name in ('train', 'test', 'tta')]
+        pipelines = [self.at_scale(base[f'{name}_pipeline']) for name in ('train', 'test', 'tta')]
         if bands := self.images.bands:  # no distortion of colours
             pipelines = [[bands['load'], *steps[1:]] for steps in pipelines]
             pipelines[0] = [step for step in pipelines[0] if step['type'] != 'PhotoMetricDistortion']
         data = self.loaders(lists, pipelines[:2])
         data['val_dataloader'].update(batch_size=1)  # images differ in size
         return dict(data, tta_pipeline=pipelines[2])
+
+    def at_scale(self, pipeline: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+        """A recipe's pipeline for crops and images at the plan's scale."""
+        size, scale = self.plan.size, self.plan.scale.arguments
+        steps = []
+        for step in pipeline_for_size(pipeline, size):
+            if step['type'] == 'RandomResize':
+                crop = dict(type='beit_mm.RandomCropAtScale', crop_size=size, **scale, ratio_range=step['ratio_range'])
+            elif step['type'] == 'RandomCrop':
+                steps.append(dict(crop, cat_max_ratio=step['cat_max_ratio']))
+            elif step['type'] == 'Resize':
+                steps.append(dict(type='beit_mm.ResizeToScale', **scale))
+            else:
+                steps.append(step | scale if step['type'] == 'beit_mm.MultiScaleViews' else step)
+        return steps
+
+    @property
+    def stride(self) -> list[int]:
+        """Distance of the windows, (rows, columns) in pixels."""
+        return [side * 2 // 3 for side in self.plan.size]
+
+    @property
+    def num_windows(self) -> int:
+        """Windows over an image of the usual size."""
+        seen = ResizeToScale(**self.plan.scale.arguments).size_of(*self.plan.scale.image_size)
+        return math.prod(math.ceil(side / step) for side, step in zip(seen, self.stride, strict=True))
+
+    @property
+    def num_validated(self) -> int:
+        return max(1, min(MAX_VALIDATED, MOST_WINDOWS // self.num_windows))
+
+    @property
+    def validation_cost(self) -> int:
+        return super().validation_cost * self.num_windows * 3 // 2  # with the logits of whole images
 
     def make_report(self, weights: Path, metrics: Metrics, seconds: float, images_in_time: float) -> Report:
         begin, images = time.monotonic(), self.images
