@@ -101,6 +101,8 @@ def read(path: Path) -> np.ndarray:
     image = ImageOps.exif_transpose(Image.open(path, formats=('JPEG', 'PNG', 'WEBP', 'GIF', 'BMP', 'PPM', 'TIFF')))
     if image.mode[0] in 'IF':
         raise ValueError('more than 8 bits a channel; convert it to 8 bits')
+    if max(image.size) > 50 * min(image.size):  # as for beit-mm segment
+        raise ValueError(f'{image.width} x {image.height} pixels; one side is more than 50 times as long as the other')
     image = Image.alpha_composite(Image.new('RGBA', image.size, 'white'), image.convert('RGBA'))
     return np.asarray(image.convert('RGB'))
 

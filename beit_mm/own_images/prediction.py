@@ -187,13 +187,16 @@ class NearestPatches:
 
     Args:
         method: of the `patch_classifier`; with 'knn' the confidence is the label's share in the nearest patches.
+        max_patches: that others are compared with.
     """
 
-    def __init__(self, extract: FeatureExtractor, dataset: SegmentationFolder, method: str = 'knn') -> None:
+    def __init__(
+        self, extract: FeatureExtractor, dataset: SegmentationFolder, method: str = 'knn', max_patches: int = 50_000
+    ) -> None:
         self.extract, self.reader = extract, extract.reader
         self.num_images = len(dataset)
         self.classes, self.palette = [*map(quoted, dataset.metainfo['classes'])], dataset.metainfo['palette']
-        self.scores_of, _ = patch_classifier(extract, dataset, method)
+        self.scores_of, _ = patch_classifier(extract, dataset, method, max_patches=max_patches)
 
     def __call__(
         self, images: Sources, on_error: str = 'raise', return_images: bool = False

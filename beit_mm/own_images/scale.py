@@ -27,7 +27,9 @@ class Sizes:
     """Sizes of images with label maps, and of the objects in the maps, in pixels."""
 
     images: list[tuple[int, int]]  # height and width of each
-    objects: dict[str, float]  # class -> side of a square as large as its objects: half of its pixels are in larger ones
+    objects: dict[
+        str, float
+    ]  # class -> side of a square as large as its objects: half of its pixels are in larger ones
 
     @property
     def short_side(self) -> int:
@@ -117,5 +119,7 @@ def choose_scale(sizes: Sizes, usual: int, patch: int, short_side: int | None, f
     seen = f'{"shrunk" if factor < 1 else "enlarged"} {max(factor, 1 / factor):.1f} times'
     text = f'{images_text}, {seen} to a short side of {found}{object_text}'
     if not sizes.is_common:
-        return Scale(found, None, 2.0, image_size, f'images of many sizes, all brought to a short side of {found}{object_text}')
+        return Scale(
+            found, None, 2.0, image_size, f'images of many sizes, all brought to a short side of {found}{object_text}'
+        )
     return Scale(found, factor, 2.0, image_size, text)
