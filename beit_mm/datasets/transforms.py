@@ -178,7 +178,7 @@ class ResizeToScale(BaseTransform):
     def transform(self, results: dict) -> dict:
         size = self.size_of(*results['img'].shape[:2])
         if self.factor is not None:
-            warn_other_scale(self, results)
+            warn_other_scale(results, self.short_side, self.short_side / self.factor)
         resize_with_labels(results, size)
         return results
 
@@ -212,7 +212,7 @@ class RandomCropAtScale(ResizeToScale):
         sides = results['img'].shape[:2]
         ratio = random.uniform(*self.ratio_range)
         seen = [max(1, int(side * ratio + 0.5)) for side in self.size_of(*sides)]
-        size = tuple(map(min, seen, self.crop_size))
+        size = min(seen[0], self.crop_size[0]), min(seen[1], self.crop_size[1])
         height, width = (max(1, round(new * old / all_)) for new, old, all_ in zip(size, sides, seen, strict=True))
         for _ in range(10):
             box = random.randint(0, sides[0] - height), random.randint(0, sides[1] - width), height, width
@@ -239,16 +239,15 @@ def resize_with_labels(results: dict, size: tuple[int, int]) -> None:
     results.update(img_shape=size, scale=size[::-1], scale_factor=factors, keep_ratio=True)
 
 
-def warn_other_scale(transform: ResizeToScale, results: dict) -> None:
-    """Warns about the first image that is much larger or smaller than those of the training."""
+def warn_other_scale(results: dict, short_side: int, usual: float) -> None:
+    """Warns about the first image whose short side is more than twice or less than half of the `usual` one."""
     height, width = results['img'].shape[:2]
-    usual = transform.short_side / transform.factor
     if WARNED or 0.5 < min(height, width) / usual < 2 or not warns_here():
         return
     WARNED.append(path := results.get('img_path') or 'an image')
     warn(
         f'{quoted(path)}: {height} x {width} pixels, but the model learned from images with a short side of about '
-        f'{usual:.0f}; such images keep the scale of the training, in windows (--short-side {transform.short_side} of '
+        f'{usual:.0f}; such images keep the scale of the training, in windows (--short-side {short_side} of '
         'segment shrinks or enlarges them as a whole)'
     )
 

@@ -145,9 +145,14 @@ def segment(
         elif short_side is not None and full_size:
             raise UserError('--short-side and --full-size are both given; leave one out')
         else:
-            scale = dict(short_side=short_side, full_size=full_size)
             segmentor = SegmentationInferencer(
-                checkpoint, multi_scale=multi_scale, max_pixels=max_pixels, mean=mean, std=std, **scale
+                checkpoint,
+                multi_scale=multi_scale,
+                max_pixels=max_pixels,
+                short_side=short_side,
+                full_size=full_size,
+                mean=mean,
+                std=std,
             )
         sources = list(segmentor.reader.sources(images))
         results = with_bar(segmentor(sources, on_error='skip', return_images=True), len(sources))
