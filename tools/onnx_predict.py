@@ -23,7 +23,7 @@ def main() -> None:
         parser.error(f'{args.model!r}: expected an ONNX file of `beit-mm export` ({error!r:.300})')
     if model.notes.get('bands'):
         parser.error(f'{args.model!r} sees bands as its metadata `bands` say; this program reads only RGB')
-    if args.multi_scale and not model.notes.get('short_sides'):
+    if args.multi_scale and not model.notes.get('ratios'):
         parser.error('--multi-scale: the ONNX file has no scales; export a segmentor whose config has a tta_pipeline')
     segments, out = 'crop_size' in model.notes, args.out or Path('maps')
     if args.out and not segments:
@@ -53,7 +53,7 @@ class Model:
     def __init__(self, path: str):
         self.session = onnxruntime.InferenceSession(path)
         self.notes = notes = json.loads(self.session.get_modelmeta().custom_metadata_map['beit_mm'])
-        crops, strides, scales = (notes.get(name, []) for name in ('crop_size', 'stride', 'short_sides'))
+        crops, strides, scales = (notes.get(name, []) for name in ('crop_size', 'stride', 'ratios'))
         usual = all(8 <= stride <= crop <= 8 * stride for crop, stride in zip(crops, strides, strict=True))
         if not usual or len(scales) > 32 or not 1 <= notes['divisor'] <= 4096:
             raise ValueError(f'{crops=}, {strides=}, {len(scales)} scales, divisor={notes["divisor"]} could take hours')
@@ -70,7 +70,9 @@ class Model:
         size, total = image.shape[:2], 0.0
         if not multi_scale:
             return self.slide(prepare(image, self.notes['steps']), size).argmax(axis=0)
-        for short in self.notes['short_sides']:
+        seen = min(seen_size(*size, self.notes['steps'][0]))
+        for ratio in self.notes['ratios']:
+            short = max(int(seen * ratio), *self.notes['crop_size'])
             view = prepare(image, [dict(type='Resize', scale=(short, short * max(size) / min(size)), backend='cv2')])
             total += self.probabilities(view, size) + self.probabilities(view[:, ::-1], size)[:, :, ::-1]
         return total.argmax(axis=0)
@@ -99,6 +101,8 @@ def read(path: Path) -> np.ndarray:
     image = ImageOps.exif_transpose(Image.open(path, formats=('JPEG', 'PNG', 'WEBP', 'GIF', 'BMP', 'PPM', 'TIFF')))
     if image.mode[0] in 'IF':
         raise ValueError('more than 8 bits a channel; convert it to 8 bits')
+    if max(image.size) > 50 * min(image.size):  # as for beit-mm segment
+        raise ValueError(f'{image.width} x {image.height} pixels; one side is more than 50 times as long as the other')
     image = Image.alpha_composite(Image.new('RGBA', image.size, 'white'), image.convert('RGBA'))
     return np.asarray(image.convert('RGB'))
 
@@ -112,20 +116,30 @@ def prepare(image: np.ndarray, steps: list[dict]) -> np.ndarray:
             top, left = max(0, round((height - bottom) / 2)), max(0, round((width - right) / 2))
             image = image[top : top + bottom, left : left + right]
             continue
-        scale = step['scale']
-        if step['type'] == 'ResizeEdge':  # the short edge
-            size = (int(scale * height / width), scale) if width < height else (scale, int(scale * width / height))
-        else:
-            ratio = min(max(scale) / max(height, width), min(scale) / min(height, width))
-            size = int(height * ratio + 0.5), int(width * ratio + 0.5)
-        if not 0 < size[0] * size[1] <= 2**24:
-            raise ValueError(f'{width} x {height} pixels become {size[1]} x {size[0]}; expected 1 to 16 million')
+        size = seen_size(height, width, step)
+        if not 0 < size[0] * size[1] <= 2**26:
+            raise ValueError(f'{width} x {height} pixels become {size[1]} x {size[0]}; expected 1 to 67 million')
         if step['backend'] == 'pillow':
             method = Image.Resampling[step['interpolation'].upper()]
             image = np.asarray(Image.fromarray(image).resize(size[::-1], method))
         else:
             image = resize(image, size)
     return image
+
+
+def seen_size(height: int, width: int, step: dict) -> tuple[int, int]:
+    """Height and width of an image after a step that resizes."""
+    if step['type'] == 'ResizeEdge':  # the short edge
+        scale = step['scale']
+        return (int(scale * height / width), scale) if width < height else (scale, int(scale * width / height))
+    if step['type'] == 'ResizeToScale':
+        ratio, factor = step['short_side'] / min(height, width), step['factor']
+        if factor is not None and not 1 / step['within'] < ratio / factor < step['within']:
+            ratio = factor
+    else:
+        long, short = max(step['scale']), min(step['scale'])
+        ratio = min(long / max(height, width), short / min(height, width))
+    return int(height * ratio + 0.5), int(width * ratio + 0.5)
 
 
 def resize(image: np.ndarray, size: tuple[int, int]) -> np.ndarray:

@@ -51,7 +51,7 @@ def export(
 
     Returns:
         The path. The metadata, see `export_onnx`, also hold `classes` and `steps`, what the test pipeline does to an
-        image after reading it; for a segmentor also `palette`, `crop_size`, `stride` and `short_sides` of all scales;
+        image after reading it; for a segmentor also `palette`, `crop_size`, `stride` and `ratios` of all scales;
         for a model of bands also `bands`, the settings of LoadBands.
     """
     with quiet():
@@ -74,7 +74,7 @@ def describe_use(inferencer: ClassificationInferencer | SegmentationInferencer) 
     notes: dict[str, Any] = dict(classes=inferencer.classes, steps=[*map(describe_step, steps)])
     if isinstance(inferencer, SegmentationInferencer):
         notes |= {key: list(inferencer.model.test_cfg.get(key, ())) for key in ('crop_size', 'stride')}
-        notes |= dict(palette=inferencer.palette, short_sides=inferencer.short_sides)
+        notes |= dict(palette=inferencer.palette, ratios=inferencer.ratios)
     loader = inferencer.reader.loader
     if isinstance(loader, LoadBands):
         low, high = (np.asarray(value).tolist() for value in (loader.low, loader.high))
@@ -96,6 +96,9 @@ def describe_step(transform: Any) -> dict[str, Any]:
     name = type(transform).__name__
     if name == 'CenterCrop' and not transform.auto_pad:
         return dict(type=name, crop_size=transform.crop_size)
+    if name == 'ResizeToScale':
+        scale = dict(short_side=transform.short_side, factor=transform.factor, within=transform.within)
+        return dict(type=name, **scale, interpolation='bilinear', backend='cv2')
     keeps_shape = name == 'Resize' and transform.keep_ratio and transform.scale
     keeps_shape = keeps_shape or (name == 'ResizeEdge' and transform.edge == 'short')
     if not keeps_shape or (transform.backend != 'pillow' and transform.interpolation != 'bilinear'):

@@ -29,6 +29,8 @@ class Inferencer:
         *,
         multi_scale: bool = False,
         max_pixels: int | None = None,
+        short_side: int | None = None,
+        full_size: bool = False,
         mean: PerChannel = None,
         std: PerChannel = None,
     ):
@@ -37,12 +39,12 @@ class Inferencer:
             raise CheckpointError(
                 f'{opened} is for {opened.task}, not for {self.for_task}; fine-tune it, or give --labelled FOLDER'
             )
-        built = rebuild(opened, self.task, config, multi_scale, max_pixels)
+        built = rebuild(opened, self.task, config, multi_scale, max_pixels, short_side, full_size)
         self.device = torch.device(device or get_device())
         self.model = built.model.to(self.device)
         self.reader, self.classes = built.reader, built.classes
         self.num_classes = len(built.classes)
-        self.palette, self.short_sides = built.palette, built.short_sides
+        self.palette, self.ratios = built.palette, built.ratios
 
 
 class ClassificationInferencer(Inferencer):
@@ -94,8 +96,13 @@ class ClassificationInferencer(Inferencer):
 class SegmentationInferencer(Inferencer):
     """A trained segmentor, with the names of its `classes`, their colours, and the preparation of its images.
 
-    It has the arguments of ClassificationInferencer, and predicts the same labels as tools/test.py. `palette` has the
-    colours, [red, green, blue] of 0-255.
+    It has the arguments of ClassificationInferencer, and predicts the same labels as tools/test.py; but an image more
+    than twice as large or as small as those of the training, of which a config without ResizeToScale does not tell
+    more than its short side, keeps their scale. `palette` has the colours, [red, green, blue] of 0-255.
+
+    Args:
+        short_side: of each image as the model sees it, in pixels, instead of the scale of the training.
+        full_size: let the model see images pixel by pixel.
     """
 
     task, for_task = 'segmentor', 'segmentation'

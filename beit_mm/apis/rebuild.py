@@ -79,11 +79,17 @@ class Rebuilt:
     reader: ImageReader
     classes: tuple[str, ...]
     palette: list[list[int]]  # [red, green, blue] of each class, 0-255
-    short_sides: list[int]  # in pixels, one for each scale of a multi-scale test
+    ratios: list[float]  # of the sizes of a multi-scale test; else empty
 
 
 def rebuild(
-    checkpoint: Checkpoint, task: str, config: ConfigInput, multi_scale: bool, max_pixels: int | None
+    checkpoint: Checkpoint,
+    task: str,
+    config: ConfigInput,
+    multi_scale: bool,
+    max_pixels: int | None,
+    short_side: int | None = None,
+    full_size: bool = False,
 ) -> Rebuilt:
     """Builds the 'classifier' or 'segmentor' in a checkpoint, and its image preparation.
 
@@ -91,6 +97,7 @@ def rebuild(
         config: a trusted config to use instead of the checkpoint's own; it may name any type.
         multi_scale: build the config's `tta_model` and `tta_pipeline`.
         max_pixels: limit for an image file, instead of the config's.
+        short_side, full_size: see SegmentationInferencer.
     """
     if config is not None:
         recipe = given_recipe(config, task, multi_scale)
@@ -100,6 +107,8 @@ def rebuild(
     if max_pixels is not None:
         loader, *steps = recipe.pipeline
         recipe.pipeline = [dict(loader, max_pixels=max_pixels), *steps]  # leaves a given config unchanged
+    if task == 'segmentor' and (config is None or short_side or full_size):
+        recipe.pipeline = [at_scale(step, short_side, full_size) for step in recipe.pipeline]
     if checkpoint.mean_std:
         recipe.model['data_preprocessor'] = {**(recipe.model.get('data_preprocessor') or {}), **checkpoint.mean_std}
     check_finite(checkpoint.weights, str(checkpoint.path))
@@ -113,7 +122,7 @@ def rebuild(
                 load_whole(model, checkpoint.state_dict)
                 model = merge_lora(model)
             reader = built_reader(recipe.pipeline, model)
-            short_sides = [*TRANSFORMS.build(recipe.views).short_sides.elements()] if recipe.views else []
+            ratios = [*TRANSFORMS.build(recipe.views).ratios] if recipe.views else []
             num_classes = number_of_classes(model)
         except Exception as error:
             reason = ' '.join(str(error).split())
@@ -122,7 +131,7 @@ def rebuild(
             model = MODELS.build(dict(recipe.tta_model, module=model))
     with as_checkpoint_error(checkpoint.path):
         classes, palette = classes_of(checkpoint, num_classes)
-    return Rebuilt(model.eval(), reader, classes, palette, short_sides)
+    return Rebuilt(model.eval(), reader, classes, palette, ratios)
 
 
 def merge_lora_weights(checkpoint: Checkpoint, task: str, config: Config) -> dict[str, Any]:
@@ -267,6 +276,23 @@ def stored_model(config: ConfigDict, checkpoint: Checkpoint) -> nn.Module:
     else:
         load_whole(model, checkpoint.state_dict)
     return model
+
+
+def at_scale(step: Mapping[str, Any], short_side: int | None, full_size: bool) -> dict[str, Any]:
+    """A step of a segmentor's test pipeline; one that resizes keeps the scale of the training, or gets another one."""
+    scale = {name: step[name] for name in ('short_side', 'factor', 'within') if name in step}
+    if step['type'] == 'Resize' and step.get('keep_ratio') and step.get('scale'):
+        scale = dict(short_side=min(step['scale']))
+    if not scale:
+        return dict(step)
+    scale.setdefault('factor', 1.0)  # recipes for images of about that size
+    if short_side:
+        scale = dict(short_side=short_side, factor=None)
+    elif full_size:
+        scale = dict(scale, factor=1.0, within=1.0)
+    if step['type'] == 'beit_mm.MultiScaleViews':
+        return dict(step, **scale)
+    return dict(type='beit_mm.ResizeToScale', **scale)
 
 
 def built_reader(pipeline: Sequence[dict], model: nn.Module) -> ImageReader:

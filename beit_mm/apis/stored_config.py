@@ -30,6 +30,7 @@ LIMITS = {
     **dict.fromkeys('ratios scale_factor up_scale rescales'.split(), 16),
     'pool_scales': 64,
     'num_blocks': 256,
+    'factor': 4,
     'max_pixels': MAX_PIXELS,
 }
 
@@ -49,7 +50,7 @@ PARTS = dict(
 TOKENIZERS = ('beit_mm.DiscreteVAE', 'beit_mm.DALLETokenizer')
 STEPS = """
     beit_mm.LoadImage beit_mm.LoadImageFromFile beit_mm.LoadBands LoadImageFromFile Resize ResizeEdge CenterCrop
-    PackInputs PackSegInputs beit_mm.MultiScaleViews
+    PackInputs PackSegInputs beit_mm.ResizeToScale beit_mm.MultiScaleViews
 """.split()
 
 

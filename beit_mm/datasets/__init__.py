@@ -14,9 +14,11 @@ from .segmentation_folder import LoadAnnotation, SegmentationFolder
 from .transforms import (
     PackViews,
     RandAugment,
+    RandomCropAtScale,
     RandomErasing,
     RandomResizedCrop,
     ResizeToPatches,
+    ResizeToScale,
     TwoViewCenterCrop,
     TwoViewColorJitter,
     TwoViewRandomResizedCrop,

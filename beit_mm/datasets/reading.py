@@ -89,7 +89,7 @@ class LoadImage(BaseTransform):
         max_pixels: largest width x height of an image or label map; a larger file is refused once its header is read.
         scaled: decode a JPEG of more than a megapixel at 1/2, 1/4 or 1/8 of its size where the next transform needs no
             more, see `scale_decoding`.
-        cache_bytes: memory in each reading process for the first images that fit, decoded to at most a megapixel.
+        cache_bytes: memory in each reading process for the first decoded images that fit.
 
     Raises:
         UnreadableImageError: the file cannot be read, or one side is more than 50 times as long as the other.
@@ -120,7 +120,7 @@ class LoadImage(BaseTransform):
             size = reducible_size(file)
             scale = self.wanted_scale(results, size)
             image = decode(path, file, scale)
-        if image.nbytes <= min(self.free_bytes, 3 * ONE_MEGAPIXEL):
+        if image.nbytes <= self.free_bytes:
             self.sizes[path], self.cache[path, scale] = size, image.copy()
             self.free_bytes -= image.nbytes
         return image

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from functools import lru_cache, partial
 
 import cv2
+import mmcv
 import numpy as np
 import torch
 import torch.nn.functional as F
@@ -16,8 +17,9 @@ from PIL import Image
 from torch import Tensor
 
 from beit_mm.datasets.masking import masked_positions
-from beit_mm.datasets.reading import decoding_scale
-from beit_mm.errors import check_choice
+from beit_mm.datasets.reading import decoding_scale, warns_here
+from beit_mm.errors import UserError, check_choice, warn
+from beit_mm.files import quoted
 from beit_mm.registry import TRANSFORMS
 
 Box = tuple[int, int, int, int]  # top, left, height, width in pixels
@@ -26,6 +28,7 @@ LUMA = (0.299, 0.587, 0.114)  # shares of red, green and blue in gray (ITU-R 601
 MIN_ASPECT = 0.3  # smallest height / width of an erased box; the largest is its inverse
 BRIGHTNESS, CONTRAST, SATURATION = range(3)  # operations of colour jitter
 LOBES = 3  # of the Lanczos filter
+WARNED: list[str] = []  # the file that `warn_other_scale` has named
 
 
 class TwoViews(BaseTransform, ABC):
@@ -147,6 +150,106 @@ class ResizeToPatches(BaseTransform):
         results['img_shape'] = (height, width)
         results['img'] = resize_bicubic(np.ascontiguousarray(results['img']), (height, width))
         return results
+
+
+@TRANSFORMS.register_module()
+class ResizeToScale(BaseTransform):
+    """Resizes an image and its label map to the scale at which a segmentor learned, however large the image is.
+
+    Args:
+        short_side: of the images of the training as the model saw them, in pixels.
+        factor: by which those were resized; None: they had no common size, so every image gets `short_side`.
+        within: an image whose short side differs from theirs by at most this factor gets `short_side`, any other one is
+            resized by `factor`. With 1, `factor` holds for all.
+    """
+
+    def __init__(self, short_side: int, factor: float | None = None, within: float = 2.0) -> None:
+        if short_side < 1 or within < 1 or (factor is not None and factor <= 0):
+            raise UserError(f'{short_side=}, {factor=}, {within=}; expected pixels, a number above 0 and at least 1')
+        self.short_side, self.factor, self.within = short_side, factor, within
+
+    def size_of(self, height: int, width: int) -> tuple[int, int]:
+        """Height and width at which an image is seen, in pixels."""
+        scale = self.short_side / min(height, width)
+        if self.factor is not None and not 1 / self.within < scale / self.factor < self.within:
+            scale = self.factor
+        return max(1, int(height * scale + 0.5)), max(1, int(width * scale + 0.5))
+
+    def transform(self, results: dict) -> dict:
+        size = self.size_of(*results['img'].shape[:2])
+        if self.factor is not None:
+            warn_other_scale(results, self.short_side, self.short_side / self.factor)
+        resize_with_labels(results, size)
+        return results
+
+
+@TRANSFORMS.register_module()
+class RandomCropAtScale(ResizeToScale):
+    """Cuts a random box from an image and its label map and resizes it: a crop of the image at its scale.
+
+    The same as mmcv's RandomResize and mmseg's RandomCrop, but the rest of a large image is not resized.
+
+    Args:
+        crop_size: (height, width) in pixels; an image that is smaller at its scale is taken whole.
+        ratio_range: the scale is multiplied by a random number from this range.
+        cat_max_ratio: up to 10 boxes are drawn until no class has more than this share of the labelled pixels.
+        short_side, factor, within: see ResizeToScale.
+    """
+
+    def __init__(
+        self,
+        crop_size: tuple[int, int],
+        short_side: int,
+        factor: float | None = None,
+        within: float = 2.0,
+        ratio_range: tuple[float, float] = (1.0, 1.0),
+        cat_max_ratio: float = 1.0,
+    ) -> None:
+        super().__init__(short_side, factor, within)
+        self.crop_size, self.ratio_range, self.cat_max_ratio = crop_size, ratio_range, cat_max_ratio
+
+    def transform(self, results: dict) -> dict:
+        sides = results['img'].shape[:2]
+        ratio = random.uniform(*self.ratio_range)
+        seen = [max(1, int(side * ratio + 0.5)) for side in self.size_of(*sides)]
+        size = min(seen[0], self.crop_size[0]), min(seen[1], self.crop_size[1])
+        height, width = (max(1, round(new * old / all_)) for new, old, all_ in zip(size, sides, seen, strict=True))
+        for _ in range(10):
+            box = random.randint(0, sides[0] - height), random.randint(0, sides[1] - width), height, width
+            if self.is_mixed(cut(results['gt_seg_map'], box)):
+                break
+        results.update(img=cut(results['img'], box), gt_seg_map=cut(results['gt_seg_map'], box))
+        resize_with_labels(results, size)
+        return results
+
+    def is_mixed(self, labels: np.ndarray) -> bool:
+        """Whether no class has more than the share `cat_max_ratio` of the labelled pixels."""
+        counts = np.bincount(labels.ravel(), minlength=256)[:255]  # without ignored pixels
+        return self.cat_max_ratio >= 1 or 0 < counts.max() < self.cat_max_ratio * counts.sum()
+
+
+def resize_with_labels(results: dict, size: tuple[int, int]) -> None:
+    """Resizes `img`, bilinearly, and its label map, if any, to `size` (height, width), by OpenCV as mmseg does."""
+    sides = results['img'].shape[:2]
+    if size != sides:
+        results['img'] = mmcv.imresize(results['img'], size[::-1])
+        for name in results.get('seg_fields', ()):
+            results[name] = mmcv.imresize(results[name], size[::-1], interpolation='nearest')
+    factors = tuple(new / old for new, old in zip(size[::-1], sides[::-1], strict=True))
+    results.update(img_shape=size, scale=size[::-1], scale_factor=factors, keep_ratio=True)
+
+
+def warn_other_scale(results: dict, short_side: int, usual: float) -> None:
+    """Warns about the first image whose short side is more than twice or less than half of the `usual` one."""
+    height, width = results['img'].shape[:2]
+    if WARNED or 0.5 < min(height, width) / usual < 2 or not warns_here():
+        return
+    WARNED.append(path := results.get('img_path') or 'an image')
+    warn(
+        f'{quoted(path)}: {height} x {width} pixels, but the model learned from images with a short side of about '
+        f'{usual:.0f}; such images keep the scale of the training, in windows (--short-side {short_side} of '
+        'segment shrinks or enlarges them as a whole)'
+    )
 
 
 def cut(image: np.ndarray, box: Box) -> np.ndarray:

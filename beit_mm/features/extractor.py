@@ -1,6 +1,7 @@
 """Computes features of images from any source with a BEiT from any checkpoint."""
 
 import copy
+import math
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import nullcontext
@@ -32,6 +33,7 @@ ImageInput: TypeAlias = str | Path | np.ndarray | Image.Image
 Sources: TypeAlias = ImageInput | Sequence[ImageInput]
 Device: TypeAlias = str | torch.device | None
 KINDS = ('mean', 'class_token', 'patches')
+MOST_PATCHES, WINDOW = 4096, 32  # of an image seen at once; a larger one is seen in windows of so many patches a side
 CROP_RATIO = 0.875  # of the configs' test pipelines, which crop nothing at 384 pixels or more
 
 
@@ -241,9 +243,27 @@ class FeatureExtractor:
     def features(self, images: Tensor, layers: Sequence[int | None]) -> dict[str, Tensor]:
         """Outputs of blocks for images (B, C, H, W), pixels 0-255, float32.
 
+        Images of more than MOST_PATCHES patches go through in windows side by side, whose class tokens are averaged.
+
         Returns dict(class_token=(B, layers, C), mean=(B, layers, C) of the patches, patches=(B, layers, h, w, C)).
         """
         wanted = [self.layer(layer) for layer in layers]
+        patch = self.backbone.patch_size
+        rows, columns = (side // patch for side in images.shape[2:])
+        if rows * columns <= MOST_PATCHES:
+            class_token, patches = self.states(images, wanted)
+        else:
+            height, width = (patch * math.ceil(side / math.ceil(side / WINDOW)) for side in (rows, columns))
+            windows = [
+                [self.states(window, wanted) for window in strip.split(width, dim=3)]
+                for strip in images.split(height, dim=2)
+            ]
+            class_token = torch.stack([token for strip in windows for token, _ in strip]).mean(dim=0)
+            patches = torch.cat([torch.cat([part for _, part in strip], dim=3) for strip in windows], dim=2)
+        return dict(class_token=class_token, mean=patches.mean(dim=(2, 3)), patches=patches)
+
+    def states(self, images: Tensor, wanted: Sequence[int]) -> tuple[Tensor, Tensor]:
+        """Outputs of the blocks `wanted`: class tokens (B, layers, C) and patches (B, layers, h, w, C), float32."""
         training = self.backbone.training  # a model that was given may be in a training
         self.backbone.eval()
         normalised = (images.to(self.device).float() - self.mean) / self.std
@@ -257,8 +277,7 @@ class FeatureExtractor:
                     states[index] = x
         self.backbone.train(training)
         x = torch.stack([states[index] for index in wanted], dim=1).float()  # B, layers, N, C
-        tokens = x[:, :, self.backbone.num_prefix_tokens :]
-        return dict(class_token=x[:, :, 0], mean=tokens.mean(dim=2), patches=tokens.unflatten(2, grid))
+        return x[:, :, 0], x[:, :, self.backbone.num_prefix_tokens :].unflatten(2, grid)
 
     def __call__(
         self,

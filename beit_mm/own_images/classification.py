@@ -34,7 +34,13 @@ MIN_THUMBNAILS, MAX_THUMBNAILS = 100, 20_000  # for ridge regression to learn fr
 MIN_ANSWERS = 100  # held-out images to classify even if time is short
 MAX_CLASSES = 30  # in the table of a classifier
 MISTAKES, MISTAKES_COLUMNS, MISTAKES_SIDE = 24, 4, 240  # how many are drawn, columns, side of a tile in pixels
-FOR_MAPS = dict(reduce_zero_label='--reduce-zero-label or --keep-zero-label', bands='--bands', head='--head')
+FOR_MAPS = dict(
+    reduce_zero_label='--reduce-zero-label or --keep-zero-label',
+    bands='--bands',
+    head='--head',
+    short_side='--short-side',
+    full_size='--full-size',
+)
 
 
 class Classification(FineTuning):

@@ -7,7 +7,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
 from beit_mm.checkpoint.names import preview
 from beit_mm.datasets.image_folder import EXTENSIONS, list_images
@@ -36,8 +36,6 @@ class Images:
     train: ImageList
     held_out: ImageList
     classes: list[str]
-    num_validated: ClassVar[int] = 256  # held-out images that losses are computed on
-    validation_cost: ClassVar[int] = 1  # of a held-out image, relative to a training image
 
     def __str__(self) -> str:
         text = f'{len(self.train.names):,} images to learn from, {len(self.held_out.names):,} held out'
@@ -149,10 +147,10 @@ def evenly(items: Iterable[Any], number: int) -> list[Any]:
     return [items[int((index + 0.5) * step)] for index in range(min(number, len(items)))]
 
 
-def write_lists(images: Images, folder: Path) -> None:
-    """Writes train.txt, held_out.txt, validated.txt (some of the latter) and, with classes, classes.txt."""
+def write_lists(images: Images, folder: Path, num_validated: int = 256) -> None:
+    """Writes train.txt, held_out.txt, validated.txt (at most so many of the latter) and, with classes, classes.txt."""
     labels = {name: f' {label}' for label, name in enumerate(images.classes)}
-    validated = dict(evenly(images.held_out.names.items(), images.num_validated))
+    validated = dict(evenly(images.held_out.names.items(), num_validated))
     for name, listed in dict(train=images.train.names, held_out=images.held_out.names, validated=validated).items():
         write_lines(folder / f'{name}.txt', [quoted(path) + labels.get(of, '') for path, of in listed.items()])
     if images.classes:

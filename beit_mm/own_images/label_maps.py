@@ -7,7 +7,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -38,8 +38,6 @@ class LabelMaps(Images):
     notes: list[str]  # what was found, for the user
     colours: list[list[int]] | None  # of the classes, if the maps are read by colour
     bands: dict[str, Any] | None  # arguments of LoadBands, and `mean` and `std`; None: the images are RGB
-    num_validated: ClassVar[int] = 32
-    validation_cost: ClassVar[int] = 6  # several windows, and logits of whole images
 
     def __str__(self) -> str:
         return super().__str__().replace('images', 'images with label maps', 1)

@@ -94,6 +94,7 @@ def segment(
     out: str | Path = 'segmentation',
     labelled: str | Path | None = None,
     short_side: int | None = None,
+    full_size: bool = False,
     reduce_zero_label: bool | None = None,
     multi_scale: bool = False,
     max_pixels: int | None = None,
@@ -111,7 +112,9 @@ def segment(
             colours, if there are at most 256), overlays/<name>.png with a legend, and confidence.csv.
         labelled: folder of images/ and annotations/, whose nearest patches decide, for a model without classes; see
             `find_label_maps`.
-        short_side: with `labelled`, of the images that the model sees, in pixels; by default the checkpoint's.
+        short_side: of the images as the model sees them, in pixels; by default a segmentor's images keep the scale of
+            its training, in windows where they are larger, and others get the checkpoint's.
+        full_size: let a segmentor see images pixel by pixel, in windows.
         reduce_zero_label: whether 0 marks unlabelled pixels in `labelled` or is a class; by default as classes.txt
             shows.
         multi_scale: average a segmentor's predictions over all scales and flips.
@@ -131,17 +134,25 @@ def segment(
         check_unused(folder)
         segmentor: inference.Segmentor
         if labelled is not None:
-            if multi_scale:
-                raise UserError('--multi-scale is for segmentors; leave it or --labelled out')
+            if multi_scale or full_size:
+                raise UserError('--multi-scale and --full-size are for segmentors; leave them or --labelled out')
             limit = MAX_PIXELS if max_pixels is None else max_pixels
             found = find_labelled(labelled, reduce_zero_label, limit)
             options: dict[str, Any] = dict(size=short_side, whole=True, max_pixels=limit, mean=mean, std=std)
             segmentor = nearest_patches(FeatureExtractor(checkpoint, **options), found)
-        elif short_side is not None or reduce_zero_label is not None:
-            raise UserError('--short-side, --keep- and --reduce-zero-label need --labelled FOLDER; give that too')
+        elif reduce_zero_label is not None:
+            raise UserError('--keep-zero-label and --reduce-zero-label need --labelled FOLDER; give that too')
+        elif short_side is not None and full_size:
+            raise UserError('--short-side and --full-size are both given; leave one out')
         else:
             segmentor = SegmentationInferencer(
-                checkpoint, multi_scale=multi_scale, max_pixels=max_pixels, mean=mean, std=std
+                checkpoint,
+                multi_scale=multi_scale,
+                max_pixels=max_pixels,
+                short_side=short_side,
+                full_size=full_size,
+                mean=mean,
+                std=std,
             )
         sources = list(segmentor.reader.sources(images))
         results = with_bar(segmentor(sources, on_error='skip', return_images=True), len(sources))
@@ -181,13 +192,16 @@ class NearestPatches:
 
     Args:
         method: of the `patch_classifier`; with 'knn' the confidence is the label's share in the nearest patches.
+        max_patches: that others are compared with.
     """
 
-    def __init__(self, extract: FeatureExtractor, dataset: SegmentationFolder, method: str = 'knn') -> None:
+    def __init__(
+        self, extract: FeatureExtractor, dataset: SegmentationFolder, method: str = 'knn', max_patches: int = 50_000
+    ) -> None:
         self.extract, self.reader = extract, extract.reader
         self.num_images = len(dataset)
         self.classes, self.palette = [*map(quoted, dataset.metainfo['classes'])], dataset.metainfo['palette']
-        self.scores_of, _ = patch_classifier(extract, dataset, method)
+        self.scores_of, _ = patch_classifier(extract, dataset, method, max_patches=max_patches)
 
     def __call__(
         self, images: Sources, on_error: str = 'raise', return_images: bool = False

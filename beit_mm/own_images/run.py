@@ -99,6 +99,8 @@ def finetune(
     lora: int | None = None,
     freeze: int | str | None = None,
     head: str | None = None,
+    short_side: int | None = None,
+    full_size: bool = False,
     mean: PerChannel = None,
     std: PerChannel = None,
 ) -> Path:
@@ -123,12 +125,15 @@ def finetune(
             classifier's head is fitted to features computed once, without augmentation, however long that takes.
         head: of a segmentor: 'linear' (default for models as small as the packaged ones), 'upernet' (for larger ones),
             'setr_pup', 'masks' (queries in the last blocks), or 'masks_decoder' (its own blocks).
+        short_side: of images with label maps as a segmentor sees them, in pixels; by default large enough for the
+            objects in the maps.
+        full_size: let a segmentor see images pixel by pixel, in crops and windows.
 
     Returns:
         The weights, `<out>/finetuned.pth`, for `classify` or `segment`.
     """
     bands = bands if isinstance(bands, str | None) else list(bands)
-    return start('finetune', dict(locals(), balance=balance or None), Segmentation.check)
+    return start('finetune', dict(locals(), balance=balance or None, full_size=full_size or None), Segmentation.check)
 
 
 def start(verb: str, arguments: Mapping[str, Any], check: Callable[[Record], None]) -> Path:
@@ -236,7 +241,7 @@ class Run:
             record.found, record.digest = str(task.images), digest
             self.write_record()  # first, so that a later call recognises the folder as a run
             self.say_plan()
-        write_lists(task.images, self.lists)
+        write_lists(task.images, self.lists, task.num_validated)
 
     def say_plan(self) -> None:
         length = 'one fit of the head' if self.task.fits_head else self.record.length

@@ -24,7 +24,7 @@ from beit_mm.checkpoint.checkpoint import Checkpoint, normalisation_of
 from beit_mm.checkpoint.names import released_out_indices
 from beit_mm.datasets.reading import LoadBands, UnreadableImageError
 from beit_mm.datasets.segmentation_folder import SegmentationFolder
-from beit_mm.datasets.transforms import as_size, resize_bicubic
+from beit_mm.datasets.transforms import ResizeToScale, as_size, resize_bicubic
 from beit_mm.errors import UserError, check_choice
 from beit_mm.features.evaluation import class_ious, confusion, hits_and_unions, patch_dataset
 from beit_mm.features.extractor import FeatureExtractor
@@ -34,6 +34,7 @@ from beit_mm.own_images.label_maps import LabelMaps, find_label_maps
 from beit_mm.own_images.prediction import NearestPatches
 from beit_mm.own_images.record import Record
 from beit_mm.own_images.report import Metric, Metrics, Report
+from beit_mm.own_images.scale import Scale, choose_scale, measure
 from beit_mm.own_images.task import MAX_BATCH, NARROW, FineTuning, Plan, Settings
 from beit_mm.pictures import SIDE, sheet, with_legend
 
@@ -43,9 +44,12 @@ LINEAR_RATE = 4.0  # times the recipe's rate, for a narrow segmentor with a line
 GIB_OF_BLOCKS = 0.68  # of BEiT-Base, per image of 1,024 patches on a GPU; see HEADS
 HEAD_PARAMETERS = 100_000_000  # each takes 16 bytes: weight, gradient and two moments
 MIN_KNOWN, MAX_KNOWN = 10, 100  # images with label maps whose patches are compared
-GRID = (120, 160)  # height and width in pixels at which the baseline sees images
+MIN_PATCHES, MOST_COMPARED = 2000, 200_000_000  # patches of those, and pairs of patches that are compared for an image
+GRID = (120, 160)  # rows and columns of positions that the baseline knows
+STRIP = 256  # rows that it answers at a time
 LEVELS = 8  # of each colour channel
-MIN_TESTED = 20  # images, even if time is short
+MAX_VALIDATED, MOST_WINDOWS = 32, 2000  # images of a validation, and windows over all of them
+MIN_TESTED, TESTED_WINDOWS = 20, 500  # images to test even if time is short: so many, or so many windows over them
 RESAMPLED = 500  # bootstrap samples, for standard errors
 NUM_PAIRS = 5  # pairs of confused classes in the report
 OF_PATCHES = 'The nearest frozen patches are found by the features of the initial weights, without training, in'
@@ -55,6 +59,7 @@ OTHERS = dict(patches='the nearest frozen patches', position_colour='naive Bayes
 @dataclass(kw_only=True)
 class SegmentationPlan(Plan):
     head: str = ''  # a key of HEADS
+    scale: Scale | None = None  # at which images are seen
 
     @property
     def has_small_patches(self) -> bool:
@@ -70,6 +75,8 @@ class Segmentation(FineTuning):
     def check(call: Record) -> None:
         """Refuses options of a fine-tuning that do not fit each other, and an unknown head."""
         FineTuning.check(call)
+        if call.options['short_side'] is not None and call.options['full_size']:
+            raise UserError('--short-side and --full-size are both given; leave one out')
         if call.options['head'] is not None:
             check_choice('head', call.options['head'], HEADS)
 
@@ -102,8 +109,11 @@ class Segmentation(FineTuning):
         plan, is_wide = self.plan, self.plan.width > NARROW
         plan.head = self.call.head or (WIDE_HEAD if is_wide else NARROW_HEAD)
         plan.base = HEADS[plan.head].wide if is_wide else HEADS[plan.head].narrow
-        side = bundled_config(plan.base).model.test_cfg.crop_size[0]
-        plan.backbone['img_size'] = as_size(side - side % plan.backbone['patch_size'])
+        recipe, patch = bundled_config(plan.base), plan.backbone['patch_size']
+        side = recipe.model.test_cfg.crop_size[0]
+        plan.backbone['img_size'] = as_size(side - side % patch)
+        usual = recipe.tta_pipeline[-1].short_side
+        plan.scale = choose_scale(measure(self.images), usual, patch, self.call.short_side, bool(self.call.full_size))
 
     def largest_batch(self) -> float:
         plan, (rows, columns) = self.plan, self.plan.grid
@@ -114,7 +124,8 @@ class Segmentation(FineTuning):
         return min(most, bundled_config(plan.base).auto_scale_lr.base_batch_size)
 
     def decided(self) -> dict[str, Any]:
-        return dict(super().decided(), head=self.plan.head)
+        decided, scale = dict(super().decided(), head=self.plan.head), self.plan.scale
+        return decided | (dict(full_size=True) if scale.within == 1 else dict(short_side=scale.short_side))
 
     def described(self) -> list[tuple[str, str]]:
         bands, scaled = self.images.bands, ''
@@ -122,7 +133,8 @@ class Segmentation(FineTuning):
             which = bands['load']['bands'] or f'all {len(bands["mean"])}'
             scaled = f'{which}: scaled so that percentiles 1 and 99 of each become 0 and 255'
         labels = [('labels', note) for note in self.images.notes]
-        return [*super().described(), *labels, ('head', self.plan.head), ('bands', scaled)]
+        seen = f'{self.plan.scale.text}; crops of {self.plan.size[0]} in training, windows later'
+        return [*super().described(), *labels, ('scale', seen), ('head', self.plan.head), ('bands', scaled)]
 
     # Stages
 
@@ -134,7 +146,7 @@ class Segmentation(FineTuning):
             backbone=self.backbone(out_type='featmap', out_indices=out_indices),
             **head.parts(plan, common),
             data_preprocessor=dict(plan.preprocessing, size=plan.size),
-            test_cfg=dict(crop_size=plan.size, stride=[side * 2 // 3 for side in plan.size]),
+            test_cfg=dict(crop_size=plan.size, stride=self.stride),
         )
         rate = base.optim_wrapper.optimizer.lr
         if plan.head == 'linear' and plan.width <= NARROW and self.tunes_all:
@@ -148,7 +160,7 @@ class Segmentation(FineTuning):
 
     def data(self, base: Config, lists: Path) -> dict[str, Any]:
         """Settings of the data loaders, and the pipeline of a test at all scales."""
-        pipelines = [pipeline_for_size(base[f'{name}_pipeline'], self.plan.size) for name in ('train', 'test', 'tta')]
+        pipelines = [self.at_scale(base[f'{name}_pipeline']) for name in ('train', 'test', 'tta')]
         if bands := self.images.bands:  # no distortion of colours
             pipelines = [[bands['load'], *steps[1:]] for steps in pipelines]
             pipelines[0] = [step for step in pipelines[0] if step['type'] != 'PhotoMetricDistortion']
@@ -156,14 +168,55 @@ class Segmentation(FineTuning):
         data['val_dataloader'].update(batch_size=1)  # images differ in size
         return dict(data, tta_pipeline=pipelines[2])
 
+    def at_scale(self, pipeline: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+        """A recipe's pipeline for crops and images at the plan's scale."""
+        size, scale = self.plan.size, self.plan.scale.arguments
+        steps = []
+        for step in pipeline_for_size(pipeline, size):
+            if step['type'] == 'RandomResize':
+                crop = dict(type='beit_mm.RandomCropAtScale', crop_size=size, **scale, ratio_range=step['ratio_range'])
+            elif step['type'] == 'RandomCrop':
+                steps.append(dict(crop, cat_max_ratio=step['cat_max_ratio']))
+            elif step['type'] == 'Resize':
+                steps.append(dict(type='beit_mm.ResizeToScale', **scale))
+            else:
+                steps.append(step | scale if step['type'] == 'beit_mm.MultiScaleViews' else step)
+        return steps
+
+    @property
+    def stride(self) -> list[int]:
+        """Distance of the windows, (rows, columns) in pixels."""
+        return [side * 2 // 3 for side in self.plan.size]
+
+    @property
+    def resize(self) -> ResizeToScale:
+        return ResizeToScale(**self.plan.scale.arguments)
+
+    @property
+    def num_windows(self) -> int:
+        """Windows over an image of the usual size."""
+        seen = self.resize.size_of(*self.plan.scale.image_size)
+        return math.prod(math.ceil(side / step) for side, step in zip(seen, self.stride, strict=True))
+
+    @property
+    def num_validated(self) -> int:
+        return max(1, min(MAX_VALIDATED, MOST_WINDOWS // self.num_windows))
+
+    @property
+    def validation_cost(self) -> int:
+        return super().validation_cost * self.num_windows * 3 // 2  # with the logits of whole images
+
     def make_report(self, weights: Path, metrics: Metrics, seconds: float, images_in_time: float) -> Report:
         begin, images = time.monotonic(), self.images
         folder, segmentor = weights.parent, SegmentationInferencer(weights)
         segmentors: dict[str, Segmentor] = dict(mIoU=segmentor)
-        known = min(MAX_KNOWN, max(MIN_KNOWN, int(images_in_time / 4)))
+        # of large images fewer are enough
+        least = min(MIN_TESTED, max(2, TESTED_WINDOWS // self.num_windows))
+        known = min(MAX_KNOWN, max(min(MIN_KNOWN, least), int(images_in_time / self.num_windows)))
         if nearest := self.nearest_patches(folder / 'lists', known):
             segmentors['patches'] = nearest
-        tested = compare_segmentors(segmentors, images, folder / 'lists', seconds - (time.monotonic() - begin))
+        left = seconds - (time.monotonic() - begin)
+        tested = compare_segmentors(segmentors, images, folder / 'lists', left, least, self.resize)
         draw_overlays(segmentor, tested, folder / 'overlays.png')
         found = {name: tested.metric(name) for name in tested.hits}
         gains = {words: tested.metric('mIoU', name) for name, words in OTHERS.items() if name in found}
@@ -189,8 +242,11 @@ class Segmentation(FineTuning):
         """
         if not self.plan.init or self.images.bands:
             return None
-        extract = FeatureExtractor(self.plan.init, whole=True, **self.mean_std)
-        return NearestPatches(extract, patch_dataset(extract, number, **self.images.dataset(lists, 'train')))
+        extract = FeatureExtractor(self.plan.init, size=self.plan.scale.short_side, whole=True, **self.mean_std)
+        of_image = math.prod(self.resize.size_of(*self.plan.scale.image_size)) // self.plan.backbone['patch_size'] ** 2
+        most = min(50_000, max(MIN_PATCHES, MOST_COMPARED // of_image))
+        dataset = patch_dataset(extract, number, **self.images.dataset(lists, 'train'))
+        return NearestPatches(extract, dataset, max_patches=most)
 
 
 def judge(gains: Metrics, weights: Path) -> tuple[str, str]:
@@ -277,18 +333,18 @@ def largest_batch_of_head(sizes: Mapping[str, int], patches: float, head: str) -
 class PositionAndColour:
     """Naive Bayes of position and colour: P(class | position) P(colour | class), without a network.
 
-    Labels from `num_classes` on mark unlabelled pixels.
+    Labels from `num_classes` on mark unlabelled pixels. It sees images at a `scale`, else as they are.
     """
 
-    def __init__(self, num_classes: int):
-        self.num_classes, self.images = num_classes, 0
+    def __init__(self, num_classes: int, scale: ResizeToScale | None = None):
+        self.num_classes, self.scale, self.images = num_classes, scale, 0
         self.at_position = np.zeros((*GRID, num_classes))
         self.of_colour = np.zeros((LEVELS**3, num_classes))
 
     def learn(self, image: np.ndarray, labels: np.ndarray) -> None:
         """Counts the pixels of an image uint8 (H, W, 3) with labels (H, W)."""
         self.images += 1
-        colours, labels = colours_of(image), resize_nearest(labels, GRID).astype(int)
+        colours, labels = (resize_nearest(values, GRID).astype(int) for values in (self.colours_of(image), labels))
         rows, columns = np.indices(GRID)
         kept = labels < self.num_classes
         np.add.at(self.at_position, (rows[kept], columns[kept], labels[kept]), 1)
@@ -297,7 +353,21 @@ class PositionAndColour:
     def answer(self, image: np.ndarray, size: tuple[int, int]) -> np.ndarray:
         """Labels uint8 (H, W) of an image uint8 (h, w, 3)."""
         log_position, log_colour = self.tables
-        return resize_nearest((log_position + log_colour[colours_of(image)]).argmax(axis=2).astype(np.uint8), size)
+        colours = self.colours_of(image)
+        rows, columns = (np.arange(side) * cells // side for side, cells in zip(colours.shape, GRID, strict=True))
+        labels = np.empty(colours.shape, np.uint8)
+        for first in range(0, len(labels), STRIP):
+            strip = slice(first, first + STRIP)
+            labels[strip] = (log_position[rows[strip, None], columns] + log_colour[colours[strip]]).argmax(axis=2)
+        return resize_nearest(labels, size)
+
+    def colours_of(self, image: np.ndarray) -> np.ndarray:
+        """The colour bins of an image uint8 (h, w, 3) at its scale, int16."""
+        size = self.scale.size_of(*image.shape[:2]) if self.scale else image.shape[:2]
+        if size != image.shape[:2]:
+            image = resize_bicubic(np.ascontiguousarray(image), size)
+        red, green, blue = np.moveaxis(image.astype(np.int16) * LEVELS // 256, 2, 0)
+        return (red * LEVELS + green) * LEVELS + blue
 
     @cached_property
     def tables(self) -> tuple[np.ndarray, np.ndarray]:
@@ -308,12 +378,6 @@ class PositionAndColour:
         unseen = self.at_position.sum(axis=(0, 1)) == 0  # to such a class every colour would be equally likely
         log_position[..., unseen] = -np.inf
         return log_position, np.log(colours / colours.sum(axis=0))
-
-
-def colours_of(image: np.ndarray) -> np.ndarray:
-    """Colour bins of an image at the size GRID, int64."""
-    red, green, blue = np.moveaxis(resize_bicubic(image, GRID).astype(np.int64) * LEVELS // 256, 2, 0)
-    return (red * LEVELS + green) * LEVELS + blue
 
 
 def resize_nearest(labels: np.ndarray, size: tuple[int, int]) -> np.ndarray:
@@ -354,18 +418,25 @@ class Tested:
         return Metric(means().item(), math.inf if number == 1 else means(samples).std().item(), number)
 
 
-def compare_segmentors(segmentors: Mapping[str, Segmentor], images: LabelMaps, lists: Path, seconds: float) -> Tested:
-    """Tests segmentors, by name, and PositionAndColour on held-out images of a run's lists."""
+def compare_segmentors(
+    segmentors: Mapping[str, Segmentor],
+    images: LabelMaps,
+    lists: Path,
+    seconds: float,
+    least: int = MIN_TESTED,
+    scale: ResizeToScale | None = None,
+) -> Tested:
+    """Tests segmentors, by name, and PositionAndColour at a `scale` on held-out images, at least `least` of them."""
     number = len(images.classes)
-    baseline, begin = PositionAndColour(number), time.monotonic()
+    baseline, begin = PositionAndColour(number, scale), time.monotonic()
     load = images.bands['load'] if images.bands else dict(type='beit_mm.LoadImage')
     options: dict[str, Any] = dict(pipeline=[load, dict(type='beit_mm.LoadAnnotation')], test_mode=True)
     train, held_out = (SegmentationFolder(**images.dataset(lists, name), **options) for name in ('train', 'held_out'))
-    for _, sample in samples(train, begin + seconds / 4):
+    for _, sample in samples(train, begin + seconds / 4, least):
         baseline.learn(sample['img'], sample['gt_seg_map'])
     tested = Tested(held_out, [], {}, {}, {}, baseline)
     found = defaultdict(list)
-    for index, sample in samples(held_out, begin + seconds):
+    for index, sample in samples(held_out, begin + seconds, least):
         truth = sample['gt_seg_map']  # H, W
         if not (truth < number).any():  # nothing to be right or wrong about
             continue
@@ -385,9 +456,9 @@ def compare_segmentors(segmentors: Mapping[str, Segmentor], images: LabelMaps, l
     return tested
 
 
-def samples(dataset: SegmentationFolder, until: float) -> Iterator[tuple[int, dict]]:
-    """Yields indices and samples in random order until the time `until`, but tries at least MIN_TESTED."""
-    for index in report.drawn_until(range(len(dataset)), until, MIN_TESTED):
+def samples(dataset: SegmentationFolder, until: float, least: int) -> Iterator[tuple[int, dict]]:
+    """Yields indices and samples in random order until the time `until`, but tries at least so many."""
+    for index in report.drawn_until(range(len(dataset)), until, least):
         with suppress(UnreadableImageError):
             sample = dataset[index]
             yield index, dict(sample, img=LoadBands.as_rgb(sample['img']))

@@ -84,6 +84,7 @@ class Task(ABC):
     images: Any  # Images, or LabelMaps
     channels: Any = 3  # of the images
     fits_head: Any = False  # whether only a head is trained, on features that are computed once
+    num_validated: Any = 256  # most held-out images that losses are computed on
     targets_name: Any = None  # what is predicted, if a resumed run must find the same
     shares_of_time: ClassVar[dict[str, float]] = {}  # of a stage: its part of the time left, all if not named
     most_steps: ClassVar[dict[str, int]] = {}  # of a stage; any number if not named
@@ -226,7 +227,7 @@ class Task(ABC):
     @property
     def validation_cost(self) -> int:
         """Of a validation, in training images."""
-        return min(len(self.images.held_out.names), self.images.num_validated) * self.images.validation_cost
+        return min(len(self.images.held_out.names), self.num_validated)
 
     # Results
 

@@ -29,6 +29,7 @@ from mmseg.models.segmentors import EncoderDecoder
 from mmseg.structures import SegDataSample
 from torch import Tensor, nn
 
+from beit_mm.datasets.transforms import ResizeToScale
 from beit_mm.engine.optim import DTYPES
 from beit_mm.errors import UserError, check_choice, warn
 from beit_mm.models.provenance import backbone_of
@@ -321,14 +322,14 @@ def bilinear_matrix(
 
 @TRANSFORMS.register_module()
 class MultiScaleViews:
-    """Packs an image at several sizes: the short side is `ratio * short_side`, at least `crop_size`.
+    """Packs an image at several sizes: the short side is a ratio of that at one scale, at least `crop_size`.
 
     If several ratios give the same size, they share one view, whose weight is their number.
 
     Args:
-        short_side: short side in pixels at ratio 1.
         crop_size: (height, width) of the window in pixels.
-        ratios: sizes relative to `short_side`.
+        ratios: sizes relative to that at one scale.
+        short_side, factor, within: of that scale, see ResizeToScale; without `factor` each image gets `short_side`.
 
     Returns:
         dict(inputs=[uint8 (3, h, w) for each view], data_samples=SegDataSample with `view_weights`).
@@ -336,21 +337,34 @@ class MultiScaleViews:
     Source: microsoft/unilm `beit/semantic_segmentation/mmcv_custom/resize_transform.py`, SETR_Resize.
     """
 
-    def __init__(self, short_side: int, crop_size: tuple[int, int], ratios: Sequence[float] = RATIOS):
-        # The longer side of the window is safe for wide and for tall images.
-        self.short_sides = Counter(max(int(short_side * ratio), *crop_size) for ratio in ratios)
+    def __init__(
+        self,
+        short_side: int,
+        crop_size: tuple[int, int],
+        ratios: Sequence[float] = RATIOS,
+        factor: float | None = None,
+        within: float = 2.0,
+    ):
+        self.scale, self.crop_size, self.ratios = ResizeToScale(short_side, factor, within), crop_size, ratios
         self.pack = PackSegInputs()
+
+    def short_sides(self, height: int, width: int) -> Counter[int]:
+        """The short sides of the views of an image, in pixels, each with its weight."""
+        seen = min(self.scale.size_of(height, width))
+        # The longer side of the window is safe for wide and for tall images.
+        return Counter(max(int(seen * ratio), *self.crop_size) for ratio in self.ratios)
 
     def __call__(self, results: dict) -> dict:
         image = results.pop('img')  # H, W, 3
         height, width = image.shape[:2]
         views = []
-        for short in self.short_sides:
+        short_sides = self.short_sides(height, width)
+        for short in short_sides:
             long = short * max(height, width) / min(height, width)
             resize = Resize(scale=(long, short), keep_ratio=True)
             views.append(self.pack(resize(dict(img=image)))['inputs'])  # 3, h, w
         sample = self.pack(results)['data_samples']
-        sample.set_metainfo(dict(view_weights=tuple(self.short_sides.values())))
+        sample.set_metainfo(dict(view_weights=tuple(short_sides.values())))
         return dict(inputs=views, data_samples=sample)
 
 
