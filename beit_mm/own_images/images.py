@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
 from beit_mm.checkpoint.names import preview
-from beit_mm.datasets.image_folder import EXTENSIONS, list_images
+from beit_mm.datasets.image_folder import EXTENSIONS, list_images, read_list
 from beit_mm.datasets.segmentation_folder import TRAINING, class_line
 from beit_mm.errors import UserError, warn
 from beit_mm.files import quoted, write_lines
@@ -157,3 +157,9 @@ def write_lists(images: Images, folder: Path) -> None:
         write_lines(folder / f'{name}.txt', [quoted(path) + labels.get(of, '') for path, of in listed.items()])
     if images.classes:
         write_lines(folder / 'classes.txt', images.class_lines())
+
+
+def read_names(folder: Path, *names: str) -> list[str]:
+    """The paths in lists, or the lines of classes.txt, that `write_lists` wrote."""
+    files = [folder / f'{name}.txt' for name in names]
+    return [path for file in files if file.is_file() for _, path, _ in read_list(str(file))]

@@ -1,0 +1,73 @@
+"""What comes after a run: changed images, more minutes, small folders, a full disk; and what is advised."""
+
+import shlex
+import shutil
+from pathlib import Path
+from unittest.mock import Mock
+
+import pytest
+from helpers import tree
+from labelled import make_images
+
+import beit_mm
+from beit_mm import __main__ as command
+from beit_mm.errors import UserError
+from beit_mm.own_images import images as finding
+from beit_mm.own_images.run import Run
+
+
+@pytest.fixture(scope='module', autouse=True)
+def few_images():
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(finding, 'MIN_IMAGES', 10)
+        yield
+
+
+@pytest.fixture
+def folder(tmp_path) -> Path:
+    return make_images(tmp_path / 'images', 12) / 'train'
+
+
+def finetune(images: Path, out: Path, init: str, **options: object) -> Path:
+    return beit_mm.finetune(images, out, init, batch=4, workers=0, **dict(dict(epochs=1), **options))
+
+
+@pytest.fixture
+def finished(folder, base, tmp_path, monkeypatch) -> Path:
+    """A run, as if it had its report."""
+    monkeypatch.setattr(Run, 'write_report', lambda run: (run.folder / 'report.md').write_text('Verdict'))
+    return finetune(folder, tmp_path / 'run', base, balance=True).parent
+
+
+def test_new_images_and_classes_of_a_finished_run_are_named_with_a_command_that_learns_them(folder, finished, capsys):
+    before = tree(finished)
+    shutil.copytree(folder / 'red', folder / 'crow')
+    shutil.copytree(folder / 'red', folder.parent / 'val/crow')
+    (folder / 'blue/3.png').unlink()
+    capsys.readouterr()
+    command.main(['finetune', str(folder), '--out', str(finished)])
+    said = capsys.readouterr().out
+    assert 'new images: 24 (crow/' in said and 'new classes: 1 (crow)' in said
+    assert 'missing images: 1 (blue/3.png)' in said and tree(finished) == before
+    words = shlex.split(said.partition('beit-mm ')[2])
+    assert '--balance' in words and words[words.index('--init') + 1] == str(finished)
+    command.main([*words, '--workers', '0'])
+    classes = Path(words[words.index('--out') + 1], 'lists/classes.txt').read_text()
+    assert classes.split() == ['blue', 'crow', 'green', 'red'] and tree(finished) == before
+
+
+def test_more_of_a_finished_run_is_another_run_from_its_weights(folder, finished):
+    (finished.parent / 'run_2').mkdir()
+    with pytest.raises(UserError, match=f'--init {finished} --out {finished}_3 .*--epochs 2'):
+        beit_mm.finetune(folder, finished, epochs=2)
+    shutil.rmtree(folder)
+    assert beit_mm.finetune(folder, finished) == finished / 'finetuned.pth'
+
+
+def test_an_unfinished_run_of_changed_images_goes_on_from_its_last_checkpoint(folder, base, tmp_path, monkeypatch):
+    monkeypatch.setattr(Run, 'write_weights', Mock(side_effect=KeyboardInterrupt))
+    with pytest.raises(SystemExit):
+        finetune(folder, tmp_path / 'run', base)
+    (folder.parent / 'val/red/0.png').unlink()
+    with pytest.raises(UserError, match=r'missing images: 1 \(red/0.png\).*--init \S+/run/finetune/iter_9.pth'):
+        beit_mm.finetune(folder, tmp_path / 'run')
