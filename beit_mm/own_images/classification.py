@@ -48,7 +48,7 @@ class Classification(FineTuning):
         given = [option for name, option in FOR_MAPS.items() if record.options[name] is not None]
         if given:
             raise UserError(f'{record.images} has no label maps; leave out {", ".join(given)}')
-        images = find_images(record.images)
+        images = find_images(record.images, fits_head=record.options['freeze'] == ALL)
         if not images.classes:
             learned = {*images.train.names.values()} - {''}  # '': images in no folder
             held_out = {*images.held_out.names.values()} - {''}

@@ -71,3 +71,19 @@ def test_an_unfinished_run_of_changed_images_goes_on_from_its_last_checkpoint(fo
     (folder.parent / 'val/red/0.png').unlink()
     with pytest.raises(UserError, match=r'missing images: 1 \(red/0.png\).*--init \S+/run/finetune/iter_9.pth'):
         beit_mm.finetune(folder, tmp_path / 'run')
+
+
+def test_a_small_folder_gets_a_head_and_holds_out_one_image_of_each_class(tmp_path, base, monkeypatch):
+    monkeypatch.setattr(finding, 'MIN_IMAGES', 100)
+    images = make_images(tmp_path / 'images', 5) / 'train'
+    shutil.rmtree(images.parent / 'val')
+    with pytest.raises(UserError, match=f'12 images.* finetune {images} --freeze all .*--labelled {images}'):
+        finetune(images, tmp_path / 'run', base)
+    finetune(images, tmp_path / 'run', base, freeze='all', epochs=None, minutes=1)
+    lists = {name: (tmp_path / f'run/lists/{name}.txt').read_text().split() for name in ('train', 'held_out')}
+    assert sorted(lists['held_out'][1::2]) == ['0', '1', '2'] and len(lists['train'][1::2]) == 12
+    assert (tmp_path / 'run/report.md').is_file()
+    for number in range(4):
+        (images / f'red/{number}.png').unlink()
+    with pytest.raises(UserError, match='2 of each class'):
+        finetune(images, tmp_path / 'again', base, freeze='all')
