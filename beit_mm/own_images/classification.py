@@ -18,7 +18,7 @@ from beit_mm.checkpoint.names import preview
 from beit_mm.errors import UserError
 from beit_mm.features import evaluation
 from beit_mm.own_images import report
-from beit_mm.own_images.images import Images, find_images
+from beit_mm.own_images.images import Images, find_images, in_turn
 from beit_mm.own_images.record import ALL, Record
 from beit_mm.own_images.report import Metric, Metrics, Report
 from beit_mm.own_images.task import NARROW, FineTuning, Settings
@@ -48,7 +48,10 @@ class Classification(FineTuning):
         given = [option for name, option in FOR_MAPS.items() if record.options[name] is not None]
         if given:
             raise UserError(f'{record.images} has no label maps; leave out {", ".join(given)}')
-        images = find_images(record.images, fits_head=record.options['freeze'] == ALL)
+        fits_head = record.options['freeze'] == ALL
+        images = find_images(record.images, fits_head)
+        if fits_head:
+            images.train = in_turn(images.train)
         if not images.classes:
             learned = {*images.train.names.values()} - {''}  # '': images in no folder
             held_out = {*images.held_out.names.values()} - {''}
@@ -120,14 +123,15 @@ class Classification(FineTuning):
 
     def make_report(self, weights: Path, metrics: Metrics, seconds: float, images_in_time: float) -> Report:
         images, folder = self.images, weights.parent
-        # half of the time; without a backward pass an image costs a third
-        asked = max(MIN_ANSWERS, int(3 / 2 * images_in_time))
+        # half of the time; without a backward pass, as a head is fitted too, an image costs a third
+        asked = max(MIN_ANSWERS, int((1 if self.fits_head else 3) / 2 * images_in_time))
         found, num_learned = compare_classifier(images, seconds / 2)
         answers = answers_of(weights, images, asked)
         truth, predicted = (torch.tensor([answer[key] for answer in answers]) for key in ('truth', 'label'))
         counts = evaluation.confusion(predicted, truth, len(images.classes))
         metrics = metrics | found | {'class_mean': class_mean(counts)}
-        metrics['accuracy/top1'] = Metric.share(metrics['accuracy/top1'].value, len(images.held_out.names))
+        validated = self.record.stages[self.record.verb].get('validated', len(images.held_out.names))
+        metrics['accuracy/top1'] = Metric.share(metrics['accuracy/top1'].value, validated)
         balanced = 'It was trained with --balance: images of small classes were shown more often.'
         parts: list[report.Part] = [
             balanced if self.call.balance else '',

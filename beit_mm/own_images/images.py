@@ -154,6 +154,16 @@ def hold_out(images: ImageList) -> tuple[ImageList, ImageList]:
     return ImageList(images.root, learned), ImageList(images.root, others)
 
 
+def in_turn(images: ImageList) -> ImageList:
+    """The images in another order: one of each class in turn, drawn at random."""
+    seen: Counter[str] = Counter()
+    turns = {}
+    for path, name in random.Random(0).sample([*images.names.items()], len(images.names)):
+        turns[path] = seen[name]
+        seen[name] += 1
+    return ImageList(images.root, {path: images.names[path] for path in sorted(turns, key=turns.__getitem__)})
+
+
 def evenly(items: Iterable[Any], number: int) -> list[Any]:
     """At most `number` of the items, evenly spread over them."""
     items = [*items]

@@ -279,18 +279,17 @@ class Run:
         """Turns the run's length into steps of the stage; minutes into seconds too, for the clock."""
         length, task = self.record.length, self.task
         planned: dict[str, float] = {}
-        if task.fits_head:
-            steps = 1  # its checkpoint is called so
-        elif length.unit == 'minutes':
+        if length.unit == 'minutes':
             left = max(0.0, (1 - REPORT_SHARE) * 60 * length.number - self.seconds())
             planned = dict(begun=self.seconds(), seconds=left * task.shares_of_time.get(stage, 1))
             steps = NOMINAL_STEPS
-        elif length.unit == 'epochs':
+        elif length.unit == 'epochs' and not task.fits_head:
             steps = max(1, round(length.number * (len(task.images.train.names) // task.plan.batch)))
             if steps < MIN_STEPS:
                 say(f'{length} are {steps} steps, too few to learn much; give more epochs or a smaller batch.')
         else:
             steps = int(length.number)
+        steps = 1 if task.fits_head else steps  # its checkpoint is called so
         self.record.stages[stage] = dict(steps=min(steps, task.most_steps.get(stage, steps)), **planned)
         self.write_record()
 
@@ -326,13 +325,16 @@ class Run:
         runner = make_runner(config, progress)
         with without_output():
             if self.task.fits_head:
-                fit_head_of_run(runner, progress)
+                begun = self.began - self.record.seconds + planned.get('begun', 0)
+                planned.update(fit_head_of_run(runner, progress, begun + planned.get('seconds', math.inf)))
             elif 'seconds' in planned:
                 self.train_in_time(runner, stage)
                 write_config(path, title, *self.settings(stage, runner.iter))  # with the steps it took
             else:
                 runner.train()
         planned.update(self.results(stage))
+        if 'note' in planned:
+            say(planned['note'])
         self.write_record()
         runner.visualizer.close()
 
@@ -395,6 +397,7 @@ class Run:
             WAITS_FOR_IMAGES.format(measured['waiting']) if measured['waiting'] > 0.5 else '',
             AT_LEAST if 'seconds' in measured and measured['steps'] == MIN_STEPS else '',
             task.advice_on_passes(measured['steps'] * task.plan.batch / len(task.images.train.names)),
+            measured.get('note', ''),
             task.plan.assumed,
             *found.parts,
             following,

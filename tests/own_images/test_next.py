@@ -1,18 +1,23 @@
 """What comes after a run: changed images, more minutes, small folders, a full disk; and what is advised."""
 
+import json
 import shlex
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 from unittest.mock import Mock
 
 import pytest
 from helpers import tree
 from labelled import make_images
+from mmpretrain.models import ImageClassifier
 
 import beit_mm
 from beit_mm import __main__ as command
+from beit_mm.engine import fit_head
 from beit_mm.errors import UserError
 from beit_mm.own_images import images as finding
+from beit_mm.own_images import run as runs
 from beit_mm.own_images.run import Run
 
 
@@ -87,3 +92,30 @@ def test_a_small_folder_gets_a_head_and_holds_out_one_image_of_each_class(tmp_pa
         (images / f'red/{number}.png').unlink()
     with pytest.raises(UserError, match='2 of each class'):
         finetune(images, tmp_path / 'again', base, freeze='all')
+
+
+def test_a_head_in_little_time_is_fitted_to_some_images_of_each_class(tmp_path, base, monkeypatch, capsys):
+    """By a clock that a second passes on with each batch of 4; no time for the fit. Truth: the shares of the images."""
+    images = make_images(tmp_path / 'images', 24) / 'train'
+    monkeypatch.setattr(fit_head, 'MIN_FEATURES', 5)
+    clock, fitted = SimpleNamespace(now=0.0, monotonic=lambda: clock.now), []
+    features, fit = ImageClassifier.extract_feat, fit_head.choose_penalty
+
+    def a_second(*args: object, **kwargs: object) -> object:
+        clock.now += 1
+        return features(*args, **kwargs)
+
+    monkeypatch.setattr(ImageClassifier, 'extract_feat', a_second)
+    monkeypatch.setattr(
+        fit_head, 'choose_penalty', lambda x, y, *args, **kw: fitted.append(y) or fit(x, y, *args, **kw)
+    )
+    monkeypatch.setattr(Run, 'write_report', lambda run: None)
+    for module in (fit_head, runs):
+        monkeypatch.setattr(module, 'time', clock)
+    for minutes, number in ((18 / 54, 32), (1e-3, 8), (1, 72)):  # 18 batches of images, as many held out
+        beit_mm.finetune(images, tmp_path / f'{number}', base, minutes, batch=4, workers=0, freeze='all')
+        assert len(fitted[-1]) == number
+        assert fitted[-1].bincount().max() - fitted[-1].bincount().min() <= 1
+        stage = json.loads((tmp_path / f'{number}/plan.json').read_text())['stages']['finetune']
+        assert stage['validated'] == number
+        assert (f'{number} of 72 images' in capsys.readouterr().out) == (number < 72)
