@@ -22,7 +22,7 @@ from beit_mm.errors import log
 from beit_mm.features.evaluation import choose_penalty, mean_and_std
 from beit_mm.precision import inference_autocast
 
-MIN_FEATURES, MIN_OF_CLASS = 100, 2  # images that a head is fitted to, however short the time; for each class
+MIN_FEATURES = 100  # that a head is fitted to, however short the time, and at least as many as classes
 
 
 class FittedHead(NamedTuple):
@@ -82,7 +82,7 @@ def fit_head_of_run(runner: Runner, progress: ProgressHook, deadline: float = ma
     were left out, a `note`.
     """
     loader, held_out = runner.train_dataloader, len(runner.val_dataloader.dataset)
-    least = math.ceil(max(MIN_FEATURES, MIN_OF_CLASS * runner.model.head.num_classes) / loader.batch_size)
+    least = math.ceil(max(MIN_FEATURES, runner.model.head.num_classes) / loader.batch_size)
     (unreadable,) = (hook for hook in runner.hooks if isinstance(hook, UnreadableImagesHook))
     (interruption,) = (hook for hook in runner.hooks if isinstance(hook, InterruptionHook))
 

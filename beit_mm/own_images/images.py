@@ -7,6 +7,7 @@ import shlex
 from collections import Counter, defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
@@ -141,13 +142,10 @@ def hold_out(images: ImageList) -> tuple[ImageList, ImageList]:
 
     If possible, each folder keeps at least one image to learn from.
     """
-    folders: dict[str, list[str]] = defaultdict(list)
-    for path, name in images.names.items():
-        folders[name].append(path)
-    shuffled = [random.Random(os.fsencode(name)).sample(paths, len(paths)) for name, paths in folders.items()]
+    shuffled = shuffled_folders(images)
     free = [path for paths in shuffled for path in paths[1:]] or [*images.names]
     held_out = {*evenly(free, max(1, round(HELD_OUT * len(images.names))))}
-    if len(images.names) < MIN_IMAGES and len(folders) > 1:  # then a tenth would leave classes out
+    if len(images.names) < MIN_IMAGES and len(shuffled) > 1:  # then a tenth would leave classes out
         held_out = {paths[-1] for paths in shuffled if len(paths) > MIN_OF_CLASS} or held_out
     learned = {path: name for path, name in images.names.items() if path not in held_out}
     others = {path: name for path, name in images.names.items() if path in held_out}
@@ -155,13 +153,16 @@ def hold_out(images: ImageList) -> tuple[ImageList, ImageList]:
 
 
 def in_turn(images: ImageList) -> ImageList:
-    """The images in another order: one of each class in turn, drawn at random."""
-    seen: Counter[str] = Counter()
-    turns = {}
-    for path, name in random.Random(0).sample([*images.names.items()], len(images.names)):
-        turns[path] = seen[name]
-        seen[name] += 1
-    return ImageList(images.root, {path: images.names[path] for path in sorted(turns, key=turns.__getitem__)})
+    """The images in another order: one of each folder in turn, drawn at random."""
+    turns = zip_longest(*shuffled_folders(images))
+    return ImageList(images.root, {path: images.names[path] for turn in turns for path in turn if path is not None})
+
+
+def shuffled_folders(images: ImageList) -> list[list[str]]:
+    folders: dict[str, list[str]] = defaultdict(list)
+    for path, name in images.names.items():
+        folders[name].append(path)
+    return [random.Random(os.fsencode(name)).sample(paths, len(paths)) for name, paths in folders.items()]
 
 
 def evenly(items: Iterable[Any], number: int) -> list[Any]:

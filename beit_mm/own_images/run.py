@@ -332,6 +332,11 @@ class Run:
                 write_config(path, title, *self.settings(stage, runner.iter))  # with the steps it took
             else:
                 runner.train()
+        if not self.checkpoint(stage).is_file():  # a warning has said why
+            raise UserError(
+                f'{self.checkpoint(stage)} could not be written; make room on the disk of {self.folder}, then the same '
+                'call goes on from the last checkpoint that was'
+            )
         planned.update(self.results(stage))
         if 'note' in planned:
             say(planned['note'])
@@ -396,7 +401,7 @@ class Run:
             found.comparison,
             WAITS_FOR_IMAGES.format(measured['waiting']) if measured['waiting'] > 0.5 else '',
             AT_LEAST if 'seconds' in measured and measured['steps'] == MIN_STEPS else '',
-            task.advice_on_passes(measured['steps'] * task.plan.batch / len(task.images.train.names)),
+            task.advice_on_passes(task.passes),
             measured.get('note', ''),
             task.plan.assumed,
             *found.parts,
