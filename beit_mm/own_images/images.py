@@ -186,3 +186,13 @@ def read_names(folder: Path, *names: str) -> list[str]:
     """The paths in lists, or the lines of classes.txt, that `write_lists` wrote."""
     files = [folder / f'{name}.txt' for name in names]
     return [path for file in files if file.is_file() for _, path, _ in read_list(str(file))]
+
+
+def keep_split(images: Images, lists: Path) -> None:
+    """Holds out the images that another run's lists, if they exist, hold out, and none that it learned from."""
+    learned, held_out = ({*read_names(lists, name)} for name in ('train', 'held_out'))
+    names, root = images.train.names | images.held_out.names, images.train.root
+    kept = (held_out & names.keys()) | (images.held_out.names.keys() - learned)
+    if root == images.held_out.root and kept:
+        images.train = ImageList(root, {path: name for path, name in names.items() if path not in kept})
+        images.held_out = ImageList(root, {path: name for path, name in names.items() if path in kept})

@@ -30,7 +30,7 @@ from beit_mm.errors import UserError
 from beit_mm.files import quoted
 from beit_mm.own_images import report
 from beit_mm.own_images.classification import Classification
-from beit_mm.own_images.images import Images, read_names, write_lists
+from beit_mm.own_images.images import Images, keep_split, read_names, write_lists
 from beit_mm.own_images.pretraining import Pretraining
 from beit_mm.own_images.record import Length, Record
 from beit_mm.own_images.segmentation import Segmentation
@@ -124,7 +124,8 @@ def finetune(
         bands: bands to read, from 0, of images with label maps; by default all if reading as RGB would lose some.
         lora: rank of the matrices that are trained beside the layers of the frozen backbone.
         freeze: number of blocks that are not trained, from the first on, with the embeddings. With 'all' a
-            classifier's head is fitted to features computed once, without augmentation, however long that takes.
+            classifier's head is fitted to features computed once, without augmentation, of as many images as the
+            minutes allow.
         head: of a segmentor: 'linear' (default for models as small as the packaged ones), 'upernet' (for larger ones),
             'setr_pup', 'masks' (queries in the last blocks), or 'masks_decoder' (its own blocks).
 
@@ -145,10 +146,18 @@ def start(verb: str, arguments: Mapping[str, Any], check: Callable[[Record], Non
 
 
 def find_task(record: Record) -> Task:
-    """The kind of run that a call asks for; for a fine-tuning, the folder's images decide."""
+    """The kind of run that a call asks for; for a fine-tuning, the folder's images decide.
+
+    What was held out from the run that it begins with stays held out.
+    """
     if record.verb == 'pretrain':
-        return Pretraining.find(record)
-    return Segmentation.find(record) or Classification.find(record)
+        task: Task = Pretraining.find(record)
+    else:
+        task = Segmentation.find(record) or Classification.find(record)
+    init = Path(str(record.options['init']))
+    for folder in (init, *init.parents[:2]) if init.is_absolute() else ():  # a run's folder, or a checkpoint in it
+        keep_split(task.images, folder / 'lists')
+    return task
 
 
 class Run:

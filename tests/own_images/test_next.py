@@ -152,3 +152,19 @@ def test_a_released_model_is_advised_where_the_run_began_without_one():
     metrics = dict.fromkeys(('accuracy/top1', 'class_mean', 'thumbnails', 'thumbnails_class_mean'), Metric(50, 5))
     for toy in (True, False):
         assert ('--init' in classification.judge(metrics, Path('run'), False, toy)[1]) == toy
+
+
+def test_what_a_run_learned_from_is_not_held_out_from_a_run_that_begins_with_its_weights(tmp_path, base, monkeypatch):
+    monkeypatch.setattr(Run, 'write_report', lambda run: None)
+    images = make_images(tmp_path / 'images', 24) / 'train'
+    shutil.rmtree(images.parent / 'val')
+    weights = finetune(images, tmp_path / 'run', base)
+    shutil.copytree(images / 'red', images / 'aaa')
+    drawn = {*finding.find_images(images).held_out.names}
+    finetune(images, tmp_path / 'again', str(weights))
+    names = {run: finding.read_names(tmp_path / run / 'lists', 'train') for run in ('run', 'again')}
+    held_out = {run: finding.read_names(tmp_path / run / 'lists', 'held_out') for run in names}
+    assert drawn & {*names['run']}  # so it matters
+    assert {*held_out['run']} <= {*held_out['again']} and not {*held_out['again']} & {*names['run']}
+    assert any(path.startswith('aaa/') for path in held_out['again'])
+    assert sorted(names['again'] + held_out['again']) == sorted(finding.list_folder(images).names)
