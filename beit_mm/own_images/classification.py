@@ -69,7 +69,7 @@ class Classification(FineTuning):
         if device == 'cuda':
             return super().usual_start(device)
         minutes = math.ceil(SECONDS_PER_IMAGE * len(self.images.train.names) / 60)
-        return DEMO, f'--init {[*STARTS][-1]} --freeze all would be better: about {minutes} minutes of one core'
+        return DEMO, f'--init {[*STARTS][-1]} --freeze all would be better: about {minutes} min of one core'
 
     @property
     def fits_head(self) -> bool:
@@ -198,7 +198,7 @@ def judge(metrics: Mapping[str, Metric], weights: Path, unequal: bool, toy: bool
         return verdict, f'beit-mm classify {run} new_images/ --out classes.csv; beit-mm export {run} model.onnx'
     balance = 'show images of small classes more often (--balance), ' if unequal else ''
     released = ', or a released model to start from (--init NAME of beit_mm.list_models())' if toy else ''
-    return verdict, f'{balance}give it more images, more time{released}.'
+    return verdict, f'{balance}give it more images or more time{released}.'
 
 
 def gains_over(name: str, metrics: Mapping[str, Metric], ending: str = '') -> Metrics:

@@ -94,18 +94,15 @@ class Record:
 
     def resume(self, call: 'Record', folder: Path, is_finished: bool) -> None:
         """Refuses a call whose options differ from the run's; an option that it leaves out keeps its value."""
-        if is_finished and call.length not in (None, self.length):
-            raise UserError(
-                f'{folder} is finished after {self.length}, this call says {call.length}; to train its weights '
-                f'further: {self.command(folder, folder, call.length)}'
-            )
         known = dict(verb=self.verb, images=self.images, length=self.length, **self.options)
         asked = dict(verb=call.verb, images=call.images, length=call.length, **call.options)
         for option, value in asked.items():
             if value not in (None, known.get(option)) and option not in CHANGEABLE:
+                cure = 'choose another --out'
+                if is_finished and option == 'length':
+                    cure = f'to train its weights further: {self.command(folder, folder, call.length)}'
                 raise UserError(
-                    f'{folder} began with {option}={known.get(option)}, this call says {option}={value}; choose '
-                    'another --out'
+                    f'{folder} began with {option}={known.get(option)}, this call says {option}={value}; {cure}'
                 )
         if known.keys() != asked.keys():
             raise AnotherVersionError(folder)

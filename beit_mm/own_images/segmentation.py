@@ -196,9 +196,9 @@ class Segmentation(FineTuning):
 
 def judge(gains: Metrics, weights: Path, maps: int, passes: float) -> tuple[str, str]:
     """A verdict from the gains over methods without training, and what to do next."""
-    time = f'more time, because it saw each image only {passes:.1f} times' if passes < FEW_PASSES else ''
+    minutes = f'more minutes, because it saw each image only {passes:.1f} times' if passes < FEW_PASSES else ''
     labels = f'more label maps, because {maps} are few' if maps < FEW_MAPS else ''
-    following = f'give the run {" and ".join(filter(None, (time, labels))) or "more label maps, or another --init"}.'
+    following = f'give the run {" and ".join(filter(None, (minutes, labels))) or "more label maps, or another --init"}.'
     if all(gain.sign == report.BETTER for gain in gains.values()):
         quoted = shlex.quote(str(weights))
         following = f'beit-mm segment {quoted} new_images/ --out maps; beit-mm export {quoted} model.onnx'

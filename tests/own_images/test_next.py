@@ -9,7 +9,7 @@ from types import SimpleNamespace
 from unittest.mock import Mock
 
 import pytest
-from calls import described, task_of
+from calls import call_of, described, task_of
 from helpers import tree
 from labelled import make_images
 from mmpretrain.models import ImageClassifier
@@ -138,14 +138,14 @@ def test_a_disk_that_fills_is_named_and_the_same_call_goes_on(folder, base, tmp_
 def test_a_better_start_on_a_cpu_is_named_with_its_time(folder):
     """Truth: 122 seconds for 369 images; their number is 0.33 times 36 here, less than a minute."""
     (advice,) = described(task_of(finding.find_images(folder), 'finetune', device='cpu'), 'advice')
-    assert 'dinov2_vits14' in advice and '--freeze all' in advice and '1 minutes' in advice
+    assert 'dinov2_vits14' in advice and '--freeze all' in advice and '1 min ' in advice
     assert not described(task_of(finding.find_images(folder), 'finetune', 'none', device='cpu'), 'advice')
 
 
 @pytest.mark.parametrize(('maps', 'passes', 'named'), [(50, 3, 'both'), (50, 30, 'maps'), (300, 3, 'time')])
 def test_a_segmentor_that_is_not_good_is_told_what_was_short(maps, passes, named):
     _, said = segmentation.judge(dict(other=Metric(1, 5)), Path('run'), maps, passes)
-    assert ('more time' in said) == (named != 'maps') and ('more label maps' in said) == (named != 'time')
+    assert ('more minutes' in said) == (named != 'maps') and ('more label maps' in said) == (named != 'time')
 
 
 def test_a_released_model_is_advised_where_the_run_began_without_one():
@@ -168,3 +168,21 @@ def test_what_a_run_learned_from_is_not_held_out_from_a_run_that_begins_with_its
     assert {*held_out['run']} <= {*held_out['again']} and not {*held_out['again']} & {*names['run']}
     assert any(path.startswith('aaa/') for path in held_out['again'])
     assert sorted(names['again'] + held_out['again']) == sorted(finding.list_folder(images).names)
+
+
+@pytest.mark.parametrize(
+    'options',
+    [
+        dict(reduce_zero_label=False, bands=[0, 3], freeze=0, head='masks'),
+        dict(reduce_zero_label=True, bands='all', lora=8, head='linear', minutes=0.5),
+        dict(freeze='all', balance=True, epochs=3),
+    ],
+)
+def test_the_command_of_another_run_has_the_same_options(options, tmp_path):
+    """Truth: what the parser makes of it."""
+    record = call_of('finetune', tmp_path / 'my images', seed=3, batch=2, **options)
+    words = shlex.split(record.command('RUN', tmp_path / 'run', record.length))
+    given = vars(command.parser().parse_args(words[1:]))
+    expected = options | dict(verb='finetune', images=str(tmp_path / 'my images'), init='RUN')
+    expected |= dict(out=str(tmp_path / 'run_2'))
+    assert {name: value for name, value in given.items() if value not in (None, False) or name in options} == expected
