@@ -1,9 +1,10 @@
-"""Fits a classifier's linear head to features of all images, which are computed once."""
+"""Fits a classifier's linear head to features of images, which are computed once."""
 
+import math
 import sys
 import time
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -14,14 +15,18 @@ from torch.utils.data import DataLoader
 from beit_mm.engine.checkpoints import CheckpointHook, checkpoint_hook_of
 from beit_mm.engine.checks import check_number_of_images
 from beit_mm.engine.logs import ProgressHook
+from beit_mm.engine.loops import validate_on
 from beit_mm.engine.signals import InterruptionHook, shield_workers, signals_handled
 from beit_mm.engine.unreadable import UnreadableImagesHook, replaced_in
 from beit_mm.errors import log
 from beit_mm.features.evaluation import choose_penalty, mean_and_std
 from beit_mm.precision import inference_autocast
 
+MIN_FEATURES = 100  # that a head is fitted to, however short the time, and at least as many as classes
+
 
 class FittedHead(NamedTuple):
+    images: int  # that the head was fitted to
     loss: float  # mean cross entropy of the images that the head was fitted to
     line: str  # for the log: the penalty, and the accuracy on held-out images at each penalty that was tried
 
@@ -32,9 +37,9 @@ def fit_head(
     loader: DataLoader,
     seed: int,
     unreadable: UnreadableImagesHook,
-    show: Callable[[int, int], None] | None = None,
+    show: Callable[[int, int], bool] | None = None,
 ) -> FittedHead:
-    """Sets a classifier's linear head to what `choose_penalty` fits to the features of all images of a loader.
+    """Sets a classifier's linear head to what `choose_penalty` fits to the features of a loader's images.
 
     It needs a single process and no Runner. The model is left in evaluation mode.
 
@@ -43,7 +48,7 @@ def fit_head(
         loader: shows each image once, not augmented; its samples have `sample_idx` and `unreadable`.
         seed: for drawing the images that are held out to choose the penalty.
         unreadable: lists and counts images that cannot be read, once it has begun in a folder.
-        show: called after each batch with the number of batches that are done, and of all.
+        show: called after each batch with the number of batches that are done, and of all; True leaves out the others.
     """
     check_number_of_images(loader)
     model.eval()
@@ -54,8 +59,8 @@ def fit_head(
             parts.append(model.head.pre_logits(model.extract_feat(inputs)).float())  # B, C
         rows += [(sample.sample_idx, int(sample.gt_label)) for sample in batch['data_samples']]
         replaced |= replaced_in(batch)
-        if show is not None:
-            show(done, len(loader))
+        if show is not None and show(done, len(loader)):
+            break
     unreadable.add_replaced(replaced, len(loader.dataset))
 
     features = torch.cat(parts)  # N, C
@@ -66,22 +71,29 @@ def fit_head(
     layer.weight.copy_(fitted.weight / std)
     layer.bias.copy_(fitted.bias - layer.weight @ mean)
     loss = F.cross_entropy(layer(features), labels)
-    return FittedHead(loss.item(), f'The head is fitted to {len(features):,} features: {found}')
+    return FittedHead(len(features), loss.item(), f'The head is fitted to {len(features):,} features: {found}')
 
 
-def fit_head_of_run(runner: Runner, progress: ProgressHook) -> None:
+def fit_head_of_run(runner: Runner, progress: ProgressHook, deadline: float = math.inf) -> dict[str, Any]:
     """Fits the head of a Runner's classifier, validates it, and leaves log and checkpoint as a step of training would.
 
-    A signal ends it after the batch.
+    A signal ends it after the batch. To meet the `deadline` (time.monotonic) it leaves out the loader's last images and
+    the same share of the held-out ones, but fits at least MIN_FEATURES. Returns the number `validated` and, if images
+    were left out, a `note`.
     """
-    loader = runner.train_dataloader
+    loader, held_out = runner.train_dataloader, len(runner.val_dataloader.dataset)
+    least = math.ceil(max(MIN_FEATURES, runner.model.head.num_classes) / loader.batch_size)
     (unreadable,) = (hook for hook in runner.hooks if isinstance(hook, UnreadableImagesHook))
     (interruption,) = (hook for hook in runner.hooks if isinstance(hook, InterruptionHook))
 
-    def show(done: int, batches: int) -> None:
-        progress.show_batch(done, batches, 'features')
+    def show(done: int, batches: int) -> bool:
         if interruption.code:
             sys.exit(interruption.code)
+        # the validation takes as long for an image; a tenth more is for the fit
+        seconds_per_batch = (time.monotonic() - began) / done * (1.1 + held_out / len(loader.dataset))
+        batches = int(min(batches, max(least, (deadline - began) / seconds_per_batch)))
+        progress.show_batch(done, batches, 'features')
+        return done >= batches
 
     runner.optim_wrapper = runner.build_optim_wrapper(runner.optim_wrapper)  # by which hooks recognise a training
     runner.call_hook('before_run')
@@ -92,13 +104,19 @@ def fit_head_of_run(runner: Runner, progress: ProgressHook) -> None:
     began = time.monotonic()
     progress.begin_batches()
     shield_workers(loader)
-    shield_workers(runner.val_dataloader)
     with signals_handled(runner):
         fitted = fit_head(runner.model, loader, runner.seed, unreadable, show)
     seconds = time.monotonic() - began
     log(fitted.line)
-    row = dict(iter=0, loss=fitted.loss, time=seconds, data_time=0.0, images_per_second=len(loader.dataset) / seconds)
+    row = dict(iter=0, loss=fitted.loss, time=seconds, data_time=0.0, images_per_second=fitted.images / seconds)
     runner.visualizer.add_scalars(row, step=0)  # as the validation, since no step is made
+    dataset = runner.val_dataloader.dataset  # without images that cannot be read
+    validated = math.ceil(len(dataset) * fitted.images / len(loader.dataset))
+    if validated < len(dataset):
+        validate_on(runner, [place * len(dataset) // validated for place in range(validated)])
+    shield_workers(runner.val_dataloader)
     runner.val_loop.run()
     checkpoint_hook_of(runner).save(runner, 'iter_1.pth', resumable=False, epoch=0, iter=1)
     runner.call_hook('after_run')
+    note = f'The head was fitted to {fitted.images:,} of {len(loader.dataset):,} images, as many as the time allowed.'
+    return dict(validated=validated, **(dict(note=note) if fitted.images < len(loader.dataset) else {}))

@@ -1,5 +1,6 @@
 """Fine-tuning a classifier on class folders: its recipe, and the report with its baselines."""
 
+import math
 import shlex
 import time
 from collections.abc import Mapping, Sequence
@@ -14,19 +15,21 @@ from beit_mm.apis.configs import bundled_config, pipeline_for_size, warmup_and_c
 from beit_mm.apis.inference import classify_images
 from beit_mm.apis.inferencers import ClassificationInferencer
 from beit_mm.checkpoint.checkpoint import Checkpoint
+from beit_mm.checkpoint.find import DEMO
 from beit_mm.checkpoint.names import preview
 from beit_mm.errors import UserError
 from beit_mm.features import evaluation
 from beit_mm.own_images import report
-from beit_mm.own_images.images import Images, find_images
+from beit_mm.own_images.images import Images, find_images, in_turn
 from beit_mm.own_images.record import ALL, Record
 from beit_mm.own_images.report import Metric, Metrics, Report
-from beit_mm.own_images.task import NARROW, FineTuning, Settings
+from beit_mm.own_images.task import NARROW, STARTS, FineTuning, Settings
 from beit_mm.pictures import center_tile, sheet, shortened
 
 RECIPE = 'demo/finetune_folder.py'  # for any width: in a short run mixup and RandAugment cost more than they gain
 WIDE_RECIPE = 'beit/finetune_in1k_100e.py'
 RANDOM_RATE = 1e-3  # learning rate of a classifier that starts from random weights
+SECONDS_PER_IMAGE = 0.33  # of one core, to fit a head to DINOv2-S and test it: 122 seconds for 369 images
 FEW_PASSES = 5  # over the images; with fewer, a head on frozen features did better
 FREEZE = 'Each image was seen {:.1f} times. With so few, `--freeze all` did better ("What pays" in docs/own_images.md).'
 BASELINES = dict(thumbnails='thumbnails', most_frequent='the most frequent class')  # which need no network
@@ -54,7 +57,10 @@ class Classification(FineTuning):
         given = [option for name, option in FOR_MAPS.items() if record.options[name] is not None]
         if given:
             raise UserError(f'{record.images} has no label maps; leave out {", ".join(given)}')
-        images = find_images(record.images)
+        fits_head = record.options['freeze'] == ALL
+        images = find_images(record.images, fits_head)
+        if fits_head:
+            images.train = in_turn(images.train)
         if not images.classes:
             learned = {*images.train.names.values()} - {''}  # '': images in no folder
             held_out = {*images.held_out.names.values()} - {''}
@@ -64,6 +70,12 @@ class Classification(FineTuning):
                 'images that are not held out; or images/ and annotations/'
             )
         return cls(record, images)
+
+    def usual_start(self, device: str) -> tuple[str, str]:
+        if device == 'cuda':
+            return super().usual_start(device)
+        minutes = math.ceil(SECONDS_PER_IMAGE * len(self.images.train.names) / 60)
+        return DEMO, f'--init {[*STARTS][-1]} --freeze all would be better: about {minutes} min of one core'
 
     @property
     def fits_head(self) -> bool:
@@ -126,14 +138,15 @@ class Classification(FineTuning):
 
     def make_report(self, weights: Path, metrics: Metrics, seconds: float, images_in_time: float) -> Report:
         images, folder = self.images, weights.parent
-        # half of the time; without a backward pass an image costs a third
-        asked = max(MIN_ANSWERS, int(3 / 2 * images_in_time))
+        # half of the time; without a backward pass, as a head is fitted too, an image costs a third
+        asked = max(MIN_ANSWERS, int((1 if self.fits_head else 3) / 2 * images_in_time))
         found, num_learned = compare_classifier(images, seconds / 2)
         answers = answers_of(weights, images, asked)
         truth, predicted = (torch.tensor([answer[key] for answer in answers]) for key in ('truth', 'label'))
         counts = evaluation.confusion(predicted, truth, len(images.classes))
         metrics = metrics | found | {'class_mean': class_mean(counts)}
-        metrics['accuracy/top1'] = Metric.share(metrics['accuracy/top1'].value, len(images.held_out.names))
+        validated = self.record.stages[self.record.verb].get('validated', len(images.held_out.names))
+        metrics['accuracy/top1'] = Metric.share(metrics['accuracy/top1'].value, validated)
         balanced = 'It was trained with --balance: images of small classes were shown more often.'
         parts: list[report.Part] = [
             balanced if self.call.balance else '',
@@ -145,7 +158,8 @@ class Classification(FineTuning):
             *draw_mistakes(answers, images.classes, folder / 'mistakes.png'),
             report.draw_curves(folder / 'finetune'),
         ]
-        verdict, following = judge(metrics, weights, images.unequal and not self.call.balance)
+        toy = self.plan.init in (None, DEMO)
+        verdict, following = judge(metrics, weights, images.unequal and not self.call.balance, toy)
         return Report(metrics, verdict, parts, following)
 
 
@@ -172,10 +186,11 @@ def compare_classifier(images: Images, seconds: float) -> tuple[Metrics, int]:
     return metrics, len(y)
 
 
-def judge(metrics: Mapping[str, Metric], weights: Path, unequal: bool) -> tuple[str, str]:
+def judge(metrics: Mapping[str, Metric], weights: Path, unequal: bool, toy: bool = True) -> tuple[str, str]:
     """A verdict from the metrics of a classifier and of its baselines, and what to do next.
 
-    The next step is to use the classifier if it is better than its baselines.
+    The next step is to use the classifier if it is better than its baselines. `toy`: it began with random weights, or
+    with the packaged ones.
     """
     of_images = gains_over('accuracy/top1', metrics)
     of_classes = gains_over('class_mean', metrics, '_class_mean')
@@ -188,8 +203,8 @@ def judge(metrics: Mapping[str, Metric], weights: Path, unequal: bool) -> tuple[
         run = shlex.quote(str(weights.parent))
         return verdict, f'beit-mm classify {run} new_images/ --out classes.csv; beit-mm export {run} model.onnx'
     balance = 'show images of small classes more often (--balance), ' if unequal else ''
-    others = 'give it more images, more time, or a released model to start from (--init NAME of beit_mm.list_models())'
-    return verdict, f'{balance}{others}.'
+    released = ', or a released model to start from (--init NAME of beit_mm.list_models())' if toy else ''
+    return verdict, f'{balance}give it more images or more time{released}.'
 
 
 def gains_over(name: str, metrics: Mapping[str, Metric], ending: str = '') -> Metrics:

@@ -3,20 +3,24 @@
 import os
 import random
 import re
+import shlex
 from collections import Counter, defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from beit_mm.checkpoint.find import DEMO
 from beit_mm.checkpoint.names import preview
-from beit_mm.datasets.image_folder import EXTENSIONS, list_images
+from beit_mm.datasets.image_folder import EXTENSIONS, list_images, read_list
 from beit_mm.datasets.segmentation_folder import TRAINING, class_line
 from beit_mm.errors import UserError, warn
 from beit_mm.files import quoted, write_lines
 
 HELD_OUT = 0.1  # share of the images, if no folder `val` lies beside `train`
 MIN_IMAGES = 100  # needed to learn from
+MIN_FITTED, MIN_OF_CLASS = 10, 2  # needed to fit a head to frozen features, in all and of each class
 FEW, UNEQUAL = 10, 5  # images that a class should have; largest acceptable ratio of class sizes
 DATE = re.compile(r'(19|20)\d\d[-_.]?(0[1-9]|1[0-2])([-_.]?[0-3]\d)?')  # such folders are not classes
 VALIDATION, TESTING = ('validation', 'val', 'valid'), ('testing', 'test')
@@ -76,19 +80,23 @@ class Images:
         return dict(data_root=str(root), data_prefix='', ann_file=str(lists / f'{name}.txt'))
 
 
-def find_images(folder: str | Path) -> Images:
+def find_images(folder: str | Path, fits_head: bool = False) -> Images:
     """Finds the images of a folder, and holds some of them out.
 
     The images in `val` are held out if the folder holds `train` and `val` (TRAINING, VALIDATION), or is a `train`
-    beside a `val`; otherwise a tenth of each folder is. The choice depends on the paths only.
+    beside a `val`; otherwise a tenth of each folder is. The choice depends on the paths only. If only a head is to be
+    fitted to frozen features, fewer images are enough.
     """
     root = training_folder(folder)
     train, held_out = split_folder(root)
-    if len(train.names) < MIN_IMAGES:
+    has_enough_of_each = min(Counter(train.names.values()).values(), default=0) >= MIN_OF_CLASS
+    if len(train.names) < (MIN_FITTED if fits_head and has_enough_of_each else MIN_IMAGES):
         also = f', and {len(held_out.names)} held out' if held_out.names else ''
         raise UserError(
             f'{len(train.names)} images to learn from in {str(root)!r}{also}; training needs at least {MIN_IMAGES}, in '
-            f'files ending in {" ".join(EXTENSIONS)}'
+            f'files ending in {" ".join(EXTENSIONS)}; with class folders, `beit-mm finetune {shlex.quote(str(root))} '
+            f'--freeze all --out RUN` needs {MIN_FITTED}, {MIN_OF_CLASS} of each class, and `beit-mm classify {DEMO} '
+            f'new_images/ --labelled {shlex.quote(str(root))}` finds the nearest images without training'
         )
     classes = sorted(set(train.names.values()))
     # several, which are not all dates, and no image lies beside them
@@ -128,16 +136,31 @@ def list_folder(folder: Path) -> ImageList:
 
 
 def hold_out(images: ImageList) -> tuple[ImageList, ImageList]:
-    """Holds out a tenth of each folder; if possible, each folder keeps at least one image to learn from."""
-    folders: dict[str, list[str]] = defaultdict(list)
-    for path, name in images.names.items():
-        folders[name].append(path)
-    shuffled = [random.Random(os.fsencode(name)).sample(paths, len(paths)) for name, paths in folders.items()]
+    """Holds out a tenth of each folder, or one image of each folder if there are few.
+
+    If possible, each folder keeps at least one image to learn from.
+    """
+    shuffled = shuffled_folders(images)
     free = [path for paths in shuffled for path in paths[1:]] or [*images.names]
     held_out = {*evenly(free, max(1, round(HELD_OUT * len(images.names))))}
+    if len(images.names) < MIN_IMAGES and len(shuffled) > 1:  # then a tenth would leave classes out
+        held_out = {paths[-1] for paths in shuffled if len(paths) > MIN_OF_CLASS} or held_out
     learned = {path: name for path, name in images.names.items() if path not in held_out}
     others = {path: name for path, name in images.names.items() if path in held_out}
     return ImageList(images.root, learned), ImageList(images.root, others)
+
+
+def in_turn(images: ImageList) -> ImageList:
+    """The images in another order: one of each folder in turn, drawn at random."""
+    turns = zip_longest(*shuffled_folders(images))
+    return ImageList(images.root, {path: images.names[path] for turn in turns for path in turn if path is not None})
+
+
+def shuffled_folders(images: ImageList) -> list[list[str]]:
+    folders: dict[str, list[str]] = defaultdict(list)
+    for path, name in images.names.items():
+        folders[name].append(path)
+    return [random.Random(os.fsencode(name)).sample(paths, len(paths)) for name, paths in folders.items()]
 
 
 def evenly(items: Iterable[Any], number: int) -> list[Any]:
@@ -155,3 +178,19 @@ def write_lists(images: Images, folder: Path, num_validated: int = 256) -> None:
         write_lines(folder / f'{name}.txt', [quoted(path) + labels.get(of, '') for path, of in listed.items()])
     if images.classes:
         write_lines(folder / 'classes.txt', images.class_lines())
+
+
+def read_names(folder: Path, *names: str) -> list[str]:
+    """The paths in lists, or the lines of classes.txt, that `write_lists` wrote."""
+    files = [folder / f'{name}.txt' for name in names]
+    return [path for file in files if file.is_file() for _, path, _ in read_list(str(file))]
+
+
+def keep_split(images: Images, lists: Path) -> None:
+    """Holds out the images that another run's lists, if they exist, hold out, and none that it learned from."""
+    learned, held_out = ({*read_names(lists, name)} for name in ('train', 'held_out'))
+    names, root = images.train.names | images.held_out.names, images.train.root
+    kept = (held_out & names.keys()) | (images.held_out.names.keys() - learned)
+    if root == images.held_out.root and kept:
+        images.train = ImageList(root, {path: name for path, name in names.items() if path not in kept})
+        images.held_out = ImageList(root, {path: name for path, name in names.items() if path in kept})

@@ -2,8 +2,10 @@
 
 import json
 import os
+import shlex
 from collections.abc import Mapping
 from dataclasses import astuple, dataclass, field
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,7 @@ from beit_mm.files import atomic_file
 NONE, ALL = 'none', 'all'  # options: random weights; all blocks
 UNITS = ('minutes', 'epochs', 'steps')  # options that give the length of a run
 CHANGEABLE = ('workers',)  # options that a call which resumes a run may change
+NOT_HANDED_ON = ('init', 'batch', 'workers', 'seed', 'mean', 'std')  # options that a run from another's weights chooses
 
 
 @dataclass(frozen=True)
@@ -76,15 +79,30 @@ class Record:
         with atomic_file(path) as file:
             file.write(json.dumps(vars(self), indent=2, default=astuple).encode())
 
-    def resume(self, call: 'Record', folder: Path) -> None:
+    def command(self, init: str | Path, folder: Path, length: Length | None) -> str:
+        """The command line of another run with these options, from the weights `init`, beside the folder."""
+        free = next(path for number in count(2) if not (path := folder.with_name(f'{folder.name}_{number}')).exists())
+        options = {name: value for name, value in self.options.items() if name not in NOT_HANDED_ON}
+        options['keep_zero_label'] = options.get('reduce_zero_label') is False
+        options |= {length.unit: f'{length.number:.12g}'} if length else {}
+        words = ['beit-mm', self.verb, self.images, '--init', str(init), '--out', str(free)]
+        for name, value in options.items():
+            if value is not None and value is not False:
+                text = ','.join(map(str, value)) if isinstance(value, list) else str(value)
+                words += [f'--{name.replace("_", "-")}', *([] if value is True else [text])]
+        return shlex.join(words)
+
+    def resume(self, call: 'Record', folder: Path, is_finished: bool) -> None:
         """Refuses a call whose options differ from the run's; an option that it leaves out keeps its value."""
         known = dict(verb=self.verb, images=self.images, length=self.length, **self.options)
         asked = dict(verb=call.verb, images=call.images, length=call.length, **call.options)
         for option, value in asked.items():
             if value not in (None, known.get(option)) and option not in CHANGEABLE:
+                cure = 'choose another --out'
+                if is_finished and option == 'length':
+                    cure = f'to train its weights further: {self.command(folder, folder, call.length)}'
                 raise UserError(
-                    f'{folder} began with {option}={known.get(option)}, this call says {option}={value}; choose '
-                    'another --out'
+                    f'{folder} began with {option}={known.get(option)}, this call says {option}={value}; {cure}'
                 )
         if known.keys() != asked.keys():
             raise AnotherVersionError(folder)

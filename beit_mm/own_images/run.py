@@ -6,8 +6,10 @@ A run is a folder; its plan.json lets the same call resume it.
 import hashlib
 import json
 import math
+import os
 import secrets
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -19,14 +21,16 @@ from mmengine.runner import Runner
 from beit_mm.apis.configs import RunConfig, run_config, write_config
 from beit_mm.apis.rebuild import merge_lora_weights
 from beit_mm.checkpoint.checkpoint import Checkpoint, PerChannel
+from beit_mm.checkpoint.names import preview
 from beit_mm.checkpoint.read import write_checkpoint
 from beit_mm.engine.fit_head import fit_head_of_run
 from beit_mm.engine.logs import ProgressHook, QuietRunner
 from beit_mm.engine.progress import MIN_STEPS, NOMINAL_STEPS, ClockHook
 from beit_mm.errors import UserError
+from beit_mm.files import quoted
 from beit_mm.own_images import report
 from beit_mm.own_images.classification import Classification
-from beit_mm.own_images.images import write_lists
+from beit_mm.own_images.images import Images, keep_split, read_names, write_lists
 from beit_mm.own_images.pretraining import Pretraining
 from beit_mm.own_images.record import Length, Record
 from beit_mm.own_images.segmentation import Segmentation
@@ -122,7 +126,8 @@ def finetune(
         bands: bands to read, from 0, of images with label maps; by default all if reading as RGB would lose some.
         lora: rank of the matrices that are trained beside the layers of the frozen backbone.
         freeze: number of blocks that are not trained, from the first on, with the embeddings. With 'all' a
-            classifier's head is fitted to features computed once, without augmentation, however long that takes.
+            classifier's head is fitted to features computed once, without augmentation, of as many images as the
+            minutes allow.
         head: of a segmentor: 'linear' (default for models as small as the packaged ones), 'upernet' (for larger ones),
             'setr_pup', 'masks' (queries in the last blocks), or 'masks_decoder' (its own blocks).
         short_side: of images with label maps as a segmentor sees them, in pixels; by default large enough for the
@@ -146,10 +151,18 @@ def start(verb: str, arguments: Mapping[str, Any], check: Callable[[Record], Non
 
 
 def find_task(record: Record) -> Task:
-    """The kind of run that a call asks for; for a fine-tuning, the folder's images decide."""
+    """The kind of run that a call asks for; for a fine-tuning, the folder's images decide.
+
+    What was held out from the run that it begins with stays held out.
+    """
     if record.verb == 'pretrain':
-        return Pretraining.find(record)
-    return Segmentation.find(record) or Classification.find(record)
+        task: Task = Pretraining.find(record)
+    else:
+        task = Segmentation.find(record) or Classification.find(record)
+    init = Path(str(record.options['init']))
+    for folder in (init, *init.parents[:2]) if init.is_absolute() else ():  # a run's folder, or a checkpoint in it
+        keep_split(task.images, folder / 'lists')
+    return task
 
 
 class Run:
@@ -169,15 +182,23 @@ class Run:
             )
         if (self.folder / RECORD).is_file():
             self.record = Record.read(self.folder / RECORD)
-            self.record.resume(call, self.folder)
         elif self.folder.exists() and any(self.folder.iterdir()):
             raise UserError(f'{self.folder} holds other files; expected a new or empty folder for the run')
         self.weights = self.folder / WEIGHTS[self.record.verb]
+        self.is_finished = (self.folder / REPORT).is_file() and self.weights.is_file()
+        if self.record is not call:
+            self.record.resume(call, self.folder, self.is_finished)
 
     def run(self) -> Path:
         """Plans, trains each stage, writes weights and report; resumes an earlier call. Returns the weights' path."""
-        if (self.folder / REPORT).is_file() and self.weights.is_file():
+        if self.is_finished:
             say(f'{self.folder} is finished: {self.weights}, {self.folder / REPORT}')
+            try:
+                self.task = find_task(self.record)
+                if digest_of(self.task.images) != self.record.digest:
+                    say(f'{self.changes()}. To go on from these weights: {self.command()}')
+            except (UserError, OSError) as error:  # the weights serve without the images too
+                say(f'The images have changed: {error}')
             return self.weights
         self.task = find_task(self.record)
         try:
@@ -214,17 +235,35 @@ class Run:
         """The stage that gives the run's weights."""
         return [*self.record.stages][-1]
 
+    # Changed images
+
+    def changes(self) -> str:
+        """How the images differ from those of the run's lists, such as 'new images: 17 (crow/1.png, ...)'."""
+        images = self.task.images
+        now = dict(images=[*images.train.names, *images.held_out.names], classes=images.class_lines())
+        before = dict(images=read_names(self.lists, 'train', 'held_out'), classes=read_names(self.lists, 'classes'))
+        found = {f'new {kind}': Counter(now[kind]) - Counter(before[kind]) for kind in now}
+        found |= {f'missing {kind}': Counter(before[kind]) - Counter(now[kind]) for kind in now}
+        texts = [f'{what}: {names.total():,} ({preview(map(quoted, names))})' for what, names in found.items() if names]
+        what = ', '.join(texts) or 'other held-out images, or other values in label maps'
+        return f'{self.record.images} has changed since {self.folder} was planned ({what})'
+
+    def command(self) -> str:
+        """The command of another run from the newest weights of this one, or from its start if it has none."""
+        init: str | Path = self.folder
+        if not self.weights.is_file():
+            saved = () if self.record.options.get('lora') else (self.folder / self.last_stage).glob('*.pth')
+            init = max(saved, key=os.path.getmtime, default=self.record.options['init'])
+        return self.record.command(init, self.folder, self.record.length)
+
     # Planning
 
     def plan_or_resume(self) -> None:
         """Makes a plan, records and prints it; or resumes the recorded one."""
         record, task = self.record, self.task
-        digest = hashlib.sha256(json.dumps(task.images.identity()).encode()).hexdigest()
+        digest = digest_of(task.images)
         if record.digest and record.digest != digest:
-            raise UserError(
-                f'{record.images} has other images, file names or classes than when {self.folder} was planned '
-                f'({record.found}; now {task.images}); choose another --out, or delete the folder'
-            )
+            raise UserError(f'{self.changes()}; undo that, or begin another run: {self.command()}')
         task.make_plan()
         if record.digest:
             if record.predicts not in (None, task.targets_name):
@@ -254,18 +293,17 @@ class Run:
         """Turns the run's length into steps of the stage; minutes into seconds too, for the clock."""
         length, task = self.record.length, self.task
         planned: dict[str, float] = {}
-        if task.fits_head:
-            steps = 1  # its checkpoint is called so
-        elif length.unit == 'minutes':
+        if length.unit == 'minutes':
             left = max(0.0, (1 - REPORT_SHARE) * 60 * length.number - self.seconds())
             planned = dict(begun=self.seconds(), seconds=left * task.shares_of_time.get(stage, 1))
             steps = NOMINAL_STEPS
-        elif length.unit == 'epochs':
+        elif length.unit == 'epochs' and not task.fits_head:
             steps = max(1, round(length.number * (len(task.images.train.names) // task.plan.batch)))
             if steps < MIN_STEPS:
                 say(f'{length} are {steps} steps, too few to learn much; give more epochs or a smaller batch.')
         else:
             steps = int(length.number)
+        steps = 1 if task.fits_head else steps  # its checkpoint is called so
         self.record.stages[stage] = dict(steps=min(steps, task.most_steps.get(stage, steps)), **planned)
         self.write_record()
 
@@ -301,13 +339,21 @@ class Run:
         runner = make_runner(config, progress)
         with without_output():
             if self.task.fits_head:
-                fit_head_of_run(runner, progress)
+                begun = self.began - self.record.seconds + planned.get('begun', 0)
+                planned.update(fit_head_of_run(runner, progress, begun + planned.get('seconds', math.inf)))
             elif 'seconds' in planned:
                 self.train_in_time(runner, stage)
                 write_config(path, title, *self.settings(stage, runner.iter))  # with the steps it took
             else:
                 runner.train()
+        if not self.checkpoint(stage).is_file():  # a warning has said why
+            raise UserError(
+                f'{self.checkpoint(stage)} could not be written; make room on the disk of {self.folder}, then the same '
+                'call goes on from the last checkpoint that was'
+            )
         planned.update(self.results(stage))
+        if 'note' in planned:
+            say(planned['note'])
         self.write_record()
         runner.visualizer.close()
 
@@ -369,7 +415,8 @@ class Run:
             found.comparison,
             WAITS_FOR_IMAGES.format(measured['waiting']) if measured['waiting'] > 0.5 else '',
             AT_LEAST if 'seconds' in measured and measured['steps'] == MIN_STEPS else '',
-            task.advice_on_passes(measured['steps'] * task.plan.batch / len(task.images.train.names)),
+            task.advice_on_passes(task.passes),
+            measured.get('note', ''),
             task.plan.assumed,
             *found.parts,
             following,
@@ -378,6 +425,10 @@ class Run:
         lines = [*report.aligned(rows), *report.aligned(found.comparison)]
         for line in [*lines, self.weights, path, record.verdict, following]:
             say(line)
+
+
+def digest_of(images: Images) -> str:
+    return hashlib.sha256(json.dumps(images.identity()).encode()).hexdigest()
 
 
 def make_runner(cfg: RunConfig, hook: ProgressHook) -> Runner:

@@ -51,6 +51,7 @@ LEVELS = 8  # of each colour channel
 MAX_VALIDATED, MOST_WINDOWS = 32, 2000  # images of a validation, and windows over all of them
 MIN_TESTED, TESTED_WINDOWS = 20, 500  # images to test even if time is short: so many, or so many windows over them
 RESAMPLED = 500  # bootstrap samples, for standard errors
+FEW_PASSES, FEW_MAPS = 20, 100  # with fewer passes over the images, or fewer label maps, more of these are advised
 NUM_PAIRS = 5  # pairs of confused classes in the report
 OF_PATCHES = 'The nearest frozen patches are found by the features of the initial weights, without training, in'
 OTHERS = dict(patches='the nearest frozen patches', position_colour='naive Bayes')
@@ -232,7 +233,7 @@ class Segmentation(FineTuning):
             report.Picture('overlays.png', 'Held-out images with the highest, the median and the lowest mIoU'),
             report.draw_curves(folder / 'finetune'),
         ]
-        sentence, following = judge(gains, weights)
+        sentence, following = judge(gains, weights, len(images.train.names), self.passes)
         return Report(metrics | found, sentence, parts, following)
 
     def nearest_patches(self, lists: Path, number: int) -> NearestPatches | None:
@@ -249,9 +250,11 @@ class Segmentation(FineTuning):
         return NearestPatches(extract, dataset, max_patches=most)
 
 
-def judge(gains: Metrics, weights: Path) -> tuple[str, str]:
+def judge(gains: Metrics, weights: Path, maps: int, passes: float) -> tuple[str, str]:
     """A verdict from the gains over methods without training, and what to do next."""
-    following = 'give the run more label maps and minutes.'
+    minutes = f'more minutes, because it saw each image only {passes:.1f} times' if passes < FEW_PASSES else ''
+    labels = f'more label maps, because {maps} are few' if maps < FEW_MAPS else ''
+    following = f'give the run {" and ".join(filter(None, (minutes, labels))) or "more label maps, or another --init"}.'
     if all(gain.sign == report.BETTER for gain in gains.values()):
         quoted = shlex.quote(str(weights))
         following = f'beit-mm segment {quoted} new_images/ --out maps; beit-mm export {quoted} model.onnx'

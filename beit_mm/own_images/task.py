@@ -196,6 +196,11 @@ class Task(ABC):
             ('batch', f'{plan.batch} images, processes that read them: {plan.workers}; on {plan.device}'),
         ]
 
+    @property
+    def passes(self) -> float:
+        """How often the last stage saw each image."""
+        return self.record.stages[self.stages[-1]]['steps'] * self.plan.batch / len(self.images.train.names)
+
     def advice_on_passes(self, passes: float) -> str:
         """What to do after so many passes over the images; '' if they were enough."""
         return ''

@@ -170,17 +170,16 @@ def test_a_head_on_features_that_are_computed_once_is_the_linear_fit(fitted, fol
         assert name.startswith('norm.') or torch.equal(trained.weights[f'backbone.{name}'], tensor), name
     inferencer = ClassificationInferencer(trained, 'cpu')
 
-    def features(folder: Path) -> torch.Tensor:
-        samples = [
-            inferencer.reader.prepare(dict(img=np.asarray(Image.open(path)))) for path in sorted(folder.rglob('*.png'))
-        ]
+    def features(paths: list[Path]) -> torch.Tensor:
+        samples = [inferencer.reader.prepare(dict(img=np.asarray(Image.open(path)))) for path in paths]
         images = [model.data_preprocessor(dict(inputs=[sample['inputs']]))['inputs'] for sample in samples]
         return torch.cat([model.backbone(image)[0] for image in images])
 
-    model = inferencer.model
+    model, lines = inferencer.model, (fitted / 'lists/train.txt').read_text().splitlines()
     with torch.no_grad():
-        bank, held_out = features(folders['classes']), features(folders['classes'].parent / 'val')
-    labels, standardise = torch.arange(3).repeat_interleave(12), evaluation.standardiser(bank)
+        bank = features([folders['classes'] / line.split()[0] for line in lines])
+        held_out = features(sorted((folders['classes'].parent / 'val').rglob('*.png')))
+    labels, standardise = torch.tensor([int(line.split()[1]) for line in lines]), evaluation.standardiser(bank)
     linear, _ = evaluation.choose_penalty(standardise(bank), labels, 3, torch.arange(36), by_class=False)
     truth = linear(standardise(held_out)).softmax(dim=1)
     answers = inferencer(folders['classes'].parent / 'val', top=3)

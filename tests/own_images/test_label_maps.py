@@ -252,7 +252,7 @@ def test_a_run_whose_classes_were_renamed_says_so(folder, tmp_path, monkeypatch)
     with pytest.raises(SystemExit):
         beit_mm.finetune(folder, tmp_path / 'run', epochs=1)
     classes(folder, 'red', 'green', 'navy')
-    with pytest.raises(UserError, match='classes than when'):
+    with pytest.raises(UserError, match=r'new classes: 1 \(navy\), missing classes: 1 \(blue\)'):
         beit_mm.finetune(folder, tmp_path / 'run')
 
 

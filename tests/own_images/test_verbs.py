@@ -127,7 +127,7 @@ def test_an_interrupted_run_goes_on_where_it_is_now(images, tmp_path, monkeypatc
     before = {path: path.stat().st_mtime_ns for path in first.rglob('*')}
     mistake('began with batch=4, this call says batch=8', 'pretrain', images, '--out', second, '--batch', 8)
     (images / 'red/3.png').rename(images / 'red/another.png')  # as many
-    mistake('has other images, file names or classes than when', 'pretrain', images, '--out', second)
+    mistake('new images: 1 (red/another.png), missing images: 1 (red/3.png)', 'pretrain', images, '--out', second)
     (images / 'red/another.png').rename(images / 'red/3.png')
     beit_mm.pretrain(images, second)
     assert trained == [(stage, step) for stage in ('tokenizer', 'pretrain') for step in range(4)]
