@@ -44,14 +44,11 @@ ROWS = {  # of the report: a metric's name and its description
     'position_colour': 'naive Bayes of position and colour, %',
 }
 PAGE = """<!doctype html><html lang="en"><meta charset="utf-8"><title>{0}</title>
-<meta name="viewport" content="width=device-width,initial-scale=1"><style>
-body{{max-width:60em;margin:2em auto;padding:0 1em;font-family:sans-serif;line-height:1.4;}}
-h1{{font-size:1.5em}} h2{{font-size:1.2em;margin-top:1.6em}} h1+p{{font-weight:bold}}
-h1,td:last-child,p,figcaption{{overflow-wrap:anywhere}}
-div{{overflow-x:auto;margin-bottom:1em}} table{{border-collapse:collapse}} tr,figure{{break-inside:avoid}}
-td,th{{padding:.25em 1em .25em 0;text-align:left;vertical-align:top;border-bottom:1px solid #ddd}}
-figure{{display:inline-block;vertical-align:top;max-width:100%;margin:0 1em 1em 0}} img{{width:100%}}
-figcaption{{font-size:.85em}}
+<meta name="viewport" content="width=device-width,initial-scale=1">
+<style>body{{max-width:60em;margin:2em auto;padding:0 1em;font-family:sans-serif;line-height:1.4}}
+h1,p,figcaption,td:last-child{{overflow-wrap:anywhere}} h1+p{{font-weight:bold}} tr,figure{{break-inside:avoid}}
+div{{overflow-x:auto}} td,th{{padding:.2em 1em .2em 0;text-align:left;vertical-align:top}}
+figure{{display:inline-block;vertical-align:top;max-width:100%;margin:0 .5em 1em 0}} img{{width:100%}}
 </style><h1>{0}</h1>"""
 BETTER, WORSE, TOO_CLOSE = 'better than', 'worse than', 'too close to tell from'
 
@@ -141,26 +138,22 @@ def write_page(path: Path, title: str, parts: Iterable[Part]) -> None:
         elif isinstance(part, Picture):
             shown.append(figure(part, path.parent))
         else:
-            header, *rows = (list(map(hypertext, row)) for row in part)
-            rows = [f'<td>{"</td><td>".join(row)}</td>' for row in rows]
-            body = '</tr>\n<tr>'.join([f'<th>{"</th><th>".join(header)}</th>', *rows])
-            shown.append(f'<div><table><tr>{body}</tr></table></div>')
+            header, *rows = ([hypertext(cell) for cell in row] for row in part)
+            lines = [f'<th>{"</th><th>".join(header)}</th>', *(f'<td>{"</td><td>".join(row)}</td>' for row in rows)]
+            shown.append(f'<div><table><tr>{"</tr><tr>".join(lines)}</tr></table></div>')
     with atomic_file(path) as file:
         file.write('\n'.join([PAGE.format(hypertext(title)), *shown, '']).encode())
 
 
 def figure(picture: Picture, folder: Path) -> str:
     """A picture with its caption, as HTML that holds its bytes."""
-    content, kind = io.BytesIO(), 'jpeg'
-    if isinstance(picture.file, str):
-        content, kind = io.BytesIO((folder / picture.file).read_bytes()), Path(picture.file).suffix[1:]
-        width = Image.open(content).width
-    else:
-        picture.file.save(content, 'JPEG', quality=85)
-        width = picture.file.width
+    image, kind, content = picture.file, 'jpeg', io.BytesIO()
+    if isinstance(image, str):
+        image, kind = Image.open(folder / image), 'png'
+    image.save(content, kind, quality=85)
     source, caption = base64.b64encode(content.getvalue()).decode(), hypertext(picture.caption)
-    image = f'<img src="data:image/{kind};base64,{source}" alt="{caption}">'
-    return f'<figure style="width:{width}px">{image}<figcaption>{caption}</figcaption></figure>'
+    shown = f'<img src="data:image/{kind};base64,{source}" alt="{caption}"><figcaption>{caption}</figcaption>'
+    return f'<figure style="width:{image.width}px">{shown}</figure>'
 
 
 def markdown(text: str) -> str:
