@@ -23,7 +23,16 @@ from beit_mm.datasets.reading import LoadBands, UnreadableImageError, open_image
 from beit_mm.datasets.segmentation_folder import IGNORE_INDEX, SegmentationFolder
 from beit_mm.errors import UserError
 from beit_mm.files import file_sha256, quoted
-from beit_mm.own_images.images import FEW, Images, evenly, find_images, split_folder, training_folder, write_lists
+from beit_mm.own_images.images import (
+    FEW,
+    MIN_IMAGES,
+    Images,
+    evenly,
+    find_images,
+    split_folder,
+    training_folder,
+    write_lists,
+)
 from beit_mm.own_images.label_maps import READ, LabelMaps, find_label_maps
 from beit_mm.own_images.report import Heading, Part, Picture, write_page
 from beit_mm.pictures import SIDE, with_legend
@@ -99,13 +108,9 @@ def look(images: str | Path, out: str | Path = 'look.html') -> Path:
     parts += [Heading('What may be wrong'), [('what', 'number', 'which'), *rows] if rows else 'Nothing was found.']
     for each in findings:
         parts += [f'{each.text}:' if each.pictures else '', *each.pictures]
-    parts += [
-        Heading('What to run' if following else ''),
-        *following,
-        Heading('Some of the images'),
-        *pictures,
-        classes,
-    ]
+    if following:
+        parts += [Heading('What to run'), *following]
+    parts += [Heading('Some of the images'), *pictures, classes]
     write_page(Path(out), f'What {folder} holds', parts)
     said = [('refused', refusal), *understood]
     said += [('found', f'{what}: {number} ({which})') for what, number, which in rows]
@@ -122,7 +127,7 @@ def find(folder: Path) -> tuple[Images, str]:
         try:
             if maps := find_label_maps(folder, zero, whole):
                 return maps, refusal
-        except UserError as error:
+        except (UserError, OSError) as error:
             refusal = refusal or str(error)
     train, held_out = split_folder(training_folder(folder))
     if refusal:  # folders of images and of maps, which are not classes
@@ -153,8 +158,10 @@ def examine(folder: Path, load: LoadBands | None, path: str, place: tuple[str, b
     except UnreadableImageError as error:
         return str(error).replace(f'{folder}/', '')
     is_flat = all(low == high for low, high in image.getextrema())
-    faults += ['images of a single colour'] * is_flat
-    faults += [f'images with a side below {MIN_SIDE} pixels'] * (min(size) < MIN_SIDE)
+    if is_flat:
+        faults.append('images of a single colour')
+    if min(size) < MIN_SIDE:
+        faults.append(f'images with a side below {MIN_SIDE} pixels')
     bits = np.unpackbits(np.frombuffer(bytes.fromhex(digest[:16]), np.uint8))  # of equal files
     if phash and not is_flat:
         bits = phash(image).hash.ravel()
@@ -175,7 +182,7 @@ def read_small(path: str, load: LoadBands | None) -> tuple[Image.Image, tuple[in
         if Image.EXTENSION.get(Path(path).suffix.lower(), content).replace('MPO', 'JPEG') != content:
             faults.append('images of another format than their extension says')
         file.draft(None, TILE)
-        pixels = reading.rgb_array(file)
+        pixels = reading.with_image(dict(img_path=path), reading.rgb_array(file))['img']  # refuses what training does
         stored = 'gray' if (pixels == pixels[..., :1]).all() else 'colour'
         return Image.fromarray(pixels), size, '16-bit gray' if reading.is_deep_gray(file) else stored, faults
 
@@ -234,8 +241,9 @@ def commands(folder: Path, images: Images, refusal: str) -> list[str]:
     asked = [option for option in ('--reduce-zero-label', '--keep-zero-label') if option in refusal]
     if asked:
         return [f'beit-mm finetune {where} {option} --out run' for option in asked]
-    if refusal:  # too few to learn from
-        return [f'beit-mm {use} demo new_images/ --labelled {where}'] if images.classes else []
+    if refusal:
+        is_small = images.classes and len(images.train.names) < MIN_IMAGES
+        return [f'beit-mm {use} demo new_images/ --labelled {where}'] if is_small else []
     if not images.classes:
         return [f'beit-mm pretrain {where} --out run --minutes 60']
     return [f'beit-mm finetune {where} --out run --minutes 15', f'beit-mm {use} run new_images/']

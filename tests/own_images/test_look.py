@@ -58,6 +58,7 @@ def planted(tmp_path_factory: pytest.TempPathFactory) -> Path:
     deep = np.random.default_rng(0).integers(0, 65536, (60, 80)).astype(np.uint16)
     Image.fromarray(deep).save(train / 'dog/deep.png')
     photo(201).save(train / 'dog/lies.png', 'JPEG')
+    photo(204, (4000, 40)).save(train / 'dog/long.png')
     (train / 'two').mkdir()
     for seed in (202, 203):
         photo(seed).save(train / f'two/{seed}.jpg')
@@ -80,6 +81,7 @@ def test_ten_planted_faults_are_found_and_nothing_else(planted, tmp_path, capsys
         'val/dog/leak.jpg = train/dog/6.jpg': 'split',
         'train/dog/truncated.jpg': 'read',
         'train/dog/text.jpg': 'read',
+        'train/dog/long.png': 'read',
         'train/dog/tiny.png': '32',
         'train/dog/blue.png': 'colour',
         'train/dog/turned.jpg': 'EXIF',
@@ -200,7 +202,7 @@ def test_a_browser_shows_all_of_the_page(planted, tmp_path, width):
     page.write_text(text + CHECK)
     picture = tmp_path / 'page.png'
     options = [f'--user-data-dir={tmp_path / "browser"}', f'--screenshot={picture}', f'--window-size={width},6000']
-    subprocess.run([CHROMIUM, *HEADLESS, *options, f'file://{page}'], check=True, capture_output=True, timeout=100)
+    subprocess.run([CHROMIUM, *HEADLESS, *options, f'file://{page}'], check=True, capture_output=True, timeout=200)
     pixels = np.asarray(Image.open(picture).convert('RGB'))
     assert pixels.shape[1] == width
     assert (pixels == MARK).all(axis=2).any(), 'pictures are missing, or the page is wider than the window'
