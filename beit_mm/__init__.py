@@ -34,8 +34,8 @@ The application, which plans, runs and judges trainings on a folder of images:
 
     __main__.py     `beit-mm VERB ...`, or `python -m beit_mm`. The options of a verb are the arguments of its function
     own_images/     The application: plans a run on a folder of images, keeps its minutes, and reports whether its
-                    weights are good: classification, images, label_maps, prediction, pretraining, record, report, run,
-                    segmentation, task
+                    weights are good: classification, images, label_maps, look, prediction, pretraining, record,
+                    report, run, segmentation, task
 """
 
 from beit_mm.locations import LOCATIONS
@@ -68,6 +68,7 @@ PUBLIC = dict(
     find_config='apis.configs',
     get_model='apis.rebuild',
     list_models='checkpoint.find',
+    look='own_images.look',
     finetune='own_images.run',
     pretrain='own_images.run',
     reconstruct='apis.inference',

@@ -26,6 +26,7 @@ from beit_mm.apis import commands
 
 MAX_LINES = 20  # of results on the terminal
 EXAMPLES = dict(  # of the verbs that are functions
+    look='images/ --out look.html',
     pretrain='images/ --out run --minutes 15',
     finetune='images/ --init run --out run_ft --minutes 5',
     classify='run_ft new_images/ --out classes.csv',
@@ -208,7 +209,12 @@ def say_unreadable(images: Sequence[dict[str, Any]]) -> int:
 
 
 SHOW: dict[str, Callable] = dict(
-    reconstruct=show_path, attention=show_path, classify=show_classes, segment=show_maps, embed=show_features
+    look=show_path,
+    reconstruct=show_path,
+    attention=show_path,
+    classify=show_classes,
+    segment=show_maps,
+    embed=show_features,
 )
 
 

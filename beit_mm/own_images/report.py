@@ -1,6 +1,8 @@
 """What every report is made of: metrics, verdicts, texts, tables and pictures, as report.md and report.html."""
 
+import base64
 import html
+import io
 import math
 import random
 import re
@@ -13,6 +15,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import torch
+from PIL import Image
 from torch import Tensor
 
 from beit_mm.datasets.reading import UnreadableImageError, read_image
@@ -40,6 +43,13 @@ ROWS = {  # of the report: a metric's name and its description
     'patches': 'nearest frozen patches of the initial weights, %',
     'position_colour': 'naive Bayes of position and colour, %',
 }
+PAGE = """<!doctype html><html lang="en"><meta charset="utf-8"><title>{0}</title>
+<meta name="viewport" content="width=device-width,initial-scale=1">
+<style>body{{max-width:60em;margin:2em auto;padding:0 1em;font-family:sans-serif;line-height:1.4}}
+h1,p,figcaption,td:last-child{{overflow-wrap:anywhere}} h1+p{{font-weight:bold}} tr,figure{{break-inside:avoid}}
+div{{overflow-x:auto}} td,th{{padding:.2em 1em .2em 0;text-align:left;vertical-align:top}}
+figure{{display:inline-block;vertical-align:top;max-width:100%;margin:0 .5em 1em 0}} img{{width:100%}}
+</style><h1>{0}</h1>"""
 BETTER, WORSE, TOO_CLOSE = 'better than', 'worse than', 'too close to tell from'
 
 
@@ -74,8 +84,12 @@ Metrics: TypeAlias = dict[str, Metric]  # by the names in ROWS; gains by the nam
 
 
 class Picture(NamedTuple):
-    file: str  # relative to the report
+    file: str | Image.Image  # relative to the report; or drawn, for a page alone
     caption: str
+
+
+class Heading(str):
+    """The title of a section."""
 
 
 Part: TypeAlias = str | Picture | Sequence[Sequence[str]]  # of a report: a text, a picture, or rows of a table
@@ -95,31 +109,51 @@ class Report:
 def write_report(folder: str | Path, title: str, parts: Iterable[Part]) -> Path:
     """Writes report.html for a browser, then the same as report.md for GitHub; returns the latter.
 
-    `parts` are plain texts, pictures in the folder, and tables with a header row; empty parts are left out.
+    `parts` are headings, plain texts, pictures in the folder, and tables with a header row; empty parts are left out.
     """
-    shown: list[tuple[str, str]] = [(f'# {markdown(title)}', f'<h1>{hypertext(title)}</h1>')]
-    for part in filter(None, parts):
+    parts = [part for part in parts if part]
+    write_page(Path(folder, 'report.html'), title, parts)
+    shown = [f'# {markdown(title)}']
+    for part in parts:
         if isinstance(part, str):
-            shown.append((markdown(part), f'<p>{hypertext(part)}</p>'))
+            shown.append('## ' * isinstance(part, Heading) + markdown(part))
         elif isinstance(part, Picture):
-            source, caption = hypertext(part.file), hypertext(part.caption)
-            image = f'<figure><img src="{source}" alt="{caption}"><figcaption>{caption}</figcaption></figure>'
-            shown.append((f'![{markdown(part.caption)}]({part.file})', image))
+            shown.append(f'![{markdown(part.caption)}]({part.file})')
         else:
             lines = [f'| {" | ".join(map(markdown, row))} |' for row in part]
             lines.insert(1, '| --- ' * len(part[0]) + '|')
-            rows = [''.join(f'<td>{hypertext(cell)}</td>' for cell in row) for row in part]
-            shown.append(('\n'.join(lines), f'<table><tr>{"</tr><tr>".join(rows)}</tr></table>'))
-    head = f'<!doctype html><html lang="en"><meta charset="utf-8"><title>{hypertext(title)}</title>'
-    style = 'body{max-width:60em;margin:2em auto;font-family:sans-serif}td{padding:.2em 1em}img{max-width:100%}'
-    texts = {
-        'html': '\n'.join([f'{head}<style>{style}</style>', *(page for _, page in shown)]),
-        'md': '\n\n'.join(text for text, _ in shown),
-    }
-    for ending, text in texts.items():
-        with atomic_file(Path(folder, f'report.{ending}')) as file:
-            file.write((text + '\n').encode())
+            shown.append('\n'.join(lines))
+    with atomic_file(Path(folder, 'report.md')) as file:
+        file.write(('\n\n'.join(shown) + '\n').encode())
     return Path(folder, 'report.md')
+
+
+def write_page(path: Path, title: str, parts: Iterable[Part]) -> None:
+    """Writes a report as one file for a browser, which holds its pictures and fetches nothing; see `write_report`."""
+    shown = []
+    for part in filter(None, parts):
+        if isinstance(part, str):
+            tag = 'h2' if isinstance(part, Heading) else 'p'
+            shown.append(f'<{tag}>{hypertext(part)}</{tag}>')
+        elif isinstance(part, Picture):
+            shown.append(figure(part, path.parent))
+        else:
+            header, *rows = ([hypertext(cell) for cell in row] for row in part)
+            lines = [f'<th>{"</th><th>".join(header)}</th>', *(f'<td>{"</td><td>".join(row)}</td>' for row in rows)]
+            shown.append(f'<div><table><tr>{"</tr><tr>".join(lines)}</tr></table></div>')
+    with atomic_file(path) as file:
+        file.write('\n'.join([PAGE.format(hypertext(title)), *shown, '']).encode())
+
+
+def figure(picture: Picture, folder: Path) -> str:
+    """A picture with its caption, as HTML that holds its bytes."""
+    image, kind, content = picture.file, 'jpeg', io.BytesIO()
+    if isinstance(image, str):
+        image, kind = Image.open(folder / image), 'png'
+    image.save(content, kind, quality=85)
+    source, caption = base64.b64encode(content.getvalue()).decode(), hypertext(picture.caption)
+    shown = f'<img src="data:image/{kind};base64,{source}" alt="{caption}"><figcaption>{caption}</figcaption>'
+    return f'<figure style="width:{image.width}px">{shown}</figure>'
 
 
 def markdown(text: str) -> str:

@@ -31,6 +31,7 @@ from beit_mm.files import quoted
 from beit_mm.own_images import report
 from beit_mm.own_images.classification import Classification
 from beit_mm.own_images.images import Images, keep_split, read_names, write_lists
+from beit_mm.own_images.look import sizes_of
 from beit_mm.own_images.pretraining import Pretraining
 from beit_mm.own_images.record import Length, Record
 from beit_mm.own_images.segmentation import Segmentation
@@ -285,7 +286,8 @@ class Run:
     def say_plan(self) -> None:
         length = 'one fit of the head' if self.task.fits_head else self.record.length
         text = f'{length}: {" and ".join(self.record.stages)}; log and configs in {self.folder}'
-        for subject, line in [*self.task.described(), ('length', text)]:
+        sizes = sizes_of(self.task.images)
+        for subject, line in [*self.task.described(), ('sizes', sizes), ('length', text)]:
             if line:
                 say(f'{subject:<10} {line}')
 

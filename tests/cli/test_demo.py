@@ -93,15 +93,16 @@ def test_the_demo_goes_on_where_it_was_stopped(drawn, monkeypatch, capsys):
     demo()
     assert all(path.stat().st_mtime_ns == written for path, written in before.items())
 
-    report = (out / 'report.html').read_text()
-    pictures = re.findall('src="([^"]+)"', report)
+    report, text = ((out / f'report.{ending}').read_text() for ending in ('html', 'md'))
+    pictures = re.findall(r'!\[.*\]\((.+)\)', text)
     names = 'packaged_reconstruct bars frozen_scenes answers pretrain/loss pretrain/before_and_after'
     assert pictures == [f'{name}.png' for name in names.split()] and all(
         Image.open(out / name).width > 100 for name in pictures
     )
+    assert report.count('src="data:image/png;base64,') == len(pictures)
     answers = beit_mm.classify(out / 'finetune_packaged', drawn / 'val')
     right = 100 * np.mean([answer['name'] == Path(answer['path']).parent.name for answer in answers])
-    limits = report[report.index('before_and_after.png') :]
+    limits = text[text.index('before_and_after.png') :]
     assert f'{right:.1f} +-' in report and 'has not left chance' in limits  # from random weights, in three steps
     assert 'better predicted than by' in report  # what three steps of pretraining have not reached
 

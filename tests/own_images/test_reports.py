@@ -1,6 +1,8 @@
 """The report of a run: its verdict, the figures beside it, and the same text as Markdown and HTML."""
 
+import base64
 import html
+import io
 import re
 import shlex
 import shutil
@@ -236,11 +238,14 @@ def test_the_surest_mistakes_are_drawn_first(tmp_path, monkeypatch):
 def test_a_report_shows_any_name_as_it_is(tmp_path):
     name = '<script>alert(1)</script> `a` [b](c) | \udcff\n# x'
     paragraphs = [name, '', [('head', name), ('1', '2')], reports.Picture('loss.png', 'Curves')]
+    Image.new('RGB', (30, 20), 'red').save(tmp_path / 'loss.png')
     path = reports.write_report(tmp_path, f'of {name}', paragraphs)
     page = (tmp_path / 'report.html').read_text()
     shown = '<script>alert(1)</script> `a` [b](c) | \\udcff\\n# x'
     assert html.unescape(re.sub('<.*?>', '', page)).count(shown) == 4  # title, heading, paragraph and table
-    assert '<script' not in page and '<img src="loss.png" alt="Curves">' in page
+    assert '<script' not in page and page.count('<th>') == 2 and page.count('<td>') == 2
+    (inside,) = re.findall('<img src="data:image/png;base64,([^"]+)" alt="Curves">', page)
+    assert Image.open(io.BytesIO(base64.b64decode(inside))).getcolors() == [(600, (255, 0, 0))]
     lines = path.read_text().split('\n\n')
     assert '<' not in path.read_text() and '![Curves](loss.png)' in lines[3] and len(lines) == 4
     table = lines[2].splitlines()

@@ -52,7 +52,8 @@ def test_objects_are_connected_pixels_of_a_class(tmp_path):
     ('images', 'side', 'options', 'seen', 'of_twice'),
     [
         ((1200, 1600), 13, {}, (1200, 1600), (3200, 4800)),  # objects need all of it
-        ((1200, 1600), 60, {}, (320, 427), (853, 1280)),  # two patches for an object
+        ((1200, 1600), 50, {}, (384, 512), (1024, 1536)),  # two patches for an object
+        ((1200, 1600), 70, {}, (160, 213), (427, 640)),  # more than a patch at the recipe's size
         ((1200, 1600), 600, {}, (160, 213), (427, 640)),  # never below the recipe's size
         ((150, 200), 13, {}, (160, 213), (3413, 5120)),  # never above the image's, but the recipe's
         ((1200, 1600), 13, dict(short_side=300), (300, 400), (800, 1200)),

@@ -98,7 +98,8 @@ def test_a_run_leaves_weights_pictures_and_a_report_and_says_when_it_is_finished
         assert text in report
     assert runs.AT_LEAST not in report  # three steps were asked for, not minutes
     for name in ('reconstruction', 'neighbours', 'loss'):
-        assert f'({name}.png)' in report and f'src="{name}.png"' in page and Image.open(run / f'{name}.png').width > 100
+        assert f'({name}.png)' in report and Image.open(run / f'{name}.png').width > 100
+    assert page.count('src="data:image/png;base64,') == page.count('<img ') == report.count('.png)')
     train, held_out = ({*(run / f'lists/{name}.txt').read_text().splitlines()} for name in ('train', 'held_out'))
     assert len(train) == 36 and len(held_out) == 36 and 'red/0.png 2' in train
     loaders = [Config.fromfile(run / name).train_dataloader for name in ('config.py', 'tokenizer_config.py')]

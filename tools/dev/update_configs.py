@@ -38,7 +38,8 @@ READING = {  # groups of files in the order in which a newcomer reads them
     'Commands for configs, and the use of trained weights': 'apis/commands apis/configs apis/rebuild apis/* pictures',
     'What all of these use': 'errors locations registry files precision terminal',
     'The application on own images': 'own_images/run own_images/record own_images/images own_images/label_maps '
-    'own_images/task own_images/classification own_images/segmentation own_images/pretraining own_images/* __main__',
+    'own_images/look own_images/task own_images/classification own_images/segmentation own_images/pretraining '
+    'own_images/* __main__',
 }
 RELEASED = 'docs/released.md'
 SEGMENTATION, CLASSIFICATION = 'Segmentation: mIoU on ADE20K', 'Classification on ImageNet-1K'
