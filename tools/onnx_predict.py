@@ -107,14 +107,17 @@ def prepare(image: np.ndarray, steps: list[dict]) -> np.ndarray:
     """Applies the steps of a test pipeline to an image (h, w, 3)."""
     for step in steps:
         height, width = image.shape[:2]
-        if step['type'] == 'CenterCrop':
+        if step['type'] in ('CenterCrop', 'CenterCropDown'):
             right, bottom = step['crop_size']
-            top, left = max(0, round((height - bottom) / 2)), max(0, round((width - right) / 2))
+            middle = round if step['type'] == 'CenterCrop' else int
+            top, left = max(0, middle((height - bottom) / 2)), max(0, middle((width - right) / 2))
             image = image[top : top + bottom, left : left + right]
             continue
         scale = step['scale']
         if step['type'] == 'ResizeEdge':  # the short edge
             size = (int(scale * height / width), scale) if width < height else (scale, int(scale * width / height))
+        elif not step.get('keep_ratio', True):
+            size = tuple(scale[::-1])
         else:
             ratio = min(max(scale) / max(height, width), min(scale) / min(height, width))
             size = int(height * ratio + 0.5), int(width * ratio + 0.5)
