@@ -187,9 +187,11 @@ def _write_hub_folder(
         file.unlink(missing_ok=True)  # it belongs to other weights
         warn('the source does not say how its images are prepared: no preprocessor_config.json')
         return
-    geometry = preprocessing.get('geometry')
+    geometry, size = preprocessing.get('geometry'), preprocessing['size']
     if not isinstance(geometry, dict):
-        geometry = description.usual_geometry(preprocessing['size'])
+        geometry = description.usual_geometry(size)
+    if task == 'segmentation':  # its label maps are for all of an image
+        geometry = dict(geometry, resize=size, crop=size)
     by_edge = len(geometry['resize']) == 1
     sides = ['shortest_edge'] if by_edge else ['height', 'width']
     processor = dict(

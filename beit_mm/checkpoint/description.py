@@ -142,17 +142,19 @@ def _geometry_of_processor(processor: Mapping[str, Any]) -> dict[str, Any] | str
         for value in (processor['size'], processor.get('do_center_crop') and processor.get('crop_size'))
     )
     edges = ['shortest_edge'] if [*size] == ['shortest_edge'] else ['height', 'width']
-    asked = [f'size={size}'] if {*size} != {*edges} else []
-    asked += [
-        f'{key}={value}' for key, value in processor.items() if key.startswith('do_') and value and key not in DONE
-    ]
-    asked += [key for key in ('do_resize',) if not processor.get(key, True)]
-    asked += [key for key in ('crop_pct',) if key in processor]  # ConvNeXt's
-    resize = [size.get(edge) for edge in edges]
-    return ', '.join(asked) or dict(
+    steps = [key for key in processor if key.startswith('do_') and key not in DONE and processor[key]]
+    asked = [f'{key}={processor[key]}' for key in (*steps, 'crop_pct') if key in processor]
+    if not processor.get('do_resize', True):
+        asked.append('do_resize=False')
+    if {*size} != {*edges}:
+        asked.append(f'size={size}')
+    if asked:
+        return ', '.join(asked)
+    resize, number = [size[edge] for edge in edges], processor.get('resample')
+    return dict(
         resize=resize,
         crop=[crop['height'], crop['width']] if crop else resize,
-        interpolation=INTERPOLATIONS[processor.get('resample', INTERPOLATIONS.index('bilinear'))],
+        interpolation='bilinear' if number is None else INTERPOLATIONS[number],
         rounds_down=True,
     )
 

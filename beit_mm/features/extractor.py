@@ -23,7 +23,7 @@ from beit_mm.datasets.image_folder import EXTENSIONS, extensions_of, list_images
 from beit_mm.datasets.reading import LoadBands, LoadImage, UnreadableImageError, rgb_array, unreadable, with_image
 from beit_mm.datasets.segmentation_folder import check_images_alone
 from beit_mm.errors import UserError, check_choice, warn
-from beit_mm.files import atomic_file
+from beit_mm.files import atomic_file, quoted
 from beit_mm.models.vit import BEiTBackbone, block_indices
 from beit_mm.precision import inference_autocast
 from beit_mm.registry import TRANSFORMS
@@ -32,6 +32,7 @@ from beit_mm.terminal import with_bar
 ImageInput: TypeAlias = str | Path | np.ndarray | Image.Image
 Sources: TypeAlias = ImageInput | Sequence[ImageInput]
 Device: TypeAlias = str | torch.device | None
+WRITTEN = ('', '.csv', '.json', '.npz', '.png')  # endings of what verbs write, first of a folder
 KINDS = ('mean', 'class_token', 'patches')
 
 
@@ -141,7 +142,8 @@ def iterate_images(sources: Sources, extensions: Sequence[str] = EXTENSIONS) -> 
     elif os.path.lexists(path):  # a link that leads nowhere fails when it is read
         yield ExistingPath(Path(path))
     else:
-        raise FileNotFoundError(f'no file or folder {str(sources)!r}; expected images')
+        hint = f'; if results go there, type --out {quoted(path)}' if Path(path).suffix in WRITTEN else ''
+        raise FileNotFoundError(f'no file or folder {str(sources)!r}; expected images{hint}')
 
 
 def usual_preparation(size: Sequence[int], backend: str, source: str = '', known: Any = None) -> list[dict]:
@@ -194,6 +196,8 @@ class FeatureExtractor:
             self.checkpoint, self.backbone = 'the model', checkpoint
             self.device = next(checkpoint.parameters()).device
             recorded = checkpoint.load_report.preprocessing if checkpoint.load_report else {}
+            if [side * checkpoint.patch_size for side in checkpoint.grid] != recorded.get('size'):
+                recorded = {**recorded, 'geometry': None}  # it was built for other images than those of the file
             weights = checkpoint.state_dict()
             mean_std, _ = normalisation_of(self.checkpoint, recorded, weights, self.channels, mean=mean, std=std)
         else:
@@ -216,9 +220,7 @@ class FeatureExtractor:
             resize = dict(type='beit_mm.ResizeToPatches', short_side=size or min(trained), patch_size=patch)
             prepare: list[dict] = [resize, dict(type='PackInputs')]
         else:
-            # a backbone that was built for another size sees that size
-            as_recorded = not size and trained == tuple(recorded.get('size', ()))
-            known = recorded.get('geometry') if as_recorded else None
+            known = recorded.get('geometry') if size is None else None
             backend = 'pillow' if rgb else 'cv2'
             prepare = usual_preparation((size, size) if size else trained, backend, self.checkpoint, known)
         self.pipeline: list[dict] = [load, *prepare]

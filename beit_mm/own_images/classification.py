@@ -14,6 +14,7 @@ from beit_mm.apis.configs import bundled_config, pipeline_for_size, warmup_and_c
 from beit_mm.apis.inference import classify_images
 from beit_mm.apis.inferencers import ClassificationInferencer
 from beit_mm.checkpoint.checkpoint import Checkpoint
+from beit_mm.checkpoint.find import DEMO, list_models
 from beit_mm.checkpoint.names import preview
 from beit_mm.errors import UserError
 from beit_mm.features import evaluation
@@ -139,7 +140,7 @@ class Classification(FineTuning):
             *draw_mistakes(answers, images.classes, folder / 'mistakes.png'),
             report.draw_curves(folder / 'finetune'),
         ]
-        verdict, following = judge(metrics, weights, images.unequal and not self.call.balance)
+        verdict, following = judge(metrics, weights, images.unequal and not self.call.balance, self.plan.init or '')
         return Report(metrics, verdict, parts, following)
 
 
@@ -166,7 +167,7 @@ def compare_classifier(images: Images, seconds: float) -> tuple[Metrics, int]:
     return metrics, len(y)
 
 
-def judge(metrics: Mapping[str, Metric], weights: Path, unequal: bool) -> tuple[str, str]:
+def judge(metrics: Mapping[str, Metric], weights: Path, unequal: bool, init: str = '') -> tuple[str, str]:
     """A verdict from the metrics of a classifier and of its baselines, and what to do next.
 
     The next step is to use the classifier if it is better than its baselines.
@@ -182,8 +183,10 @@ def judge(metrics: Mapping[str, Metric], weights: Path, unequal: bool) -> tuple[
         run = shlex.quote(str(weights.parent))
         return verdict, f'beit-mm classify {run} new_images/ --out classes.csv; beit-mm export {run} model.onnx'
     balance = 'show images of small classes more often (--balance), ' if unequal else ''
-    others = 'give it more images, more time, or a released model to start from (--init NAME of beit_mm.list_models())'
-    return verdict, f'{balance}{others}.'
+    if {init, Path(init).stem} & ({*list_models()} - {DEMO}):
+        return verdict, f'{balance}give it more images or more time.'
+    others = 'more time, or a released model to start from (--init): beit-mm models'
+    return verdict, f'{balance}give it more images, {others}'
 
 
 def gains_over(name: str, metrics: Mapping[str, Metric], ending: str = '') -> Metrics:

@@ -40,6 +40,14 @@ def judged(metrics: Metrics) -> str:
     return verdict
 
 
+def test_a_released_start_is_advised_unless_the_run_had_one():
+    metrics = metrics_of(50, 50, thumbnails=(90, 90), most_frequent=(10, 10))
+    released = 'dinov2_vits14_pretrain'
+    for init in ('', 'demo', 'runs/mine/pretrained.pth', released, f'cache/{released}.pth'):
+        _, following = classification.judge(metrics, Path('run/finetuned.pth'), False, init)
+        assert ('beit-mm models' in following) == (released not in init) and 'more time' in following
+
+
 def test_colours_are_told_apart_without_training(tmp_path):
     """Three classes that differ by colour; a file that cannot be read counts for nobody."""
     make_images(tmp_path, per_class=40)
@@ -201,7 +209,7 @@ def test_a_classifier_that_answers_the_largest_class_is_not_good(top1, class_mea
     for unequal in (True, False):
         verdict, said = classification.judge(metrics, run, unequal)
         found = [command.parser().parse_args(shlex.split(words)[1:]) for words in re.findall('beit-mm [^;]*', said)]
-        assert [each.verb for each in found] == ['classify', 'export'] * beats
+        assert [each.verb for each in found] == (['classify', 'export'] if beats else ['models'])
         assert not beats or {each.checkpoint for each in found} == {'a run'}
         assert ('--balance' in said) == (unequal and not beats) and ('--init' in said) == (not beats)
     assert ('better than' in verdict.split('averaged over the classes')[-1]) == (class_mean > 40)

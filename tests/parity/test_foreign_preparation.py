@@ -17,6 +17,7 @@ from beit_mm.apis.export import describe_use
 from beit_mm.checkpoint.checkpoint import Checkpoint
 from beit_mm.checkpoint.convert import convert_checkpoint
 from beit_mm.features.extractor import usual_preparation
+from beit_mm.models import BEiTBackbone
 
 SIZE, CLASSES = 32, 5
 SQUARE = dict(height=SIZE, width=SIZE)
@@ -84,9 +85,11 @@ def folder_of(path, name: str):
 @pytest.mark.parametrize('name', [*PROCESSORS, *TIMM])
 def test_probabilities_are_the_librarys_own(name, tmp_path, images, warnings):
     peer = folder_of(tmp_path / 'hub', name)
+    images[0].resize((1700, 1200)).save(tmp_path / 'large.jpg')
+    images.append(Image.open(tmp_path / 'large.jpg'))
     expected = torch.cat([peer(image).softmax(dim=1) for image in images])
     assert expected.std(dim=0).max() > 0.02  # the images differ, so what is seen of them counts
-    found = ClassificationInferencer(tmp_path / 'hub', 'cpu')(images)
+    found = ClassificationInferencer(tmp_path / 'hub', 'cpu')([*images[:-1], tmp_path / 'large.jpg'])
     scores = torch.tensor([[score for _, score in sorted(map(tuple, result['scores']))] for result in found])
     torch.testing.assert_close(scores, expected, rtol=0, atol=1e-3)
     assert not warnings()
@@ -99,10 +102,11 @@ def test_features_and_programs_of_an_onnx_file_see_the_same_pixels(name, tmp_pat
 
     folder_of(tmp_path / 'hub', name)
     classifier, extractor = ClassificationInferencer(tmp_path / 'hub', 'cpu'), FeatureExtractor(tmp_path / 'hub', 'cpu')
+    given = FeatureExtractor(BEiTBackbone.from_checkpoint(tmp_path / 'hub'))
     steps = json.loads(json.dumps(describe_use(classifier)['steps']))
     for image in images:
         seen = classifier.reader.prepare(classifier.reader.load(image))['inputs']
-        assert torch.equal(extractor.prepared(image), seen)
+        assert torch.equal(extractor.prepared(image), seen) and torch.equal(given.prepared(image), seen)
         assert np.array_equal(prepare(np.asarray(image), steps), seen.permute(1, 2, 0))
     assert FeatureExtractor(tmp_path / 'hub', 'cpu', size=48).prepared(images[0]).shape == (3, 48, 48)
 
