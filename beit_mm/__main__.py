@@ -23,6 +23,7 @@ from typing import Any
 import beit_mm
 from beit_mm import terminal
 from beit_mm.apis import commands
+from beit_mm.errors import UserError
 
 MAX_LINES = 20  # of results on the terminal
 EXAMPLES = dict(  # of the verbs that are functions
@@ -57,6 +58,8 @@ def main(words: Sequence[str] | None = None) -> None:
         getattr(commands, verb)(words[1:])
     elif verb == 'config':
         print(terminal.quiet_import('beit_mm.apis.configs').config_text(**arguments))
+    elif verb == 'models':
+        show_models(**arguments)
     else:
         with terminal.quiet():
             result = getattr(beit_mm, verb)(**arguments)  # imported only now
@@ -82,6 +85,9 @@ def parser() -> argparse.ArgumentParser:
     example = f'Example: {program} config demo/pretrain > mine.py'
     verb = verbs.add_parser('config', help='print a config for you to change', epilog=example)
     verb.add_argument('name', help='end of the path of a config')
+    example = f'Example: {program} models dinov2'
+    verb = verbs.add_parser('models', help='list the released models that can be given as a checkpoint', epilog=example)
+    verb.add_argument('pattern', nargs='?', default='*', help='part of the names, or a pattern such as "*ade20k"')
     return top
 
 
@@ -163,6 +169,19 @@ def texts_of(name: str) -> tuple[str, dict[str, str]]:
 
 
 # What a verb returned, for the terminal
+
+
+def show_models(pattern: str) -> None:
+    find = terminal.quiet_import('beit_mm.checkpoint.find')
+    found = find.list_models(pattern if '*' in pattern else f'*{pattern}*', details=True)
+    if not found:
+        raise UserError(f'no released model has {pattern!r} in its name{find.nearest(pattern)}')
+    rows = [['name', 'model', 'licence', 'at hand', 'reported']]
+    for name, entry in found.items():
+        at_hand = 'yes' if find.is_at_hand(entry['url']) else ''
+        rows.append([name, entry['model'], entry['licence'], at_hand, entry['figures']])
+    for line in terminal.quiet_import('beit_mm.own_images.report').aligned(rows):
+        terminal.say(line)
 
 
 def show_path(path: Path, arguments: dict[str, Any]) -> None:

@@ -56,6 +56,8 @@ class Parser(argparse.ArgumentParser):
     """Escapes words of the command line that its messages repeat: a pattern can stand for any file name."""
 
     def error(self, message: str) -> NoReturn:
+        if re.fullmatch(r'unrecognized arguments: [^-]\S*', message):
+            message += f'; if results go there, type --out {message.split()[-1]}'
         super().error(printable(message))
 
 

@@ -111,9 +111,10 @@ def prepare(image: np.ndarray, steps: list[dict]) -> np.ndarray:
     """Applies the steps of a test pipeline to an image (h, w, 3)."""
     for step in steps:
         height, width = image.shape[:2]
-        if step['type'] == 'CenterCrop':
+        if step['type'] in ('CenterCrop', 'CenterCropDown'):
             right, bottom = step['crop_size']
-            top, left = max(0, round((height - bottom) / 2)), max(0, round((width - right) / 2))
+            middle = round if step['type'] == 'CenterCrop' else int
+            top, left = max(0, middle((height - bottom) / 2)), max(0, middle((width - right) / 2))
             image = image[top : top + bottom, left : left + right]
             continue
         size = seen_size(height, width, step)
@@ -132,6 +133,8 @@ def seen_size(height: int, width: int, step: dict) -> tuple[int, int]:
     if step['type'] == 'ResizeEdge':  # the short edge
         scale = step['scale']
         return (int(scale * height / width), scale) if width < height else (scale, int(scale * width / height))
+    if not step.get('keep_ratio', True):
+        return tuple(step['scale'][::-1])
     if step['type'] == 'ResizeToScale':
         ratio, factor = step['short_side'] / min(height, width), step['factor']
         if factor is not None and not 1 / step['within'] < ratio / factor < step['within']:

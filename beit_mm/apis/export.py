@@ -94,19 +94,19 @@ def see_rgb(model: nn.Module) -> None:
 def describe_step(transform: Any) -> dict[str, Any]:
     """Describes for the metadata what a transform of a test pipeline does to an image."""
     name = type(transform).__name__
-    if name == 'CenterCrop' and not transform.auto_pad:
+    if name == 'CenterCropDown' or (name == 'CenterCrop' and not transform.auto_pad):
         return dict(type=name, crop_size=transform.crop_size)
     if name == 'ResizeToScale':
         scale = dict(short_side=transform.short_side, factor=transform.factor, within=transform.within)
         return dict(type=name, **scale, interpolation='bilinear', backend='cv2')
-    keeps_shape = name == 'Resize' and transform.keep_ratio and transform.scale
-    keeps_shape = keeps_shape or (name == 'ResizeEdge' and transform.edge == 'short')
-    if not keeps_shape or (transform.backend != 'pillow' and transform.interpolation != 'bilinear'):
+    is_resize = (name == 'Resize' and transform.scale) or (name == 'ResizeEdge' and transform.edge == 'short')
+    if not is_resize or (transform.backend != 'pillow' and transform.interpolation != 'bilinear'):
         raise UserError(
-            f'the test pipeline has {transform}, which an ONNX file cannot describe; expected Resize with keep_ratio, '
-            'ResizeEdge of the short edge, CenterCrop, by Pillow or bilinear'
+            f'the test pipeline has {transform}, which an ONNX file cannot describe; expected Resize, ResizeEdge of '
+            'the short edge, CenterCrop, by Pillow or bilinear'
         )
-    return dict(type=name, scale=transform.scale, interpolation=transform.interpolation, backend=transform.backend)
+    step = dict(type=name, scale=transform.scale, interpolation=transform.interpolation, backend=transform.backend)
+    return step if name == 'ResizeEdge' else dict(step, keep_ratio=transform.keep_ratio)
 
 
 class WholeImage(nn.Module):

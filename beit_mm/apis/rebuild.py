@@ -228,7 +228,11 @@ def classifier_of(checkpoint: Checkpoint, backbone: dict[str, Any], mean_std: di
         head=dict(type='LinearClsHead', num_classes=num_classes, in_channels=dims),
         data_preprocessor=dict(type='ClsDataPreprocessor', to_rgb=False, **mean_std),
     )
-    return Recipe('mmpretrain', model, [dict(type='beit_mm.LoadImage')])
+    steps: list[dict[str, Any]] = [dict(type='beit_mm.LoadImage')]
+    if geometry := checkpoint.preprocessing.get('geometry'):
+        steps[0]['scaled'] = False  # so that large JPEGs too get the library's own probabilities
+        steps += usual_preparation(backbone['img_size'], 'pillow', str(checkpoint), geometry)
+    return Recipe('mmpretrain', model, steps)
 
 
 def segmentor_of(checkpoint: Checkpoint, backbone: dict[str, Any], mean_std: dict[str, Any]) -> Recipe:

@@ -10,6 +10,7 @@ import reprlib
 from collections.abc import Sequence
 from typing import Any
 
+from beit_mm.checkpoint.description import MAX_SIDE
 from beit_mm.datasets.reading import MAX_PIXELS
 from beit_mm.errors import UserError
 
@@ -21,7 +22,6 @@ FIXED = dict(
     imdecode_backend='cv2',  # Pillow would hand PostScript to a program
     random_weights=False,  # a tokenizer with random weights could have any size
 )
-MAX_SIDE = 8192  # pixels
 MAX_LENGTH = 64  # of lists, such as the scales of a test
 LEAST_STRIDE = 8  # pixels; a window also has at most this many strides along a side
 LIMITS = {
@@ -50,7 +50,7 @@ PARTS = dict(
 TOKENIZERS = ('beit_mm.DiscreteVAE', 'beit_mm.DALLETokenizer')
 STEPS = """
     beit_mm.LoadImage beit_mm.LoadImageFromFile beit_mm.LoadBands LoadImageFromFile Resize ResizeEdge CenterCrop
-    PackInputs PackSegInputs beit_mm.ResizeToScale beit_mm.MultiScaleViews
+    beit_mm.CenterCropDown PackInputs PackSegInputs beit_mm.ResizeToScale beit_mm.MultiScaleViews
 """.split()
 
 

@@ -187,12 +187,20 @@ def _write_hub_folder(
         file.unlink(missing_ok=True)  # it belongs to other weights
         warn('the source does not say how its images are prepared: no preprocessor_config.json')
         return
+    geometry, size = preprocessing.get('geometry'), preprocessing['size']
+    if not isinstance(geometry, dict):
+        geometry = description.usual_geometry(size)
+    if task == 'segmentation':  # its label maps are for all of an image
+        geometry = dict(geometry, resize=size, crop=size)
+    by_edge = len(geometry['resize']) == 1
+    sides = ['shortest_edge'] if by_edge else ['height', 'width']
     processor = dict(
-        image_processor_type='BeitImageProcessor',
+        image_processor_type='BitImageProcessor' if by_edge else 'BeitImageProcessor',  # both resize and crop
         do_resize=True,
-        size=dict(zip(('height', 'width'), preprocessing['size'], strict=True)),
-        resample=3,  # bicubic
-        do_center_crop=False,
+        size=dict(zip(sides, geometry['resize'], strict=True)),
+        resample=description.INTERPOLATIONS.index(geometry['interpolation']),
+        do_center_crop=True,
+        crop_size=dict(zip(('height', 'width'), geometry['crop'], strict=True)),
         do_rescale=True,
         rescale_factor=1 / 255,
         do_normalize=True,

@@ -1,8 +1,9 @@
 """Reads what a checkpoint file, its name and the files beside it say about its weights."""
 
 import json
+import math
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +12,14 @@ from beit_mm.checkpoint.names import TABLE, released_out_indices
 from beit_mm.errors import CheckpointError
 
 MAX_NUMBER = 1e6  # limit for pixels, means and numbers of blocks
+MAX_SIDE = 8192  # pixels of an image that is resized as a file says
 FORMAT_VERSION = 1  # stored as `meta['beit_mm_format']` in the checkpoints that we write
 IMAGENET = dict(mean=[123.675, 116.28, 103.53], std=[58.395, 57.12, 57.375])
 HALF = dict(mean=[127.5] * 3, std=[127.5] * 3)
+CROP_RATIO = 0.875  # of the configs' test pipelines, which crop nothing at 384 pixels or more
+INTERPOLATIONS = ('nearest', 'lanczos', 'bilinear', 'bicubic', 'box', 'hamming')  # in the order of Pillow's numbers
+# steps of transformers' processors that are done here too, or that do not concern images
+DONE = 'do_resize do_center_crop do_rescale do_normalize do_convert_rgb do_reduce_labels'.split()
 # Names of released files, which show how images were normalised: microsoft/unilm's, according to its README and ADE20K
 # configs, and timm's for the same files, which end in `.in22k_ft_in1k` or the like.
 RELEASED = re.compile(
@@ -41,9 +47,10 @@ def describe_source(content: Mapping[str, Any], path: Path, format: str | None =
     """The `meta` of a file, completed from its arguments, its name and the JSON files beside it.
 
     Returns:
-        preprocessing: `mean` and `std` of each channel, pixels 0-255, and `size` (height, width), where known.
+        preprocessing: where known, `mean` and `std` of each channel, pixels 0-255, `size` (height, width), and
+            `geometry`: see `usual_geometry`, or what a file asks for that we cannot do.
         architecture: what the shapes of the weights do not show, `num_heads` and `out_indices`.
-        dataset_meta: with the class names as `classes`, even if only transformers' config.json has them.
+        dataset_meta: with the class names as `classes`, even if only a config.json of transformers or timm has them.
         Everything else is as in the file.
 
     Raises CheckpointError for a file of a later version, or a model whose JSON file names what we do not have.
@@ -62,12 +69,22 @@ def describe_source(content: Mapping[str, Any], path: Path, format: str | None =
     architecture = meta.get('architecture') or _architecture_of_json(config)
     known = architecture.items() if isinstance(architecture, dict) else ()
     meta['architecture'] = {name: value for name, value in known if isinstance(value, int) or _numbers(value, int)}
-    labels = config.get('id2label')
-    if isinstance(labels, dict) and labels and not meta.get('dataset_meta'):
-        classes = [labels.get(str(label)) for label in range(len(labels))]
-        if all(isinstance(name, str) for name in classes):
-            meta['dataset_meta'] = dict(classes=classes)
+    classes = _classes_of_json(config)
+    if classes and not meta.get('dataset_meta'):
+        meta['dataset_meta'] = dict(classes=classes)
     return meta
+
+
+def _classes_of_json(config: Mapping[str, Any]) -> list[str]:
+    """Class names that transformers or timm wrote; empty if there are none."""
+    timm = config.get('pretrained_cfg') or {}
+    labels = config.get('id2label') or config.get('label_names') or timm.get('label_names') or []
+    if isinstance(labels, dict):
+        labels = [labels.get(str(label)) for label in range(len(labels))]
+    described = config.get('label_descriptions') or timm.get('label_descriptions')
+    if isinstance(described, dict):  # timm's names may be numbers of WordNet
+        labels = [described.get(name, name) for name in labels]
+    return labels if all(isinstance(name, str) for name in labels) else []
 
 
 def _find_preprocessing(content: Mapping[str, Any], config: Mapping[str, Any], path: Path) -> dict[str, Any]:
@@ -84,6 +101,8 @@ def _find_preprocessing(content: Mapping[str, Any], config: Mapping[str, Any], p
     mean, std = (_numbers(found.get(name)) for name in ('mean', 'std'))
     size = _numbers(found.get('size'), int)
     known: dict[str, Any] = dict(size=size) if len(size) == 2 and min(size) > 0 else {}
+    if found.get('geometry'):
+        known['geometry'] = _checked_geometry(found['geometry'])
     return dict(known, mean=mean, std=std) if mean and min(std, default=0) > 0 else known
 
 
@@ -97,15 +116,82 @@ def _preprocessing_of_arguments(args: Any) -> dict[str, Any]:
 
 def _preprocessing_of_json(config: Mapping[str, Any], path: Path) -> dict[str, Any]:
     """From the JSON of transformers or timm, who write mean and std for pixels from 0 to 1; returned for 0 to 255."""
-    processor, timm = _neighbour(path, 'preprocessor_config.json'), config.get('pretrained_cfg') or {}
+    processor, timm = _neighbour(path, 'preprocessor_config.json'), config.get('pretrained_cfg') or config
     if not processor and not config:
         return {}
     size = config.get('image_size') or _numbers(timm.get('input_size'))[-2:]
-    return dict(
-        mean=[255 * value for value in _numbers(processor.get('image_mean') or timm.get('mean'))],
-        std=[255 * value for value in _numbers(processor.get('image_std') or timm.get('std'))],
+    scale = (processor.get('rescale_factor') or 1 / 255) if processor.get('do_rescale', True) else 1
+    found = dict(
+        mean=[value / scale for value in _numbers(processor.get('image_mean') or timm.get('mean'))],
+        std=[value / scale for value in _numbers(processor.get('image_std') or timm.get('std'))],
         size=[size] * 2 if isinstance(size, int) else size,
     )
+    if not processor.get('do_normalize', True):
+        found |= dict(mean=[0.0] * 3, std=[1 / scale] * 3)
+    if processor.get('size'):
+        found['geometry'] = _geometry_of_processor(processor)
+    elif 'input_size' in timm:
+        found['geometry'] = _geometry_of_timm(timm)
+    return found
+
+
+def _geometry_of_processor(processor: Mapping[str, Any]) -> dict[str, Any] | str:
+    """How an image processor of transformers resizes and crops; old files have one number for both sides."""
+    size, crop = (
+        dict(height=value, width=value) if isinstance(value, int) else value or {}
+        for value in (processor['size'], processor.get('do_center_crop') and processor.get('crop_size'))
+    )
+    edges = ['shortest_edge'] if [*size] == ['shortest_edge'] else ['height', 'width']
+    steps = [key for key in processor if key.startswith('do_') and key not in DONE and processor[key]]
+    asked = [f'{key}={processor[key]}' for key in (*steps, 'crop_pct') if key in processor]
+    if not processor.get('do_resize', True):
+        asked.append('do_resize=False')
+    if {*size} != {*edges}:
+        asked.append(f'size={size}')
+    if asked:
+        return ', '.join(asked)
+    resize, number = [size[edge] for edge in edges], processor.get('resample')
+    return dict(
+        resize=resize,
+        crop=[crop['height'], crop['width']] if crop else resize,
+        interpolation='bilinear' if number is None else INTERPOLATIONS[number],
+        rounds_down=True,
+    )
+
+
+def _geometry_of_timm(timm: Mapping[str, Any]) -> dict[str, Any] | str:
+    """How timm resizes and crops an image for a test."""
+    crop, mode = _numbers(timm['input_size'], int)[-2:], timm.get('crop_mode') or 'center'
+    if timm.get('crop_border_pixels'):
+        return 'crop_border_pixels'
+    if mode != 'squash' and (mode != 'center' or len({*crop}) > 1):
+        return f'crop_mode={mode} to {crop}'
+    resize = [math.floor(side / (timm.get('crop_pct') or CROP_RATIO)) for side in crop]
+    resize = resize if mode == 'squash' else resize[:1]
+    return dict(resize=resize, crop=crop, interpolation=timm.get('interpolation') or 'bicubic', rounds_down=False)
+
+
+def _checked_geometry(found: Any) -> dict[str, Any] | str:
+    """A geometry from a file, or what it holds that no image can be prepared by."""
+    if isinstance(found, str):
+        return ascii(found)[1:-1][:200]
+    resize, crop = (_numbers(found.get(name), int) for name in ('resize', 'crop'))
+    sides = resize * 2 if len(resize) == 1 else resize
+    fits = len(sides) == len(crop) == 2 and all(0 < crop[axis] <= sides[axis] <= MAX_SIDE for axis in (0, 1))
+    if not fits or found.get('interpolation') not in INTERPOLATIONS:
+        return ', '.join(f'{name}={found.get(name)!a:.40}' for name in ('resize', 'crop', 'interpolation'))
+    return dict(found, rounds_down=bool(found.get('rounds_down')))
+
+
+def usual_geometry(size: Sequence[int]) -> dict[str, Any]:
+    """How images are resized and cropped to `size` (height, width) if no file says it.
+
+    Returns:
+        resize: [short side], or [height, width] for images of any shape; crop: [height, width] of the middle;
+        interpolation: Pillow's; rounds_down: see CenterCropDown.
+    """
+    edge = max(size) if max(size) >= 384 else round(max(size) / CROP_RATIO)
+    return dict(resize=[edge], crop=[*size], interpolation='bicubic', rounds_down=False)
 
 
 def _preprocessing_of_config_text(text: Any) -> dict[str, Any]:

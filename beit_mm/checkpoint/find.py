@@ -6,7 +6,7 @@ import http.client
 import os
 import re
 import socket
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from difflib import get_close_matches
 from fnmatch import fnmatch
@@ -124,21 +124,36 @@ class Released(NamedTuple):
     config: Path  # of the model that the weights belong to
     url: str
     fits: str  # the part of the model that the weights fill
+    about: dict[str, str] = {}  # model, licence and figures, as of `plain_vits`
 
 
 @functools.cache
 def released() -> dict[str, Released]:
     """'demo' and the released weights that the configs' metafiles list, by file name."""
     configs = config_folders()[0]
-    found = {DEMO: Released(configs / 'demo/pretrain.py', str(PACKAGED / 'pretrained.safetensors'), FITS_WHOLE_MODEL)}
+    about = dict(model='BEiT, for a first try, 1 M parameters', licence='Apache-2.0', figures='')
+    packaged = str(PACKAGED / 'pretrained.safetensors')
+    found = {DEMO: Released(configs / 'demo/pretrain.py', packaged, FITS_WHOLE_MODEL, about)}
     for file in sorted(configs.glob('*/metafile.yml')):
         for entry in load(file)['Models']:
             for weights in entry.get('Released Weights') or ():
                 if weights['Fits'] in (FITS_WHOLE_MODEL, 'the backbone and head of this config'):
                     config = file.parents[1].parent / entry['Config']
                     name = Path(weights['URL']).stem
-                    found[name] = Released(config, weights['URL'], weights['Fits'])
+                    found[name] = Released(config, weights['URL'], weights['Fits'], about_released(entry, weights))
     return found
+
+
+def about_released(entry: Mapping[str, Any], weights: Mapping[str, str]) -> dict[str, str]:
+    """Model, licence and figures of the weights in an entry of a metafile."""
+    model, parameters = entry['Metadata']['Architecture'].partition(',')[0], entry['Metadata']['Parameters']
+    # ', by ' begins the name of another config, which a figure of a pretraining belongs to
+    figures = [f'{row["Task"]} {row["Value"]}' for row in entry['Published Results'] if ', by ' not in row['Task']]
+    return dict(
+        model=f'BEiT, {model}, {parameters // 10**6} M parameters',
+        licence='MIT' if weights['Source'] == 'microsoft/unilm' else 'Apache-2.0',
+        figures=', '.join(figures[:1]),
+    )
 
 
 @functools.cache
@@ -155,13 +170,27 @@ def list_models(pattern: str = '*', details: bool = False) -> Any:
         details: also return what is known about each.
 
     Returns:
-        A sorted list of names; with details, a dict from name to dict(url=...). A BEiT also has its config; a plain
-        ViT its model, licence, normalisation ('imagenet' or 'half') and the figures that its authors report.
+        A sorted list of names; with details, a dict from name to dict(url=..., model=..., licence=..., figures=...),
+        these as reported. A BEiT also has its config, a plain ViT its normalisation ('imagenet' or 'half').
     """
-    known = {name: dict(url=entry.url, config=str(entry.config)) for name, entry in released().items()}
+    known = {name: dict(entry.about, url=entry.url, config=str(entry.config)) for name, entry in released().items()}
     known |= plain_vits()
     found = {name: known[name] for name in sorted(known) if fnmatch(name, pattern)}
     return found if details else list(found)
+
+
+def is_at_hand(url: str) -> bool:
+    """Whether the file of a released model is on this machine."""
+    if not url.startswith(HUB_SCHEME):
+        return any(place.is_file() for place in (Path(url), *places_of_url(url)))
+    name = url.removeprefix(HUB_SCHEME)
+    if Path(os.environ.get(WEIGHTS_VARIABLE, ''), name).is_dir():
+        return True
+    with suppress(ImportError):
+        from huggingface_hub import try_to_load_from_cache
+
+        return isinstance(try_to_load_from_cache(name, HUB_FILES[0]), str)
+    return False
 
 
 def path_of_checkpoint(source: str | Path, part: str = 'pretrained') -> Path:
@@ -181,7 +210,7 @@ def path_of_checkpoint(source: str | Path, part: str = 'pretrained') -> Path:
         return locate_weights(known['url'], ADVICE)
     raise FileNotFoundError(
         f'{str(source)!r} does not exist; expected a checkpoint, the folder of a finished run, demo or a released model'
-        + (nearest(Path(source).stem) or ' (see list_models())')
+        + (nearest(Path(source).stem) or ' (beit-mm models lists them)')
     )
 
 
@@ -203,5 +232,7 @@ def first_at_hand(names: Iterable[str]) -> tuple[Path | None, str]:
 
 def nearest(name: str) -> str:
     """The end of an error message, which suggests released models with similar names; empty if there are none."""
-    near = get_close_matches(name.lower(), list_models(), n=3, cutoff=0.6)
+    names, word = list_models(), name.lower()
+    near = sorted((known for known in names if len(word) > 2 and word in known), key=lambda known: known.find(word))
+    near = near[:3] or get_close_matches(word, names, n=3, cutoff=0.6)
     return f'; did you mean {" or ".join(map(repr, near))}?' if near else ''

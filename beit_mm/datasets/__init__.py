@@ -12,6 +12,7 @@ from .reading import LoadBands, LoadImage, UnreadableImageError
 from .samplers import RepeatedAugmentationSampler, SeededSampler
 from .segmentation_folder import LoadAnnotation, SegmentationFolder
 from .transforms import (
+    CenterCropDown,
     PackViews,
     RandAugment,
     RandomCropAtScale,

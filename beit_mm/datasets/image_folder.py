@@ -74,7 +74,8 @@ def list_images(folder: str, extensions: Sequence[str] = EXTENSIONS, subfolders:
             left_out += sum(name.lower().endswith(left_out_extensions) for name in names)
         paths += sorted(found, key=os.fsencode)
     if left_out:
-        warn(f'{quoted(folder)}: {left_out} HEIC images are left out; to read them, pip install pillow-heif')
+        images = '1 HEIC image is' if left_out == 1 else f'{left_out} HEIC images are'
+        warn(f'{quoted(folder)}: {images} left out; to read HEIC, pip install pillow-heif')
     return Paths.of(paths)
 
 

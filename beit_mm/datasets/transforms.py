@@ -11,7 +11,7 @@ import mmcv
 import numpy as np
 import torch
 import torch.nn.functional as F
-from mmcv.transforms import BaseTransform
+from mmcv.transforms import BaseTransform, CenterCrop
 from mmpretrain.datasets import RandAugment as RandAugmentBGR
 from PIL import Image
 from torch import Tensor
@@ -122,6 +122,17 @@ class RandomResizedCrop(TwoViewRandomResizedCrop):
         results['img'] = image = results.pop('images')
         results['img_shape'] = image.shape[:2]
         return results
+
+
+@TRANSFORMS.register_module()
+class CenterCropDown(CenterCrop):
+    """mmcv's CenterCrop for `img` (H, W, C) as in transformers: the middle of an odd rest is rounded down."""
+
+    def transform(self, results: dict) -> dict:
+        image, (width, height) = results['img'], self.crop_size
+        top, left = (max(whole - part, 0) // 2 for whole, part in zip(image.shape, (height, width), strict=False))
+        image = image[top : top + height, left : left + width]
+        return dict(results, img=image, img_shape=image.shape[:2])
 
 
 @TRANSFORMS.register_module()

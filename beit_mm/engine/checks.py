@@ -232,9 +232,23 @@ def load_whole(model: nn.Module, weights: Mapping[str, Any]) -> None:
 
 
 def check_model(model: nn.Module, dataset: Dataset) -> None:
+    check_out_type(model)
     check_num_classes(model, dataset)
     check_normalisation(model)
     check_colours(model, dataset)
+
+
+def check_out_type(model: nn.Module) -> None:
+    """Raises UserError if a known head would get the default output of a backbone, all its tokens."""
+    model = getattr(model, 'module', model)  # inside a wrapper for test-time augmentation
+    backbone = backbone_of(getattr(model, 'backbone', nn.Identity()))
+    if backbone is None or backbone.out_type != 'raw' or getattr(model, 'queries_join_backbone', False):
+        return
+    heads = dict(decode_head="'featmap'", head="'avg_featmap' or 'cls_token'")
+    for name, expected in heads.items():
+        library = type(getattr(model, name, None)).__module__.partition('.')[0]
+        if library in ('mmseg', 'mmpretrain') or (library == 'beit_mm' and name == 'decode_head'):
+            raise UserError(f"model.backbone.out_type is 'raw', all tokens; for this {name} set it to {expected}")
 
 
 def check_num_classes(model: nn.Module, dataset: Dataset) -> None:

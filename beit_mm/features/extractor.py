@@ -18,12 +18,13 @@ from PIL import Image
 from torch import Tensor
 
 from beit_mm.checkpoint.checkpoint import Checkpoint, CheckpointInput, PerChannel, normalisation_of
+from beit_mm.checkpoint.description import usual_geometry
 from beit_mm.checkpoint.find import PHOTOS
 from beit_mm.datasets.image_folder import EXTENSIONS, extensions_of, list_images, scale_decoding
 from beit_mm.datasets.reading import LoadBands, LoadImage, UnreadableImageError, rgb_array, unreadable, with_image
 from beit_mm.datasets.segmentation_folder import check_images_alone
-from beit_mm.errors import UserError, check_choice
-from beit_mm.files import atomic_file
+from beit_mm.errors import UserError, check_choice, warn
+from beit_mm.files import atomic_file, quoted
 from beit_mm.models.vit import BEiTBackbone, block_indices
 from beit_mm.precision import inference_autocast
 from beit_mm.registry import TRANSFORMS
@@ -32,9 +33,9 @@ from beit_mm.terminal import with_bar
 ImageInput: TypeAlias = str | Path | np.ndarray | Image.Image
 Sources: TypeAlias = ImageInput | Sequence[ImageInput]
 Device: TypeAlias = str | torch.device | None
+WRITTEN = ('', '.csv', '.json', '.npz', '.png')  # endings of what verbs write, first of a folder
 KINDS = ('mean', 'class_token', 'patches')
 MOST_PATCHES, WINDOW = 4096, 32  # of an image seen at once; a larger one is seen in windows of so many patches a side
-CROP_RATIO = 0.875  # of the configs' test pipelines, which crop nothing at 384 pixels or more
 
 
 class ExistingPath(str):
@@ -143,17 +144,26 @@ def iterate_images(sources: Sources, extensions: Sequence[str] = EXTENSIONS) -> 
     elif os.path.lexists(path):  # a link that leads nowhere fails when it is read
         yield ExistingPath(Path(path))
     else:
-        raise FileNotFoundError(f'no file or folder {str(sources)!r}; expected images')
+        hint = f'; if results go there, type --out {quoted(path)}' if Path(path).suffix in WRITTEN else ''
+        raise FileNotFoundError(f'no file or folder {str(sources)!r}; expected images{hint}')
 
 
-def usual_preparation(size: Sequence[int], backend: str) -> list[dict]:
-    """The steps after loading if no config gives any: resize, and crop the middle to `size` (height, width)."""
-    edge = max(size) if max(size) >= 384 else round(max(size) / CROP_RATIO)
-    return [
-        dict(type='ResizeEdge', scale=edge, edge='short', backend=backend, interpolation='bicubic'),
-        dict(type='CenterCrop', crop_size=tuple(size[::-1])),
-        dict(type='PackInputs'),
-    ]
+def usual_preparation(size: Sequence[int], backend: str, source: str = '', known: Any = None) -> list[dict]:
+    """The steps after loading if no config gives any, for images of `size` (height, width).
+
+    `known` is the geometry that a file, `source`, holds: see `description.describe_source`.
+    """
+    if isinstance(known, str):
+        warn(f'{source}: the files ask for {known}, which is not supported; the middle of an image is cropped instead')
+    geometry = known if isinstance(known, dict) else usual_geometry(size)
+    by = dict(backend=backend, interpolation=geometry['interpolation'])
+    resize = dict(type='ResizeEdge', scale=geometry['resize'][0], edge='short', **by)
+    if len(geometry['resize']) == 2:
+        resize = dict(type='Resize', scale=tuple(geometry['resize'][::-1]), **by)
+    crop = dict(type='CenterCrop', crop_size=tuple(geometry['crop'][::-1]))
+    if geometry['rounds_down']:
+        crop['type'] = 'beit_mm.CenterCropDown'
+    return [resize, crop, dict(type='PackInputs')]
 
 
 class FeatureExtractor:
@@ -162,7 +172,7 @@ class FeatureExtractor:
     Args:
         checkpoint: path, URL or name in `list_models` of a BEiT in any format, of any task; or a BEiTBackbone.
         device: such as 'cuda:1' or 'cpu'; None for a GPU, if there is one. A backbone stays where it is.
-        size: side of the prepared image in pixels, or with `whole` its short side; None: the checkpoint's.
+        size: side of the prepared image in pixels, or with `whole` its short side; None: as the checkpoint says.
         whole: take all of an image, both sides rounded to multiples of the patch, instead of its middle.
         mean, std: one number for all channels or for each, pixels 0-255; None: the checkpoint's.
         bands: settings of LoadBands, for a model of images other than RGB.
@@ -188,6 +198,8 @@ class FeatureExtractor:
             self.checkpoint, self.backbone = 'the model', checkpoint
             self.device = next(checkpoint.parameters()).device
             recorded = checkpoint.load_report.preprocessing if checkpoint.load_report else {}
+            if [side * checkpoint.patch_size for side in checkpoint.grid] != recorded.get('size'):
+                recorded = {**recorded, 'geometry': None}  # it was built for other images than those of the file
             weights = checkpoint.state_dict()
             mean_std, _ = normalisation_of(self.checkpoint, recorded, weights, self.channels, mean=mean, std=std)
         else:
@@ -197,6 +209,7 @@ class FeatureExtractor:
             self.backbone_arguments = opened.backbone_arguments()
             self.backbone = BEiTBackbone.from_checkpoint(opened).to(self.device)
             mean_std, _ = opened.normalisation
+            recorded = opened.preprocessing
         tensors = torch.tensor([mean_std['mean'], mean_std['std']], dtype=torch.float32, device=self.device)
         self.mean, self.std = tensors[:, :, None, None]
         self.whole = whole
@@ -209,7 +222,9 @@ class FeatureExtractor:
             resize = dict(type='beit_mm.ResizeToPatches', short_side=size or min(trained), patch_size=patch)
             prepare: list[dict] = [resize, dict(type='PackInputs')]
         else:
-            prepare = usual_preparation((size, size) if size else trained, 'pillow' if rgb else 'cv2')
+            known = recorded.get('geometry') if size is None else None
+            backend = 'pillow' if rgb else 'cv2'
+            prepare = usual_preparation((size, size) if size else trained, backend, self.checkpoint, known)
         self.pipeline: list[dict] = [load, *prepare]
         with DefaultScope.overwrite_default_scope('mmpretrain'):
             self.reader = ImageReader([TRANSFORMS.build(step) for step in self.pipeline])

@@ -203,8 +203,8 @@ def judge(metrics: Mapping[str, Metric], weights: Path, unequal: bool, toy: bool
         run = shlex.quote(str(weights.parent))
         return verdict, f'beit-mm classify {run} new_images/ --out classes.csv; beit-mm export {run} model.onnx'
     balance = 'show images of small classes more often (--balance), ' if unequal else ''
-    released = ', or a released model to start from (--init NAME of beit_mm.list_models())' if toy else ''
-    return verdict, f'{balance}give it more images or more time{released}.'
+    released = ', or a released model to start from (--init): beit-mm models' if toy else '.'
+    return verdict, f'{balance}give it more images or more time{released}'
 
 
 def gains_over(name: str, metrics: Mapping[str, Metric], ending: str = '') -> Metrics:

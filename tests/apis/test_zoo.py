@@ -12,6 +12,7 @@ from peers import assert_equal
 from timm.models.beit import Beit
 from timm.models.vision_transformer import VisionTransformer
 
+from beit_mm.__main__ import main
 from beit_mm.apis import rebuild
 from beit_mm.apis.inferencers import ClassificationInferencer, SegmentationInferencer
 from beit_mm.apis.rebuild import get_model
@@ -39,6 +40,40 @@ def test_every_file_of_the_page_of_released_files_has_a_name():
         'mae*'
     )
     assert list_models('beit_large*ade20k') == ['beit_large_patch16_640_pt22k_ft22ktoade20k']
+
+
+def test_models_are_listed_with_what_is_known_and_whether_their_files_are_at_hand(tmp_path, monkeypatch, capsys):
+    """No file is downloaded: that is forbidden in tests."""
+    details = list_models(details=True)
+    assert all({'url', 'model', 'licence', 'figures'} <= entry.keys() for entry in details.values())
+    assert details[RELEASED]['figures'] == 'ImageNet-1K top-1 at 224 pixels 85.2' and not details[PRETRAINED]['figures']
+    monkeypatch.setenv('BEIT_MM_WEIGHTS', str(tmp_path))
+    monkeypatch.setenv('HF_HUB_CACHE', str(tmp_path / 'cache'))
+    names = ['demo', SEGMENTING, 'vit_small_patch16_224.augreg_in21k']
+    (tmp_path / f'{SEGMENTING}.pth').touch()
+    (tmp_path / 'timm/vit_small_patch16_224.augreg_in21k').mkdir(parents=True)
+    main(['models'])
+    rows = {line.split('  ')[0]: line for line in capsys.readouterr().out.splitlines()}
+    assert [*rows] == ['name', *list_models()]
+    assert [name for name in rows if ' yes' in rows[name]] == sorted(names)
+    assert '163 M' in rows[SEGMENTING] and 'MIT' in rows[SEGMENTING] and '53.6' in rows[SEGMENTING]
+    main(['models', 'dinov2'])
+    assert len(capsys.readouterr().out.splitlines()) == 1 + len(list_models('dinov2*'))
+    with pytest.raises(UserError, match='dinov2_vits14_pretrain'):
+        main(['models', 'dinov3_vits16'])
+
+
+@pytest.mark.parametrize(
+    ('word', 'first'),
+    [
+        ('dinov2', 'dinov2_vitb14_pretrain'),
+        ('augreg', 'vit_base_patch16_224.augreg_in21k'),
+        ('beit_bse_patch16_224_pt22k', PRETRAINED),
+    ],
+)
+def test_a_part_of_a_name_and_a_slip_are_answered_with_names(word, first):
+    with pytest.raises(FileNotFoundError, match=f"did you mean '{first}'"):
+        path_of_checkpoint(word)
 
 
 def test_models_are_the_published_ones_and_weights_come_from_the_folder_of_weights_or_a_file(tmp_path, monkeypatch):

@@ -71,7 +71,9 @@ def test_a_folder_is_searched_at_any_depth_in_sorted_order_and_heic_counted(fold
     expected = ['b.PNG', *colours[:3], 'c 1/my image.jpg', 'deep/er/a.webp', *colours[3:]]
     assert found(unlabeled(folder)) == [(name, None) for name in expected]
     assert re.search(f'^{folder}/: 2 HEIC .* pip install pillow-heif$', warnings()[0])
-    assert not len(image_folder.list_images(str(folder), image_folder.BAND_EXTENSIONS)) and len(warnings()) == 1
+    image_folder.list_images(str(folder / 'deep'))
+    assert ': 1 HEIC image is left out' in warnings()[1]
+    assert not len(image_folder.list_images(str(folder), image_folder.BAND_EXTENSIONS)) and len(warnings()) == 2
 
 
 def test_each_class_folder_is_searched_by_itself(folder):

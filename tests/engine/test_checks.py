@@ -13,12 +13,14 @@ from mmengine.logging import MessageHub
 from mmengine.structures import PixelData
 from mmpretrain.evaluation import Accuracy, MultiLabelMetric
 from mmseg.evaluation import IoUMetric
+from mmseg.models import FCNHead
 from mmseg.structures import SegDataSample
 from torch import nn
 
 from beit_mm.datasets.segmentation_folder import SegmentationFolder
-from beit_mm.engine.checks import FitCheckHook, check_label_files, check_labels, check_size, check_topk
+from beit_mm.engine.checks import FitCheckHook, check_label_files, check_labels, check_out_type, check_size, check_topk
 from beit_mm.errors import UserError
+from beit_mm.models import BEiTBackbone
 from beit_mm.registry import MODELS
 
 
@@ -43,6 +45,23 @@ def test_number_of_classes(cfg):
         'images/train has 3 classes, .* built for 4; .*model.data_preprocessor.num_classes=3 model.head.num_classes=3',
     )
     refused(cfg, 'images/val has 3 classes', loop='test')
+
+
+@pytest.mark.parametrize('loop', ['train', 'test'])
+def test_all_tokens_do_not_fit_a_head_of_one_vector_an_image(cfg, loop):
+    """The default of a backbone, as of a config that was copied from a pretraining."""
+    cfg.model.backbone.out_type = 'raw'
+    refused(cfg, "out_type.*'avg_featmap'", loop)
+
+
+@pytest.mark.parametrize(('out_type', 'joins'), [('raw', False), ('featmap', False), ('raw', True)])
+def test_all_tokens_do_not_fit_a_decode_head_unless_it_joins_the_backbone(out_type, joins):
+    model = nn.Module()
+    model.backbone = BEiTBackbone(narrow_model()['backbone']['arch'], 32, 16, out_type=out_type)
+    model.decode_head, model.queries_join_backbone = FCNHead(in_channels=8, channels=8, num_classes=2), joins
+    expected = pytest.raises(UserError, match="out_type.*'featmap'") if (out_type, joins) == ('raw', False) else None
+    with expected or nullcontext():
+        check_out_type(model)
 
 
 @pytest.mark.parametrize('missing', ['erase_box', 'ClassificationDataPreprocessor', None])

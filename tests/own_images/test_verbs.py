@@ -520,6 +520,8 @@ def test_a_mistake_is_one_line(run, images, tmp_path):
         ('does not exist', 'pretrain', images, '--out', out, '--targets', 'features', '--teacher', 'nothing.pth'),
         ('has class folders: none', 'finetune', images / 'red', '--init', run, '--out', out),
         ('--labelled FOLDER', 'classify', run, image),
+        (f'type --out {tmp_path}/new.csv', 'classify', 'demo', image, tmp_path / 'new.csv'),
+        (f'type --out {tmp_path}/maps', 'segment', 'demo', image, tmp_path / 'maps'),
         ('broken.png', 'reconstruct', run, broken, '--out', tmp_path / 'picture.png'),
     ):
         mistake(message, *words)

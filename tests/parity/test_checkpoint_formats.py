@@ -16,7 +16,6 @@ from beit_mm.checkpoint.checkpoint import Checkpoint
 from beit_mm.checkpoint.convert import convert_checkpoint
 from beit_mm.checkpoint.names import FORMATS, convert_state_dict, task_of
 from beit_mm.checkpoint.read import CheckpointError
-from beit_mm.features.extractor import CROP_RATIO
 
 TASKS = tuple(peers.DEPTH)
 LOSSES = {  # format and task: what has no place there, as beginnings of names; all else is held without loss
@@ -219,12 +218,10 @@ def test_a_folder_of_transformers_is_a_classifier_with_the_names_of_its_classes(
     mean, std = [0.5, 0.4, 0.3], [0.2, 0.3, 0.4]
     processor = dict(image_mean=mean, image_std=std, size=dict(height=SIZE, width=SIZE))
     (tmp_path / 'hub/preprocessor_config.json').write_text(json.dumps(processor))
-    edge = round(SIZE / CROP_RATIO)  # what the crop is taken from, so that nothing is resized
-    pixels = np.random.default_rng(0).integers(0, 256, (edge, edge, 3), dtype=np.uint8)
+    pixels = np.random.default_rng(0).integers(0, 256, (SIZE, SIZE, 3), dtype=np.uint8)  # nothing is resized
     (found,) = ClassificationInferencer(tmp_path / 'hub', device='cpu')(pixels)
-    inside = slice(round((edge - SIZE) / 2), round((edge + SIZE) / 2))
-    crop = torch.from_numpy(pixels[inside, inside]).permute(2, 0, 1) / 255
-    images = (crop[None] - torch.tensor(mean).view(3, 1, 1)) / torch.tensor(std).view(3, 1, 1)
+    images = torch.from_numpy(pixels).permute(2, 0, 1)[None] / 255
+    images = (images - torch.tensor(mean).view(3, 1, 1)) / torch.tensor(std).view(3, 1, 1)
     (expected,) = peers.peer_outputs(peer, 'classification', images)[0].softmax(dim=-1).tolist()
     assert dict(found['scores']) == pytest.approx(dict(enumerate(expected)), abs=1e-4)
     assert found['name'] == names[int(np.argmax(expected))]
