@@ -3,8 +3,8 @@
 import io
 import os
 import random
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from functools import lru_cache, partial
 from itertools import islice
 from typing import Any, BinaryIO
@@ -42,10 +42,14 @@ MAX_BYTES_PER_PIXEL = 16  # four channels of 32 bits
 MAX_ASPECT = 50  # resizing the short side of a longer image could use up all memory
 MARGIN = 2  # decode to at least twice the wanted size: then pixels differ by 1 level on average from full decoding
 ORIENTATION_TAG, BITS_TAG, SAMPLES_TAG = 0x0112, 258, 277
+NODATA_TAG = 42113  # GDAL_NODATA: as text, the value of pixels that were not measured
 SIDEWAYS = (5, 6, 7, 8)  # EXIF orientations that swap height and width
 MAX_BANDS = 16
 MOST_DARK = 63  # of 255: an image of 16 bits whose highest value is at most this usually has 12 or 14
 SAMPLED = 10_000  # pixels of an image that are used for statistics of the bands
+# A value on more than 1 % of a band's pixels that lies this far below or above all others, in multiples of their range
+# from percentile 1 to 99: no data; or maybe, if it is 0 or the type's lowest or highest.
+FAR, APART = 3, 0.25
 # TIFF's numbers for none, LZW, Deflate (two), PackBits, LZMA, Zstandard; not JPEG: nothing checks the size inside it
 COMPRESSIONS = (1, 5, 8, 32946, 32773, 34925, 50000)
 # Pillow's errors for a TIFF whose bands are not RGB; the last two if each band is a plane
@@ -295,12 +299,17 @@ def rgb_array(image: Image.Image) -> np.ndarray:
         rgb = Image.alpha_composite(Image.new('RGBA', image.size, 'white'), transparent).convert('RGB')
     else:
         rgb = image.convert('RGB')
-    if (tag := orientation(image)) != 1:
-        exif = Image.Exif()
-        exif[ORIENTATION_TAG] = tag
-        rgb.info = dict(exif=exif.tobytes())  # exif_transpose rewrites the EXIF block, which fails on broken ones
-        rgb = ImageOps.exif_transpose(rgb)
-    return np.array(rgb)
+    return np.array(turned(rgb, orientation(image)))
+
+
+def turned(image: Image.Image, tag: int) -> Image.Image:
+    """Turns or mirrors a decoded image as an EXIF orientation of 1 to 8 says."""
+    if tag == 1:
+        return image
+    exif = Image.Exif()
+    exif[ORIENTATION_TAG] = tag
+    image.info = dict(exif=exif.tobytes())  # exif_transpose rewrites the EXIF block, which fails on broken ones
+    return ImageOps.exif_transpose(image)
 
 
 def is_deep_gray(image: Image.Image) -> bool:
@@ -323,11 +332,15 @@ def deep_gray_to_rgb(image: Image.Image) -> Image.Image:
 class LoadBands(BaseTransform):
     """Makes `img`, (H, W, C) with C bands, 0-255, from `img_path`, a .tif or .npy file, or from a given `img`.
 
+    NaN, infinity, `nodata` and the value in a .tif file's GDAL_NODATA tag become 0. `nodata`, bool (H, W), shows where
+    that is so in all bands; LoadAnnotation ignores these pixels.
+
     Args:
         bands: bands of the file, counted from 0, in the order that the model sees; None: all.
         low, high: values in the file that become 0 and 255, for all bands or for each; the result is float32. None: the
             files hold uint8, which stays as it is. `tools/datasets/band_statistics.py` prints both.
         max_pixels: as in LoadImage.
+        nodata: values of pixels that were not measured, whatever the file's tag says.
 
     Raises:
         UnreadableImageError: the file cannot be read, or its bands or values do not fit these settings.
@@ -339,6 +352,7 @@ class LoadBands(BaseTransform):
         low: float | Sequence[float] | None = None,
         high: float | Sequence[float] | None = None,
         max_pixels: int = MAX_PIXELS,
+        nodata: float | Sequence[float] = (),
     ) -> None:
         lengths = {len(value) for value in (bands, low, high) if isinstance(value, Sequence)}
         fits = len(lengths) <= 1 and lengths <= {*range(1, MAX_BANDS + 1)}
@@ -352,26 +366,32 @@ class LoadBands(BaseTransform):
         self.low, self.high = (None if value is None else np.float32(value) for value in (low, high))
         self.num_bands = lengths.pop() if lengths else None  # None: any number
         self.max_pixels = max_pixels
+        self.nodata: list[float] = np.atleast_1d(nodata).tolist()
 
     def transform(self, results: dict) -> dict:
         if 'img' in results:
-            image = self.scale(results['img'])
+            image, results['nodata'] = self.scale(results['img'])
         else:
             values = read_bands(results['img_path'], self.max_pixels)
             with unreadable(results['img_path'], ValueError, MemoryError):
-                image = self.scale(values)
+                image, results['nodata'] = self.scale(values)
         return with_image(results, image)
 
-    def scale(self, values: np.ndarray) -> np.ndarray:
-        """Selects the bands of an array (H, W) or (H, W, C) and scales them to 0-255, see LoadBands."""
+    def scale(self, values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Selects the bands of an array (H, W) or (H, W, C) and scales them to 0-255, see LoadBands.
+
+        Returns:
+            The bands (H, W, C), and where none of them holds data, bool (H, W).
+        """
         values = self.select(check_bands(values))
+        missing = is_missing(values, self.nodata)  # H, W, C
         if self.low is None or self.high is None:
             if values.dtype != np.uint8:
                 raise UserError(
                     f'values of type {values.dtype}; expected uint8, or low and high of LoadBands, '
                     'which become 0 and 255: tools/datasets/band_statistics.py prints them'
                 )
-            return np.ascontiguousarray(values)
+            return np.where(missing, np.uint8(0), values), np.all(missing, axis=2)
         height, width, count = values.shape
         # along whole rows, because numpy takes four times as long along an axis as short as that of the bands
         low, factor = (np.tile(np.broadcast_to(x, count), width) for x in (self.low, 255 / (self.high - self.low)))
@@ -379,8 +399,9 @@ class LoadBands(BaseTransform):
             scaled = np.array(values, np.float32, order='C').reshape(height, width * count)
             scaled -= low
             scaled *= factor
-        np.fmax(scaled, 0, out=scaled)  # turns NaN into 0 too
-        return np.fmin(scaled, 255, out=scaled).reshape(height, width, count)
+        np.clip(scaled, 0, 255, out=scaled)
+        scaled[missing.reshape(scaled.shape)] = 0  # not the mean, which a loader does not know
+        return scaled.reshape(height, width, count), np.all(missing, axis=2)
 
     def select(self, values: np.ndarray) -> np.ndarray:
         """The bands, in their order, of an array (H, W, C)."""
@@ -405,8 +426,16 @@ class LoadBands(BaseTransform):
 def band_statistics(
     paths: Sequence[str], bands: Sequence[int] | None = None, percentiles: tuple[float, float] = (1, 99)
 ) -> dict[str, Any]:
-    """For each band its percentiles `low` and `high`, and `mean` and `std` of the values that LoadBands makes of it."""
-    generator, sampled, chosen = random.Random(0), [], [*(bands or ())]
+    """Statistics of the values in files, without no data.
+
+    Returns:
+        For each band its percentiles `low` and `high`, and `mean` and `std` of the values that LoadBands makes of it;
+        `nodata`, values that mean no data without a tag that says so; and `notes` about these, for the user.
+
+    Raises:
+        UserError: files differ in their bands or depth, or a band holds one value nearly everywhere.
+    """
+    generator, sampled, chosen, dtypes = random.Random(0), [], [*(bands or ())], {}
     for path in paths:
         values = read_bands(path)
         stored = [*range(values.shape[2])]
@@ -415,19 +444,87 @@ def band_statistics(
             raise UserError(f'{path} has {len(stored)} bands, counted from 0; there are no bands {chosen}')
         if not bands and chosen != stored:
             raise UserError(f'{path} has {len(stored)} bands, earlier files {len(chosen)}; choose the bands to use')
+        dtypes[path] = values.dtype
         values = values[..., chosen].reshape(-1, len(chosen))
         rows = generator.sample(range(len(values)), min(SAMPLED, len(values)))
-        sampled.append(values[rows].astype(np.float64))
+        sampled.append(np.where(is_missing(values[rows]), np.nan, values[rows].astype(np.float64)))
+    check_depths(dtypes)
     pixels = np.concatenate(sampled)
-    pixels[~np.isfinite(pixels)] = np.nan
+    nodata, notes = find_nodata(pixels, next(iter(dtypes.values())))
+    pixels[is_missing(pixels, nodata)] = np.nan
     low, high = np.nanpercentile(pixels, percentiles, axis=0)
     if not (low < high).all():
         column = int(np.flatnonzero(~(low < high))[0])
         raise UserError(f'band {chosen[column]} is {low[column]:g} nearly everywhere; omit it or widen the percentiles')
     low, high = ([float(f'{value:.6g}') for value in values] for values in (low, high))
-    scaled = LoadBands(low=low, high=high).scale(pixels[None])
-    mean, std = scaled.mean(axis=(0, 1), dtype=np.float64), scaled.std(axis=(0, 1), dtype=np.float64)
-    return dict(low=low, high=high, mean=mean.round(2).tolist(), std=std.round(2).tolist())
+    (scaled,), _ = LoadBands(low=low, high=high).scale(pixels[None])
+    measured = np.isfinite(pixels)
+    mean, std = (of(scaled, axis=0, dtype=np.float64, where=measured).round(2).tolist() for of in (np.mean, np.std))
+    return dict(low=low, high=high, mean=mean, std=std, nodata=nodata, notes=notes)
+
+
+def check_depths(dtypes: Mapping[str, np.dtype]) -> None:
+    """Refuses files, by path, that hold numbers of two depths, which one scale cannot fit."""
+    depths = {'floats' if dtype.kind == 'f' else f'{8 * dtype.itemsize} bits': path for path, dtype in dtypes.items()}
+    if len(depths) > 1:
+        (depth, path), (other_depth, other), *_ = depths.items()
+        raise UserError(
+            f'{path} holds {depth}, {other} holds {other_depth}; all files are scaled alike, so convert those of one '
+            'kind, for example by gdal_translate -ot UInt16 -scale'
+        )
+
+
+def is_missing(values: np.ndarray, nodata: Sequence[float] = ()) -> np.ndarray:
+    """Where an array holds no data, bool: masked, NaN, infinity, or one of the values in `nodata`."""
+    stored = np.ma.getdata(values)
+    missing: np.ndarray = np.ma.getmaskarray(values) | ~np.isfinite(stored)
+    for value in nodata:
+        with np.errstate(over='ignore'):
+            # a tag may have six digits: -3.40282e+38
+            missing |= np.isclose(stored, value, rtol=2e-6 if stored.dtype.kind == 'f' else 0, atol=0)
+    return missing
+
+
+def repeated_edges(values: np.ndarray) -> Iterator[tuple[float, float]]:
+    """The lowest and the highest of values (N,) if more than 1 % have it; its distance to the others, see FAR."""
+    for edge in {*values[[values.argmin(), values.argmax()]].tolist()} if values.size else ():
+        others = values[values != edge]
+        if 0 < len(others) < 0.99 * len(values):
+            low, high = np.percentile(others, (1, 99))
+            distance = max(others.min() - edge, edge - others.max())
+            if low < high:
+                yield edge, distance / (high - low)
+
+
+def tag_value(tag: object) -> list[float]:
+    """The number in a GDAL_NODATA tag, in a list; an empty list without one."""
+    with suppress(ValueError):
+        return [float(str(tag).strip(' \0'))]
+    return []
+
+
+def find_nodata(pixels: np.ndarray, dtype: np.dtype) -> tuple[list[float], list[str]]:
+    """Values that mean no data although no tag says so, see FAR, in the bands (N, C) of sampled pixels, and notes.
+
+    A value that is merely APART is named and kept: it can be real, as 0 is in a shadow, and leaves at least a quarter
+    of the scale to the others.
+    """
+    nodata: set[float] = set()
+    doubtful: set[float] = set()
+    limits = [np.iinfo(dtype).min, np.iinfo(dtype).max] if dtype.kind in 'ui' else []
+    for values in pixels.T:
+        values = values[np.isfinite(values)]
+        while far := [edge for edge, gap in repeated_edges(values) if gap > FAR]:
+            nodata.update(far)
+            values = values[~np.isin(values, far)]
+        doubtful.update(edge for edge, gap in repeated_edges(values) if gap > APART and edge in (0, *limits))
+    notes = []
+    for value in sorted(nodata | doubtful):
+        share = (pixels == value).any(axis=1).mean()
+        note = f'bands: {value:g}, on {100 * share:.0f} % of the pixels, is far from all other values; it '
+        says = f'may mean no data; if so, tell GDAL, for example by rio edit-info --nodata {value:g} FILE'
+        notes.append(note + ('counts as no data' if value in nodata else says))
+    return sorted(nodata), notes
 
 
 def check_bands(values: np.ndarray) -> np.ndarray:
@@ -474,7 +571,9 @@ def read_tif(file: BinaryIO, max_pixels: int) -> np.ndarray:
         check_bands_size((height, width, planes * bands * len(pages)), first.dtype, max_pixels)
         arrays = [page.asarray().reshape(planes, height, width, bands) for page in pages]
         values = np.concatenate([array.transpose(1, 2, 0, 3).reshape(height, width, -1) for array in arrays], axis=2)
-    return check_bands(values)
+        nodata = tag_value(first.tags.valueof(NODATA_TAG))
+    values = check_bands(values)
+    return np.ma.masked_array(values, is_missing(values, nodata)) if nodata else values
 
 
 def check_bands_size(shape: Sequence[int], dtype: np.dtype, max_pixels: int) -> None:

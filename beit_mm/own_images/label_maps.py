@@ -15,7 +15,7 @@ from beit_mm.checkpoint.names import preview
 from beit_mm.datasets import reading, segmentation_folder
 from beit_mm.datasets.image_folder import BAND_EXTENSIONS, EXTENSIONS, list_images, read_lines
 from beit_mm.datasets.reading import SIDEWAYS, UnreadableImageError, open_image, orientation, read_bands, unreadable
-from beit_mm.datasets.segmentation_folder import IGNORE_INDEX, IMAGES, MAPS, TRAINING
+from beit_mm.datasets.segmentation_folder import IGNORE_INDEX, IMAGES, MAPS, NO_DATA, TRAINING
 from beit_mm.errors import UserError
 from beit_mm.own_images.images import VALIDATION, ImageList, Images, evenly, hold_out
 from beit_mm.terminal import with_bar
@@ -24,6 +24,9 @@ MIN_PAIRS = 10  # images with label maps that are needed to learn from
 BESIDE = ('_mask.png', '-mask.png', '_label.png')  # endings of maps that lie beside their images
 READ = (*EXTENSIONS, '.npy')  # endings of images, some of them with many bands
 MAX_MEASURED = 100  # images that statistics of bands are taken from
+LOSSY = ('.jpg', '.jpeg', '.webp')
+UPRIGHT, AS_STORED, EITHER = 'upright', 'as stored', 'either'
+MIN_CONTRAST, MIN_SHADES = 64, 8  # of masks with soft borders, see `soft_ends`
 ASK_ZERO = 'what is 0? Give --reduce-zero-label if it marks unlabelled pixels, --keep-zero-label if it is a class'
 EXPECTED = 'expected images/a.jpg and annotations/a.png, or a.jpg and a_mask.png side by side'
 
@@ -38,6 +41,7 @@ class LabelMaps(Images):
     notes: list[str]  # what was found, for the user
     colours: list[list[int]] | None  # of the classes, if the maps are read by colour
     bands: dict[str, Any] | None  # arguments of LoadBands, and `mean` and `std`; None: the images are RGB
+    reading: dict[str, bool]  # `nearest_value` and `turn_maps` of SegmentationFolder
     num_validated: ClassVar[int] = 32
     validation_cost: ClassVar[int] = 6  # several windows, and logits of whole images
 
@@ -65,6 +69,7 @@ class LabelMaps(Images):
             classes=str(lists / 'classes.txt'),
             reduce_zero_label=reduced,
             label_values=None if usual else self.values,
+            **self.reading,
         )
 
 
@@ -82,6 +87,7 @@ class Meaning(NamedTuple):
     classes: list[str]
     values: list[int]  # the number of each class; other numbers are unlabelled
     text: str  # the same for the user
+    nearest: bool = False  # other numbers from 0 stand for the nearest of `values`
 
 
 @dataclass
@@ -93,6 +99,8 @@ class Maps:
     numbers: dict[str, set[int]]  # path of each image, relative to `images` -> the numbers in its map
     pixels: Counter[int]  # how many pixels have each number
     notes: list[str]  # what was left out
+    dtypes: dict[str, np.dtype]  # path of each image with bands -> its kind of numbers
+    drawn: Counter[str]  # how many maps of images with an EXIF orientation fit them UPRIGHT, AS_STORED or EITHER way
 
     def some(self, images: ImageList) -> 'Maps':
         """The same with these images only."""
@@ -105,6 +113,14 @@ class Maps:
 
     def listed(self) -> ImageList:
         return ImageList(self.images, dict.fromkeys(self.numbers, ''))
+
+
+class Pair(NamedTuple):
+    """What is read of an image and its label map."""
+
+    labels: np.ndarray  # H, W
+    drawn: str = ''  # for an image with an EXIF orientation: UPRIGHT, AS_STORED or EITHER
+    dtype: np.dtype | None = None  # of an image with bands
 
 
 def find_label_maps(
@@ -144,15 +160,19 @@ def find_label_maps(
             f'{str(root)!r}; expected at least {least}{"".join(f"; {note}" for note in notes)}'
         )
     pixels: Counter[int] = sum((maps.pixels for maps in found), Counter())
-    meaning = meaning_of(legend, found, pixels, reduce_zero_label)
+    drawn: Counter[str] = sum((maps.drawn for maps in found), Counter())
+    turning, turn_maps = choose_turning(drawn)
+    reading.check_depths({path: dtype for maps in found for path, dtype in maps.dtypes.items()})
+    meaning = meaning_of(legend, found, pixels, reduce_zero_label, suffix)
     if not 1 < len(meaning.values) < IGNORE_INDEX:
         raise UserError(
             f'{len(meaning.values)} classes in {str(root)!r} ({meaning.text}); expected 2 to {IGNORE_INDEX - 1}'
         )
     check_labelled(train, held_out, meaning)
-    labelled_share = sum(pixels[value] for value in meaning.values) / pixels.total()
-    unlabelled = f'{100 - 100 * labelled_share:.0f} % of the pixels are unlabelled'
-    notes.insert(0, f'{meaning.text}{unlearned(train, held_out, meaning)}; {unlabelled}')
+    by_colour = legend.colours is not None
+    about = f'{meaning.text}{unlearned(train, held_out, meaning)}; {unlabelled(pixels, meaning, by_colour)}'
+    measured = None if bands is None else measure_bands([str(train.images / name) for name in train.numbers], bands)
+    notes = [about, *turning, *(measured.pop('notes') if measured else []), *notes]
     return LabelMaps(
         train.listed(),
         held_out.listed(),
@@ -162,7 +182,8 @@ def find_label_maps(
         values=meaning.values,
         notes=notes,
         colours=legend.colours,
-        bands=None if bands is None else measure_bands([str(train.images / name) for name in train.numbers], bands),
+        bands=measured,
+        reading=dict(nearest_value=meaning.nearest, turn_maps=turn_maps),
     )
 
 
@@ -202,6 +223,35 @@ def unlearned(train: Maps, held_out: Maps, meaning: Meaning) -> str:
     return text
 
 
+def unlabelled(pixels: Counter[int], meaning: Meaning, by_colour: bool) -> str:
+    """Says how many pixels are unlabelled and, unless these are colours, by which numbers."""
+    others = Counter({number: count for number, count in pixels.items() if number not in meaning.values})
+    if meaning.nearest:
+        others = Counter({number: count for number, count in others.items() if number < 0})
+    per_pixel = 100 / pixels.total()
+    text = f'{per_pixel * others.total():.0f} % of the pixels are unlabelled'
+    if by_colour or not others:
+        return text
+    names = {NO_DATA: 'no data'}
+    shares = [f'{names.get(number, number)} ({per_pixel * count:.2g} %)' for number, count in others.most_common()]
+    return f'{text}: {preview(shares)}'
+
+
+def choose_turning(drawn: Counter[str]) -> tuple[list[str], bool]:
+    """A note about images with an EXIF orientation, if any is needed, and whether their maps are to be turned too."""
+    if drawn[AS_STORED] and drawn[UPRIGHT]:
+        raise UserError(
+            f'{drawn[AS_STORED]} label maps fit their images as stored, {drawn[UPRIGHT]} as EXIF turns them; expected '
+            'one of the two for all'
+        )
+    if drawn[AS_STORED]:
+        return [f'{drawn.total()} images are turned by EXIF; their maps are not, and are turned like them'], True
+    if drawn[EITHER] and not drawn[UPRIGHT]:
+        cure = 'if not, give the images no orientation: exiftool -Orientation= FOLDER'
+        return [f'{drawn[EITHER]} images are turned by EXIF; their maps must be upright too; {cure}'], False
+    return [], False
+
+
 # classes.txt and what numbers mean
 
 
@@ -219,7 +269,9 @@ def read_legend(path: Path) -> Legend:
         raise UserError(f'{path}: expected a whole number in column Number of each line ({error})') from None
 
 
-def meaning_of(legend: Legend, found: Sequence[Maps], pixels: Counter[int], reduce_zero_label: bool | None) -> Meaning:
+def meaning_of(
+    legend: Legend, found: Sequence[Maps], pixels: Counter[int], reduce_zero_label: bool | None, suffix: str
+) -> Meaning:
     """The classes of all maps, by the colours or numbers of classes.txt, or by the order of its names."""
     if reduce_zero_label is not None and (legend.colours or legend.numbers):
         has = 'colours' if legend.colours else 'numbers'
@@ -229,6 +281,18 @@ def meaning_of(legend: Legend, found: Sequence[Maps], pixels: Counter[int], redu
     if legend.names and legend.numbers:
         text = f'{len(legend.names)} classes of classes.txt, with its numbers'
         return Meaning(legend.names, legend.numbers, text)
+    lossy = suffix.lower().endswith(LOSSY)
+    if ends := soft_ends(pixels, legend.names, lossy):
+        if reduce_zero_label:
+            raise UserError(
+                f'label maps are masks of {ends[0]} and {ends[1]} with soft borders; leave out --reduce-zero-label'
+            )
+        masks = meaning_of_masks(ends, legend.names or [])
+        text = f'{masks.text}; numbers between them (soft borders) count as the nearer one'
+        return masks._replace(text=text, nearest=True)
+    if lossy:
+        folder = str(found[0].folder)
+        raise UserError(f'maps in {folder!r} end in {suffix}, whose compression changes numbers; save them as PNG')
     return meaning_of_numbers(found, legend.names, reduce_zero_label)
 
 
@@ -244,7 +308,9 @@ def meaning_of_colours(pixels: Counter[int], names: list[str], colours: Sequence
 
 def meaning_of_numbers(found: Sequence[Maps], names: list[str] | None, reduce_zero_label: bool | None) -> Meaning:
     """The classes of label maps with numbers. `names` come from classes.txt."""
-    occurring = set().union(*(maps.all_numbers for maps in found))
+    occurring = {number for maps in found for number in maps.all_numbers if number >= 0}
+    if is_gray_scale(occurring) and (names is None or len(names) in (len(occurring), len(occurring) - 1)):
+        return meaning_of_gray_scale(sorted(occurring), names, reduce_zero_label)
     numbers = sorted(occurring - {IGNORE_INDEX})
     if not numbers:
         return Meaning([], [], f'every pixel is {IGNORE_INDEX}, which marks ignored pixels')
@@ -265,7 +331,56 @@ def meaning_of_masks(values: list[int], names: Sequence[str]) -> Meaning:
     """The two classes of masks with 0 and another value; classes.txt may name both, or the second."""
     background = [] if len(names) == 2 else ['background']
     classes = [*background, *(names or ['foreground'])]
-    return Meaning(classes, values, f'masks of two classes: 0 is {classes[0]}, {values[1]} is {classes[1]}')
+    text = f'masks of two classes: {values[0]} is {classes[0]}, {values[1]} is {classes[1]}'
+    return Meaning(classes, values, text)
+
+
+def soft_ends(pixels: Counter[int], names: Sequence[str] | None, lossy: bool) -> list[int] | None:
+    """The two numbers of masks with soft borders; None for other maps.
+
+    Nearly all pixels are close to one of the two, and each of them is frequent. Between them lie shades everywhere (few
+    after lossy compression), of which none is frequent: that would be a class.
+    """
+    numbers = [number for number in pixels if number >= 0]
+    if len(names or ()) > 2 or not numbers or max(numbers) > IGNORE_INDEX:
+        return None
+    counts = np.zeros(IGNORE_INDEX + 1, int)
+    counts[numbers] = [pixels[number] for number in numbers]
+    low, high = min(numbers), max(numbers)
+    margin = (high - low) // 8
+    bottom, middle, top = np.split(counts, [low + margin + 1, high - margin])
+    shades, between = np.count_nonzero(middle), middle.sum()
+    if high - low < MIN_CONTRAST or between > min(0.1 * counts.sum(), 2 * bottom.sum(), 2 * top.sum()):
+        return None
+    frequent = np.convolve(middle, np.ones(9)).max()  # nine neighbouring shades
+    if frequent > max(between / 2, 0.01 * counts.sum()):
+        return None
+    darker, lighter = (half.sum() for half in np.array_split(middle, 2))
+    if not lossy and (shades < (MIN_SHADES if names is None else 1) or min(darker, lighter) < between / 5):
+        return None
+    return [int(bottom.argmax()), int(high - margin + top.argmax())]
+
+
+def is_gray_scale(numbers: set[int]) -> bool:
+    """Whether numbers are evenly spread from 0 to 255, such as 0, 128, 255: then 255 is a class."""
+    even = np.linspace(0, IGNORE_INDEX, max(3, len(numbers)))
+    return len(numbers) == len(even) and bool((abs(np.array(sorted(numbers)) - even) <= 1).all())
+
+
+def meaning_of_gray_scale(numbers: list[int], names: list[str] | None, reduce_zero_label: bool | None) -> Meaning:
+    ranks = numbers if names is None else [*range(len(numbers))]
+    values = numbers[int(zero_is_unlabelled(ranks, names, reduce_zero_label)) :]
+    if names is not None and len(names) != len(values):
+        raise UserError(
+            f'label maps contain {preview(map(str, numbers))}, of which {len(values)} are classes, but classes.txt '
+            f'names {len(names)}; leave out --reduce-zero-label and --keep-zero-label'
+        )
+    named = 'named by their numbers' if names is None else f'of classes.txt: {preview(names)}'
+    return Meaning(
+        names or [*map(str, values)],
+        values,
+        f'{len(values)} classes {named}, with the numbers {preview(map(str, values))}',
+    )
 
 
 def check_highest(found: Sequence[Maps], highest: int, num_names: int, reduce_zero_label: bool | None) -> None:
@@ -339,8 +454,8 @@ def measure_bands(paths: Sequence[str], bands: str | Sequence[int]) -> dict[str,
     """Arguments of LoadBands and of the data preprocessor, from statistics of some of the files."""
     taken = None if bands == 'all' else [*bands]
     found = reading.band_statistics(evenly(paths, MAX_MEASURED), taken)
-    load = dict(type='beit_mm.LoadBands', bands=taken, low=found['low'], high=found['high'])
-    return dict(load=load, mean=found['mean'], std=found['std'])
+    load = dict(type='beit_mm.LoadBands', bands=taken, low=found['low'], high=found['high'], nodata=found['nodata'])
+    return dict(load=load, mean=found['mean'], std=found['std'], notes=found['notes'])
 
 
 def find_folders(root: Path, least: int) -> list[tuple[Path, Path]]:
@@ -402,8 +517,6 @@ def find_suffix(images: Path, maps: Path) -> str:
             f'label maps in {str(maps)!r} end in {suffix} and in {others[0][0]}: two kinds for the same images; keep '
             'the one to learn from there'
         )
-    if suffix.lower().endswith(('.jpg', '.jpeg', '.webp')):
-        raise UserError(f'maps in {str(maps)!r} end in {suffix}, whose compression changes numbers; save them as PNG')
     return suffix
 
 
@@ -412,21 +525,25 @@ def read_maps(images: Path, folder: Path, suffix: str, read: Callable) -> Maps:
     listed = [path for path in list_images(str(images), READ) if images != folder or not path.endswith(BESIDE)]
     maps = {path: os.path.splitext(path)[0] + suffix for path in listed}
     existing = {*list_images(str(folder))}
-    found = Maps(images, folder, {}, Counter(), [])
+    found = Maps(images, folder, {}, Counter(), [], {}, Counter())
     left_out: dict[str, list[str]] = defaultdict(list)
     for path, name in with_bar(maps.items(), len(maps)):
         if name not in existing:
             left_out['without a map'].append(str(images / path))
             continue
         try:
-            labels = read(str(images / path), str(folder / name))
+            pair = read(str(images / path), str(folder / name))
         except UnreadableImageError as error:
             left_out['unreadable'].append(str(error))
             continue
-        if labels is None:
+        if pair is None:
             left_out['whose map has another size'].append(str(images / path))
             continue
-        numbers, counts = np.unique(labels, return_counts=True)
+        if pair.drawn:
+            found.drawn[pair.drawn] += 1
+        if pair.dtype:
+            found.dtypes[str(images / path)] = pair.dtype
+        numbers, counts = np.unique(pair.labels, return_counts=True)
         found.pixels.update(dict(zip(numbers.tolist(), counts.tolist(), strict=True)))
         found.numbers[path] = {*numbers.tolist()}
     for why, cases in left_out.items():
@@ -437,12 +554,19 @@ def read_maps(images: Path, folder: Path, suffix: str, read: Callable) -> Maps:
     return found
 
 
-def read_pair(image: str, file: str, by_bands: bool, by_colour: bool, max_pixels: int) -> np.ndarray | None:
-    """The numbers in a label map, see `read_labels`; None if its image, with bands or not, has another size."""
+def read_pair(image: str, file: str, by_bands: bool, by_colour: bool, max_pixels: int) -> Pair | None:
+    """Reads a label map, see `read_labels`, and how it fits its image, with bands or not; None if it does not."""
     labels = segmentation_folder.read_labels(file, by_colour, max_pixels)
     if by_bands:
-        height, width = read_bands(image, max_pixels).shape[:2]
-    else:  # the size in the image's header, turned upright
-        with unreadable(image, Exception), open_image(image, max_pixels) as opened:
-            width, height = opened.size[::-1] if orientation(opened) in SIDEWAYS else opened.size
-    return labels if labels.shape == (height, width) else None
+        values = read_bands(image, max_pixels)
+        return Pair(labels, dtype=values.dtype) if labels.shape == values.shape[:2] else None
+    with unreadable(image, Exception), open_image(image, max_pixels) as opened:  # reads its header
+        tag, stored = orientation(opened), opened.size[::-1]
+    upright = stored[::-1] if tag in SIDEWAYS else stored
+    if labels.shape not in (stored, upright):
+        return None
+    if tag == 1:
+        return Pair(labels)
+    if stored == upright:
+        return Pair(labels, EITHER)
+    return Pair(labels, UPRIGHT if labels.shape == upright else AS_STORED)

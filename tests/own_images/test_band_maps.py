@@ -75,7 +75,7 @@ def test_an_export_says_how_the_values_of_bands_are_scaled(run, tmp_path, monkey
     monkeypatch.setattr(export, 'export_onnx', lambda *args: written.append(json.dumps(args[3])) or 0.0)
     beit_mm.export(run / 'finetuned.pth', tmp_path / 'model.onnx')
     bands = find_label_maps(run.parent / 'data').bands['load']
-    assert json.loads(written[0])['bands'] == dict(bands=None, low=bands['low'], high=bands['high'])
+    assert json.loads(written[0])['bands'] == dict(bands=None, low=bands['low'], high=bands['high'], nodata=[])
 
 
 def test_a_model_of_bands_is_no_start_for_rgb_images(run, tmp_path):
