@@ -3,8 +3,8 @@
 import io
 import os
 import random
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from functools import lru_cache, partial
 from itertools import islice
 from typing import Any, BinaryIO
@@ -14,6 +14,7 @@ import torch
 from mmcv.transforms import BaseTransform
 from PIL import Image, ImageOps, TiffImagePlugin, WebPImagePlugin  # noqa: F401  (fill Image.OPEN)
 
+from beit_mm.datasets.nodata import NODATA_TAG, find_nodata, is_missing, tag_value
 from beit_mm.errors import UserError, warn
 from beit_mm.files import quoted
 from beit_mm.registry import TRANSFORMS
@@ -42,14 +43,10 @@ MAX_BYTES_PER_PIXEL = 16  # four channels of 32 bits
 MAX_ASPECT = 50  # resizing the short side of a longer image could use up all memory
 MARGIN = 2  # decode to at least twice the wanted size: then pixels differ by 1 level on average from full decoding
 ORIENTATION_TAG, BITS_TAG, SAMPLES_TAG = 0x0112, 258, 277
-NODATA_TAG = 42113  # GDAL_NODATA: as text, the value of pixels that were not measured
 SIDEWAYS = (5, 6, 7, 8)  # EXIF orientations that swap height and width
 MAX_BANDS = 16
 MOST_DARK = 63  # of 255: an image of 16 bits whose highest value is at most this usually has 12 or 14
 SAMPLED = 10_000  # pixels of an image that are used for statistics of the bands
-# A value on more than 1 % of a band's pixels that lies this far below or above all others, in multiples of their range
-# from percentile 1 to 99: no data; or maybe, if it is 0 or the type's lowest or highest.
-FAR, APART = 3, 0.25
 # TIFF's numbers for none, LZW, Deflate (two), PackBits, LZMA, Zstandard; not JPEG: nothing checks the size inside it
 COMPRESSIONS = (1, 5, 8, 32946, 32773, 34925, 50000)
 # Pillow's errors for a TIFF whose bands are not RGB; the last two if each band is a plane
@@ -426,16 +423,11 @@ class LoadBands(BaseTransform):
 def band_statistics(
     paths: Sequence[str], bands: Sequence[int] | None = None, percentiles: tuple[float, float] = (1, 99)
 ) -> dict[str, Any]:
-    """Statistics of the values in files, without no data.
+    """For each band its percentiles `low` and `high`, and `mean` and `std` of the values that LoadBands makes of it.
 
-    Returns:
-        For each band its percentiles `low` and `high`, and `mean` and `std` of the values that LoadBands makes of it;
-        `nodata`, values that mean no data without a tag that says so; and `notes` about these, for the user.
-
-    Raises:
-        UserError: files differ in their bands or depth, or a band holds one value nearly everywhere.
+    No data is left out; `nodata` and `notes` are what `find_nodata` finds.
     """
-    generator, sampled, chosen, dtypes = random.Random(0), [], [*(bands or ())], {}
+    generator, sampled, chosen = random.Random(0), [], [*(bands or ())]
     for path in paths:
         values = read_bands(path)
         stored = [*range(values.shape[2])]
@@ -444,13 +436,11 @@ def band_statistics(
             raise UserError(f'{path} has {len(stored)} bands, counted from 0; there are no bands {chosen}')
         if not bands and chosen != stored:
             raise UserError(f'{path} has {len(stored)} bands, earlier files {len(chosen)}; choose the bands to use')
-        dtypes[path] = values.dtype
-        values = values[..., chosen].reshape(-1, len(chosen))
+        dtype, values = values.dtype, values[..., chosen].reshape(-1, len(chosen))
         rows = generator.sample(range(len(values)), min(SAMPLED, len(values)))
         sampled.append(np.where(is_missing(values[rows]), np.nan, values[rows].astype(np.float64)))
-    check_depths(dtypes)
     pixels = np.concatenate(sampled)
-    nodata, notes = find_nodata(pixels, next(iter(dtypes.values())))
+    nodata, notes = find_nodata(pixels, dtype)
     pixels[is_missing(pixels, nodata)] = np.nan
     low, high = np.nanpercentile(pixels, percentiles, axis=0)
     if not (low < high).all():
@@ -461,70 +451,6 @@ def band_statistics(
     measured = np.isfinite(pixels)
     mean, std = (of(scaled, axis=0, dtype=np.float64, where=measured).round(2).tolist() for of in (np.mean, np.std))
     return dict(low=low, high=high, mean=mean, std=std, nodata=nodata, notes=notes)
-
-
-def check_depths(dtypes: Mapping[str, np.dtype]) -> None:
-    """Refuses files, by path, that hold numbers of two depths, which one scale cannot fit."""
-    depths = {'floats' if dtype.kind == 'f' else f'{8 * dtype.itemsize} bits': path for path, dtype in dtypes.items()}
-    if len(depths) > 1:
-        (depth, path), (other_depth, other), *_ = depths.items()
-        raise UserError(
-            f'{path} holds {depth}, {other} holds {other_depth}; all files are scaled alike, so convert those of one '
-            'kind, for example by gdal_translate -ot UInt16 -scale'
-        )
-
-
-def is_missing(values: np.ndarray, nodata: Sequence[float] = ()) -> np.ndarray:
-    """Where an array holds no data, bool: masked, NaN, infinity, or one of the values in `nodata`."""
-    stored = np.ma.getdata(values)
-    missing: np.ndarray = np.ma.getmaskarray(values) | ~np.isfinite(stored)
-    for value in nodata:
-        with np.errstate(over='ignore'):
-            # a tag may have six digits: -3.40282e+38
-            missing |= np.isclose(stored, value, rtol=2e-6 if stored.dtype.kind == 'f' else 0, atol=0)
-    return missing
-
-
-def repeated_edges(values: np.ndarray) -> Iterator[tuple[float, float]]:
-    """The lowest and the highest of values (N,) if more than 1 % have it; its distance to the others, see FAR."""
-    for edge in {*values[[values.argmin(), values.argmax()]].tolist()} if values.size else ():
-        others = values[values != edge]
-        if 0 < len(others) < 0.99 * len(values):
-            low, high = np.percentile(others, (1, 99))
-            distance = max(others.min() - edge, edge - others.max())
-            if low < high:
-                yield edge, distance / (high - low)
-
-
-def tag_value(tag: object) -> list[float]:
-    """The number in a GDAL_NODATA tag, in a list; an empty list without one."""
-    with suppress(ValueError):
-        return [float(str(tag).strip(' \0'))]
-    return []
-
-
-def find_nodata(pixels: np.ndarray, dtype: np.dtype) -> tuple[list[float], list[str]]:
-    """Values that mean no data although no tag says so, see FAR, in the bands (N, C) of sampled pixels, and notes.
-
-    A value that is merely APART is named and kept: it can be real, as 0 is in a shadow, and leaves at least a quarter
-    of the scale to the others.
-    """
-    nodata: set[float] = set()
-    doubtful: set[float] = set()
-    limits = [np.iinfo(dtype).min, np.iinfo(dtype).max] if dtype.kind in 'ui' else []
-    for values in pixels.T:
-        values = values[np.isfinite(values)]
-        while far := [edge for edge, gap in repeated_edges(values) if gap > FAR]:
-            nodata.update(far)
-            values = values[~np.isin(values, far)]
-        doubtful.update(edge for edge, gap in repeated_edges(values) if gap > APART and edge in (0, *limits))
-    notes = []
-    for value in sorted(nodata | doubtful):
-        share = (pixels == value).any(axis=1).mean()
-        note = f'bands: {value:g}, on {100 * share:.0f} % of the pixels, is far from all other values; it '
-        says = f'may mean no data; if so, tell GDAL, for example by rio edit-info --nodata {value:g} FILE'
-        notes.append(note + ('counts as no data' if value in nodata else says))
-    return sorted(nodata), notes
 
 
 def check_bands(values: np.ndarray) -> np.ndarray:

@@ -12,17 +12,8 @@ import numpy as np
 from mmcv.transforms import BaseTransform
 
 from beit_mm.datasets.image_folder import Samples, UnlabeledImages, list_images, read_lines
-from beit_mm.datasets.reading import (
-    MAX_PIXELS,
-    NODATA_TAG,
-    is_missing,
-    open_image,
-    orientation,
-    tag_value,
-    turned,
-    unreadable,
-    warns_here,
-)
+from beit_mm.datasets.nodata import NODATA_TAG, is_missing, tag_value
+from beit_mm.datasets.reading import MAX_PIXELS, open_image, orientation, turned, unreadable, warns_here
 from beit_mm.errors import UserError, warn
 from beit_mm.files import quoted, unquoted
 from beit_mm.registry import DATASETS, TRANSFORMS

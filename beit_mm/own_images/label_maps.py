@@ -13,21 +13,19 @@ import numpy as np
 
 from beit_mm.checkpoint.names import preview
 from beit_mm.datasets import reading, segmentation_folder
-from beit_mm.datasets.image_folder import BAND_EXTENSIONS, EXTENSIONS, list_images, read_lines
+from beit_mm.datasets.image_folder import BAND_EXTENSIONS, EXTENSIONS, list_images
 from beit_mm.datasets.reading import SIDEWAYS, UnreadableImageError, open_image, orientation, read_bands, unreadable
-from beit_mm.datasets.segmentation_folder import IGNORE_INDEX, IMAGES, MAPS, NO_DATA, TRAINING
+from beit_mm.datasets.segmentation_folder import IGNORE_INDEX, IMAGES, MAPS, TRAINING
 from beit_mm.errors import UserError
 from beit_mm.own_images.images import VALIDATION, ImageList, Images, evenly, hold_out
+from beit_mm.own_images.label_values import Meaning, meaning_of, read_legend, unlabelled
 from beit_mm.terminal import with_bar
 
 MIN_PAIRS = 10  # images with label maps that are needed to learn from
 BESIDE = ('_mask.png', '-mask.png', '_label.png')  # endings of maps that lie beside their images
 READ = (*EXTENSIONS, '.npy')  # endings of images, some of them with many bands
 MAX_MEASURED = 100  # images that statistics of bands are taken from
-LOSSY = ('.jpg', '.jpeg', '.webp')
 UPRIGHT, AS_STORED, EITHER = 'upright', 'as stored', 'either'
-MIN_CONTRAST, MIN_SHADES = 64, 8  # of masks with soft borders, see `soft_ends`
-ASK_ZERO = 'what is 0? Give --reduce-zero-label if it marks unlabelled pixels, --keep-zero-label if it is a class'
 EXPECTED = 'expected images/a.jpg and annotations/a.png, or a.jpg and a_mask.png side by side'
 
 
@@ -73,23 +71,6 @@ class LabelMaps(Images):
         )
 
 
-class Legend(NamedTuple):
-    """What classes.txt says: names, and the colours or the numbers of the classes, if it gives them."""
-
-    names: list[str] | None = None
-    colours: list[list[int]] | None = None
-    numbers: list[int] | None = None
-
-
-class Meaning(NamedTuple):
-    """What the numbers in label maps stand for."""
-
-    classes: list[str]
-    values: list[int]  # the number of each class; other numbers are unlabelled
-    text: str  # the same for the user
-    nearest: bool = False  # other numbers from 0 stand for the nearest of `values`
-
-
 @dataclass
 class Maps:
     """The images of a folder that have a label map of their size, and what these maps hold."""
@@ -99,7 +80,7 @@ class Maps:
     numbers: dict[str, set[int]]  # path of each image, relative to `images` -> the numbers in its map
     pixels: Counter[int]  # how many pixels have each number
     notes: list[str]  # what was left out
-    dtypes: dict[str, np.dtype]  # path of each image with bands -> its kind of numbers
+    depths: dict[str, str]  # each depth of bands -> an image that has it
     drawn: Counter[str]  # how many maps of images with an EXIF orientation fit them UPRIGHT, AS_STORED or EITHER way
 
     def some(self, images: ImageList) -> 'Maps':
@@ -120,7 +101,7 @@ class Pair(NamedTuple):
 
     labels: np.ndarray  # H, W
     drawn: str = ''  # for an image with an EXIF orientation: UPRIGHT, AS_STORED or EITHER
-    dtype: np.dtype | None = None  # of an image with bands
+    depth: str = ''  # of an image with bands, such as '16 bits'
 
 
 def find_label_maps(
@@ -162,8 +143,9 @@ def find_label_maps(
     pixels: Counter[int] = sum((maps.pixels for maps in found), Counter())
     drawn: Counter[str] = sum((maps.drawn for maps in found), Counter())
     turning, turn_maps = choose_turning(drawn)
-    reading.check_depths({path: dtype for maps in found for path, dtype in maps.dtypes.items()})
-    meaning = meaning_of(legend, found, pixels, reduce_zero_label, suffix)
+    check_depths([depth for maps in found for depth in maps.depths.items()])
+    held = {str(maps.images / path): numbers for maps in found for path, numbers in maps.numbers.items()}
+    meaning = meaning_of(legend, held, pixels, reduce_zero_label, suffix)
     if not 1 < len(meaning.values) < IGNORE_INDEX:
         raise UserError(
             f'{len(meaning.values)} classes in {str(root)!r} ({meaning.text}); expected 2 to {IGNORE_INDEX - 1}'
@@ -223,18 +205,14 @@ def unlearned(train: Maps, held_out: Maps, meaning: Meaning) -> str:
     return text
 
 
-def unlabelled(pixels: Counter[int], meaning: Meaning, by_colour: bool) -> str:
-    """Says how many pixels are unlabelled and, unless these are colours, by which numbers."""
-    others = Counter({number: count for number, count in pixels.items() if number not in meaning.values})
-    if meaning.nearest:
-        others = Counter({number: count for number, count in others.items() if number < 0})
-    per_pixel = 100 / pixels.total()
-    text = f'{per_pixel * others.total():.0f} % of the pixels are unlabelled'
-    if by_colour or not others:
-        return text
-    names = {NO_DATA: 'no data'}
-    shares = [f'{names.get(number, number)} ({per_pixel * count:.2g} %)' for number, count in others.most_common()]
-    return f'{text}: {preview(shares)}'
+def check_depths(found: Sequence[tuple[str, str]]) -> None:
+    """Refuses bands of two depths, each with the path of an image, which one scale cannot fit."""
+    for depth, path in found:
+        if depth != found[0][0]:
+            raise UserError(
+                f'{path} holds {depth}, {found[0][1]} {found[0][0]}; all images are scaled alike, so convert those of '
+                'one kind, for example by gdal_translate -ot UInt16 -scale'
+            )
 
 
 def choose_turning(drawn: Counter[str]) -> tuple[list[str], bool]:
@@ -250,177 +228,6 @@ def choose_turning(drawn: Counter[str]) -> tuple[list[str], bool]:
         cure = 'if not, give the images no orientation: exiftool -Orientation= FOLDER'
         return [f'{drawn[EITHER]} images are turned by EXIF; their maps must be upright too; {cure}'], False
     return [], False
-
-
-# classes.txt and what numbers mean
-
-
-def read_legend(path: Path) -> Legend:
-    """Reads a classes.txt, which need not be there: names, also with colours, or the table that `segment` writes."""
-    if not path.is_file():
-        return Legend()
-    names, colours = segmentation_folder.named_classes(str(path))
-    header, *rows = [line.split('\t') for line in read_lines(str(path)) if line]
-    if not {'Number', 'Name'} <= {*header}:
-        return Legend([*names], colours)
-    try:
-        return Legend([*names], colours, [int(row[header.index('Number')]) for row in rows])
-    except (IndexError, ValueError) as error:
-        raise UserError(f'{path}: expected a whole number in column Number of each line ({error})') from None
-
-
-def meaning_of(
-    legend: Legend, found: Sequence[Maps], pixels: Counter[int], reduce_zero_label: bool | None, suffix: str
-) -> Meaning:
-    """The classes of all maps, by the colours or numbers of classes.txt, or by the order of its names."""
-    if reduce_zero_label is not None and (legend.colours or legend.numbers):
-        has = 'colours' if legend.colours else 'numbers'
-        raise UserError(f'classes.txt has {has}; leave out --reduce-zero-label and --keep-zero-label')
-    if legend.names and legend.colours:
-        return meaning_of_colours(pixels, legend.names, legend.colours)
-    if legend.names and legend.numbers:
-        text = f'{len(legend.names)} classes of classes.txt, with its numbers'
-        return Meaning(legend.names, legend.numbers, text)
-    lossy = suffix.lower().endswith(LOSSY)
-    if ends := soft_ends(pixels, legend.names, lossy):
-        if reduce_zero_label:
-            raise UserError(
-                f'label maps are masks of {ends[0]} and {ends[1]} with soft borders; leave out --reduce-zero-label'
-            )
-        masks = meaning_of_masks(ends, legend.names or [])
-        text = f'{masks.text}; numbers between them (soft borders) count as the nearer one'
-        return masks._replace(text=text, nearest=True)
-    if lossy:
-        folder = str(found[0].folder)
-        raise UserError(f'maps in {folder!r} end in {suffix}, whose compression changes numbers; save them as PNG')
-    return meaning_of_numbers(found, legend.names, reduce_zero_label)
-
-
-def meaning_of_colours(pixels: Counter[int], names: list[str], colours: Sequence[Sequence[int]]) -> Meaning:
-    """The classes of label maps by colour; `pixels` counts the `colour_numbers`."""
-    values = segmentation_folder.colour_numbers(colours).tolist()
-    others = Counter({number: count for number, count in pixels.items() if number not in values})
-    text = f'{len(names)} classes of classes.txt, by colour'
-    if others:
-        text += f'; colours that no class has: {segmentation_folder.count_colours(others)}'
-    return Meaning(names, values, text)
-
-
-def meaning_of_numbers(found: Sequence[Maps], names: list[str] | None, reduce_zero_label: bool | None) -> Meaning:
-    """The classes of label maps with numbers. `names` come from classes.txt."""
-    occurring = {number for maps in found for number in maps.all_numbers if number >= 0}
-    if is_gray_scale(occurring) and (names is None or len(names) in (len(occurring), len(occurring) - 1)):
-        return meaning_of_gray_scale(sorted(occurring), names, reduce_zero_label)
-    numbers = sorted(occurring - {IGNORE_INDEX})
-    if not numbers:
-        return Meaning([], [], f'every pixel is {IGNORE_INDEX}, which marks ignored pixels')
-    are_masks = numbers == [0, 1] or (numbers == [0] and IGNORE_INDEX in occurring)
-    if are_masks and not reduce_zero_label and len(names or ()) < 3:
-        return meaning_of_masks([0, 1 if 1 in occurring else IGNORE_INDEX], names or [])
-    if names is not None:
-        check_highest(found, numbers[-1], len(names), reduce_zero_label)
-    first = int(zero_is_unlabelled(numbers, names, reduce_zero_label))
-    if names is None:
-        values = [number for number in numbers if number >= first]
-        return Meaning([*map(str, values)], values, f'{len(values)} classes, named by their numbers (no classes.txt)')
-    text = f'{len(names)} classes of classes.txt, 0 is {"unlabelled" if first else repr(names[0])}'
-    return Meaning(names, [*range(first, first + len(names))], text)
-
-
-def meaning_of_masks(values: list[int], names: Sequence[str]) -> Meaning:
-    """The two classes of masks with 0 and another value; classes.txt may name both, or the second."""
-    background = [] if len(names) == 2 else ['background']
-    classes = [*background, *(names or ['foreground'])]
-    text = f'masks of two classes: {values[0]} is {classes[0]}, {values[1]} is {classes[1]}'
-    return Meaning(classes, values, text)
-
-
-def soft_ends(pixels: Counter[int], names: Sequence[str] | None, lossy: bool) -> list[int] | None:
-    """The two numbers of masks with soft borders; None for other maps.
-
-    Nearly all pixels are close to one of the two, and each of them is frequent. Between them lie shades everywhere (few
-    after lossy compression), of which none is frequent: that would be a class.
-    """
-    numbers = [number for number in pixels if number >= 0]
-    if len(names or ()) > 2 or not numbers or max(numbers) > IGNORE_INDEX:
-        return None
-    counts = np.zeros(IGNORE_INDEX + 1, int)
-    counts[numbers] = [pixels[number] for number in numbers]
-    low, high = min(numbers), max(numbers)
-    margin = (high - low) // 8
-    bottom, middle, top = np.split(counts, [low + margin + 1, high - margin])
-    shades, between = np.count_nonzero(middle), middle.sum()
-    if high - low < MIN_CONTRAST or between > min(0.1 * counts.sum(), 2 * bottom.sum(), 2 * top.sum()):
-        return None
-    frequent = np.convolve(middle, np.ones(9)).max()  # nine neighbouring shades
-    if frequent > max(between / 2, 0.01 * counts.sum()):
-        return None
-    darker, lighter = (half.sum() for half in np.array_split(middle, 2))
-    if not lossy and (shades < (MIN_SHADES if names is None else 1) or min(darker, lighter) < between / 5):
-        return None
-    return [int(bottom.argmax()), int(high - margin + top.argmax())]
-
-
-def is_gray_scale(numbers: set[int]) -> bool:
-    """Whether numbers are evenly spread from 0 to 255, such as 0, 128, 255: then 255 is a class."""
-    even = np.linspace(0, IGNORE_INDEX, max(3, len(numbers)))
-    return len(numbers) == len(even) and bool((abs(np.array(sorted(numbers)) - even) <= 1).all())
-
-
-def meaning_of_gray_scale(numbers: list[int], names: list[str] | None, reduce_zero_label: bool | None) -> Meaning:
-    ranks = numbers if names is None else [*range(len(numbers))]
-    values = numbers[int(zero_is_unlabelled(ranks, names, reduce_zero_label)) :]
-    if names is not None and len(names) != len(values):
-        raise UserError(
-            f'label maps contain {preview(map(str, numbers))}, of which {len(values)} are classes, but classes.txt '
-            f'names {len(names)}; leave out --reduce-zero-label and --keep-zero-label'
-        )
-    named = 'named by their numbers' if names is None else f'of classes.txt: {preview(names)}'
-    return Meaning(
-        names or [*map(str, values)],
-        values,
-        f'{len(values)} classes {named}, with the numbers {preview(map(str, values))}',
-    )
-
-
-def check_highest(found: Sequence[Maps], highest: int, num_names: int, reduce_zero_label: bool | None) -> None:
-    """Refuses a number that is too high for the names of classes.txt."""
-    if highest < num_names or (highest == num_names and reduce_zero_label is not False):
-        return
-    image = next(path for maps in found for path, held in maps.numbers.items() if highest in held)
-    raise UserError(
-        f'the label map of {image} contains {highest}, but classes.txt names {num_names} classes; expected 0 to '
-        f'{num_names - 1}, or 1 to {num_names}, and {IGNORE_INDEX} for ignored pixels'
-    )
-
-
-def zero_is_unlabelled(numbers: list[int], names: Sequence[str] | None, given: bool | None) -> bool:
-    """Whether 0 marks unlabelled pixels. Unless the user says so (`given`), the sorted numbers in the maps decide:
-
-    | classes.txt | highest number | 0 occurs | 0 marks           |
-    | ---         | ---            | ---      | ---               |
-    | K names     | K              | or not   | unlabelled pixels |
-    | K names     | K - 1          | yes      | the first class   |
-    | none        | any            | no       | nothing           |
-    | other cases |                |          | refused           |
-    """
-    highest = numbers[-1]
-    if given is not None:
-        return given
-    if names is None and (0 not in numbers or numbers == [0]):
-        return False
-    if names is None:
-        raise UserError(
-            f'label maps contain 0 and other values ({preview(map(str, numbers[1:]))}), and there is no classes.txt: '
-            f'{ASK_ZERO}'
-        )
-    if highest == len(names):
-        return True
-    if highest == len(names) - 1 and 0 in numbers:
-        return False
-    raise UserError(
-        f'label maps contain {numbers[0]} to {highest}, but classes.txt names {len(names)} classes: {ASK_ZERO}'
-    )
 
 
 # Folders, files and bands
@@ -541,8 +348,8 @@ def read_maps(images: Path, folder: Path, suffix: str, read: Callable) -> Maps:
             continue
         if pair.drawn:
             found.drawn[pair.drawn] += 1
-        if pair.dtype:
-            found.dtypes[str(images / path)] = pair.dtype
+        if pair.depth:
+            found.depths.setdefault(pair.depth, str(images / path))
         numbers, counts = np.unique(pair.labels, return_counts=True)
         found.pixels.update(dict(zip(numbers.tolist(), counts.tolist(), strict=True)))
         found.numbers[path] = {*numbers.tolist()}
@@ -559,7 +366,8 @@ def read_pair(image: str, file: str, by_bands: bool, by_colour: bool, max_pixels
     labels = segmentation_folder.read_labels(file, by_colour, max_pixels)
     if by_bands:
         values = read_bands(image, max_pixels)
-        return Pair(labels, dtype=values.dtype) if labels.shape == values.shape[:2] else None
+        depth = 'floats' if values.dtype.kind == 'f' else f'{8 * values.dtype.itemsize} bits'
+        return Pair(labels, depth=depth) if labels.shape == values.shape[:2] else None
     with unreadable(image, Exception), open_image(image, max_pixels) as opened:  # reads its header
         tag, stored = orientation(opened), opened.size[::-1]
     upright = stored[::-1] if tag in SIDEWAYS else stored

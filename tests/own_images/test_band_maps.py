@@ -167,3 +167,12 @@ def test_bands_where_there_are_none_are_refused(tmp_path):
         find_label_maps(make_label_maps(tmp_path / 'data', 12), bands='all')
     with pytest.raises(UserError, match='no label maps; leave out --bands'):
         beit_mm.finetune(make_label_maps(tmp_path / 'other', 12) / 'images/training', tmp_path / 'run', bands='all')
+
+
+def test_a_file_of_another_depth_is_refused_by_name(tmp_path):
+    """One scale would show it white, or all others black."""
+    folder = make_bands(tmp_path / 'data')
+    odd = str(folder / 'images/validation/3.tif')
+    imwrite(odd, (reading.read_bands(odd) // 100).astype(np.uint8), photometric='minisblack', planarconfig='contig')
+    with pytest.raises(UserError, match='validation/3.tif holds 8 bits, .* 16 bits'):
+        find_label_maps(folder)
