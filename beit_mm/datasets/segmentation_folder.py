@@ -10,10 +10,20 @@ from pathlib import Path
 
 import numpy as np
 from mmcv.transforms import BaseTransform
+from PIL import Image
 
 from beit_mm.datasets.image_folder import Samples, UnlabeledImages, list_images, read_lines
 from beit_mm.datasets.nodata import NODATA_TAG, is_missing, tag_value
-from beit_mm.datasets.reading import MAX_PIXELS, open_image, orientation, turned, unreadable, warns_here
+from beit_mm.datasets.reading import (
+    MAX_PIXELS,
+    UnreadableImageError,
+    open_image,
+    orientation,
+    read_bands,
+    turned,
+    unreadable,
+    warns_here,
+)
 from beit_mm.errors import UserError, warn
 from beit_mm.files import quoted, unquoted
 from beit_mm.registry import DATASETS, TRANSFORMS
@@ -269,14 +279,22 @@ def warn_unknown_colours(path: str, numbers: np.ndarray) -> None:
 
 def read_labels(path: str, by_colour: bool = False, max_pixels: int = MAX_PIXELS, turn: int = 1) -> np.ndarray:
     """Reads the integers (H, W) of a gray or palette image, or its `colour_numbers`; `turn` is an EXIF orientation."""
-    with open_image(path, max_pixels) as opened, unreadable(path, Exception):
-        opened.load()
-        nodata = tag_value(opened.tag_v2.get(NODATA_TAG)) if opened.format == 'TIFF' else []
-    image = turned(opened, turn)
+    try:
+        with open_image(path, max_pixels) as opened, unreadable(path, Exception):
+            opened.load()
+            image, nodata = opened, tag_value(opened.tag_v2.get(NODATA_TAG)) if opened.format == 'TIFF' else []
+    except UnreadableImageError:  # Pillow reads no TIFF of 64 bits
+        values = read_bands(path, max_pixels) if path.lower().endswith(('.tif', '.tiff')) else np.empty((0, 0, 0))
+        if values.shape[2] != 1:
+            raise
+        image, nodata = Image.fromarray(np.ma.filled(values[..., 0].astype(np.float32), np.nan)), []
+    image = turned(image, turn)
     if by_colour and image.mode in COLOURS:
         return colour_numbers(np.asarray(image.convert('RGB')))
     if not by_colour and image.mode in ('LA', 'RGB', 'RGBA'):
         pixels = np.asarray(image.convert('RGB'))
+        if (pixels == pixels[0, 0]).all() and np.ptp(np.asarray(image)[..., -1]):
+            raise UserError(f'{path} has one colour, and only its transparency varies; save the mask as a gray PNG')
         if (pixels == pixels[..., :1]).all():
             return pixels[..., 0]
         colours = Counter(colour_numbers(pixels).ravel().tolist())

@@ -47,7 +47,8 @@ class LabelMaps(Images):
         return super().__str__().replace('images', 'images with label maps', 1)
 
     def identity(self) -> list[Any]:
-        return [*super().identity(), self.values, self.suffix, *([self.colours] if self.colours else [])]
+        colours, readings = ([self.colours] if self.colours else []), [name for name, on in self.reading.items() if on]
+        return [*super().identity(), self.values, self.suffix, *colours, *readings]
 
     def class_lines(self) -> list[str]:
         lines = super().class_lines()

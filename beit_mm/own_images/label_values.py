@@ -78,7 +78,8 @@ def meaning_of(
     if reduce_zero_label:
         raise UserError(f'masks of {ends[0]} and {ends[1]} with soft borders; leave out --reduce-zero-label')
     masks = meaning_of_masks(ends, legend.names or [])
-    return masks._replace(text=f'{masks.text}; shades between them (soft borders) as the nearer one', nearest=True)
+    text = f'{masks.text}, and shades between them (soft borders) are the nearer of the two'
+    return Meaning(masks.classes, masks.values, text, nearest=True)
 
 
 def meaning_of_colours(pixels: Counter[int], names: list[str], colours: Sequence[Sequence[int]]) -> Meaning:
@@ -100,7 +101,7 @@ def meaning_of_numbers(
         return meaning_of_gray_scale(sorted(occurring), names, reduce_zero_label)
     numbers = sorted(occurring - {IGNORE_INDEX})
     if not numbers:
-        return Meaning([], [], f'every pixel is negative or {IGNORE_INDEX}, which marks ignored pixels')
+        return Meaning([], [], f'every pixel is {IGNORE_INDEX} or negative, which marks ignored pixels')
     are_masks = numbers == [0, 1] or (numbers == [0] and IGNORE_INDEX in occurring)
     if are_masks and not reduce_zero_label and len(names or ()) < 3:
         return meaning_of_masks([0, 1 if 1 in occurring else IGNORE_INDEX], names or [])
