@@ -1,4 +1,4 @@
-"""Finds the images and label maps of a folder, and what the numbers or colours in the maps mean."""
+"""Finds the images and label maps of a folder."""
 
 import os
 from collections import Counter, defaultdict
