@@ -78,7 +78,7 @@ def describe_use(inferencer: ClassificationInferencer | SegmentationInferencer) 
     loader = inferencer.reader.loader
     if isinstance(loader, LoadBands):
         low, high = (np.asarray(value).tolist() for value in (loader.low, loader.high))
-        notes['bands'] = dict(bands=loader.bands, low=low, high=high)
+        notes['bands'] = dict(bands=loader.bands, low=low, high=high, nodata=loader.nodata)
     return notes
 
 

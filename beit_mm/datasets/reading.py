@@ -14,6 +14,7 @@ import torch
 from mmcv.transforms import BaseTransform
 from PIL import Image, ImageOps, TiffImagePlugin, WebPImagePlugin  # noqa: F401  (fill Image.OPEN)
 
+from beit_mm.datasets.nodata import NODATA_TAG, find_nodata, is_missing, tag_value
 from beit_mm.errors import UserError, warn
 from beit_mm.files import quoted
 from beit_mm.registry import TRANSFORMS
@@ -295,12 +296,17 @@ def rgb_array(image: Image.Image) -> np.ndarray:
         rgb = Image.alpha_composite(Image.new('RGBA', image.size, 'white'), transparent).convert('RGB')
     else:
         rgb = image.convert('RGB')
-    if (tag := orientation(image)) != 1:
-        exif = Image.Exif()
-        exif[ORIENTATION_TAG] = tag
-        rgb.info = dict(exif=exif.tobytes())  # exif_transpose rewrites the EXIF block, which fails on broken ones
-        rgb = ImageOps.exif_transpose(rgb)
-    return np.array(rgb)
+    return np.array(turned(rgb, orientation(image)))
+
+
+def turned(image: Image.Image, tag: int) -> Image.Image:
+    """Turns or mirrors a decoded image as an EXIF orientation of 1 to 8 says."""
+    if tag == 1:
+        return image
+    exif = Image.Exif()
+    exif[ORIENTATION_TAG] = tag
+    image.info = dict(exif=exif.tobytes())  # exif_transpose rewrites the EXIF block, which fails on broken ones
+    return ImageOps.exif_transpose(image)
 
 
 def is_deep_gray(image: Image.Image) -> bool:
@@ -323,11 +329,15 @@ def deep_gray_to_rgb(image: Image.Image) -> Image.Image:
 class LoadBands(BaseTransform):
     """Makes `img`, (H, W, C) with C bands, 0-255, from `img_path`, a .tif or .npy file, or from a given `img`.
 
+    NaN, infinity, `nodata` and the value in a .tif file's GDAL_NODATA tag become 0. `nodata`, bool (H, W), shows where
+    that is so in all bands; LoadAnnotation ignores these pixels.
+
     Args:
         bands: bands of the file, counted from 0, in the order that the model sees; None: all.
         low, high: values in the file that become 0 and 255, for all bands or for each; the result is float32. None: the
             files hold uint8, which stays as it is. `tools/datasets/band_statistics.py` prints both.
         max_pixels: as in LoadImage.
+        nodata: values of pixels that were not measured, whatever the file's tag says.
 
     Raises:
         UnreadableImageError: the file cannot be read, or its bands or values do not fit these settings.
@@ -339,6 +349,7 @@ class LoadBands(BaseTransform):
         low: float | Sequence[float] | None = None,
         high: float | Sequence[float] | None = None,
         max_pixels: int = MAX_PIXELS,
+        nodata: float | Sequence[float] = (),
     ) -> None:
         lengths = {len(value) for value in (bands, low, high) if isinstance(value, Sequence)}
         fits = len(lengths) <= 1 and lengths <= {*range(1, MAX_BANDS + 1)}
@@ -352,26 +363,32 @@ class LoadBands(BaseTransform):
         self.low, self.high = (None if value is None else np.float32(value) for value in (low, high))
         self.num_bands = lengths.pop() if lengths else None  # None: any number
         self.max_pixels = max_pixels
+        self.nodata: list[float] = np.atleast_1d(nodata).tolist()
 
     def transform(self, results: dict) -> dict:
         if 'img' in results:
-            image = self.scale(results['img'])
+            image, results['nodata'] = self.scale(results['img'])
         else:
             values = read_bands(results['img_path'], self.max_pixels)
             with unreadable(results['img_path'], ValueError, MemoryError):
-                image = self.scale(values)
+                image, results['nodata'] = self.scale(values)
         return with_image(results, image)
 
-    def scale(self, values: np.ndarray) -> np.ndarray:
-        """Selects the bands of an array (H, W) or (H, W, C) and scales them to 0-255, see LoadBands."""
+    def scale(self, values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Selects the bands of an array (H, W) or (H, W, C) and scales them to 0-255, see LoadBands.
+
+        Returns:
+            The bands (H, W, C), and where none of them holds data, bool (H, W).
+        """
         values = self.select(check_bands(values))
+        missing = is_missing(values, self.nodata)  # H, W, C
         if self.low is None or self.high is None:
             if values.dtype != np.uint8:
                 raise UserError(
                     f'values of type {values.dtype}; expected uint8, or low and high of LoadBands, '
                     'which become 0 and 255: tools/datasets/band_statistics.py prints them'
                 )
-            return np.ascontiguousarray(values)
+            return np.where(missing, np.uint8(0), values), np.all(missing, axis=2)
         height, width, count = values.shape
         # along whole rows, because numpy takes four times as long along an axis as short as that of the bands
         low, factor = (np.tile(np.broadcast_to(x, count), width) for x in (self.low, 255 / (self.high - self.low)))
@@ -379,8 +396,9 @@ class LoadBands(BaseTransform):
             scaled = np.array(values, np.float32, order='C').reshape(height, width * count)
             scaled -= low
             scaled *= factor
-        np.fmax(scaled, 0, out=scaled)  # turns NaN into 0 too
-        return np.fmin(scaled, 255, out=scaled).reshape(height, width, count)
+        np.clip(scaled, 0, 255, out=scaled)
+        scaled[missing.reshape(scaled.shape)] = 0  # not the mean, which a loader does not know
+        return scaled.reshape(height, width, count), np.all(missing, axis=2)
 
     def select(self, values: np.ndarray) -> np.ndarray:
         """The bands, in their order, of an array (H, W, C)."""
@@ -405,7 +423,10 @@ class LoadBands(BaseTransform):
 def band_statistics(
     paths: Sequence[str], bands: Sequence[int] | None = None, percentiles: tuple[float, float] = (1, 99)
 ) -> dict[str, Any]:
-    """For each band its percentiles `low` and `high`, and `mean` and `std` of the values that LoadBands makes of it."""
+    """For each band its percentiles `low` and `high`, and `mean` and `std` of the values that LoadBands makes of it.
+
+    No data is left out; `nodata` and `notes` are what `find_nodata` finds.
+    """
     generator, sampled, chosen = random.Random(0), [], [*(bands or ())]
     for path in paths:
         values = read_bands(path)
@@ -415,19 +436,21 @@ def band_statistics(
             raise UserError(f'{path} has {len(stored)} bands, counted from 0; there are no bands {chosen}')
         if not bands and chosen != stored:
             raise UserError(f'{path} has {len(stored)} bands, earlier files {len(chosen)}; choose the bands to use')
-        values = values[..., chosen].reshape(-1, len(chosen))
+        dtype, values = values.dtype, values[..., chosen].reshape(-1, len(chosen))
         rows = generator.sample(range(len(values)), min(SAMPLED, len(values)))
-        sampled.append(values[rows].astype(np.float64))
+        sampled.append(np.where(is_missing(values[rows]), np.nan, values[rows].astype(np.float64)))
     pixels = np.concatenate(sampled)
-    pixels[~np.isfinite(pixels)] = np.nan
+    nodata, notes = find_nodata(pixels, dtype)
+    pixels[is_missing(pixels, nodata)] = np.nan
     low, high = np.nanpercentile(pixels, percentiles, axis=0)
     if not (low < high).all():
         column = int(np.flatnonzero(~(low < high))[0])
         raise UserError(f'band {chosen[column]} is {low[column]:g} nearly everywhere; omit it or widen the percentiles')
     low, high = ([float(f'{value:.6g}') for value in values] for values in (low, high))
-    scaled = LoadBands(low=low, high=high).scale(pixels[None])
-    mean, std = scaled.mean(axis=(0, 1), dtype=np.float64), scaled.std(axis=(0, 1), dtype=np.float64)
-    return dict(low=low, high=high, mean=mean.round(2).tolist(), std=std.round(2).tolist())
+    (scaled,), _ = LoadBands(low=low, high=high).scale(pixels[None])
+    measured = np.isfinite(pixels)
+    mean, std = (of(scaled, axis=0, dtype=np.float64, where=measured).round(2).tolist() for of in (np.mean, np.std))
+    return dict(low=low, high=high, mean=mean, std=std, nodata=nodata, notes=notes)
 
 
 def check_bands(values: np.ndarray) -> np.ndarray:
@@ -474,7 +497,9 @@ def read_tif(file: BinaryIO, max_pixels: int) -> np.ndarray:
         check_bands_size((height, width, planes * bands * len(pages)), first.dtype, max_pixels)
         arrays = [page.asarray().reshape(planes, height, width, bands) for page in pages]
         values = np.concatenate([array.transpose(1, 2, 0, 3).reshape(height, width, -1) for array in arrays], axis=2)
-    return check_bands(values)
+        nodata = tag_value(first.tags.valueof(NODATA_TAG))
+    values = check_bands(values)
+    return np.ma.masked_array(values, is_missing(values, nodata)) if nodata else values
 
 
 def check_bands_size(shape: Sequence[int], dtype: np.dtype, max_pixels: int) -> None:

@@ -10,15 +10,30 @@ from pathlib import Path
 
 import numpy as np
 from mmcv.transforms import BaseTransform
+from PIL import Image
 
 from beit_mm.datasets.image_folder import Samples, UnlabeledImages, list_images, read_lines
-from beit_mm.datasets.reading import MAX_PIXELS, open_image, unreadable, warns_here
+from beit_mm.datasets.nodata import NODATA_TAG, is_missing, tag_value
+from beit_mm.datasets.reading import (
+    MAX_PIXELS,
+    UnreadableImageError,
+    open_image,
+    orientation,
+    read_bands,
+    turned,
+    unreadable,
+    warns_here,
+)
 from beit_mm.errors import UserError, warn
 from beit_mm.files import quoted, unquoted
 from beit_mm.registry import DATASETS, TRANSFORMS
 
 IGNORE_INDEX = 255  # label of pixels that do not count, as in mmseg
-NUMBERS, COLOURS = ('1', 'L', 'P', 'I', 'I;16', 'I;16B'), ('1', 'L', 'LA', 'P', 'PA', 'RGB', 'RGBA')  # Pillow's modes
+NO_DATA = np.int64(-(2**31))  # in what `read_labels` returns: NaN, or the value in the map's GDAL_NODATA tag
+NUMBERS, COLOURS = (
+    ('1', 'L', 'P', 'I', 'I;16', 'I;16B', 'F'),
+    ('1', 'L', 'LA', 'P', 'PA', 'RGB', 'RGBA'),
+)  # Pillow's modes
 IMAGES = ('images', 'imgs', 'JPEGImages')  # names of folders, in the order of the search
 MAPS = ('annotations', 'masks', 'labels', 'SegmentationClass')
 TRAINING = ('training', 'train')
@@ -50,6 +65,8 @@ class SegmentationFolder(UnlabeledImages):
             the images have no label maps.
         seg_map_suffix: replaces the extension of the image in the name of its label map, e.g. '_mask.png'.
         label_values: number of each class in the label maps, if not its index in `classes`; other numbers are ignored.
+        nearest_value: numbers from 0 that no class has are read as the nearest of `label_values`: soft borders.
+        turn_maps: label maps are as the image is stored, and are turned by the image's EXIF orientation.
         ann_file, on_error, kwargs: as in UnlabeledImages; an unreadable label map is treated as an unreadable image.
     """
 
@@ -61,6 +78,8 @@ class SegmentationFolder(UnlabeledImages):
         data_prefix: str | dict = '',
         seg_map_suffix: str = '.png',
         label_values: Sequence[int] | None = None,
+        nearest_value: bool = False,
+        turn_maps: bool = False,
         **kwargs,
     ) -> None:
         given = kwargs.pop('metainfo', None) or {}  # where mmseg's datasets take names and colours
@@ -79,6 +98,7 @@ class SegmentationFolder(UnlabeledImages):
             raise UserError(f'label_values is {label_values}; expected {len(names)} different numbers')
         self.label_values = label_values if colours is None else colour_numbers(colours).tolist()
         self.by_colour, self.seg_map_suffix = colours is not None, seg_map_suffix
+        self.reading = dict(nearest_value=nearest_value, turn_maps=turn_maps)
         if isinstance(data_prefix, dict):  # None is how --cfg-options removes a key
             data_prefix = {name: folder for name, folder in data_prefix.items() if folder is not None}
         palette = given.get('palette') or palette or distinct_colours(len(names))
@@ -109,7 +129,11 @@ class SegmentationFolder(UnlabeledImages):
 
     def get_data_info(self, idx: int) -> dict:
         sample = dict(super().get_data_info(idx), label_values=self.label_values, by_colour=self.by_colour)
-        sample.update(reduce_zero_label=self._metainfo['reduce_zero_label'], num_classes=len(self._metainfo['classes']))
+        sample.update(
+            self.reading,
+            reduce_zero_label=self._metainfo['reduce_zero_label'],
+            num_classes=len(self._metainfo['classes']),
+        )
         if self.data_prefix.get('seg_map_path') is not None:
             sample['seg_map_path'] = self._label_map(sample['img_path'])
         return sample
@@ -185,7 +209,8 @@ class LoadAnnotation(BaseTransform):
     """Reads `seg_map_path` into `gt_seg_map`: uint8 (H, W), labels from 0, 255 where a pixel is ignored.
 
     Comes after LoadImage; a sample without `seg_map_path` stays unchanged. With `reduce_zero_label`, 0 in the file
-    becomes 255, and 1 is subtracted from the other labels.
+    becomes 255, and 1 is subtracted from the other labels. Negative numbers, no data in the map, and pixels where no
+    band of the image has data (LoadBands) become 255.
     """
 
     def transform(self, results: dict) -> dict:
@@ -195,16 +220,19 @@ class LoadAnnotation(BaseTransform):
         by_colour, reduced = results.get('by_colour', False), results.get('reduce_zero_label', False)
         height, width = results['ori_shape']
         # a higher max_pixels of LoadImage applies to the label map too
-        numbers = labels = read_labels(path, by_colour, max(MAX_PIXELS, height * width))
+        max_pixels = max(MAX_PIXELS, height * width)
+        turn = stored_orientation(results['img_path'], max_pixels) if results.get('turn_maps') else 1
+        numbers = labels = read_labels(path, by_colour, max_pixels, turn)
         if labels.shape != (height, width):
             raise UserError(
                 f'{path} is {labels.shape[1]} x {labels.shape[0]} pixels, its image {results["img_path"]} is '
                 f'{width} x {height} after its EXIF orientation, if any; expected the same size'
             )
         if values := results.get('label_values'):
-            labels = index_of(numbers, values)
+            labels = index_of(numbers, values, results.get('nearest_value', False))
             if by_colour:
                 warn_unknown_colours(path, numbers[labels == IGNORE_INDEX])
+        labels = np.where(labels < 0, IGNORE_INDEX, labels)
         check_range(path, labels, results.get('num_classes'), reduced)
         table = np.arange(256, dtype=np.uint8)
         if reduced:
@@ -213,12 +241,17 @@ class LoadAnnotation(BaseTransform):
         if label_map := results.get('label_map'):  # of mmseg's datasets whose metainfo chooses among their classes
             table = np.array([label_map.get(label, label) for label in table.tolist()], np.uint8)
         results['gt_seg_map'] = table[labels]
+        if 'nodata' in results:
+            results['gt_seg_map'][results['nodata']] = IGNORE_INDEX
         results['seg_fields'] = ['gt_seg_map']
         return results
 
 
-def index_of(numbers: np.ndarray, values: Sequence[int]) -> np.ndarray:
-    """Index in `values` of each number, uint8; IGNORE_INDEX for other numbers."""
+def index_of(numbers: np.ndarray, values: Sequence[int], nearest: bool = False) -> np.ndarray:
+    """Index in `values` of each number, uint8; IGNORE_INDEX for other numbers, or of the `nearest` value."""
+    if nearest:
+        table = np.abs(np.arange(256)[:, None] - values).argmin(axis=1)
+        return np.where(numbers < 0, IGNORE_INDEX, table[numbers.clip(0, 255)]).astype(np.uint8)
     order = np.argsort(values)
     slots = np.searchsorted(np.sort(values), numbers).clip(max=len(order) - 1)
     return np.where(np.sort(values)[slots] == numbers, order[slots], IGNORE_INDEX).astype(np.uint8)
@@ -244,14 +277,24 @@ def warn_unknown_colours(path: str, numbers: np.ndarray) -> None:
         warn(f'{path}: colours that no class has are ignored: {count_colours(new)}')
 
 
-def read_labels(path: str, by_colour: bool = False, max_pixels: int = MAX_PIXELS) -> np.ndarray:
-    """Reads the integers (H, W) of a lossless gray or palette image; with `by_colour` the `colour_numbers`."""
-    with open_image(path, max_pixels) as image, unreadable(path, Exception):
-        image.load()
+def read_labels(path: str, by_colour: bool = False, max_pixels: int = MAX_PIXELS, turn: int = 1) -> np.ndarray:
+    """Reads the integers (H, W) of a gray or palette image, or its `colour_numbers`; `turn` is an EXIF orientation."""
+    try:
+        with open_image(path, max_pixels) as opened, unreadable(path, Exception):
+            opened.load()
+            image, nodata = opened, tag_value(opened.tag_v2.get(NODATA_TAG)) if opened.format == 'TIFF' else []
+    except UnreadableImageError:  # Pillow reads no TIFF of 64 bits
+        values = read_bands(path, max_pixels) if path.lower().endswith(('.tif', '.tiff')) else np.empty((0, 0, 0))
+        if values.shape[2] != 1:
+            raise
+        image, nodata = Image.fromarray(np.ma.filled(values[..., 0].astype(np.float32), np.nan)), []
+    image = turned(image, turn)
     if by_colour and image.mode in COLOURS:
         return colour_numbers(np.asarray(image.convert('RGB')))
     if not by_colour and image.mode in ('LA', 'RGB', 'RGBA'):
         pixels = np.asarray(image.convert('RGB'))
+        if (pixels == pixels[0, 0]).all() and np.ptp(np.asarray(image)[..., -1]):
+            raise UserError(f'{path} has one colour, and only its transparency varies; save the mask as a gray PNG')
         if (pixels == pixels[..., :1]).all():
             return pixels[..., 0]
         colours = Counter(colour_numbers(pixels).ravel().tolist())
@@ -261,7 +304,19 @@ def read_labels(path: str, by_colour: bool = False, max_pixels: int = MAX_PIXELS
         )
     if by_colour or image.mode not in NUMBERS:
         raise UserError(f'{path} has mode {image.mode}; expected a gray or palette PNG, or colours of 8 bits')
-    return np.asarray(image, dtype=np.uint8 if image.mode in ('1', 'L', 'P') else np.int64)
+    values = np.asarray(image)
+    missing = is_missing(values, nodata)
+    values = np.where(missing, NO_DATA, values.clip(NO_DATA, -NO_DATA)) if image.mode == 'F' else values
+    numbers = values.astype(np.uint8 if image.mode in ('1', 'L', 'P') else np.int64)
+    if (numbers != values).any():
+        raise UserError(f'{path} holds {values[numbers != values][0]:g}; expected whole numbers')
+    return np.where(missing, NO_DATA, numbers) if missing.any() else numbers
+
+
+def stored_orientation(path: str, max_pixels: int) -> int:
+    """EXIF orientation of an image file, 1 to 8."""
+    with unreadable(path, Exception), open_image(path, max_pixels) as image:
+        return orientation(image)
 
 
 def check_range(path: str, labels: np.ndarray, num_classes: int | None, reduced: bool) -> None:

@@ -1,4 +1,4 @@
-"""Finds the images and label maps of a folder, and what the numbers or colours in the maps mean."""
+"""Finds the images and label maps of a folder."""
 
 import os
 from collections import Counter, defaultdict
@@ -13,18 +13,19 @@ import numpy as np
 
 from beit_mm.checkpoint.names import preview
 from beit_mm.datasets import reading, segmentation_folder
-from beit_mm.datasets.image_folder import BAND_EXTENSIONS, EXTENSIONS, list_images, read_lines
+from beit_mm.datasets.image_folder import BAND_EXTENSIONS, EXTENSIONS, list_images
 from beit_mm.datasets.reading import SIDEWAYS, UnreadableImageError, open_image, orientation, read_bands, unreadable
 from beit_mm.datasets.segmentation_folder import IGNORE_INDEX, IMAGES, MAPS, TRAINING
 from beit_mm.errors import UserError
 from beit_mm.own_images.images import VALIDATION, ImageList, Images, evenly, hold_out
+from beit_mm.own_images.label_values import Meaning, meaning_of, read_legend, unlabelled
 from beit_mm.terminal import with_bar
 
 MIN_PAIRS = 10  # images with label maps that are needed to learn from
 BESIDE = ('_mask.png', '-mask.png', '_label.png')  # endings of maps that lie beside their images
 READ = (*EXTENSIONS, '.npy')  # endings of images, some of them with many bands
 MAX_MEASURED = 100  # images that statistics of bands are taken from
-ASK_ZERO = 'what is 0? Give --reduce-zero-label if it marks unlabelled pixels, --keep-zero-label if it is a class'
+UPRIGHT, AS_STORED, EITHER = 'upright', 'as stored', 'either'
 EXPECTED = 'expected images/a.jpg and annotations/a.png, or a.jpg and a_mask.png side by side'
 
 
@@ -38,12 +39,14 @@ class LabelMaps(Images):
     notes: list[str]  # what was found, for the user
     colours: list[list[int]] | None  # of the classes, if the maps are read by colour
     bands: dict[str, Any] | None  # arguments of LoadBands, and `mean` and `std`; None: the images are RGB
+    reading: dict[str, bool]  # `nearest_value` and `turn_maps` of SegmentationFolder
 
     def __str__(self) -> str:
         return super().__str__().replace('images', 'images with label maps', 1)
 
     def identity(self) -> list[Any]:
-        return [*super().identity(), self.values, self.suffix, *([self.colours] if self.colours else [])]
+        colours, readings = ([self.colours] if self.colours else []), [name for name, on in self.reading.items() if on]
+        return [*super().identity(), self.values, self.suffix, *colours, *readings]
 
     def class_lines(self) -> list[str]:
         lines = super().class_lines()
@@ -63,23 +66,8 @@ class LabelMaps(Images):
             classes=str(lists / 'classes.txt'),
             reduce_zero_label=reduced,
             label_values=None if usual else self.values,
+            **self.reading,
         )
-
-
-class Legend(NamedTuple):
-    """What classes.txt says: names, and the colours or the numbers of the classes, if it gives them."""
-
-    names: list[str] | None = None
-    colours: list[list[int]] | None = None
-    numbers: list[int] | None = None
-
-
-class Meaning(NamedTuple):
-    """What the numbers in label maps stand for."""
-
-    classes: list[str]
-    values: list[int]  # the number of each class; other numbers are unlabelled
-    text: str  # the same for the user
 
 
 @dataclass
@@ -91,6 +79,8 @@ class Maps:
     numbers: dict[str, set[int]]  # path of each image, relative to `images` -> the numbers in its map
     pixels: Counter[int]  # how many pixels have each number
     notes: list[str]  # what was left out
+    depths: dict[str, str]  # each depth of bands -> an image that has it
+    drawn: Counter[str]  # how many maps of images with an EXIF orientation fit them UPRIGHT, AS_STORED or EITHER way
 
     def some(self, images: ImageList) -> 'Maps':
         """The same with these images only."""
@@ -103,6 +93,14 @@ class Maps:
 
     def listed(self) -> ImageList:
         return ImageList(self.images, dict.fromkeys(self.numbers, ''))
+
+
+class Pair(NamedTuple):
+    """What is read of an image and its label map."""
+
+    labels: np.ndarray  # H, W
+    drawn: str = ''  # for an image with an EXIF orientation: UPRIGHT, AS_STORED or EITHER
+    depth: str = ''  # of an image with bands, such as '16 bits'
 
 
 def find_label_maps(
@@ -142,15 +140,20 @@ def find_label_maps(
             f'{str(root)!r}; expected at least {least}{"".join(f"; {note}" for note in notes)}'
         )
     pixels: Counter[int] = sum((maps.pixels for maps in found), Counter())
-    meaning = meaning_of(legend, found, pixels, reduce_zero_label)
+    drawn: Counter[str] = sum((maps.drawn for maps in found), Counter())
+    turning, turn_maps = choose_turning(drawn)
+    check_depths([depth for maps in found for depth in maps.depths.items()])
+    held = {str(maps.images / path): numbers for maps in found for path, numbers in maps.numbers.items()}
+    meaning = meaning_of(legend, held, pixels, reduce_zero_label, suffix)
     if not 1 < len(meaning.values) < IGNORE_INDEX:
         raise UserError(
             f'{len(meaning.values)} classes in {str(root)!r} ({meaning.text}); expected 2 to {IGNORE_INDEX - 1}'
         )
     check_labelled(train, held_out, meaning)
-    labelled_share = sum(pixels[value] for value in meaning.values) / pixels.total()
-    unlabelled = f'{100 - 100 * labelled_share:.0f} % of the pixels are unlabelled'
-    notes.insert(0, f'{meaning.text}{unlearned(train, held_out, meaning)}; {unlabelled}')
+    by_colour = legend.colours is not None
+    about = f'{meaning.text}{unlearned(train, held_out, meaning)}; {unlabelled(pixels, meaning, by_colour)}'
+    measured = None if bands is None else measure_bands([str(train.images / name) for name in train.numbers], bands)
+    notes = [about, *turning, *(measured.pop('notes') if measured else []), *notes]
     return LabelMaps(
         train.listed(),
         held_out.listed(),
@@ -160,7 +163,8 @@ def find_label_maps(
         values=meaning.values,
         notes=notes,
         colours=legend.colours,
-        bands=None if bands is None else measure_bands([str(train.images / name) for name in train.numbers], bands),
+        bands=measured,
+        reading=dict(nearest_value=meaning.nearest, turn_maps=turn_maps),
     )
 
 
@@ -200,110 +204,29 @@ def unlearned(train: Maps, held_out: Maps, meaning: Meaning) -> str:
     return text
 
 
-# classes.txt and what numbers mean
+def check_depths(found: Sequence[tuple[str, str]]) -> None:
+    """Refuses bands of two depths, each with the path of an image, which one scale cannot fit."""
+    for depth, path in found:
+        if depth != found[0][0]:
+            raise UserError(
+                f'{path} holds {depth}, {found[0][1]} {found[0][0]}; all images are scaled alike, so convert those of '
+                'one kind, for example by gdal_translate -ot UInt16 -scale'
+            )
 
 
-def read_legend(path: Path) -> Legend:
-    """Reads a classes.txt, which need not be there: names, also with colours, or the table that `segment` writes."""
-    if not path.is_file():
-        return Legend()
-    names, colours = segmentation_folder.named_classes(str(path))
-    header, *rows = [line.split('\t') for line in read_lines(str(path)) if line]
-    if not {'Number', 'Name'} <= {*header}:
-        return Legend([*names], colours)
-    try:
-        return Legend([*names], colours, [int(row[header.index('Number')]) for row in rows])
-    except (IndexError, ValueError) as error:
-        raise UserError(f'{path}: expected a whole number in column Number of each line ({error})') from None
-
-
-def meaning_of(legend: Legend, found: Sequence[Maps], pixels: Counter[int], reduce_zero_label: bool | None) -> Meaning:
-    """The classes of all maps, by the colours or numbers of classes.txt, or by the order of its names."""
-    if reduce_zero_label is not None and (legend.colours or legend.numbers):
-        has = 'colours' if legend.colours else 'numbers'
-        raise UserError(f'classes.txt has {has}; leave out --reduce-zero-label and --keep-zero-label')
-    if legend.names and legend.colours:
-        return meaning_of_colours(pixels, legend.names, legend.colours)
-    if legend.names and legend.numbers:
-        text = f'{len(legend.names)} classes of classes.txt, with its numbers'
-        return Meaning(legend.names, legend.numbers, text)
-    return meaning_of_numbers(found, legend.names, reduce_zero_label)
-
-
-def meaning_of_colours(pixels: Counter[int], names: list[str], colours: Sequence[Sequence[int]]) -> Meaning:
-    """The classes of label maps by colour; `pixels` counts the `colour_numbers`."""
-    values = segmentation_folder.colour_numbers(colours).tolist()
-    others = Counter({number: count for number, count in pixels.items() if number not in values})
-    text = f'{len(names)} classes of classes.txt, by colour'
-    if others:
-        text += f'; colours that no class has: {segmentation_folder.count_colours(others)}'
-    return Meaning(names, values, text)
-
-
-def meaning_of_numbers(found: Sequence[Maps], names: list[str] | None, reduce_zero_label: bool | None) -> Meaning:
-    """The classes of label maps with numbers. `names` come from classes.txt."""
-    occurring = set().union(*(maps.all_numbers for maps in found))
-    numbers = sorted(occurring - {IGNORE_INDEX})
-    if not numbers:
-        return Meaning([], [], f'every pixel is {IGNORE_INDEX}, which marks ignored pixels')
-    are_masks = numbers == [0, 1] or (numbers == [0] and IGNORE_INDEX in occurring)
-    if are_masks and not reduce_zero_label and len(names or ()) < 3:
-        return meaning_of_masks([0, 1 if 1 in occurring else IGNORE_INDEX], names or [])
-    if names is not None:
-        check_highest(found, numbers[-1], len(names), reduce_zero_label)
-    first = int(zero_is_unlabelled(numbers, names, reduce_zero_label))
-    if names is None:
-        values = [number for number in numbers if number >= first]
-        return Meaning([*map(str, values)], values, f'{len(values)} classes, named by their numbers (no classes.txt)')
-    text = f'{len(names)} classes of classes.txt, 0 is {"unlabelled" if first else repr(names[0])}'
-    return Meaning(names, [*range(first, first + len(names))], text)
-
-
-def meaning_of_masks(values: list[int], names: Sequence[str]) -> Meaning:
-    """The two classes of masks with 0 and another value; classes.txt may name both, or the second."""
-    background = [] if len(names) == 2 else ['background']
-    classes = [*background, *(names or ['foreground'])]
-    return Meaning(classes, values, f'masks of two classes: 0 is {classes[0]}, {values[1]} is {classes[1]}')
-
-
-def check_highest(found: Sequence[Maps], highest: int, num_names: int, reduce_zero_label: bool | None) -> None:
-    """Refuses a number that is too high for the names of classes.txt."""
-    if highest < num_names or (highest == num_names and reduce_zero_label is not False):
-        return
-    image = next(path for maps in found for path, held in maps.numbers.items() if highest in held)
-    raise UserError(
-        f'the label map of {image} contains {highest}, but classes.txt names {num_names} classes; expected 0 to '
-        f'{num_names - 1}, or 1 to {num_names}, and {IGNORE_INDEX} for ignored pixels'
-    )
-
-
-def zero_is_unlabelled(numbers: list[int], names: Sequence[str] | None, given: bool | None) -> bool:
-    """Whether 0 marks unlabelled pixels. Unless the user says so (`given`), the sorted numbers in the maps decide:
-
-    | classes.txt | highest number | 0 occurs | 0 marks           |
-    | ---         | ---            | ---      | ---               |
-    | K names     | K              | or not   | unlabelled pixels |
-    | K names     | K - 1          | yes      | the first class   |
-    | none        | any            | no       | nothing           |
-    | other cases |                |          | refused           |
-    """
-    highest = numbers[-1]
-    if given is not None:
-        return given
-    if names is None and (0 not in numbers or numbers == [0]):
-        return False
-    if names is None:
+def choose_turning(drawn: Counter[str]) -> tuple[list[str], bool]:
+    """A note about images with an EXIF orientation, if any is needed, and whether their maps are to be turned too."""
+    if drawn[AS_STORED] and drawn[UPRIGHT]:
         raise UserError(
-            f'label maps contain 0 and other values ({preview(map(str, numbers[1:]))}), and there is no classes.txt: '
-            f'{ASK_ZERO}'
+            f'{drawn[AS_STORED]} label maps fit their images as stored, {drawn[UPRIGHT]} as EXIF turns them; expected '
+            'one of the two for all'
         )
-    if highest == len(names):
-        return True
-    if highest == len(names) - 1 and 0 in numbers:
-        return False
-    raise UserError(
-        f'label maps contain {numbers[0]} to {highest}, but classes.txt names {len(names)} classes: {ASK_ZERO}'
-    )
+    if drawn[AS_STORED]:
+        return [f'{drawn.total()} images are turned by EXIF; their maps are not, and are turned like them'], True
+    if drawn[EITHER] and not drawn[UPRIGHT]:
+        cure = 'if not, give the images no orientation: exiftool -Orientation= FOLDER'
+        return [f'{drawn[EITHER]} images are turned by EXIF; their maps must be upright too; {cure}'], False
+    return [], False
 
 
 # Folders, files and bands
@@ -337,8 +260,8 @@ def measure_bands(paths: Sequence[str], bands: str | Sequence[int]) -> dict[str,
     """Arguments of LoadBands and of the data preprocessor, from statistics of some of the files."""
     taken = None if bands == 'all' else [*bands]
     found = reading.band_statistics(evenly(paths, MAX_MEASURED), taken)
-    load = dict(type='beit_mm.LoadBands', bands=taken, low=found['low'], high=found['high'])
-    return dict(load=load, mean=found['mean'], std=found['std'])
+    load = dict(type='beit_mm.LoadBands', bands=taken, low=found['low'], high=found['high'], nodata=found['nodata'])
+    return dict(load=load, mean=found['mean'], std=found['std'], notes=found['notes'])
 
 
 def find_folders(root: Path, least: int) -> list[tuple[Path, Path]]:
@@ -400,8 +323,6 @@ def find_suffix(images: Path, maps: Path) -> str:
             f'label maps in {str(maps)!r} end in {suffix} and in {others[0][0]}: two kinds for the same images; keep '
             'the one to learn from there'
         )
-    if suffix.lower().endswith(('.jpg', '.jpeg', '.webp')):
-        raise UserError(f'maps in {str(maps)!r} end in {suffix}, whose compression changes numbers; save them as PNG')
     return suffix
 
 
@@ -410,21 +331,25 @@ def read_maps(images: Path, folder: Path, suffix: str, read: Callable) -> Maps:
     listed = [path for path in list_images(str(images), READ) if images != folder or not path.endswith(BESIDE)]
     maps = {path: os.path.splitext(path)[0] + suffix for path in listed}
     existing = {*list_images(str(folder))}
-    found = Maps(images, folder, {}, Counter(), [])
+    found = Maps(images, folder, {}, Counter(), [], {}, Counter())
     left_out: dict[str, list[str]] = defaultdict(list)
     for path, name in with_bar(maps.items(), len(maps)):
         if name not in existing:
             left_out['without a map'].append(str(images / path))
             continue
         try:
-            labels = read(str(images / path), str(folder / name))
+            pair = read(str(images / path), str(folder / name))
         except UnreadableImageError as error:
             left_out['unreadable'].append(str(error))
             continue
-        if labels is None:
+        if pair is None:
             left_out['whose map has another size'].append(str(images / path))
             continue
-        numbers, counts = np.unique(labels, return_counts=True)
+        if pair.drawn:
+            found.drawn[pair.drawn] += 1
+        if pair.depth:
+            found.depths.setdefault(pair.depth, str(images / path))
+        numbers, counts = np.unique(pair.labels, return_counts=True)
         found.pixels.update(dict(zip(numbers.tolist(), counts.tolist(), strict=True)))
         found.numbers[path] = {*numbers.tolist()}
     for why, cases in left_out.items():
@@ -435,12 +360,20 @@ def read_maps(images: Path, folder: Path, suffix: str, read: Callable) -> Maps:
     return found
 
 
-def read_pair(image: str, file: str, by_bands: bool, by_colour: bool, max_pixels: int) -> np.ndarray | None:
-    """The numbers in a label map, see `read_labels`; None if its image, with bands or not, has another size."""
+def read_pair(image: str, file: str, by_bands: bool, by_colour: bool, max_pixels: int) -> Pair | None:
+    """Reads a label map, see `read_labels`, and how it fits its image, with bands or not; None if it does not."""
     labels = segmentation_folder.read_labels(file, by_colour, max_pixels)
     if by_bands:
-        height, width = read_bands(image, max_pixels).shape[:2]
-    else:  # the size in the image's header, turned upright
-        with unreadable(image, Exception), open_image(image, max_pixels) as opened:
-            width, height = opened.size[::-1] if orientation(opened) in SIDEWAYS else opened.size
-    return labels if labels.shape == (height, width) else None
+        values = read_bands(image, max_pixels)
+        depth = 'floats' if values.dtype.kind == 'f' else f'{8 * values.dtype.itemsize} bits'
+        return Pair(labels, depth=depth) if labels.shape == values.shape[:2] else None
+    with unreadable(image, Exception), open_image(image, max_pixels) as opened:  # reads its header
+        tag, stored = orientation(opened), opened.size[::-1]
+    upright = stored[::-1] if tag in SIDEWAYS else stored
+    if labels.shape not in (stored, upright):
+        return None
+    if tag == 1:
+        return Pair(labels)
+    if stored == upright:
+        return Pair(labels, EITHER)
+    return Pair(labels, UPRIGHT if labels.shape == upright else AS_STORED)

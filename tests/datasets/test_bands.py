@@ -3,10 +3,12 @@
 import numpy as np
 import pytest
 from helpers import run_tool
+from PIL import Image
 from tifffile import TiffWriter, imwrite
 
 from beit_mm.datasets.image_folder import ImageFolder, UnlabeledImages
 from beit_mm.datasets.reading import LoadBands, MemberPath, UnreadableImageError, band_statistics, read_bands
+from beit_mm.datasets.segmentation_folder import LoadAnnotation
 
 
 def values_of(dtype: str, count: int = 6) -> np.ndarray:
@@ -86,11 +88,11 @@ def test_bands_are_taken_in_order_and_scaled_each_by_its_own_range():
         assert image.dtype == np.uint8 and np.array_equal(image, octets[..., bands or slice(None)])
 
 
-def test_what_is_no_number_becomes_0_or_255():
+def test_what_is_no_number_becomes_0_and_large_ones_are_clipped():
     odd = np.array([[np.nan, np.inf, -np.inf, -3.4e38, 1e300, 5]]).T[:, None]
     with np.errstate(all='raise'):
         image = LoadBands(low=0, high=10)(dict(img=odd))['img']
-    assert image.ravel().tolist() == [0, 255, 0, 0, 255, 127.5]
+    assert image.ravel().tolist() == [0, 0, 0, 0, 255, 127.5]
 
 
 @pytest.mark.parametrize(('bands', 'shown'), [(1, [0, 0, 0]), (2, [0, 0, 0]), (3, [0, 1, 2]), (6, [0, 1, 2])])
@@ -138,3 +140,58 @@ def test_statistics_are_percentiles_and_what_the_loader_makes_of_them(tmp_path, 
         with pytest.raises(SystemExit):
             run_tool('datasets/band_statistics.py', tmp_path, *words)
         assert 'expected --num-images from 1' in capsys.readouterr().err
+
+
+NODATA = dict(minus_9999=(-9999, 'float32'), lowest=(-3.4028235e38, 'float32'), highest=(65535, 'uint16'))
+NODATA |= dict(zero=(0, 'uint16'), nan=(np.nan, 'float32'))
+
+
+def tiles(folder, nodata: float, dtype: str, tag: str = '') -> tuple[list[str], np.ndarray]:
+    """Paths of four images of three bands from 3,000 to 5,000, a sixth of which is no data; and the rest (N, 3)."""
+    values = np.random.default_rng(0).integers(3000, 5000, (4, 48, 64, 3)).astype(dtype)
+    values[:, :8] = nodata
+    options = dict(extratags=[(42113, 's', 0, tag, True)]) if tag else {}
+    for index, image in enumerate(values):
+        imwrite(folder / f'{index}.tif', image, photometric='minisblack', planarconfig='contig', **options)
+    return [str(folder / f'{index}.tif') for index in range(4)], values[:, 8:].reshape(-1, 3)
+
+
+@pytest.mark.parametrize('name', NODATA)
+@pytest.mark.parametrize('tagged', [True, False])
+def test_no_data_changes_no_statistics_and_is_ignored_in_label_maps(tmp_path, name, tagged):
+    nodata, dtype = NODATA[name]
+    paths, rest = tiles(tmp_path, nodata, dtype, f'{nodata:g}' if tagged else '')
+    found = band_statistics(paths)
+    left_out = tagged or name != 'zero'
+    assert (len(found['notes']) == 0) == (tagged or name == 'nan')  # a tag says it
+    assert all(f'{nodata:g}, on 17 %' in note for note in found['notes'])
+    assert ('rio edit-info' in ''.join(found['notes'])) == (not left_out)
+    assert (found['low'][0] == 0) == (not left_out)
+    if not left_out:
+        return
+    low, high = np.percentile(rest, (1, 99), axis=0)
+    scaled = 255 * ((rest - low) / (high - low)).clip(0, 1)
+    assert np.allclose(found['low'], low) and np.allclose(found['high'], high)
+    assert np.allclose(found['mean'], scaled.mean(0), atol=0.1) and np.allclose(found['std'], scaled.std(0), atol=0.1)
+    load = LoadBands(low=found['low'], high=found['high'], nodata=found['nodata'])
+    Image.fromarray(np.ones((48, 64), np.uint8)).save(tmp_path / 'map.png')
+    sample = LoadAnnotation()(dict(load(dict(img_path=paths[0])), seg_map_path=str(tmp_path / 'map.png')))
+    assert not sample['img'][:8].any() and sample['img'][8:].mean() > 100
+    assert (sample['gt_seg_map'][:8] == 255).all() and (sample['gt_seg_map'][8:] == 1).all()
+
+
+def test_one_band_without_data_leaves_the_label(tmp_path):
+    paths, _ = tiles(tmp_path, -9999, 'float32', '-9999')
+    values = read_bands(paths[0])
+    assert values.mask[:8].all() and not values.mask[8:].any()
+    missing = LoadBands(low=0, high=9, nodata=7)(dict(img=np.array([[[7.0, 9.0], [7.0, 7.0]]])))
+    assert missing['img'].tolist() == [[[0, 255], [0, 0]]] and missing['nodata'].tolist() == [[False, True]]
+
+
+@pytest.mark.parametrize('values', [[0, 255], [0, 1, 2, 3, 6], range(200)])
+def test_codes_saturation_and_shadows_are_measurements(tmp_path, values):
+    """Also where they are frequent, as long as nothing lies apart."""
+    image = np.random.default_rng(0).choice([*values], (64, 64, 1)).astype(np.uint8)
+    image[:, :20] = max(values)
+    np.save(tmp_path / 'a.npy', image)
+    assert band_statistics([str(tmp_path / 'a.npy')])['nodata'] == []

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from mmseg.datasets.transforms import LoadAnnotations
 from PIL import Image
+from tifffile import imwrite
 
 from beit_mm.datasets import segmentation_folder
 from beit_mm.datasets.reading import UnreadableImageError
@@ -16,6 +17,7 @@ from beit_mm.datasets.segmentation_folder import (
     named_classes,
     read_labels,
 )
+from beit_mm.errors import UserError
 from beit_mm.registry import DATASETS
 
 CLASSES = ['sky', 'road', 'tree']
@@ -154,3 +156,25 @@ def test_any_name_of_a_class_survives_its_line(name, tmp_path):
     assert named_classes(str(tmp_path / 'plain.txt')) == ((name, 'other'), None)
     (tmp_path / 'colours.txt').write_text(f'{class_line(name)} 1 2 3\nother 4 5 6\n')
     assert named_classes(str(tmp_path / 'colours.txt')) == ((name, 'other'), [[1, 2, 3], [4, 5, 6]])
+
+
+def test_numbers_are_read_however_they_are_stored(tmp_path):
+    labels = np.arange(12).reshape(3, 4) % 3
+    gray = Image.fromarray(labels.astype(np.uint8))
+    opaque = Image.new('L', gray.size, 255)
+    Image.merge('LA', [gray, opaque]).save(tmp_path / 'la.png')
+    Image.merge('RGBA', [gray, gray, gray, opaque]).save(tmp_path / 'rgba.png')
+    for name, options in dict(clear=dict(transparency=0), bits=dict(bits=2)).items():
+        palette = gray.copy()
+        palette.putpalette([0, 0, 0, 200, 0, 0, 0, 200, 0])
+        palette.save(tmp_path / f'{name}.png', **options)
+    for dtype in ('uint32', 'int64', 'uint64', 'float16', 'float64'):
+        imwrite(tmp_path / f'{dtype}.tif', labels.astype(dtype))
+    files = [*tmp_path.iterdir()]
+    assert len(files) == 9 and all(np.array_equal(read_labels(str(file)), labels) for file in files)
+    Image.merge('LA', [opaque, gray]).save(tmp_path / 'cut_out.png')
+    with pytest.raises(UserError, match='cut_out.png .*transparency'):
+        read_labels(str(tmp_path / 'cut_out.png'))
+    imwrite(tmp_path / 'bands.tif', np.zeros((3, 4, 5)), photometric='minisblack', planarconfig='contig')
+    with pytest.raises(UnreadableImageError, match='bands.tif'):
+        read_labels(str(tmp_path / 'bands.tif'))

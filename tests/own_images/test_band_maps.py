@@ -75,7 +75,7 @@ def test_an_export_says_how_the_values_of_bands_are_scaled(run, tmp_path, monkey
     monkeypatch.setattr(export, 'export_onnx', lambda *args: written.append(json.dumps(args[3])) or 0.0)
     beit_mm.export(run / 'finetuned.pth', tmp_path / 'model.onnx')
     bands = find_label_maps(run.parent / 'data').bands['load']
-    assert json.loads(written[0])['bands'] == dict(bands=None, low=bands['low'], high=bands['high'])
+    assert json.loads(written[0])['bands'] == dict(bands=None, low=bands['low'], high=bands['high'], nodata=[])
 
 
 def test_a_model_of_bands_is_no_start_for_rgb_images(run, tmp_path):
@@ -167,3 +167,12 @@ def test_bands_where_there_are_none_are_refused(tmp_path):
         find_label_maps(make_label_maps(tmp_path / 'data', 12), bands='all')
     with pytest.raises(UserError, match='no label maps; leave out --bands'):
         beit_mm.finetune(make_label_maps(tmp_path / 'other', 12) / 'images/training', tmp_path / 'run', bands='all')
+
+
+def test_a_file_of_another_depth_is_refused_by_name(tmp_path):
+    """One scale would show it white, or all others black."""
+    folder = make_bands(tmp_path / 'data')
+    odd = str(folder / 'images/validation/3.tif')
+    imwrite(odd, (reading.read_bands(odd) // 100).astype(np.uint8), photometric='minisblack', planarconfig='contig')
+    with pytest.raises(UserError, match='validation/3.tif holds 8 bits, .* 16 bits'):
+        find_label_maps(folder)

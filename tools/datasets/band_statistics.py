@@ -33,7 +33,10 @@ def main() -> None:
     found = band_statistics([str(args.folder / path) for path in chosen], args.bands, args.percentiles)
     bands = f'bands={args.bands}, ' if args.bands else ''
     print(f'# {len(chosen)} of {len(paths):,} images')
-    print(f"dict(type='beit_mm.LoadBands', {bands}low={found['low']}, high={found['high']})")
+    for note in found['notes']:
+        print(f'# {note}')
+    nodata = f', nodata={found["nodata"]}' if found['nodata'] else ''
+    print(f"dict(type='beit_mm.LoadBands', {bands}low={found['low']}, high={found['high']}{nodata})")
     print(f'data_preprocessor: mean={found["mean"]}, std={found["std"]}')
 
 

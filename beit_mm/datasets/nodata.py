@@ -1,0 +1,61 @@
+"""Finds the pixels of images and label maps that hold no data."""
+
+from collections.abc import Sequence
+from contextlib import suppress
+
+import numpy as np
+
+NODATA_TAG = 42113  # of TIFF, GDAL_NODATA: the value that means no data, as text
+# How far a value lies below or above all others of its band, in multiples of their range from percentile 1 to 99
+FAR, APART = 3, 0.25
+
+
+def tag_value(tag: object) -> list[float]:
+    """The number in a GDAL_NODATA tag, in a list; an empty list without one."""
+    with suppress(ValueError):
+        return [float(str(tag).strip(' \0'))]
+    return []
+
+
+def is_missing(values: np.ndarray, nodata: Sequence[float] = ()) -> np.ndarray:
+    """Where an array holds no data, bool: masked, NaN, infinity, or one of the values in `nodata`."""
+    stored = np.ma.getdata(values)
+    missing: np.ndarray = np.ma.getmaskarray(values) | ~np.isfinite(stored)
+    tolerance = 2e-6 if stored.dtype.kind == 'f' else 0  # a tag may have six digits: -3.40282e+38
+    with np.errstate(over='ignore'):
+        for value in nodata:
+            missing |= np.isclose(stored, value, rtol=tolerance, atol=0)
+    return missing
+
+
+def find_nodata(pixels: np.ndarray, dtype: np.dtype) -> tuple[list[float], list[str]]:
+    """Finds values that mean no data, or may, although no tag says so.
+
+    They are the lowest or highest of a band, on more than 1 % of its pixels. What is FAR from the others means no data.
+    What is APART from them, and 0 or the lowest or highest of its type, may: it is named and kept, because it can have
+    been measured, as 0 in a shadow, and leaves at least a quarter of the scale to the others.
+
+    Args:
+        pixels: bands (N, C) of some pixels, NaN where no data is known.
+        dtype: type of the numbers in the files.
+
+    Returns:
+        Values that mean no data, and a note about each of both kinds.
+    """
+    limits = [0, np.iinfo(dtype).min, np.iinfo(dtype).max] if dtype.kind in 'ui' else [0]
+    gaps: dict[float, float] = {}
+    for band in pixels.T:
+        edges = [edge for edge in (np.nanmin(band), np.nanmax(band)) if (band == edge).mean() > 0.01]
+        others = band[np.isfinite(band) & ~np.isin(band, edges)]
+        spread = np.subtract(*np.percentile(others, (99, 1))) if others.size else 0
+        for edge in edges if spread else ():
+            gaps[edge] = max(gaps.get(edge, 0), (others.min() - edge) / spread, (edge - others.max()) / spread)
+    nodata, notes = [], []
+    for value, gap in sorted(gaps.items()):
+        note = f'{value:g}, on {100 * (pixels == value).any(axis=1).mean():.0f} % of the pixels, lies far from the rest'
+        if gap > FAR:
+            nodata.append(float(value))
+            notes.append(f'{note} and counts as no data')
+        elif gap > APART and value in limits:
+            notes.append(f'{note}; if it means no data, say so: rio edit-info --nodata {value:g} FILE')
+    return nodata, notes

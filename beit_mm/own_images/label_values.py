@@ -1,0 +1,223 @@
+"""What the numbers or colours in label maps mean: classes.txt, masks, unlabelled pixels."""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from beit_mm.checkpoint.names import preview
+from beit_mm.datasets import segmentation_folder
+from beit_mm.datasets.image_folder import read_lines
+from beit_mm.datasets.segmentation_folder import IGNORE_INDEX, NO_DATA
+from beit_mm.errors import UserError
+
+LOSSY = ('.jpg', '.jpeg', '.webp')
+MIN_CONTRAST, MIN_SHADES = 64, 8  # of masks with soft borders, see `soft_ends`
+ASK_ZERO = 'what is 0? Give --reduce-zero-label if it marks unlabelled pixels, --keep-zero-label if it is a class'
+
+
+class Legend(NamedTuple):
+    """What classes.txt says: names, and the colours or the numbers of the classes, if it gives them."""
+
+    names: list[str] | None = None
+    colours: list[list[int]] | None = None
+    numbers: list[int] | None = None
+
+
+class Meaning(NamedTuple):
+    """What the numbers in label maps stand for."""
+
+    classes: list[str]
+    values: list[int]  # the number of each class; other numbers are unlabelled
+    text: str  # the same for the user
+    nearest: bool = False  # other numbers from 0 stand for the nearest of `values`
+
+
+def read_legend(path: Path) -> Legend:
+    """Reads a classes.txt, which need not be there: names, also with colours, or the table that `segment` writes."""
+    if not path.is_file():
+        return Legend()
+    names, colours = segmentation_folder.named_classes(str(path))
+    header, *rows = [line.split('\t') for line in read_lines(str(path)) if line]
+    if not {'Number', 'Name'} <= {*header}:
+        return Legend([*names], colours)
+    try:
+        return Legend([*names], colours, [int(row[header.index('Number')]) for row in rows])
+    except (IndexError, ValueError) as error:
+        raise UserError(f'{path}: expected a whole number in column Number of each line ({error})') from None
+
+
+def meaning_of(
+    legend: Legend, held: Mapping[str, set[int]], pixels: Counter[int], reduce_zero_label: bool | None, suffix: str
+) -> Meaning:
+    """The classes of all maps, by the colours or numbers of classes.txt, or by the order of its names.
+
+    Args:
+        legend: what classes.txt says.
+        held: numbers in the map of each image.
+        pixels: how many pixels have each number or, with colours in classes.txt, `colour_numbers`.
+        reduce_zero_label: see `find_label_maps`.
+        suffix: the ending of the maps' names.
+    """
+    if reduce_zero_label is not None and (legend.colours or legend.numbers):
+        has = 'colours' if legend.colours else 'numbers'
+        raise UserError(f'classes.txt has {has}; leave out --reduce-zero-label and --keep-zero-label')
+    lossy = suffix.lower().endswith(LOSSY)
+    ends = None if legend.colours or legend.numbers else soft_ends(pixels, legend.names, lossy)
+    if lossy and not ends:
+        raise UserError(f'label maps end in {suffix}, whose compression changes numbers; save them as PNG')
+    if legend.names and legend.colours:
+        return meaning_of_colours(pixels, legend.names, legend.colours)
+    if legend.names and legend.numbers:
+        text = f'{len(legend.names)} classes of classes.txt, with its numbers'
+        return Meaning(legend.names, legend.numbers, text)
+    if not ends:
+        return meaning_of_numbers(held, legend.names, reduce_zero_label)
+    if reduce_zero_label:
+        raise UserError(f'masks of {ends[0]} and {ends[1]} with soft borders; leave out --reduce-zero-label')
+    masks = meaning_of_masks(ends, legend.names or [])
+    text = f'{masks.text}, and shades between them (soft borders) are the nearer of the two'
+    return Meaning(masks.classes, masks.values, text, nearest=True)
+
+
+def meaning_of_colours(pixels: Counter[int], names: list[str], colours: Sequence[Sequence[int]]) -> Meaning:
+    """The classes of label maps by colour; `pixels` counts the `colour_numbers`."""
+    values = segmentation_folder.colour_numbers(colours).tolist()
+    others = Counter({number: count for number, count in pixels.items() if number not in values})
+    text = f'{len(names)} classes of classes.txt, by colour'
+    if others:
+        text += f'; colours that no class has: {segmentation_folder.count_colours(others)}'
+    return Meaning(names, values, text)
+
+
+def meaning_of_numbers(
+    held: Mapping[str, set[int]], names: list[str] | None, reduce_zero_label: bool | None
+) -> Meaning:
+    """The classes of label maps with numbers. `names` come from classes.txt."""
+    occurring = {number for number in set().union(*held.values()) if number >= 0}
+    if is_gray_scale(occurring) and (names is None or len(occurring) - len(names) in (0, 1)):
+        return meaning_of_gray_scale(sorted(occurring), names, reduce_zero_label)
+    numbers = sorted(occurring - {IGNORE_INDEX})
+    if not numbers:
+        return Meaning([], [], f'every pixel is {IGNORE_INDEX} or negative, which marks ignored pixels')
+    are_masks = numbers == [0, 1] or (numbers == [0] and IGNORE_INDEX in occurring)
+    if are_masks and not reduce_zero_label and len(names or ()) < 3:
+        return meaning_of_masks([0, 1 if 1 in occurring else IGNORE_INDEX], names or [])
+    if names is not None:
+        check_highest(held, numbers[-1], len(names), reduce_zero_label)
+    first = int(zero_is_unlabelled(numbers, names, reduce_zero_label))
+    if names is None:
+        values = [number for number in numbers if number >= first]
+        return Meaning([*map(str, values)], values, f'{len(values)} classes, named by their numbers (no classes.txt)')
+    text = f'{len(names)} classes of classes.txt, 0 is {"unlabelled" if first else repr(names[0])}'
+    return Meaning(names, [*range(first, first + len(names))], text)
+
+
+def meaning_of_masks(values: list[int], names: Sequence[str]) -> Meaning:
+    """The two classes of masks with 0 and another value; classes.txt may name both, or the second."""
+    background = [] if len(names) == 2 else ['background']
+    classes = [*background, *(names or ['foreground'])]
+    text = f'masks of two classes: {values[0]} is {classes[0]}, {values[1]} is {classes[1]}'
+    return Meaning(classes, values, text)
+
+
+def soft_ends(pixels: Counter[int], names: Sequence[str] | None, lossy: bool) -> list[int] | None:
+    """The two numbers of masks with soft borders; None for other maps.
+
+    Nearly all pixels are close to one of the two, and each of them is frequent. Between them lie shades everywhere (few
+    after lossy compression), of which none is frequent: that would be a class.
+    """
+    numbers = [number for number in pixels if number >= 0]
+    if len(names or ()) > 2 or not numbers or max(numbers) > IGNORE_INDEX:
+        return None
+    counts = np.zeros(IGNORE_INDEX + 1, int)
+    counts[numbers] = [pixels[number] for number in numbers]
+    low, high = min(numbers), max(numbers)
+    margin = (high - low) // 8
+    bottom, middle, top = np.split(counts, [low + margin + 1, high - margin])
+    between = middle.sum()
+    if high - low < MIN_CONTRAST or between > min(0.1 * counts.sum(), 2 * bottom.sum(), 2 * top.sum()):
+        return None
+    frequent = np.convolve(middle, np.ones(9)).max()  # nine neighbouring shades
+    if frequent > max(between / 2, 0.01 * counts.sum()):
+        return None
+    darker, lighter = (half.sum() for half in np.array_split(middle, 2))
+    has_shades = np.count_nonzero(middle) >= (MIN_SHADES if names is None else 1)
+    if not lossy and (not has_shades or min(darker, lighter) < between / 5):
+        return None
+    return [int(bottom.argmax()), int(high - margin + top.argmax())]
+
+
+def is_gray_scale(numbers: set[int]) -> bool:
+    """Whether numbers are evenly spread from 0 to 255, such as 0, 128, 255: then 255 is a class."""
+    even = np.linspace(0, IGNORE_INDEX, max(3, len(numbers)))
+    return len(numbers) == len(even) and bool((abs(np.array(sorted(numbers)) - even) <= 1).all())
+
+
+def meaning_of_gray_scale(numbers: list[int], names: list[str] | None, reduce_zero_label: bool | None) -> Meaning:
+    ranks = numbers if names is None else [*range(len(numbers))]
+    values = numbers[int(zero_is_unlabelled(ranks, names, reduce_zero_label)) :]
+    classes, listed = names or [*map(str, values)], preview(map(str, values))
+    if len(classes) != len(values):
+        raise UserError(
+            f'classes.txt names {len(classes)} classes, label maps contain {listed} as classes; leave out '
+            '--reduce-zero-label and --keep-zero-label'
+        )
+    source = 'of classes.txt' if names else '(no classes.txt)'
+    return Meaning(classes, values, f'{len(values)} classes {source}, with the numbers {listed}')
+
+
+def check_highest(held: Mapping[str, set[int]], highest: int, num_names: int, reduce_zero_label: bool | None) -> None:
+    """Refuses a number that is too high for the names of classes.txt."""
+    if highest < num_names or (highest == num_names and reduce_zero_label is not False):
+        return
+    image = next(path for path, numbers in held.items() if highest in numbers)
+    raise UserError(
+        f'the label map of {image} contains {highest}, but classes.txt names {num_names} classes; expected 0 to '
+        f'{num_names - 1}, or 1 to {num_names}, and {IGNORE_INDEX} for ignored pixels'
+    )
+
+
+def zero_is_unlabelled(numbers: list[int], names: Sequence[str] | None, given: bool | None) -> bool:
+    """Whether 0 marks unlabelled pixels. Unless the user says so (`given`), the sorted numbers in the maps decide:
+
+    | classes.txt | highest number | 0 occurs | 0 marks           |
+    | ---         | ---            | ---      | ---               |
+    | K names     | K              | or not   | unlabelled pixels |
+    | K names     | K - 1          | yes      | the first class   |
+    | none        | any            | no       | nothing           |
+    | other cases |                |          | refused           |
+    """
+    highest = numbers[-1]
+    if given is not None:
+        return given
+    if names is None and (0 not in numbers or numbers == [0]):
+        return False
+    if names is None:
+        raise UserError(
+            f'label maps contain 0 and other values ({preview(map(str, numbers[1:]))}), and there is no classes.txt: '
+            f'{ASK_ZERO}'
+        )
+    if highest == len(names):
+        return True
+    if highest == len(names) - 1 and 0 in numbers:
+        return False
+    raise UserError(
+        f'label maps contain {numbers[0]} to {highest}, but classes.txt names {len(names)} classes: {ASK_ZERO}'
+    )
+
+
+def unlabelled(pixels: Counter[int], meaning: Meaning, by_colour: bool) -> str:
+    """Says how many pixels are unlabelled and, unless these are colours, by which numbers."""
+    others = Counter({number: count for number, count in pixels.items() if number not in meaning.values})
+    if meaning.nearest:
+        others = Counter({number: count for number, count in others.items() if number < 0})
+    per_pixel = 100 / pixels.total()
+    text = f'{per_pixel * others.total():.0f} % of the pixels are unlabelled'
+    if by_colour or not others:
+        return text
+    names = {NO_DATA: 'no data'}
+    shares = [f'{names.get(number, number)} ({per_pixel * count:.2g} %)' for number, count in others.most_common()]
+    return f'{text}: {preview(shares)}'

@@ -1,0 +1,198 @@
+"""What the numbers in label maps mean: soft masks, grays, negative numbers and no data, maps of turned images."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image, ImageFilter, ImageOps
+from tifffile import imwrite
+
+from beit_mm.datasets.segmentation_folder import SegmentationFolder
+from beit_mm.errors import UserError
+from beit_mm.own_images.images import write_lists
+from beit_mm.own_images.label_maps import LabelMaps, find_label_maps
+
+NUMBER, SIZE = 12, (48, 64)
+NODATA = (42113, 's', 0, '7', True)  # GDAL_NODATA
+
+
+def discs(values: list[int], seed: int = 0) -> np.ndarray:
+    """A map of the first value with a disc of each other one, uint8."""
+    rng, (rows, columns) = np.random.default_rng(seed), np.indices(SIZE)
+    labels = np.full(SIZE, values[0], np.uint8)
+    for value in values[1:]:
+        row, column = rng.integers(12, SIZE[0] - 12), rng.integers(12, SIZE[1] - 12)
+        labels[(rows - row) ** 2 + (columns - column) ** 2 < 100] = value
+    return labels
+
+
+@pytest.fixture
+def make(tmp_path) -> Callable[..., Path]:
+    def make_folder(save: Callable[[np.ndarray, Path], object], values: list[int], names: str = '') -> Path:
+        """12 images, and maps that `save` writes to a path without an ending."""
+        for part in ('images', 'masks'):
+            (tmp_path / part).mkdir()
+        for index in range(NUMBER):
+            Image.new('RGB', SIZE[::-1], (index, 9, 9)).save(tmp_path / f'images/{index}.jpg')
+            save(discs(values, index), tmp_path / f'masks/{index}')
+        if names:
+            (tmp_path / 'classes.txt').write_text(names)
+        return tmp_path
+
+    return make_folder
+
+
+def learned(found: LabelMaps, lists: Path) -> dict[int, np.ndarray]:
+    """What a training sees, by the number of the image."""
+    write_lists(found, lists)
+    pipeline = [dict(type='beit_mm.LoadImage'), dict(type='beit_mm.LoadAnnotation')]
+    both = [SegmentationFolder(**found.dataset(lists, name), pipeline=pipeline) for name in ('train', 'held_out')]
+    return {int(Path(sample['img_path']).stem): sample['gt_seg_map'] for data in both for sample in data}
+
+
+def save_png(labels: np.ndarray, path: Path) -> None:
+    Image.fromarray(labels).save(f'{path}.png')
+
+
+def save_soft(labels: np.ndarray, path: Path) -> None:
+    Image.fromarray(labels).filter(ImageFilter.GaussianBlur(0.7)).save(f'{path}.png')
+
+
+def save_jpeg(labels: np.ndarray, path: Path) -> None:
+    Image.fromarray(labels).save(f'{path}.jpg', quality=80)
+
+
+@pytest.mark.parametrize('save', [save_soft, save_jpeg])
+@pytest.mark.parametrize('names', ['', 'crack', 'ground\ncrack'])
+def test_masks_with_soft_borders_have_two_classes_by_the_nearer_value(make, tmp_path, save, names):
+    found = find_label_maps(make(save, [0, 255], names))
+    assert found.values == [0, 255] and len(found.classes) == 2 and found.classes[1] == (names[-5:] or 'foreground')
+    assert 'soft borders' in found.notes[0]
+    for index, labels in learned(found, tmp_path / 'lists').items():
+        stored = np.asarray(Image.open(tmp_path / found.maps[0] / f'{index}{found.suffix}'))
+        assert np.array_equal(labels, stored > 127)
+        assert (labels != (discs([0, 255], index) > 0)).mean() < 0.02
+    with pytest.raises(UserError, match='soft borders.*--reduce-zero-label'):
+        find_label_maps(tmp_path, reduce_zero_label=True)
+
+
+@pytest.mark.parametrize(
+    'values',
+    [
+        [0, 255, *range(60, 200, 20)],  # classes that cover more than soft borders would
+        [0, *range(1, 60), 255, 255],  # many classes, and 255 for what is ignored
+        [0, 1, 2, 3, 4, 5, 6, 7, 8, 9],
+    ],
+)
+def test_classes_are_not_soft_borders(make, values):
+    found = find_label_maps(make(save_png, values), reduce_zero_label=False)
+    occurring = {number for index in range(NUMBER) for number in np.unique(discs(values, index)).tolist()}
+    assert found.values == sorted(occurring - {255}) and 'soft' not in found.notes[0]
+    assert ('255 (' in found.notes[0]) == (255 in values)
+
+
+def test_a_third_class_in_lossy_maps_is_refused(make):
+    with pytest.raises(UserError, match='.jpg.*PNG'):
+        find_label_maps(make(save_jpeg, [0, 128, 255]), reduce_zero_label=False)
+
+
+@pytest.mark.parametrize(
+    ('names', 'reduced', 'classes', 'labels'),
+    [
+        ('', False, ['0', '128', '255'], [0, 1, 2]),
+        ('', True, ['128', '255'], [255, 0, 1]),
+        ('a\nb\nc', None, ['a', 'b', 'c'], [0, 1, 2]),
+        ('b\nc', None, ['b', 'c'], [255, 0, 1]),
+    ],
+)
+def test_evenly_spread_grays_are_classes_255_too(make, tmp_path, names, reduced, classes, labels):
+    found = find_label_maps(make(save_png, [0, 128, 255], names), reduced)
+    assert found.classes == classes
+    for index, seen in learned(found, tmp_path / 'lists').items():
+        drawn = discs([0, 128, 255], index)
+        assert np.array_equal(seen, np.array(labels)[np.searchsorted([0, 128, 255], drawn)])
+
+
+def test_what_to_do_with_zero_beside_128_and_255_is_asked_unless_the_names_say_so(make, tmp_path):
+    folder = make(save_png, [0, 128, 255])
+    with pytest.raises(UserError, match='128, 255.*--reduce-zero-label'):
+        find_label_maps(folder)
+    (folder / 'classes.txt').write_text('a\nb\nc')
+    with pytest.raises(UserError, match='names 3 .*leave out --reduce-zero-label'):
+        find_label_maps(folder, reduce_zero_label=True)
+
+
+def save_tif(dtype: str, **options) -> Callable[[np.ndarray, Path], None]:
+    """Numbers 7 become -1, or stay where a tag says that they mean no data; in floats the first row is NaN."""
+
+    def save(labels: np.ndarray, path: Path) -> None:
+        numbers = labels.astype(dtype)
+        if not options.get('extratags'):
+            numbers[labels == 7] = -1
+        if dtype == 'float32':
+            numbers[0] = np.nan
+        imwrite(f'{path}.tif', numbers, **options)
+
+    return save
+
+
+@pytest.mark.parametrize(
+    'save',
+    [save_tif('int16'), save_tif('int32'), save_tif('float32'), save_tif('int16', byteorder='>')]
+    + [save_tif(dtype, extratags=[NODATA]) for dtype in ('uint8', 'uint16', 'float32')],
+)
+def test_negative_numbers_and_no_data_are_unlabelled_in_the_plan_and_in_the_training(make, tmp_path, save):
+    found = find_label_maps(make(save, [0, 1, 2, 7], 'a\nb\nc'))
+    assert found.values == [0, 1, 2] and ('-1 (' in found.notes[0] or 'no data (' in found.notes[0])
+    for index, labels in learned(found, tmp_path / 'lists').items():
+        drawn = discs([0, 1, 2, 7], index)
+        rows = slice(save.__closure__[0].cell_contents == 'float32', None)
+        assert np.array_equal(labels[rows], np.where(drawn == 7, 255, drawn)[rows])
+        assert (labels[: rows.start] == 255).all()
+
+
+def test_fractions_in_a_label_map_are_refused_by_name(make, tmp_path):
+    folder = make(lambda labels, path: imwrite(f'{path}.tif', labels / np.float32(2)), [0, 1])
+    with pytest.raises(UserError, match='0.tif holds 0.5; .*whole'):
+        find_label_maps(folder)
+
+
+def turn(folder: Path, tags: list[int], upright: bool) -> None:
+    """Gives images an EXIF orientation, and draws their maps on the pixels as stored, or upright."""
+    for index, tag in enumerate(tags):
+        exif = Image.Exif()
+        exif[0x0112] = tag
+        Image.open(folder / f'images/{index}.jpg').save(folder / f'images/{index}.jpg', exif=exif)
+        with_tag = Image.open(folder / f'images/{index}.jpg').convert('L')
+        with_tag.paste(Image.fromarray(discs([0, 1], index)))
+        if upright:
+            ImageOps.exif_transpose(with_tag).save(folder / f'masks/{index}.png')
+
+
+@pytest.mark.parametrize('upright', [False, True])
+def test_maps_of_turned_images_are_turned_where_the_sizes_say_so(make, tmp_path, upright):
+    folder, tags = make(save_png, [0, 1]), [6, 8, 5, 7, 3, 2, 4, 1, 6, 6, 6, 6]
+    turn(folder, tags, upright)
+    found = find_label_maps(folder)
+    assert any('11 images are turned by EXIF' in note for note in found.notes) == (not upright)
+    for index, labels in learned(found, tmp_path / 'lists').items():
+        exif = Image.Exif()
+        exif[0x0112] = tags[index]
+        stored = Image.fromarray(discs([0, 1], index))
+        stored.info['exif'] = exif.tobytes()
+        assert np.array_equal(labels, np.asarray(ImageOps.exif_transpose(stored)))
+
+
+def test_turned_images_whose_sizes_cannot_tell_are_counted(make):
+    folder = make(save_png, [0, 1])
+    turn(folder, [3] * 5, upright=True)
+    assert '5 images are turned by EXIF' in find_label_maps(folder).notes[1]
+
+
+def test_maps_of_which_some_are_as_stored_are_refused(make):
+    folder = make(save_png, [0, 1])
+    turn(folder, [6] * 5, upright=True)
+    save_png(discs([0, 1]), folder / 'masks/2')
+    with pytest.raises(UserError, match='1 .*as stored, 4 as EXIF'):
+        find_label_maps(folder)
