@@ -34,7 +34,9 @@ MIN_THUMBNAILS, MAX_THUMBNAILS = 100, 20_000  # for ridge regression to learn fr
 MIN_ANSWERS = 100  # held-out images to classify even if time is short
 MAX_CLASSES = 30  # in the table of a classifier
 MISTAKES, MISTAKES_COLUMNS, MISTAKES_SIDE = 24, 4, 240  # how many are drawn, columns, side of a tile in pixels
-FOR_MAPS = dict(reduce_zero_label='--reduce-zero-label or --keep-zero-label', bands='--bands', head='--head')
+FOR_MAPS = dict(
+    reduce_zero_label='--reduce-zero-label or --keep-zero-label', bands='--bands', head='--head', maps='--maps'
+)
 
 
 class Classification(FineTuning):
@@ -48,7 +50,7 @@ class Classification(FineTuning):
         given = [option for name, option in FOR_MAPS.items() if record.options[name] is not None]
         if given:
             raise UserError(f'{record.images} has no label maps; leave out {", ".join(given)}')
-        images = find_images(record.images)
+        images = find_images(record.images, record.options['classes'])
         if not images.classes:
             learned = {*images.train.names.values()} - {''}  # '': images in no folder
             held_out = {*images.held_out.names.values()} - {''}
@@ -70,7 +72,7 @@ class Classification(FineTuning):
     def described(self) -> list[tuple[str, str]]:
         once = 'only the head, on features that are computed once: images are not augmented' if self.fits_head else ''
         imbalance = self.images.imbalance_advice(bool(self.call.balance))
-        return [*super().described(), ('classes', imbalance), ('trained', once)]
+        return [*super().described(), ('balance', imbalance), ('trained', once)]
 
     @property
     def validation_cost(self) -> int:

@@ -76,8 +76,13 @@ class Segmentation(FineTuning):
     @classmethod
     def find(cls, record: Record) -> 'Segmentation | None':
         """Finds label maps, None without them; refuses options for classifiers."""
-        maps = find_label_maps(record.images, record.options['reduce_zero_label'], bands=record.options['bands'])
-        if maps and record.options['balance']:
+        options = record.options
+        if options['classes']:
+            return None
+        maps = find_label_maps(
+            record.images, options['reduce_zero_label'], bands=options['bands'], maps=options['maps']
+        )
+        if maps and options['balance']:
             raise UserError(f'{record.images} has label maps; leave out --balance')
         return cls(record, maps) if maps else None
 
@@ -121,8 +126,7 @@ class Segmentation(FineTuning):
         if bands:
             which = bands['load']['bands'] or f'all {len(bands["mean"])}'
             scaled = f'{which}: scaled so that percentiles 1 and 99 of each become 0 and 255'
-        labels = [('labels', note) for note in self.images.notes]
-        return [*super().described(), *labels, ('head', self.plan.head), ('bands', scaled)]
+        return [*super().described(), ('head', self.plan.head), ('bands', scaled)]
 
     # Stages
 
