@@ -20,7 +20,7 @@ from beit_mm.errors import UserError
 from beit_mm.files import quoted
 from beit_mm.own_images.images import MAX_NAMED, ImageList, Images, evenly, hold_out
 from beit_mm.own_images.layouts import BESIDE, EXPECTED, LOSSY, READ, Suffixes, count_suffixes, find_map_folders, some
-from beit_mm.terminal import with_bar
+from beit_mm.terminal import with_bar, without_output
 
 MIN_PAIRS = 10  # images with label maps that are needed to learn from
 TRAIN_IDS, IDS = '_labelTrainIds.png', '_labelIds.png'  # of Cityscapes; where both are there, the first is learned from
@@ -146,7 +146,7 @@ def find_label_maps(
     read = partial(read_pair, by_bands=bands is not None, by_colour=legend.colours is not None, max_pixels=max_pixels)
     found = [read_maps(*pair, suffixes, read) for pair in folders]
     notes = layout.notes + suffix_notes + [note for part in found for note in part.notes]
-    train, held_out = listed_splits(root, found[0]) or share_out(found, whole)
+    train, held_out = (None if whole else listed_splits(root, found[0])) or share_out(found, whole)
     if len(train.numbers) < least:
         raise UserError(
             f'{len(train.numbers)} images with label maps to learn from, {len(held_out.numbers)} held out, in '
@@ -259,7 +259,8 @@ def meaning_of_dataset(found: Sequence[Maps], suffix: str) -> Meaning | None:
     if '_gtFine_' not in suffix and found[0].folder.name != 'SegmentationClass':
         return None
     name = 'CityscapesDataset' if '_gtFine_' in suffix else 'PascalVOCDataset'
-    classes = [*segmentation_folder.named_classes(f'mmseg.{name}')[0]]
+    with without_output():  # mmseg's import prints
+        classes = [*segmentation_folder.named_classes(f'mmseg.{name}')[0]]
     meaning = Meaning(classes, [*range(len(classes))], f"{len(classes)} classes of mmseg's {name}")
     if suffix.endswith(IDS):
         return meaning._replace(values=[*CITYSCAPES_IDS])

@@ -26,7 +26,7 @@ from beit_mm.files import quoted
 BESIDE = ('_mask.png', '-mask.png', '_label.png')  # endings of maps that lie beside their images
 READ = (*EXTENSIONS, '.npy')  # endings of images, some of them with many bands
 LOSSY = ('.jpg', '.jpeg', '.webp')
-OF_DATASETS = ('annotations', 'ann_dir', 'SegmentationClass', 'gtFine')  # label maps, whatever lies beside them
+OF_DATASETS = ('annotations', 'ann_dir', 'segmentationclass', 'gtfine')  # label maps, whatever lies beside them
 SAME_NAMES = 0.8  # share of the files in a folder of label maps that have the name of an image
 FEWER_COLOURS, MAX_COLOURS = 4, 256  # label maps have so many times fewer than photos, and at most so many
 MAX_COMPARED, NUM_OPENED = 5, 8  # folders whose files are compared; files of each that are opened
@@ -186,64 +186,73 @@ def find_map_folders(folder: str | Path, least: int = 1, maps: str | None = None
         maps: the folder of label maps, relative to `folder` or to `train` and `val` in it; None: it is looked for.
     """
     root = unwrapped(existing_folder(folder))
-    if found := chosen_maps(root, maps) if maps else side_by_side(root):
+    if (pairs := pairs_of_splits(root)) and maps is None:
+        return MapFolders(root, pairs, [])
+    parts = class_folders(root)  # the same splits as of classes
+    found = folders_in(parts.train, least, maps)
+    if found is None:
+        if maps is None:
+            return None
+        where = quoted(str(parts.train))
+        raise UserError(f'--maps: {where} has no folder {quoted(maps)}; it has {shown(children(parts.train))}')
+    if parts.held_out:
+        held_out = folders_in(parts.held_out, 1, maps)
+        if held_out is None:
+            raise UserError(f'{quoted(str(parts.held_out))} has no label maps, unlike {quoted(str(parts.train))}')
+        found.pairs[1:] = held_out.pairs[:1]
+    return MapFolders(root, found.pairs, parts.notes + found.notes)
+
+
+def pairs_of_splits(root: Path) -> list[tuple[Path, Path]]:
+    """Folders called like `train` and `train_masks`, `val` and `val_masks`."""
+    roles = by_role(root)
+    images = {split: roles.get((split, 'images'), roles.get((split, ''))) for split in ('train', 'val')}
+    return [(path, roles[split, 'maps']) for split, path in images.items() if path and (split, 'maps') in roles]
+
+
+def folders_in(folder: Path, least: int, maps: str | None) -> MapFolders | None:
+    """The label maps in a folder without splits: those chosen, in a folder of their own, or beside the images."""
+    folders = [path for name, path in children(folder).items() if not role_of(name)[0]]
+    folders.sort(key=lambda path: role_of(path.name)[1] != 'images')
+    folders += [folder] if are_images(os.listdir(folder)) else []
+    if maps is not None:
+        chosen = folder / maps
+        if not chosen.is_dir():
+            return None
+        images = [path for path in folders if path != chosen]
+        images.sort(key=lambda path: not have_same_names(path, chosen))
+        return MapFolders(folder, split_pairs((images or [folder])[0], chosen), [])
+    if found := side_by_side(folder, folders):
         return found
-    roles, found = by_role(root), MapFolders(root, [], [])
-    for split in ('train', 'val'):
-        images, of_split = roles.get((split, 'images'), roles.get((split, ''))), roles.get((split, 'maps'))
-        if images is None:
-            continue
-        part = find_map_folders(images, 1 if found.pairs else least, maps) if of_split is None else None
-        pair = (images, of_split) if of_split else part and part.pairs[0]
-        if pair is None and found.pairs:
-            raise UserError(f'{quoted(str(images))} has no label maps, unlike {quoted(str(found.pairs[0][0]))}')
-        if pair:
-            found.pairs.append(pair)
-            found.notes.extend(part.notes if part else [])
-    if found.pairs:
-        return found
-    if maps:
-        raise UserError(f'--maps: {quoted(str(root))} has no folder {quoted(maps)}; it has {shown(children(root))}')
-    names = list_images(str(root), READ)
+    names = list_images(str(folder), READ)
     stems = {os.path.splitext(name)[0] for name in names}
     beside = [name for name in names for end in BESIDE if name.endswith(end) and name[: -len(end)] in stems]
-    return MapFolders(root, [(root, root)], []) if len(beside) >= least else None
+    return MapFolders(folder, [(folder, folder)], []) if len(beside) >= least else None
 
 
-def folders_without_splits(root: Path) -> list[Path]:
-    """Folders of images in a folder, those called like `images` first, and itself if it holds images directly."""
-    found = [path for name, path in children(root).items() if not role_of(name)[0]]
-    found.sort(key=lambda path: role_of(path.name)[1] != 'images')
-    return [*found, root] if are_images(os.listdir(root)) else found
-
-
-def chosen_maps(root: Path, maps: str) -> MapFolders | None:
-    """The folder of label maps that the user names, with its images."""
-    folder = root / maps
-    images = [path for path in folders_without_splits(root) if path != folder]
-    fitting = [path for path in images if have_same_names(path, folder)] if folder.is_dir() else []
-    return MapFolders(root, split_pairs((fitting or images or [root])[0], folder), []) if folder.is_dir() else None
-
-
-def side_by_side(root: Path) -> MapFolders | None:
+def side_by_side(root: Path, folders: list[Path]) -> MapFolders | None:
     """Folders called like `images` and `annotations`, or with the same file names and far fewer colours in one."""
-    folders = folders_without_splits(root)
     pairs = [*permutations(folders, 2)]
     named = [pair for pair in pairs if [role_of(path.name)[1] for path in pair] == ['images', 'maps']]
     compared = {pair: fewer_colours(*pair) for pair in pairs} if len(folders) <= MAX_COMPARED else {}
     alike = [pair for pair in pairs if pair in named or compared.get(pair, False) is not False]
     if not alike:
         return None
-    images, maps = pair = next((pair for pair in named if pair[1].name in OF_DATASETS), alike[0])
-    if pair not in named and compared[pair] is None or len(alike) > 1 and maps.name not in OF_DATASETS:
+    known = [pair for pair in named if pair[1].name.lower() in OF_DATASETS]
+    images, maps = pair = (known or alike)[0]
+    names = {path.name for path in folders if path != root}
+    is_clear = pair in named or compared[pair]
+    if not known and not (is_clear and len(alike) == 1):
         options = ' or '.join(sorted({f'--maps {shlex.quote(maps.name)}' for _, maps in alike}))
-        names = {path.name for path in folders if path != root}
-        raise UserError(f'{quoted(str(root))}: give {options} for label maps, or {as_classes(names)} for classes')
-    unused = {path.name for path in folders if path not in pair}
+        raise UserError(
+            f'{quoted(str(root))} may hold images and label maps, or classes; give {options} for label maps, '
+            f'{as_classes(names)} for classes (pretrain: the folder of the images)'
+        )
+    unused = names - {images.name, maps.name}
     notes = [f'in {quoted(root.name)} not used: {shown(unused)}'] if unused else []
     if pair not in named:
         why = f'the same file names as in {quoted(images.name)}, few colours'
-        notes.append(f'label maps are in {quoted(maps.name)}: {why}; give --classes if these folders are classes')
+        notes.append(f'label maps are in {quoted(maps.name)}: {why}; if these are classes, give {as_classes(names)}')
     return MapFolders(root, split_pairs(images, maps), notes)
 
 

@@ -74,7 +74,7 @@ def classify_by_nearest(extract: FeatureExtractor, images: Sources, labelled: st
     """Lets the most similar images of class folders vote."""
     found = find_class_folders(labelled)
     if found.question:
-        raise UserError(f'--labelled: {found.question}')
+        raise UserError(f'--labelled: {found.question} (finetune); expected a folder of class folders alone')
     bank = list_folder(found.train, found.left_out)
     classes = sorted({*bank.names.values()} - {''})
     known = {str(bank.root / path): classes.index(name) for path, name in bank.names.items() if name}
