@@ -261,11 +261,11 @@ def meaning_of_dataset(found: Sequence[Maps], suffix: str) -> Meaning | None:
     name = 'CityscapesDataset' if '_gtFine_' in suffix else 'PascalVOCDataset'
     with without_output():  # mmseg's import prints
         classes = [*segmentation_folder.named_classes(f'mmseg.{name}')[0]]
-    meaning = Meaning(classes, [*range(len(classes))], f"{len(classes)} classes of mmseg's {name}")
-    if suffix.endswith(IDS):
-        return meaning._replace(values=[*CITYSCAPES_IDS])
+    values = [*CITYSCAPES_IDS] if suffix.endswith(IDS) else [*range(len(classes))]
     occurring = set().union(*(maps.all_numbers for maps in found))
-    return meaning if occurring <= {*meaning.values, IGNORE_INDEX} else None
+    if suffix.endswith(IDS) or occurring <= {*values, IGNORE_INDEX}:
+        return Meaning(classes, values, f"{len(classes)} classes of mmseg's {name}")
+    return None
 
 
 def meaning_of_colours(pixels: Counter[int], names: list[str], colours: Sequence[Sequence[int]]) -> Meaning:

@@ -374,4 +374,4 @@ def test_few_images_of_a_class_are_said(tmp_path, monkeypatch, cat, dog, bird, b
     said = ' '.join(described(task_of(images, 'finetune', device='cpu', balance=balance), 'balance'))
     assert [word for word in re.findall(r'\w+', said) if word.isdigit() or word in ('cat', 'dog')] == [*named]
     assert ('--balance' in said) == advised
-    assert not described(task_of(images, 'pretrain', device='cpu'), 'classes')
+    assert not described(task_of(images, 'pretrain', device='cpu'), 'balance')
