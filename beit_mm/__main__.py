@@ -109,6 +109,7 @@ KINDS: dict[str, dict[str, Any]] = {  # how argparse reads an argument with this
     'float | None': dict(type=float),
     'int | str | None': dict(type=count_or_all, metavar='all|N'),
     'str | Sequence[int] | None': dict(type=list_or_all, metavar='all|N,N,...'),
+    'Sequence[str] | None': dict(type=lambda text: text.split(','), metavar='NAME,NAME,...'),
     'PerChannel': dict(type=commands.numbers, metavar='R,G,B'),
 }
 

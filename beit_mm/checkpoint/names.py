@@ -318,9 +318,9 @@ def bare_names(weights: Mapping[str, Tensor]) -> Weights:
     return bare
 
 
-def preview(names: Iterable[str]) -> str:
+def preview(names: Iterable[str], most: int = 4) -> str:
     names = list(names)
-    return ', '.join(names[:4]) + (', ...' if len(names) > 4 else '') if names else 'none'
+    return ', '.join(names[:most]) + (', ...' if len(names) > most else '') if names else 'none'
 
 
 def grid_of(name: str, tensor: Tensor, *candidates: Grid | None) -> Grid:

@@ -6,6 +6,7 @@ import os
 import re
 from collections import Counter
 from collections.abc import Sequence
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -30,13 +31,22 @@ from beit_mm.registry import DATASETS, TRANSFORMS
 
 IGNORE_INDEX = 255  # label of pixels that do not count, as in mmseg
 NO_DATA = np.int64(-(2**31))  # in what `read_labels` returns: NaN, or the value in the map's GDAL_NODATA tag
-NUMBERS, COLOURS = (
-    ('1', 'L', 'P', 'I', 'I;16', 'I;16B', 'F'),
-    ('1', 'L', 'LA', 'P', 'PA', 'RGB', 'RGBA'),
-)  # Pillow's modes
-IMAGES = ('images', 'imgs', 'JPEGImages')  # names of folders, in the order of the search
-MAPS = ('annotations', 'masks', 'labels', 'SegmentationClass')
-TRAINING = ('training', 'train')
+# Pillow's modes
+NUMBERS = ('1', 'L', 'P', 'I', 'I;16', 'I;16B', 'F')
+COLOURS = ('1', 'L', 'LA', 'P', 'PA', 'RGB', 'RGBA')
+# Words for splits, and for what folders hold, in their names: in lower case, without spaces, '_' and '-'
+SPLITS = {
+    '': '',
+    'train': 'train training trainset segtrain learn',
+    'val': 'val validation valid dev segval',
+    'test': 'test testing testset segtest holdout',
+}
+KINDS = {
+    '': '',
+    'images': 'images image imgs img imgdir jpegimages leftimg8bit photos photo inputs input',
+    'maps': 'annotations annotation annots annot anndir masks mask labels label labelmaps gt gtfine groundtruth target '
+    'targets segmentations segmentation segmentationclass',
+}
 NUM_NAMED = 8  # most colours that a message names
 COLOURED_NAME = re.compile(r'(.*\S)\s+(\d{1,3})\s+(\d{1,3})\s+(\d{1,3})')  # a line of classes.txt: `name R G B`
 # Okabe and Ito's colours without black; each further one differs most from all before it, also to the red-green blind
@@ -63,7 +73,8 @@ class SegmentationFolder(UnlabeledImages):
         reduce_zero_label: 0 in the label maps means unlabelled, and 1 is the first class.
         data_prefix: `dict(img_path=..., seg_map_path=...)` relative to `data_root`; without `seg_map_path` (or None)
             the images have no label maps.
-        seg_map_suffix: replaces the extension of the image in the name of its label map, e.g. '_mask.png'.
+        img_suffix: end of the images' names that `seg_map_suffix` replaces; None: the extension.
+        seg_map_suffix: replaces it in the name of the label map, e.g. '_mask.png'.
         label_values: number of each class in the label maps, if not its index in `classes`; other numbers are ignored.
         nearest_value: numbers from 0 that no class has are read as the nearest of `label_values`: soft borders.
         turn_maps: label maps are as the image is stored, and are turned by the image's EXIF orientation.
@@ -76,6 +87,7 @@ class SegmentationFolder(UnlabeledImages):
         classes: str | Sequence[str] = (),
         reduce_zero_label: bool = False,
         data_prefix: str | dict = '',
+        img_suffix: str | None = None,
         seg_map_suffix: str = '.png',
         label_values: Sequence[int] | None = None,
         nearest_value: bool = False,
@@ -97,7 +109,8 @@ class SegmentationFolder(UnlabeledImages):
         if label_values is not None and len({*label_values}) != len(names):
             raise UserError(f'label_values is {label_values}; expected {len(names)} different numbers')
         self.label_values = label_values if colours is None else colour_numbers(colours).tolist()
-        self.by_colour, self.seg_map_suffix = colours is not None, seg_map_suffix
+        self.by_colour = colours is not None
+        self.img_suffix, self.seg_map_suffix = img_suffix, seg_map_suffix
         self.reading = dict(nearest_value=nearest_value, turn_maps=turn_maps)
         if isinstance(data_prefix, dict):  # None is how --cfg-options removes a key
             data_prefix = {name: folder for name, folder in data_prefix.items() if folder is not None}
@@ -139,18 +152,37 @@ class SegmentationFolder(UnlabeledImages):
         return sample
 
     def _label_map(self, image: str) -> str:
-        name = os.path.splitext(os.path.relpath(image, self.data_prefix['img_path']))[0] + self.seg_map_suffix
-        return os.path.join(self.data_prefix['seg_map_path'], name)
+        name = os.path.relpath(image, self.data_prefix['img_path'])
+        folder = self.data_prefix['seg_map_path']
+        return os.path.join(folder, label_map_name(name, self.img_suffix, self.seg_map_suffix))
+
+
+def label_map_name(image: str, img_suffix: str | None, seg_map_suffix: str) -> str:
+    """The name of an image's label map, see SegmentationFolder."""
+    stem = os.path.splitext(image)[0] if img_suffix is None else image.removesuffix(img_suffix)
+    return stem + seg_map_suffix
+
+
+def role_of(name: str) -> tuple[str, str]:
+    """What a folder's name says: its split (a key of SPLITS) and what it holds (of KINDS), such as `train_masks`."""
+    word = re.sub(r'[\W_]|(png|jpg|20\d\d)$', '', name.lower())
+    for (split, splits), (kind, kinds) in product(SPLITS.items(), KINDS.items()):
+        for first, second in product(splits.split(' '), kinds.split(' ')):
+            if word in (first + second, second + first):
+                return split, kind
+    return '', ''
 
 
 def check_images_alone(folder: Path) -> None:
     """Refuses a folder that has label maps beside its images, for callers that read each file as an image."""
-    for part in (folder, *(folder / name for name in TRAINING)):
-        if not any((part / name).is_dir() for name in IMAGES):
-            continue
-        for maps in (part / name for name in MAPS):
-            if maps.is_dir() and list_images(str(maps)):
-                raise UserError(f'{maps} has label maps, which would count as images; give the folder of the images')
+    for part in (folder, *folder.glob('*/'), *folder.glob('*/*/')):
+        roles = {role_of(path.name): path for path in part.glob('*/')}
+        for split, kind in roles:
+            has_both = kind == 'maps' and ((split, 'images') in roles or (split and (split, '') in roles))
+            if has_both and list_images(str(roles[split, kind])):
+                raise UserError(
+                    f'{roles[split, kind]} has label maps, which would count as images; give the folder of the images'
+                )
 
 
 def named_classes(source: str) -> tuple[tuple[str, ...], list | None]:

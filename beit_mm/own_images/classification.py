@@ -41,6 +41,7 @@ FOR_MAPS = dict(
     reduce_zero_label='--reduce-zero-label or --keep-zero-label',
     bands='--bands',
     head='--head',
+    maps='--maps',
     short_side='--short-side',
     full_size='--full-size',
 )
@@ -58,7 +59,7 @@ class Classification(FineTuning):
         if given:
             raise UserError(f'{record.images} has no label maps; leave out {", ".join(given)}')
         fits_head = record.options['freeze'] == ALL
-        images = find_images(record.images, fits_head)
+        images = find_images(record.images, record.options['classes'], fits_head=fits_head)
         if fits_head:
             images.train = in_turn(images.train)
         if not images.classes:
@@ -88,7 +89,7 @@ class Classification(FineTuning):
     def described(self) -> list[tuple[str, str]]:
         once = 'only the head, on features that are computed once: images are not augmented' if self.fits_head else ''
         imbalance = self.images.imbalance_advice(bool(self.call.balance))
-        return [*super().described(), ('classes', imbalance), ('trained', once)]
+        return [*super().described(), ('balance', imbalance), ('trained', once)]
 
     @property
     def validation_cost(self) -> int:

@@ -5,25 +5,26 @@ import random
 import re
 import shlex
 from collections import Counter, defaultdict
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, field
 from itertools import zip_longest
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 from beit_mm.checkpoint.find import DEMO
 from beit_mm.checkpoint.names import preview
 from beit_mm.datasets.image_folder import EXTENSIONS, list_images, read_list
-from beit_mm.datasets.segmentation_folder import TRAINING, class_line
+from beit_mm.datasets.segmentation_folder import class_line
 from beit_mm.errors import UserError, warn
 from beit_mm.files import quoted, write_lines
+from beit_mm.own_images.layouts import ClassFolders, find_class_folders
 
 HELD_OUT = 0.1  # share of the images, if no folder `val` lies beside `train`
 MIN_IMAGES = 100  # needed to learn from
 MIN_FITTED, MIN_OF_CLASS = 10, 2  # needed to fit a head to frozen features, in all and of each class
 FEW, UNEQUAL = 10, 5  # images that a class should have; largest acceptable ratio of class sizes
 DATE = re.compile(r'(19|20)\d\d[-_.]?(0[1-9]|1[0-2])([-_.]?[0-3]\d)?')  # such folders are not classes
-VALIDATION, TESTING = ('validation', 'val', 'valid'), ('testing', 'test')
+MAX_NAMED = 8  # classes in the plan
 
 
 class ImageList(NamedTuple):
@@ -40,6 +41,8 @@ class Images:
     train: ImageList
     held_out: ImageList
     classes: list[str]
+    notes: list[str] = field(default_factory=list)  # what was found and assumed, for the user
+    subject: ClassVar[str] = 'found'  # of the notes
 
     def __str__(self) -> str:
         text = f'{len(self.train.names):,} images to learn from, {len(self.held_out.names):,} held out'
@@ -70,6 +73,10 @@ class Images:
         """What a resumed run must find again."""
         return [sorted(self.train.names), sorted(self.held_out.names), self.classes]
 
+    def named_classes(self) -> str:
+        """The first classes, for the plan, each with its number of images to learn from."""
+        return preview((f'{quoted(name)} ({self.learned[name]:,})' for name in self.classes), MAX_NAMED)
+
     def class_lines(self) -> list[str]:
         """The lines of classes.txt."""
         return [*map(class_line, self.classes)]
@@ -80,15 +87,24 @@ class Images:
         return dict(data_root=str(root), data_prefix='', ann_file=str(lists / f'{name}.txt'))
 
 
-def find_images(folder: str | Path, fits_head: bool = False) -> Images:
+def find_images(
+    folder: str | Path, classes: Sequence[str] | None = None, labelled: bool = True, fits_head: bool = False
+) -> Images:
     """Finds the images of a folder, and holds some of them out.
 
-    The images in `val` are held out if the folder holds `train` and `val` (TRAINING, VALIDATION), or is a `train`
-    beside a `val`; otherwise a tenth of each folder is. The choice depends on the paths only. If only a head is to be
-    fitted to frozen features, fewer images are enough.
+    The images in a folder called like `val` are held out (see `find_class_folders`), otherwise a tenth of each folder
+    is. The choice depends on the paths only.
+
+    Args:
+        folder: with class folders, or of images at any depth.
+        classes: names of the folders that are classes; by default all.
+        labelled: whether the classes are learned; if not, what only the user can tell about them is not asked.
+        fits_head: whether only a head is to be fitted to frozen features, for which fewer images are enough.
     """
-    root = training_folder(folder)
-    train, held_out = split_folder(root)
+    found = find_class_folders(folder, classes)
+    if found.question and labelled:
+        raise UserError(found.question)
+    root, (train, held_out) = found.train, split(found)
     has_enough_of_each = min(Counter(train.names.values()).values(), default=0) >= MIN_OF_CLASS
     if len(train.names) < (MIN_FITTED if fits_head and has_enough_of_each else MIN_IMAGES):
         also = f', and {len(held_out.names)} held out' if held_out.names else ''
@@ -98,41 +114,31 @@ def find_images(folder: str | Path, fits_head: bool = False) -> Images:
             f'--freeze all --out RUN` needs {MIN_FITTED}, {MIN_OF_CLASS} of each class, and `beit-mm classify {DEMO} '
             f'new_images/ --labelled {shlex.quote(str(root))}` finds the nearest images without training'
         )
-    classes = sorted(set(train.names.values()))
+    names = sorted(set(train.names.values()))
     # several, which are not all dates, and no image lies beside them
-    are_classes = len(classes) > 1 and not all(map(DATE.fullmatch, classes)) and '' not in classes
-    if not are_classes or not set(held_out.names.values()) <= set(classes):
-        return Images(train, held_out, [])
-    if empty := subfolders(root) - {*classes}:
+    are_classes = len(names) > 1 and not all(map(DATE.fullmatch, names)) and '' not in names
+    if found.question or not are_classes or not set(held_out.names.values()) <= set(names):
+        return Images(train, held_out, [], found.notes)
+    if empty := subfolders(root) - {*names} - found.left_out:
         warn(f'{str(root)!r}: no images in {preview(sorted(empty))}; not counted as classes')
-    return Images(train, held_out, classes)
+    return Images(train, held_out, names, found.notes)
 
 
-def split_folder(root: Path) -> tuple[ImageList, ImageList]:
-    """Images to learn from, and held-out images: in `val` beside a `train`, else a tenth of each folder."""
-    train = list_folder(root)
-    vals = [root.parent / name for name in VALIDATION if (root.parent / name).is_dir()]
-    if root.name in TRAINING and vals:
-        held_out = list_folder(vals[0])
-        if held_out.names:
-            return train, held_out
-    return hold_out(train)
-
-
-def training_folder(folder: str | Path) -> Path:
-    """The `train` in a folder that also holds `val`, or only `test` or nothing else; otherwise the folder itself."""
-    root = Path(folder).expanduser().resolve(strict=True)
-    folders = subfolders(root)
-    train = next((name for name in TRAINING if name in folders), '')
-    return root / train if folders & {*VALIDATION} or folders <= {train, *TESTING} else root
+def split(folders: ClassFolders) -> tuple[ImageList, ImageList]:
+    """Images to learn from, and held-out images: in a folder of their own, else a tenth of each folder."""
+    train = list_folder(folders.train, folders.left_out)
+    held_out = list_folder(folders.held_out, folders.left_out) if folders.held_out else None
+    return (train, held_out) if held_out and held_out.names else hold_out(train)
 
 
 def subfolders(root: Path) -> set[str]:
     return {path.name for path in root.iterdir() if path.is_dir() and not path.name.startswith('.')}
 
 
-def list_folder(folder: Path) -> ImageList:
-    return ImageList(folder, {path: path.split('/')[0] if '/' in path else '' for path in list_images(str(folder))})
+def list_folder(folder: Path, left_out: Collection[str] = ()) -> ImageList:
+    """The images of a folder, without some of the folders in it."""
+    folder_of = {path: path.split('/')[0] if '/' in path else '' for path in list_images(str(folder))}
+    return ImageList(folder, {path: name for path, name in folder_of.items() if name not in left_out})
 
 
 def hold_out(images: ImageList) -> tuple[ImageList, ImageList]:

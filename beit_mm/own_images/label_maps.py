@@ -13,40 +13,52 @@ import numpy as np
 
 from beit_mm.checkpoint.names import preview
 from beit_mm.datasets import reading, segmentation_folder
-from beit_mm.datasets.image_folder import BAND_EXTENSIONS, EXTENSIONS, list_images
+from beit_mm.datasets.image_folder import BAND_EXTENSIONS, list_images, read_lines
 from beit_mm.datasets.reading import SIDEWAYS, UnreadableImageError, open_image, orientation, read_bands, unreadable
-from beit_mm.datasets.segmentation_folder import IGNORE_INDEX, IMAGES, MAPS, TRAINING
+from beit_mm.datasets.segmentation_folder import IGNORE_INDEX, label_map_name
 from beit_mm.errors import UserError
-from beit_mm.own_images.images import VALIDATION, ImageList, Images, evenly, hold_out
-from beit_mm.own_images.label_values import Meaning, meaning_of, read_legend, unlabelled
+from beit_mm.files import quoted
+from beit_mm.own_images.images import MAX_NAMED, ImageList, Images, evenly, hold_out
+from beit_mm.own_images.label_values import (
+    IDS,
+    TRAIN_IDS,
+    Meaning,
+    meaning_of,
+    meaning_of_dataset,
+    read_legend,
+    unlabelled,
+)
+from beit_mm.own_images.layouts import BESIDE, EXPECTED, READ, Suffixes, count_suffixes, find_map_folders, some
 from beit_mm.terminal import with_bar
 
 MIN_PAIRS = 10  # images with label maps that are needed to learn from
-BESIDE = ('_mask.png', '-mask.png', '_label.png')  # endings of maps that lie beside their images
-READ = (*EXTENSIONS, '.npy')  # endings of images, some of them with many bands
 MAX_MEASURED = 100  # images that statistics of bands are taken from
 UPRIGHT, AS_STORED, EITHER = 'upright', 'as stored', 'either'
-EXPECTED = 'expected images/a.jpg and annotations/a.png, or a.jpg and a_mask.png side by side'
 
 
-@dataclass
+@dataclass(kw_only=True)
 class LabelMaps(Images):
     """Images with label maps; the roots of their lists are folders of images."""
 
     maps: tuple[Path, Path]  # folders of label maps: to learn from, and held out
-    suffix: str  # replaces the image's ending in the name of its map
+    suffixes: Suffixes  # the end of an image's name, and what replaces it in the name of its map
     values: list[int]  # number of each class in the maps; other numbers are unlabelled
-    notes: list[str]  # what was found, for the user
     colours: list[list[int]] | None  # of the classes, if the maps are read by colour
     bands: dict[str, Any] | None  # arguments of LoadBands, and `mean` and `std`; None: the images are RGB
     reading: dict[str, bool]  # `nearest_value` and `turn_maps` of SegmentationFolder
+    subject = 'labels'
 
     def __str__(self) -> str:
         return super().__str__().replace('images', 'images with label maps', 1)
 
     def identity(self) -> list[Any]:
         colours, readings = ([self.colours] if self.colours else []), [name for name, on in self.reading.items() if on]
-        return [*super().identity(), self.values, self.suffix, *colours, *readings]
+        return [*super().identity(), self.values, *self.suffixes, *colours, *readings]
+
+    def named_classes(self) -> str:
+        marks = self.colours or [[value] for value in self.values]
+        pairs = zip(self.classes, marks, strict=True)
+        return preview((f'{quoted(name)} ({" ".join(map(str, mark))})' for name, mark in pairs), MAX_NAMED)
 
     def class_lines(self) -> list[str]:
         lines = super().class_lines()
@@ -62,7 +74,8 @@ class LabelMaps(Images):
             data_root='',
             data_prefix=dict(img_path=str(part.root), seg_map_path=str(maps)),
             ann_file=str(lists / f'{name}.txt'),
-            seg_map_suffix=self.suffix,
+            img_suffix=self.suffixes.images,
+            seg_map_suffix=self.suffixes.maps,
             classes=str(lists / 'classes.txt'),
             reduce_zero_label=reduced,
             label_values=None if usual else self.values,
@@ -109,6 +122,7 @@ def find_label_maps(
     whole: bool = False,
     bands: str | Sequence[int] | None = None,
     max_pixels: int = reading.MAX_PIXELS,
+    maps: str | None = None,
 ) -> LabelMaps | None:
     """Finds the images and label maps of a folder, and holds some out; None where there are no label maps.
 
@@ -118,22 +132,23 @@ def find_label_maps(
         whole: use all images to learn from, which may be few, and hold none of them out.
         bands: bands of the images to read, counted from 0, or 'all'; None: all if reading as RGB would lose some.
         max_pixels: limit for an image or map, see LoadImage.
+        maps: the folder of label maps, relative to `folder`; None: it is looked for.
 
     Raises:
         UserError: images and maps do not fit together, or nothing shows what 0 means.
     """
-    root = Path(folder).expanduser().resolve(strict=True)
     least = 1 if whole else MIN_PAIRS
-    folders = find_folders(root, least)
-    if not folders:
+    layout = find_map_folders(folder, least, maps)
+    if not layout:
         return None
-    suffix = find_suffix(*folders[0])
+    root, folders = layout.root, layout.pairs
+    suffixes, suffix_notes = choose_suffixes(*folders[0])
     bands = find_bands(folders[0][0], bands)
     legend = read_legend(root / 'classes.txt')
     read = partial(read_pair, by_bands=bands is not None, by_colour=legend.colours is not None, max_pixels=max_pixels)
-    found = [read_maps(*pair, suffix, read) for pair in folders]
-    notes = [note for maps in found for note in maps.notes]
-    train, held_out = share_out(found, whole)
+    found = [read_maps(*pair, suffixes, read) for pair in folders]
+    notes = layout.notes + suffix_notes + [note for part in found for note in part.notes]
+    train, held_out = (None if whole else listed_splits(root, found[0])) or share_out(found, whole)
     if len(train.numbers) < least:
         raise UserError(
             f'{len(train.numbers)} images with label maps to learn from, {len(held_out.numbers)} held out, in '
@@ -144,7 +159,10 @@ def find_label_maps(
     turning, turn_maps = choose_turning(drawn)
     check_depths([depth for maps in found for depth in maps.depths.items()])
     held = {str(maps.images / path): numbers for maps in found for path, numbers in maps.numbers.items()}
-    meaning = meaning_of(legend, held, pixels, reduce_zero_label, suffix)
+    known = None
+    if not legend.names and reduce_zero_label is None:
+        known = meaning_of_dataset(found[0].folder.name, suffixes.maps, set().union(*held.values()))
+    meaning = known or meaning_of(legend, held, pixels, reduce_zero_label, suffixes.maps)
     if not 1 < len(meaning.values) < IGNORE_INDEX:
         raise UserError(
             f'{len(meaning.values)} classes in {str(root)!r} ({meaning.text}); expected 2 to {IGNORE_INDEX - 1}'
@@ -159,13 +177,25 @@ def find_label_maps(
         held_out.listed(),
         meaning.classes,
         maps=(train.folder, held_out.folder),
-        suffix=suffix,
+        suffixes=suffixes,
         values=meaning.values,
         notes=notes,
         colours=legend.colours,
         bands=measured,
         reading=dict(nearest_value=meaning.nearest, turn_maps=turn_maps),
     )
+
+
+def listed_splits(root: Path, maps: Maps) -> tuple[Maps, Maps] | None:
+    """The maps to learn from and those held out that PASCAL VOC's lists name; None without these lists."""
+    files = [root / 'ImageSets/Segmentation' / f'{name}.txt' for name in ('train', 'val')]
+    if not all(file.is_file() for file in files):
+        return None
+    parts = []
+    for file in files:
+        stems = {*read_lines(str(file))}
+        parts.append(ImageList(maps.images, {name: '' for name in maps.numbers if os.path.splitext(name)[0] in stems}))
+    return maps.some(parts[0]), maps.some(parts[1])
 
 
 def share_out(found: Sequence[Maps], whole: bool) -> tuple[Maps, Maps]:
@@ -264,72 +294,41 @@ def measure_bands(paths: Sequence[str], bands: str | Sequence[int]) -> dict[str,
     return dict(load=load, mean=found['mean'], std=found['std'], notes=found['notes'])
 
 
-def find_folders(root: Path, least: int) -> list[tuple[Path, Path]]:
-    """Folders of images and of their maps: to learn from and, if any, held out; empty without maps.
-
-    Fewer than `least` maps beside images do not count: they may be ordinary images.
-    """
-    images, maps = present(root, IMAGES), present(root, MAPS)
-    splits = present(root, TRAINING) + present(root, VALIDATION)
-    if images and (maps or not splits):  # else `images` may be the name of a class
-        pair = root / images[0], root / (maps or MAPS)[0]
-        parts = present(pair[0], TRAINING) + present(pair[0], VALIDATION)
-        return [(pair[0] / part, pair[1] / part) for part in parts or ['']]
-    return folders_of_splits(root, splits, least) or maps_beside_images(root, least)
-
-
-def present(folder: Path, names: Sequence[str]) -> list[str]:
-    """The first of the names that is a folder in `folder`, in a list; an empty list if none is."""
-    return [name for name in names if (folder / name).is_dir()][:1]
-
-
-def folders_of_splits(root: Path, splits: Sequence[str], least: int) -> list[tuple[Path, Path]]:
-    """`train` and `val`, each with images and maps. Once one of them has maps, the other must have them too."""
-    found: list[tuple[Path, Path]] = []
-    for name in splits:
-        missing = [(root / name, root / name / MAPS[0])] if found else []
-        found += find_folders(root / name, 1 if found else least)[:1] or missing
-    return found
-
-
-def maps_beside_images(root: Path, least: int) -> list[tuple[Path, Path]]:
-    """The folder itself, if maps such as a_mask.png lie beside a.jpg in it."""
-    names = list_images(str(root), READ)
-    stems = {os.path.splitext(name)[0] for name in names}
-    beside = [name for name in names for end in BESIDE if name.endswith(end) and name[: -len(end)] in stems]
-    return [(root, root)] if len(beside) >= least else []
-
-
-def find_suffix(images: Path, maps: Path) -> str:
-    """What replaces the image's ending in a map's name: '.png', '_mask.png', ..."""
-    names = list_images(str(maps))
+def choose_suffixes(images: Path, maps: Path) -> tuple[Suffixes, list[str]]:
+    """What replaces what in an image's name to give the map's: '.png', '_mask.png', ..., and a note on others."""
+    names = some(list_images(str(maps)))
     if images == maps:
-        suffixes = Counter(ending for name in names for ending in BESIDE if name.endswith(ending))
+        counts = Counter(Suffixes(None, ending) for name in names for ending in BESIDE if name.endswith(ending))
     else:
-        stems = {os.path.splitext(name)[0] for name in list_images(str(images), READ)}
-        suffixes = Counter()
-        for name in evenly(names, 100):
-            cuts = [cut for cut in range(len(name)) if name[:cut] in stems]
-            suffixes.update(name[cut:] for cut in cuts[-1:])  # after the longest stem
-    if not suffixes:
+        counts = count_suffixes(images, names)
+    if not counts:
         map_name, image_name = (next(iter(list_images(str(folder), READ)), 'none') for folder in (maps, images))
         raise UserError(
             f'no label map has the name of an image: {map_name!r} in {str(maps)!r}, {image_name!r} in {str(images)!r}; '
             f'{EXPECTED}'
         )
-    (suffix, number), *others = suffixes.most_common(2)
+    for known in (TRAIN_IDS, IDS):
+        for suffixes in counts:
+            if suffixes.maps.endswith(known):
+                return suffixes, [f'of the label maps those that end in {known} are used'] if len(counts) > 1 else []
+    (suffixes, number), *others = counts.most_common(2)
+    suffix = suffixes.maps
     if others and others[0][1] > number / 2:
         raise UserError(
-            f'label maps in {str(maps)!r} end in {suffix} and in {others[0][0]}: two kinds for the same images; keep '
-            'the one to learn from there'
+            f'label maps in {str(maps)!r} end in {suffix} and in {others[0][0].maps}: two kinds for the same images; '
+            'keep the one to learn from there'
         )
-    return suffix
+    return suffixes, []
 
 
-def read_maps(images: Path, folder: Path, suffix: str, read: Callable) -> Maps:
+def read_maps(images: Path, folder: Path, suffixes: Suffixes, read: Callable) -> Maps:
     """Reads the label maps of a folder; `read` is a `read_pair`."""
-    listed = [path for path in list_images(str(images), READ) if images != folder or not path.endswith(BESIDE)]
-    maps = {path: os.path.splitext(path)[0] + suffix for path in listed}
+    listed = [*list_images(str(images), READ)]
+    if images == folder:
+        listed = [path for path in listed if not path.endswith(BESIDE)]
+    elif images in folder.parents:
+        listed = [path for path in listed if not (images / path).is_relative_to(folder)]
+    maps = {path: label_map_name(path, *suffixes) for path in listed}
     existing = {*list_images(str(folder))}
     found = Maps(images, folder, {}, Counter(), [], {}, Counter())
     left_out: dict[str, list[str]] = defaultdict(list)
@@ -354,7 +353,7 @@ def read_maps(images: Path, folder: Path, suffix: str, read: Callable) -> Maps:
         found.numbers[path] = {*numbers.tolist()}
     for why, cases in left_out.items():
         found.notes.append(f'{len(cases):,} of {len(listed):,} images left out, {why}: {cases[0]}')
-    unused = [name for name in existing - {*maps.values()} if name.endswith(suffix)]
+    unused = [name for name in existing - {*maps.values()} if name.endswith(suffixes.maps)]
     if unused:
         found.notes.append(f'{len(unused):,} label maps left out, without an image: {folder / min(unused)}')
     return found

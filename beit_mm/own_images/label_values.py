@@ -12,8 +12,11 @@ from beit_mm.datasets import segmentation_folder
 from beit_mm.datasets.image_folder import read_lines
 from beit_mm.datasets.segmentation_folder import IGNORE_INDEX, NO_DATA
 from beit_mm.errors import UserError
+from beit_mm.own_images.layouts import LOSSY
+from beit_mm.terminal import without_output
 
-LOSSY = ('.jpg', '.jpeg', '.webp')
+TRAIN_IDS, IDS = '_labelTrainIds.png', '_labelIds.png'  # of Cityscapes; where both are there, the first is learned from
+CITYSCAPES_IDS = (7, 8, 11, 12, 13, 17, 19, 20, 21, 22, 23, 24, 25, 26, 27, 28, 31, 32, 33)  # in _labelIds.png
 MIN_CONTRAST, MIN_SHADES = 64, 8  # of masks with soft borders, see `soft_ends`
 ASK_ZERO = 'what is 0? Give --reduce-zero-label if it marks unlabelled pixels, --keep-zero-label if it is a class'
 
@@ -80,6 +83,19 @@ def meaning_of(
     masks = meaning_of_masks(ends, legend.names or [])
     text = f'{masks.text}, and shades between them (soft borders) are the nearer of the two'
     return Meaning(masks.classes, masks.values, text, nearest=True)
+
+
+def meaning_of_dataset(folder: str, suffix: str, occurring: set[int]) -> Meaning | None:
+    """The classes of PASCAL VOC and Cityscapes, by the names of their folder and files, if the numbers fit."""
+    if '_gtFine_' not in suffix and folder != 'SegmentationClass':
+        return None
+    name = 'CityscapesDataset' if '_gtFine_' in suffix else 'PascalVOCDataset'
+    with without_output():  # mmseg's import prints
+        classes = [*segmentation_folder.named_classes(f'mmseg.{name}')[0]]
+    values = [*CITYSCAPES_IDS] if suffix.endswith(IDS) else [*range(len(classes))]
+    if suffix.endswith(IDS) or occurring <= {*values, IGNORE_INDEX}:
+        return Meaning(classes, values, f"{len(classes)} classes of mmseg's {name}")
+    return None
 
 
 def meaning_of_colours(pixels: Counter[int], names: list[str], colours: Sequence[Sequence[int]]) -> Meaning:

@@ -23,17 +23,9 @@ from beit_mm.datasets.reading import LoadBands, UnreadableImageError, open_image
 from beit_mm.datasets.segmentation_folder import IGNORE_INDEX, SegmentationFolder
 from beit_mm.errors import UserError
 from beit_mm.files import file_sha256, quoted
-from beit_mm.own_images.images import (
-    FEW,
-    MIN_IMAGES,
-    Images,
-    evenly,
-    find_images,
-    split_folder,
-    training_folder,
-    write_lists,
-)
-from beit_mm.own_images.label_maps import READ, LabelMaps, find_label_maps
+from beit_mm.own_images.images import FEW, MIN_IMAGES, Images, evenly, find_images, split, write_lists
+from beit_mm.own_images.label_maps import LabelMaps, find_label_maps
+from beit_mm.own_images.layouts import READ, find_class_folders
 from beit_mm.own_images.report import Heading, Part, Picture, write_page
 from beit_mm.pictures import SIDE, with_legend
 from beit_mm.registry import TRANSFORMS
@@ -129,7 +121,7 @@ def find(folder: Path) -> tuple[Images, str]:
                 return maps, refusal
         except (UserError, OSError) as error:
             refusal = refusal or str(error)
-    train, held_out = split_folder(training_folder(folder))
+    train, held_out = split(find_class_folders(folder))
     if refusal:  # folders of images and of maps, which are not classes
         return Images(train, held_out, []), refusal
     try:
@@ -204,7 +196,7 @@ def described(folder: Path, images: Images, seen: Sequence[Seen]) -> list[tuple[
         ('images', str(images)),
         ('held out', quoted(relpath(images.held_out.root, folder)) if is_split else 'a tenth of each folder'),
         ('classes', classes),
-        *(('note', note) for note in getattr(images, 'notes', [])),
+        *(('note', note) for note in images.notes),
         ('sizes', sizes([each.size for each in seen])),
         ('stored in', counted(each.stored for each in seen)),
         ('other files', counted(name.suffix.lower() or str(name) for name in names)),

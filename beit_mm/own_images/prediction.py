@@ -18,8 +18,9 @@ from beit_mm.errors import UserError
 from beit_mm.features.evaluation import knn_votes, patch_classifier, patch_dataset, pixel_scores
 from beit_mm.features.extractor import ExistingPath, FeatureExtractor, Sources
 from beit_mm.files import quoted
-from beit_mm.own_images.images import list_folder, training_folder, write_lists
-from beit_mm.own_images.label_maps import EXPECTED, LabelMaps, find_label_maps
+from beit_mm.own_images.images import list_folder, write_lists
+from beit_mm.own_images.label_maps import LabelMaps, find_label_maps
+from beit_mm.own_images.layouts import EXPECTED, find_class_folders
 from beit_mm.terminal import quiet, with_bar
 
 
@@ -71,7 +72,10 @@ def classify(
 
 def classify_by_nearest(extract: FeatureExtractor, images: Sources, labelled: str | Path) -> list[dict[str, Any]]:
     """Lets the most similar images of class folders vote."""
-    bank = list_folder(training_folder(labelled))
+    found = find_class_folders(labelled)
+    if found.question:
+        raise UserError(f'--labelled: {found.question} (finetune); expected a folder of class folders alone')
+    bank = list_folder(found.train, found.left_out)
     classes = sorted({*bank.names.values()} - {''})
     known = {str(bank.root / path): classes.index(name) for path, name in bank.names.items() if name}
     features, samples = extract.means([*map(ExistingPath, known)])
@@ -82,10 +86,10 @@ def classify_by_nearest(extract: FeatureExtractor, images: Sources, labelled: st
             f'--labelled: {str(labelled)!r} has {len(classes)} class folders, {readable} of them with readable images; '
             'expected 2 or more'
         )
-    queries, found = extract.means([*extract.reader.sources(images)])
+    queries, asked = extract.means([*extract.reader.sources(images)])
     shares = (row / row.sum() for votes in knn_votes(queries, features, labels, len(classes)) for row in votes)
     names = [*map(quoted, classes)]  # as a classifier's
-    return [result if 'error' in result else describe(next(shares), names, result['path']) for result in found]
+    return [result if 'error' in result else describe(next(shares), names, result['path']) for result in asked]
 
 
 def segment(

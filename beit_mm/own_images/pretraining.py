@@ -25,6 +25,8 @@ from beit_mm.models.feature_targets import EMA
 from beit_mm.models.vit import sizes_of
 from beit_mm.own_images import report
 from beit_mm.own_images.images import Images, evenly, find_images
+from beit_mm.own_images.label_maps import MIN_PAIRS
+from beit_mm.own_images.layouts import find_map_folders
 from beit_mm.own_images.record import NONE, Record
 from beit_mm.own_images.report import Metric, Metrics, Report
 from beit_mm.own_images.task import BACKBONE, WIDE_PRETRAINING, Plan, Settings, Task
@@ -89,7 +91,11 @@ class Pretraining(Task):
     @classmethod
     def find(cls, record: Record) -> 'Pretraining':
         check_images_alone(Path(record.images))
-        return cls(record, find_images(record.images))
+        if maps := find_map_folders(record.images, MIN_PAIRS):
+            raise UserError(
+                f'{maps.pairs[0][1]} has label maps, which would count as images; give a folder of images alone'
+            )
+        return cls(record, find_images(record.images, labelled=False))
 
     @property
     def stages(self) -> list[str]:

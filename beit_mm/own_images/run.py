@@ -100,6 +100,8 @@ def finetune(
     seed: int | None = None,
     reduce_zero_label: bool | None = None,
     balance: bool = False,
+    classes: Sequence[str] | None = None,
+    maps: str | None = None,
     bands: str | Sequence[int] | None = None,
     lora: int | None = None,
     freeze: int | str | None = None,
@@ -124,6 +126,8 @@ def finetune(
         reduce_zero_label: whether 0 in label maps marks unlabelled pixels or is a class; by default as classes.txt
             shows.
         balance: show images of small classes more often, with mmengine's ClassBalancedDataset.
+        classes: folders that are classes, such as cat,dog; by default all that are no parts such as train and test.
+        maps: folder of the label maps, relative to `images`; by default it is found by its name or files.
         bands: bands to read, from 0, of images with label maps; by default all if reading as RGB would lose some.
         lora: rank of the matrices that are trained beside the layers of the frozen backbone.
         freeze: number of blocks that are not trained, from the first on, with the embeddings. With 'all' a
@@ -139,6 +143,7 @@ def finetune(
         The weights, `<out>/finetuned.pth`, for `classify` or `segment`.
     """
     bands = bands if isinstance(bands, str | None) else list(bands)
+    classes = None if classes is None else list(classes)
     return start('finetune', dict(locals(), balance=balance or None, full_size=full_size or None), Segmentation.check)
 
 

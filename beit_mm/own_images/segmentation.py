@@ -84,8 +84,13 @@ class Segmentation(FineTuning):
     @classmethod
     def find(cls, record: Record) -> 'Segmentation | None':
         """Finds label maps, None without them; refuses options for classifiers."""
-        maps = find_label_maps(record.images, record.options['reduce_zero_label'], bands=record.options['bands'])
-        if maps and record.options['balance']:
+        options = record.options
+        if options['classes']:
+            return None
+        maps = find_label_maps(
+            record.images, options['reduce_zero_label'], bands=options['bands'], maps=options['maps']
+        )
+        if maps and options['balance']:
             raise UserError(f'{record.images} has label maps; leave out --balance')
         return cls(record, maps) if maps else None
 
@@ -133,9 +138,8 @@ class Segmentation(FineTuning):
         if bands:
             which = bands['load']['bands'] or f'all {len(bands["mean"])}'
             scaled = f'{which}: scaled so that percentiles 1 and 99 of each become 0 and 255'
-        labels = [('labels', note) for note in self.images.notes]
         seen = f'{self.plan.scale.text}; crops of {self.plan.size[0]} in training, windows later'
-        return [*super().described(), *labels, ('scale', seen), ('head', self.plan.head), ('bands', scaled)]
+        return [*super().described(), ('scale', seen), ('head', self.plan.head), ('bands', scaled)]
 
     # Stages
 

@@ -191,6 +191,8 @@ class Task(ABC):
         start = f'as in {plan.init}' if plan.init else 'random weights'
         return [
             ('images', str(self.images)),
+            ('classes', self.images.named_classes() if self.images.classes else ''),
+            *((self.images.subject, note) for note in self.images.notes),
             ('model', f'{shape} in patches of {plan.backbone["patch_size"]}: {start}'),
             ('advice', plan.advice),
             ('batch', f'{plan.batch} images, processes that read them: {plan.workers}; on {plan.device}'),

@@ -371,7 +371,7 @@ def test_the_batch_follows_from_memory_width_patches_and_images(images, monkeypa
 def test_few_images_of_a_class_are_said(tmp_path, monkeypatch, cat, dog, bird, balance, named, advised):
     monkeypatch.setattr(finding, 'MIN_IMAGES', 10)
     images = find_images(make_folder(tmp_path / 'images', cat=cat, dog=dog, bird=bird))
-    said = ' '.join(described(task_of(images, 'finetune', device='cpu', balance=balance), 'classes'))
+    said = ' '.join(described(task_of(images, 'finetune', device='cpu', balance=balance), 'balance'))
     assert [word for word in re.findall(r'\w+', said) if word.isdigit() or word in ('cat', 'dog')] == [*named]
     assert ('--balance' in said) == advised
-    assert not described(task_of(images, 'pretrain', device='cpu'), 'classes')
+    assert not described(task_of(images, 'pretrain', device='cpu'), 'balance')

@@ -1,0 +1,258 @@
+"""What a folder holds, laid out as public data sets are: images, classes or label maps, and what is held out."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+import beit_mm
+from beit_mm.datasets.segmentation_folder import SegmentationFolder, check_images_alone, role_of
+from beit_mm.errors import UserError
+from beit_mm.own_images import images as finding
+from beit_mm.own_images.images import find_images, write_lists
+from beit_mm.own_images.label_maps import find_label_maps
+
+RNG = np.random.default_rng(0)
+SHAPE = (16, 24)
+
+
+def photo(path: Path) -> None:
+    save(path, RNG.integers(0, 256, (*SHAPE, 3)))
+
+
+def label_map(path: Path, values: tuple[int, ...] = (0, 1)) -> None:
+    save(path, np.array(values)[np.arange(SHAPE[0]) * len(values) // SHAPE[0]][:, None].repeat(SHAPE[1], 1))
+
+
+def save(path: Path, pixels: np.ndarray) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.fromarray(pixels.astype(np.uint8)).save(path)
+
+
+def classes(*folders: str, number: int = 12) -> Callable[[Path], None]:
+    """Photos with the same names in each folder."""
+
+    def build(root: Path) -> None:
+        for folder in folders:
+            for index in range(number):
+                photo(root / folder / f'{index}.jpg')
+
+    return build
+
+
+def pairs(images: str, *maps: str, number: int = 20, values: tuple[int, ...] = (0, 1)) -> Callable[[Path], None]:
+    """Photos and label maps; the patterns take a number."""
+
+    def build(root: Path) -> None:
+        for index in range(number):
+            photo(root / images.format(index))
+            for pattern in maps:
+                label_map(root / pattern.format(index), values)
+
+    return build
+
+
+def both(*builders: Callable[[Path], None]) -> Callable[[Path], None]:
+    def build(root: Path) -> None:
+        for builder in builders:
+            builder(root)
+
+    return build
+
+
+def voc(root: Path) -> None:
+    folder = root / 'VOCdevkit/VOC2012'
+    maps = 'SegmentationClass/{}.png', 'SegmentationObject/{}.png'
+    both(pairs('JPEGImages/{}.jpg', *maps, values=(0, 5, 255)), classes('JPEGImages', number=30))(folder)
+    for name, numbers in dict(train=range(12), val=range(12, 20)).items():
+        path = folder / f'ImageSets/Segmentation/{name}.txt'
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text('\n'.join(map(str, numbers)))
+
+
+def cityscapes(*kinds: str) -> Callable[[Path], None]:
+    def build(root: Path) -> None:
+        for split, number in dict(train=12, val=3).items():
+            maps = [f'gtFine/{split}/ulm/ulm_{{}}_000019_gtFine_{kind}.png' for kind in kinds]
+            images = f'leftImg8bit/{split}/ulm/ulm_{{}}_000019_leftImg8bit.png'
+            pairs(images, *maps, number=number, values=(7, 8, 255))(root)
+
+    return build
+
+
+def split_pairs(images: str, maps: str, *parts: str) -> Callable[[Path], None]:
+    numbers = zip(parts, (12, 3, 3), strict=False)
+    return both(*(pairs(images.format(part), maps.format(part), number=number) for part, number in numbers))
+
+
+MASKS, CITY = ['background', 'foreground'], ['road', 'sidewalk', 'building']
+AB, ABC = ['a', 'b'], ['a', 'b', 'c']
+LAYOUTS = {  # how it is built -> first classes, images to learn from, images held out, words of the notes
+    'Kaggle': (classes('Training/a', 'Training/b', 'Testing/a', 'Testing/b'), AB, 22, 2, 'Testing'),
+    'capitals': (classes('Train/a', 'Train/b', 'Valid/a', 'Valid/b'), AB, 24, 24, ''),
+    'Intel': (
+        both(
+            classes('seg_train/seg_train/a', 'seg_train/seg_train/b', 'seg_test/seg_test/a', 'seg_test/seg_test/b'),
+            classes('seg_pred/seg_pred', number=3),
+        ),
+        AB,
+        22,
+        2,
+        'seg_test seg_pred',
+    ),
+    'an archive': (classes('data/data/a', 'data/data/b'), AB, 22, 2, ''),
+    'test beside classes': (classes('a', 'b', 'test/a', 'test/b'), AB, 22, 2, 'test'),
+    'val inside train': (classes('train/a', 'train/b', 'train/val/a', 'train/val/b'), AB, 24, 24, 'val'),
+    'ImageNet': (classes('train/a', 'train/b', 'val'), AB, 22, 2, 'val'),
+    'Tiny ImageNet': (classes('train/a/images', 'train/b/images', 'val/images'), AB, 22, 2, 'val'),
+    'numbers': (classes('1', '10', '2'), ['1', '10', '2'], 32, 4, ''),
+    'a class called train': (classes('train', 'plane', 'test/train', 'test/plane'), ['plane', 'train'], 22, 2, 'test'),
+    'dates': (classes('2024-01-05', '2024-01-06'), [], 22, 2, ''),
+    'mmseg': (split_pairs('img_dir/{}/{{}}.jpg', 'ann_dir/{}/{{}}.png', 'train', 'val'), MASKS, 12, 3, ''),
+    'singular': (pairs('Image/{}.jpg', 'Mask/{}.png'), MASKS, 18, 2, ''),
+    'gt': (pairs('images/{}.jpg', 'gt/{}.png'), MASKS, 18, 2, ''),
+    'years': (split_pairs('images/{}/{{}}.jpg', 'labels/{}/{{}}.png', 'train2017', 'val2017'), MASKS, 12, 3, ''),
+    'splits above': (split_pairs('{}/image/{{}}.tif', '{}/label/{{}}.tif', 'Train', 'Val', 'Test'), MASKS, 12, 3, ''),
+    'SegNet': (split_pairs('{}/{{}}.png', '{}annot/{{}}.png', 'train', 'val', 'test'), MASKS, 12, 3, ''),
+    'Carvana': (both(pairs('train/{}.jpg', 'train_masks/{}_mask.gif'), classes('test')), MASKS, 18, 2, ''),
+    'DRIVE': (pairs('training/images/{}_training.tif', 'training/1st/{}_manual.gif'), MASKS, 18, 2, '1st'),
+    'Pets': (pairs('images/a_{}.jpg', 'annotations/trimaps/a_{}.png', values=(1, 2)), ['1', '2'], 18, 2, ''),
+    'tiles': (pairs('2_Ortho/p_{}_RGB.tif', '5_Labels/p_{}_label.tif'), MASKS, 18, 2, '5_Labels --classes'),
+    'masks below': (pairs('{}.jpg', 'masks/{}.png'), MASKS, 18, 2, 'masks'),
+    'Cityscapes': (cityscapes('color', 'instanceIds', 'labelTrainIds', 'labelIds'), CITY, 12, 3, '_labelTrainIds.png'),
+    'Cityscapes without TrainIds': (cityscapes('color', 'labelIds'), CITY, 12, 3, '_labelIds.png'),
+    'VOC': (voc, ['background', 'aeroplane'], 12, 8, 'SegmentationObject'),
+}
+QUESTIONS = {  # what cannot be told -> options that settle it, with the classes that they lead to
+    'a flat test': (classes('a', 'b', 'test'), {'--classes a,b,test': ['a', 'b', 'test'], '--classes a,b': AB}),
+    'two folders of JPEG': (
+        pairs('x/{}.jpg', 'y/{}.jpg'),
+        {'--classes x,y': ['x', 'y'], '--maps y': 'end in .jpg, whose compression'},
+    ),
+    'two kinds of maps': (
+        pairs('images/{}.jpg', 'mask/{}.png', 'other/{}.png'),
+        {'--maps mask': MASKS, '--maps other': MASKS, '--classes images,mask,other': ['images', 'mask', 'other']},
+    ),
+    'areas': (classes('x/a', 'x/b', 'y/a', 'y/b'), {'--classes x,y': ['x', 'y']}),
+    'images without maps': (classes('images', 'other'), {'--classes images,other': ['images', 'other']}),
+    'no train': (classes('val', 'test'), {'--classes test,val': ['test', 'val']}),
+}
+
+
+@pytest.fixture(autouse=True)
+def small(monkeypatch):
+    monkeypatch.setattr(finding, 'MIN_IMAGES', 10)
+
+
+def understood(folder: Path, option: str = '') -> finding.Images:
+    name, _, value = option.partition(' ')
+    maps = None if name == '--classes' else find_label_maps(folder, maps=value or None)
+    return maps or find_images(folder, value.split(',') if name == '--classes' else None)
+
+
+@pytest.mark.parametrize('kind', LAYOUTS)
+def test_layouts_of_public_data_sets(kind, tmp_path):
+    build, names, train, held_out, noted = LAYOUTS[kind]
+    build(tmp_path)
+    found = understood(tmp_path)
+    assert (found.classes[: len(names)], len(found.train.names), len(found.held_out.names)) == (names, train, held_out)
+    assert all(word in ' '.join(found.notes) for word in noted.split()), found.notes
+    assert not {*found.train.names} & {*found.held_out.names} or found.train.root != found.held_out.root
+    if noted == '':
+        assert all('not used' not in note for note in found.notes)
+
+
+@pytest.mark.parametrize('kind', QUESTIONS)
+def test_what_cannot_be_told_is_asked_with_options_that_settle_it(kind, tmp_path):
+    build, answers = QUESTIONS[kind]
+    build(tmp_path)
+    with pytest.raises(UserError) as asked:
+        understood(tmp_path)
+    assert '\n' not in str(asked.value)
+    for option, expected in answers.items():
+        assert option in str(asked.value)
+        if isinstance(expected, str):
+            with pytest.raises(UserError, match=expected):
+                understood(tmp_path, option)
+        else:
+            assert understood(tmp_path, option).classes == expected
+
+
+def test_the_maps_of_cityscapes_are_read_by_their_names(tmp_path):
+    cityscapes('color', 'instanceIds', 'labelIds')(tmp_path)
+    found = find_label_maps(tmp_path)
+    write_lists(found, tmp_path / 'lists')
+    pipeline = [dict(type='beit_mm.LoadImage'), dict(type='beit_mm.LoadAnnotation')]
+    data = SegmentationFolder(**found.dataset(tmp_path / 'lists', 'train'), pipeline=pipeline)
+    assert len(found.classes) == 19 and len(data) == 12
+    for sample in data:
+        assert sample['seg_map_path'] == sample['img_path'].replace('leftImg8bit', 'gtFine', 1).replace(
+            '_leftImg8bit', '_gtFine_labelIds'
+        )
+        numbers = np.asarray(Image.open(sample['seg_map_path']))
+        assert np.array_equal(sample['gt_seg_map'], np.select([numbers == 7, numbers == 8], [0, 1], 255))
+
+
+def test_classes_that_are_not_there_and_maps_that_are_not_there_are_named(tmp_path):
+    classes('a', 'b')(tmp_path)
+    for option, named in {'--classes a,crow': 'crow.*a, b', '--maps crows': 'crows.*a, b'}.items():
+        with pytest.raises(UserError, match=named):
+            understood(tmp_path, option)
+
+
+def test_a_folder_that_is_not_there_is_named_with_one_of_a_similar_name(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    photo(tmp_path / 'Photos/0.jpg')
+    with pytest.raises(UserError, match='Fotos.*Photos'):
+        beit_mm.finetune('Fotos', 'run')
+    with pytest.raises(UserError, match='0.jpg is a file'):
+        beit_mm.finetune('Photos/0.jpg', 'run')
+
+
+@pytest.mark.parametrize('kind', ['mmseg', 'singular', 'gt', 'splits above', 'SegNet', 'tiles', 'masks below', 'VOC'])
+def test_pretraining_learns_from_no_label_maps(kind, tmp_path):
+    LAYOUTS[kind][0](tmp_path / 'data')
+    with pytest.raises(UserError, match='label maps, which would count as images'):
+        beit_mm.pretrain(tmp_path / 'data', tmp_path / 'run', steps=20)
+    assert not (tmp_path / 'run').exists()
+
+
+def test_classes_of_any_layout_are_images_alone(tmp_path):
+    classes('train/a', 'train/b', 'test/a', 'labels/a')(tmp_path)
+    check_images_alone(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ('name', 'role'),
+    [
+        ('Training', ('train', '')),
+        ('img_dir', ('', 'images')),
+        ('Ground-Truth', ('', 'maps')),
+        ('train_masks', ('train', 'maps')),
+        ('masks_val', ('val', 'maps')),
+        ('images_png', ('', 'images')),
+        ('test2017', ('test', '')),
+        ('trains', ('', '')),
+        ('trainer', ('', '')),
+        ('valley', ('', '')),
+        ('', ('', '')),
+    ],
+)
+def test_names_of_folders(name, role):
+    assert role_of(name) == role
+
+
+def test_the_plan_names_classes_and_what_was_assumed(tmp_path, monkeypatch, capsys):
+    from beit_mm.own_images.run import Run
+
+    monkeypatch.setattr(Run, 'train', lambda run, stage: (_ for _ in ()).throw(KeyboardInterrupt))
+    classes('Training/cat', 'Training/a dog', 'Testing/cat')(tmp_path / 'data')
+    for options in (dict(classes=['cat', 'a dog']), {}):
+        with pytest.raises(SystemExit):
+            beit_mm.finetune(tmp_path / 'data', tmp_path / 'run', epochs=5, **options)
+    said = capsys.readouterr().out
+    assert 'a dog (11), cat (11)' in said and 'Testing' in said
+    with pytest.raises(UserError, match='classes'):
+        beit_mm.finetune(tmp_path / 'data', tmp_path / 'run', classes=['cat'])
