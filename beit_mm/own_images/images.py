@@ -13,7 +13,7 @@ from typing import Any, ClassVar, NamedTuple
 
 from beit_mm.checkpoint.find import DEMO
 from beit_mm.checkpoint.names import preview
-from beit_mm.datasets.image_folder import EXTENSIONS, list_images, read_list
+from beit_mm.datasets.image_folder import list_images, read_list
 from beit_mm.datasets.segmentation_folder import class_line
 from beit_mm.errors import UserError, warn
 from beit_mm.files import quoted, write_lines
@@ -107,12 +107,11 @@ def find_images(
     root, (train, held_out) = found.train, split(found)
     has_enough_of_each = min(Counter(train.names.values()).values(), default=0) >= MIN_OF_CLASS
     if len(train.names) < (MIN_FITTED if fits_head and has_enough_of_each else MIN_IMAGES):
-        also = f', and {len(held_out.names)} held out' if held_out.names else ''
+        where = shlex.quote(str(root))
         raise UserError(
-            f'{len(train.names)} images to learn from in {str(root)!r}{also}; training needs at least {MIN_IMAGES}, in '
-            f'files ending in {" ".join(EXTENSIONS)}; with class folders, `beit-mm finetune {shlex.quote(str(root))} '
-            f'--freeze all --out RUN` needs {MIN_FITTED}, {MIN_OF_CLASS} of each class, and `beit-mm classify {DEMO} '
-            f'new_images/ --labelled {shlex.quote(str(root))}` finds the nearest images without training'
+            f'{len(train.names)} images to learn from, {len(held_out.names)} held out; training needs {MIN_IMAGES}; '
+            f'with class folders, `beit-mm finetune {where} --freeze all --out RUN` needs {MIN_FITTED}, {MIN_OF_CLASS} '
+            f'of each class, and `beit-mm classify {DEMO} new_images/ --labelled {where}` none'
         )
     names = sorted(set(train.names.values()))
     # several, which are not all dates, and no image lies beside them

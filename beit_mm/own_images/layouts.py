@@ -236,6 +236,7 @@ def side_by_side(root: Path, folders: list[Path]) -> MapFolders | None:
     named = [pair for pair in pairs if [role_of(path.name)[1] for path in pair] == ['images', 'maps']]
     compared = {pair: fewer_colours(*pair) for pair in pairs} if len(folders) <= MAX_COMPARED else {}
     alike = [pair for pair in pairs if pair in named or compared.get(pair, False) is not False]
+    alike = [pair for pair in alike if not named or pair[0] == named[0][0]]  # others may be maps of the named images
     if not alike:
         return None
     known = [pair for pair in named if pair[1].name.lower() in OF_DATASETS]

@@ -166,7 +166,7 @@ def test_what_finetune_refuses_comes_first_with_the_commands_that_settle_it(tmp_
         photo(number).save(tmp_path / f'few/{number % 2}/{number}.png')
     _, said, page = found_by(tmp_path / 'few', tmp_path / 'look.html', capsys)
     assert '100' in said.splitlines()[0] and f'--labelled {tmp_path / "few"}' in said
-    assert 'beit-mm finetune' not in said
+    assert '--freeze all' in said and '--minutes' not in said
 
 
 def test_bands_are_seen_as_rgb(tmp_path, capsys):
