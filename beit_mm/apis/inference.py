@@ -21,7 +21,7 @@ from beit_mm.apis.inferencers import MAX_SIDE, ClassificationInferencer, reducti
 from beit_mm.apis.rebuild import rebuild_pretrainer
 from beit_mm.checkpoint.checkpoint import Checkpoint, CheckpointInput, PerChannel
 from beit_mm.checkpoint.find import PHOTOS
-from beit_mm.datasets.geotiff import Georeference, copy_world_file
+from beit_mm.datasets.geotiff import Place
 from beit_mm.datasets.reading import UnreadableImageError
 from beit_mm.datasets.segmentation_folder import IGNORE_INDEX, class_line
 from beit_mm.datasets.transforms import as_size
@@ -143,63 +143,36 @@ def write_map(
     result: dict[str, Any], segmentor: Segmentor, folder: Path, name: str, least: float | None, confidence_map: bool
 ) -> dict[str, Any]:
     """Writes the label map and overlay of an image; returns what `segment` returns for it."""
-    path, labels, confidence = (result[key] for key in ('path', 'labels', 'confidence'))
-    has_unlabelled = len(segmentor.classes) <= IGNORE_INDEX
-    place = Georeference.of(path, labels.shape) if has_unlabelled else None
-    if place is not None:
-        place.hide_no_data(labels, IGNORE_INDEX, confidence)
-    files = dict(path=path, overlay=str(folder / 'overlays' / name))
+    labels, confidence, image = result['labels'], result['confidence'], result['image']
+    files = dict(path=result['path'], overlay=str(folder / 'overlays' / name))
+    has_free_number = len(segmentor.classes) <= IGNORE_INDEX
+    place = Place(result['path'] if has_free_number else None, labels.shape)
+    place.hide_no_data(labels, IGNORE_INDEX, confidence)
     files['confidence'] = float(confidence.sum(dtype=np.float64) / max(np.count_nonzero(confidence), 1))
     if least is not None:
         labels[confidence < least] = IGNORE_INDEX
         files['labelled'] = np.count_nonzero(labels != IGNORE_INDEX) / labels.size
-    colours = np.array(segmentor.palette, np.uint8)
-    if has_unlabelled:  # with a shorter palette Pillow would write fewer than 8 bits per pixel
-        colours = np.pad(colours, ((0, 256 - len(colours)), (0, 0)), constant_values=255)
-    files['labels'] = write_pixels(folder / 'labels' / name, labels, place, path, IGNORE_INDEX, colours)
+    # with a shorter palette Pillow would write fewer than 8 bits per pixel
+    colours = np.full((256, 3), 255, np.uint8)
+    colours[: len(segmentor.palette)] = segmentor.palette[:256]
+    files['labels'] = place.write(
+        folder / 'labels' / name, labels, IGNORE_INDEX, colours if labels.dtype == np.uint8 else None
+    )
     if confidence_map:
-        files['confidence_map'] = write_pixels(folder / 'confidence' / name, as_bytes(confidence), place, path, 0)
+        levels = np.empty(labels.shape, np.uint8)
+        for row, values in zip(levels, confidence, strict=True):  # a large image has no room for all as floats
+            np.rint(values * np.float32(255), out=row, casting='unsafe')
+        files['confidence_map'] = place.write(folder / 'confidence' / name, levels, 0, scale=1 / 255)
     step = reduction(labels.shape)
     shown = labels[::step, ::step].astype(np.int32)
-    if has_unlabelled:
+    if has_free_number:
         shown[shown == IGNORE_INDEX] = -1
-    image = result['image']
     if image.shape[:2] != shown.shape:
         image = np.asarray(Image.fromarray(image).reduce(step))
     found, pixels = np.unique(shown[shown >= 0], return_counts=True)
     legend = [(segmentor.classes[label], segmentor.palette[label]) for label in found[pixels.argsort()[::-1]]]
     pictures.with_legend(overlay(image, shown, segmentor.palette), legend).save(files['overlay'])
     return files
-
-
-def as_bytes(confidence: np.ndarray) -> np.ndarray:
-    """Probabilities (H, W) as uint8, 0-255."""
-    levels = np.empty(confidence.shape, np.uint8)
-    for row, values in zip(levels, confidence, strict=True):  # a large image has no room for all as floats
-        np.rint(values * np.float32(255), out=row, casting='unsafe')
-    return levels
-
-
-def write_pixels(
-    png: Path,
-    values: np.ndarray,
-    place: Georeference | None,
-    image: str | None,
-    no_data: int,
-    colours: np.ndarray | None = None,
-) -> str:
-    """Writes a map (H, W) of an image as PNG, or as GeoTIFF if it has a `place`; returns the file."""
-    if place is not None:
-        file = png.with_suffix('.tif')
-        place.write(file, values, no_data, 1 if colours is not None else 1 / 255, colours)
-        return str(file)
-    picture = Image.fromarray(values)
-    if colours is not None and values.dtype == np.uint8:
-        picture.putpalette(colours.tobytes())
-    picture.save(png)
-    if image is not None:
-        copy_world_file(Path(image), png)
-    return str(png)
 
 
 def overlay(pixels: np.ndarray, labels: np.ndarray, palette: Sequence[Sequence[int]]) -> Image.Image:

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 import torch
@@ -15,14 +15,11 @@ from beit_mm.checkpoint.checkpoint import Checkpoint, CheckpointInput, PerChanne
 from beit_mm.datasets.geotiff import Mosaic
 from beit_mm.datasets.reading import UnreadableImageError
 from beit_mm.engine.metrics import TOP, describe
-from beit_mm.errors import CheckpointError, check_choice
+from beit_mm.errors import CheckpointError
 from beit_mm.features.extractor import Device, Sources
 from beit_mm.precision import inference_autocast
 
 MAX_SIDE = 4000  # pixels of a picture of a large image
-
-Size: TypeAlias = tuple[int, int]  # height, width
-Read: TypeAlias = Callable[[slice, slice], torch.Tensor | None]
 
 
 def reduction(size: Sequence[int]) -> int:
@@ -130,9 +127,10 @@ class SegmentationInferencer(Inferencer):
             the image as a viewer shows it, uint8, or uint16 for more than 256 classes; confidence=float32 (H, W), the
             probability of each label; in blocks float16).
         """
-        check_choice('on_error', on_error, ('raise', 'skip'))
         for source in self.reader.sources(images):
-            mosaic = Mosaic.open(source, self.reader.loader, self.reader.prepare.transforms)
+            mosaic = None
+            if self.takes_blocks:
+                mosaic = Mosaic.open(source, self.reader.loader, self.reader.prepare.transforms)
             if mosaic is None:
                 yield from self.reader.results([source], self.predict, 1, on_error, return_images)
                 continue
@@ -146,18 +144,23 @@ class SegmentationInferencer(Inferencer):
                 result = dict(error=str(error))
             yield dict(result, path=str(source))
 
-    def predict_blocks(self, read: Read, size: Size, seen: Size) -> dict[str, Any]:
-        from beit_mm.segmentation.blocks import segment_blocks  # classifiers do not need mmseg
+    @property
+    def takes_blocks(self) -> bool:
+        from beit_mm.segmentation.segmentor import SlidingSegmentor  # classifiers do not need mmseg
+
+        return isinstance(self.model, SlidingSegmentor) and not self.model.align_corners
+
+    def predict_blocks(self, read: Callable, size: tuple[int, int], seen: tuple[int, int]) -> dict[str, Any]:
+        from beit_mm.segmentation.blocks import segment_blocks
 
         return segment_blocks(self.model, read, size, seen, self.num_classes, self.bar)
 
     def predict(self, samples: list[dict]) -> list[dict[str, Any]]:
         """The labels of one sample of the pipeline, and their probabilities."""
-        from beit_mm.segmentation.segmentor import MAX_LOGITS, SlidingSegmentor, confidence_of
+        from beit_mm.segmentation.segmentor import MAX_LOGITS, confidence_of
 
         image = samples[0]['inputs']  # C, h, w; of a multi-scale test a list of views
-        can_be_cut = isinstance(self.model, SlidingSegmentor) and not self.model.align_corners
-        if can_be_cut and self.num_classes * math.prod(image.shape[1:]) > MAX_LOGITS:
+        if self.takes_blocks and self.num_classes * math.prod(image.shape[1:]) > MAX_LOGITS:
             size, seen = samples[0]['data_samples'].ori_shape, tuple(image.shape[1:])
             return [self.predict_blocks(lambda rows, columns: image[:, rows, columns], size, seen)]
         self.model.with_confidence = True

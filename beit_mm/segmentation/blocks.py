@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from mmseg.structures import SegDataSample
 from torch import Tensor
 
+from beit_mm.datasets.reading import MAX_BANDS
 from beit_mm.segmentation.segmentor import MAX_LOGITS, SlidingSegmentor, confidence_of, strip_height, window_intervals
 
 
@@ -55,7 +56,7 @@ def segment_blocks(
         dict(labels=(H, W) as of a SegmentationInferencer; confidence=float16 (H, W)), both 0 where `read` gives None.
     """
     result = dict(labels=np.zeros(size, np.min_scalar_type(classes - 1)), confidence=np.zeros(size, np.float16))
-    cfg, most = model.test_cfg, math.isqrt(MAX_LOGITS // classes)
+    cfg, most = model.test_cfg, math.isqrt(MAX_LOGITS // max(classes, MAX_BANDS))
     rows, columns = map(spans, size, seen, cfg['crop_size'], cfg['stride'], (most, most))
     model.with_confidence = True
     for row, column in bar([(row, column) for row in rows for column in columns]):
@@ -75,10 +76,10 @@ def segment_blocks(
 
 def at_kept_pixels(logits: Tensor, row: Span, column: Span) -> Tensor:
     """Resizes the logits of a block (1, C, h, w) as F.interpolate resizes those of the whole image."""
-    axes = []
     if (row.length, column.length) == (row.seen, column.seen):
         top, left = (span.kept.start - span.read.start for span in (row, column))
         return logits[:, :, top:, left:][:, :, : row.kept.stop - row.kept.start, : column.kept.stop - column.kept.start]
+    axes = []
     for span in (row, column):
         position = torch.arange(span.kept.start, span.kept.stop, dtype=torch.float64) + 0.5
         position = (position * span.seen / span.length).clamp(0.5, span.seen - 0.5) - span.read.start
