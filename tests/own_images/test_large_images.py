@@ -167,11 +167,11 @@ def test_a_large_tiff_that_cannot_be_read_is_named(tmp_path, fault):
     assert {*found} == {'path', 'error'}
 
 
-def test_without_rasterio_a_line_says_what_is_lost(tmp_path, monkeypatch, capsys):
+def test_without_rasterio_a_line_says_what_is_lost(tmp_path, monkeypatch, warnings):
     file = save_tiff(tmp_path / 'place.tif', smooth_pixels(60, 80), **PLACE)
     monkeypatch.setattr('beit_mm.datasets.geotiff.rasterio', None)
     (found,) = segment(save_segmentor(tmp_path / 'model.pth'), file, tmp_path / 'out')
-    assert found['labels'].endswith('place.png') and 'beit_mm[geo]' in ''.join(capsys.readouterr())
+    assert found['labels'].endswith('place.png') and 'beit_mm[geo]' in ' '.join(warnings())
 
 
 def test_unsure_pixels_and_overlays_of_large_images(tmp_path, monkeypatch):
