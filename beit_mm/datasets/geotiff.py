@@ -44,8 +44,11 @@ class Mosaic:
     """A TIFF of `size` that is read in windows of the size `seen`, to which a pipeline resizes it: (height, width)."""
 
     def __init__(self, path: str, loader: Any, steps: Sequence) -> None:
-        self.path, self.loader, self.file = path, loader, open_tiff(path)
-        self.size: tuple[int, int] = self.file.shape
+        self.path, self.loader = path, loader
+        with open_tiff(path) as file:  # closed after each window: else GDAL's cache takes a share of all memory
+            self.size: tuple[int, int] = file.shape
+            self.count, self.dtypes = file.count, {*file.dtypes}
+            self.kinds = tuple(kind.name for kind in file.colorinterp)
         self.seen: Any = size_seen(steps, self.size)
 
     @classmethod
@@ -55,18 +58,17 @@ class Mosaic:
             return None
         with contextlib.suppress(OSError):  # decoding it whole says what is wrong
             mosaic = cls(str(path), loader, steps)
-            pixels, count = math.prod(mosaic.size), mosaic.file.count
-            kinds = tuple(kind.name for kind in mosaic.file.colorinterp)
-            is_usual = isinstance(loader, LoadBands) or (kinds in USUAL_KINDS and {*mosaic.file.dtypes} == {'uint8'})
-            if is_usual and mosaic.seen and min(loader.max_pixels, LARGE // count) < pixels <= MAX_MOSAIC:
+            is_usual = isinstance(loader, LoadBands) or (mosaic.kinds in USUAL_KINDS and mosaic.dtypes == {'uint8'})
+            pixels, limit = math.prod(mosaic.size), min(loader.max_pixels, LARGE // mosaic.count)
+            if is_usual and mosaic.seen and limit < pixels <= MAX_MOSAIC:
                 return mosaic
         return None
 
     def read(self, rows: slice, columns: slice, shape: tuple[int, int], **options: Any) -> np.ndarray:
         """Pixels of the file, resized to `shape`: (h, w, C), 0-255, as the loader gives them."""
         window = Window.from_slices(rows, columns)
-        with unreadable(self.path, Exception):
-            values = self.file.read(window=window, out_shape=(self.file.count, *shape), **options).transpose(1, 2, 0)
+        with unreadable(self.path, Exception), open_tiff(self.path) as file:
+            values = file.read(window=window, out_shape=(self.count, *shape), **options).transpose(1, 2, 0)
             if isinstance(self.loader, LoadBands):
                 return self.loader.scale(values)
             return rgb_array(Image.fromarray(values[..., 0] if values.shape[2] == 1 else np.ascontiguousarray(values)))
@@ -75,8 +77,8 @@ class Mosaic:
         """A window (C, h, w) of what the network sees; None if it has no data."""
         (y, x), shape = np.divide(self.size, self.seen), (rows.stop - rows.start, columns.stop - columns.start)
         window = slice(rows.start * y, rows.stop * y), slice(columns.start * x, columns.stop * x)
-        with unreadable(self.path, Exception):
-            if not self.file.dataset_mask(window=Window.from_slices(*window), out_shape=shape).any():
+        with unreadable(self.path, Exception), open_tiff(self.path) as file:
+            if not file.dataset_mask(window=Window.from_slices(*window), out_shape=shape).any():
                 return None
         pixels = self.read(*window, shape, resampling=Resampling.bilinear)
         return torch.from_numpy(pixels.transpose(2, 0, 1).copy())
