@@ -18,8 +18,8 @@ The plugin:
                     configs, export, inference, inferencers, rebuild, stored_config
     checkpoint/     Weights from any BEiT file into a model and out again, without running what a file holds:
                     checkpoint, convert, description, find, names, read
-    datasets/       Images, their transforms, masks and samplers: image_folder, masking, multi_crop, reading, samplers,
-                    segmentation_folder, transforms
+    datasets/       Images, their transforms, masks and samplers: geotiff, image_folder, masking, multi_crop, reading,
+                    samplers, segmentation_folder, transforms
     engine/         How a run goes: loops, signals, steps, logs, checkpoints, checks, optimizer wrappers, metrics:
                     checkpoints, checks, dino, fit_head, logs, loops, metrics, optim, progress, resuming, signals,
                     steps, unreadable
@@ -28,7 +28,7 @@ The plugin:
                     beit, beit_v2, dalle, dino, discrete_vae, feature_targets, lora, probe, provenance, vit, vqkd,
                     vqkd_training
     segmentation/   Semantic segmentation with MMSegmentation. Outside this folder only functions in apis import mmseg:
-                    heads, mask_head, segmentor
+                    blocks, heads, mask_head, segmentor
 
 The application, which plans, runs and judges trainings on a folder of images:
 

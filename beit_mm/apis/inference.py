@@ -17,10 +17,11 @@ from PIL import Image
 
 from beit_mm import pictures
 from beit_mm.apis.configs import NARROW_PRETRAINING, bundled_config, mask_settings, pipeline_for_size
-from beit_mm.apis.inferencers import ClassificationInferencer
+from beit_mm.apis.inferencers import MAX_SIDE, ClassificationInferencer, reduction
 from beit_mm.apis.rebuild import rebuild_pretrainer
 from beit_mm.checkpoint.checkpoint import Checkpoint, CheckpointInput, PerChannel
 from beit_mm.checkpoint.find import PHOTOS
+from beit_mm.datasets.geotiff import Place
 from beit_mm.datasets.reading import UnreadableImageError
 from beit_mm.datasets.segmentation_folder import IGNORE_INDEX, class_line
 from beit_mm.datasets.transforms import as_size
@@ -97,7 +98,11 @@ def summary_of(result: dict[str, Any]) -> tuple[str, str]:
 
 
 def write_maps(
-    results: Iterable[dict[str, Any]], segmentor: Segmentor, folder: Path, least: float | None
+    results: Iterable[dict[str, Any]],
+    segmentor: Segmentor,
+    folder: Path,
+    least: float | None,
+    confidence_maps: bool = False,
 ) -> list[dict[str, Any]]:
     """Writes the files of `segment`, and returns what it returns; `least` is its `min_confidence`."""
     lines = [class_line(unquoted(name)) for name in segmentor.classes]
@@ -108,12 +113,13 @@ def write_maps(
         lines = ['Number\tName', *(f'{number}\t{line}' for number, line in enumerate(lines))]
     head = ['path', 'labels', 'confidence']
     write_table(folder / CONFIDENCE, head, [])  # first, so that a later call recognises the folder as one of `segment`
-    for name in ('labels', 'overlays'):
+    for name in ('labels', 'overlays', 'confidence')[: 3 if confidence_maps else 2]:
         (folder / name).mkdir(parents=True, exist_ok=True)
     write_lines(folder / 'classes.txt', lines)
     written: list[dict[str, Any]] = []
     rows: list[tuple[str | None, str, str]] = []
     used: set[str] = set()
+    reduced = 0
     for result in results:
         path = result['path']
         if 'error' in result:
@@ -121,36 +127,51 @@ def write_maps(
             rows.append((path, f'unreadable: {result["error"]}', ''))
             continue
         name = unused(Path(path or 'image').stem, '.png', used)
-        written.append(write_map(result, segmentor, folder, name, least))
-        rows.append((path, f'labels/{name}', f'{written[-1]["confidence"]:.3f}'))
+        reduced += reduction(result['labels'].shape) > 1
+        written.append(write_map(result, segmentor, folder, name, least, confidence_maps))
+        rows.append((path, f'labels/{Path(written[-1]["labels"]).name}', f'{written[-1]["confidence"]:.3f}'))
         if written[-1].get('labelled'):
             (folder / 'images').mkdir(exist_ok=True)
             (folder / 'images' / name).with_suffix(Path(path).suffix).symlink_to(Path(path).resolve())
     write_table(folder / CONFIDENCE, head, rows)
+    if reduced:
+        say(f'Overlays of {reduced} large images have at most {MAX_SIDE:,} pixels a side; label maps are in full size.')
     return written
 
 
 def write_map(
-    result: dict[str, Any], segmentor: Segmentor, folder: Path, name: str, least: float | None
+    result: dict[str, Any], segmentor: Segmentor, folder: Path, name: str, least: float | None, confidence_map: bool
 ) -> dict[str, Any]:
     """Writes the label map and overlay of an image; returns what `segment` returns for it."""
-    labels, confidence = result['labels'], result['confidence']
-    files = dict(path=result['path'], labels=str(folder / 'labels' / name), overlay=str(folder / 'overlays' / name))
-    files['confidence'] = float(confidence.mean())
-    colours, shown = np.array(segmentor.palette, np.uint8), labels
+    labels, confidence, image = result['labels'], result['confidence'], result['image']
+    files = dict(path=result['path'], overlay=str(folder / 'overlays' / name))
+    has_free_number = len(segmentor.classes) <= IGNORE_INDEX
+    place = Place(result['path'] if has_free_number else None, labels.shape)
+    place.hide_no_data(labels, IGNORE_INDEX, confidence)
+    files['confidence'] = float(confidence.sum(dtype=np.float64) / max(np.count_nonzero(confidence), 1))
     if least is not None:
-        known = confidence >= least
-        files['labelled'] = float(known.mean())
-        labels, shown = np.where(known, labels, np.uint8(IGNORE_INDEX)), np.where(known, labels, np.int32(-1))
-        # with a shorter palette Pillow would write fewer than 8 bits per pixel
-        colours = np.pad(colours, ((0, 256 - len(colours)), (0, 0)), constant_values=255)
-    image = Image.fromarray(labels)
-    if labels.dtype == np.uint8:
-        image.putpalette(colours.tobytes())
-    image.save(files['labels'])
+        labels[confidence < least] = IGNORE_INDEX
+        files['labelled'] = np.count_nonzero(labels != IGNORE_INDEX) / labels.size
+    # with a shorter palette Pillow would write fewer than 8 bits per pixel
+    colours = np.full((256, 3), 255, np.uint8)
+    colours[: len(segmentor.palette)] = segmentor.palette[:256]
+    files['labels'] = place.write(
+        folder / 'labels' / name, labels, IGNORE_INDEX, colours if labels.dtype == np.uint8 else None
+    )
+    if confidence_map:
+        levels = np.empty(labels.shape, np.uint8)
+        for row, values in zip(levels, confidence, strict=True):  # a large image has no room for all as floats
+            np.rint(values * np.float32(255), out=row, casting='unsafe')
+        files['confidence_map'] = place.write(folder / 'confidence' / name, levels, 0, scale=1 / 255)
+    step = reduction(labels.shape)
+    shown = labels[::step, ::step].astype(np.int32)
+    if has_free_number:
+        shown[shown == IGNORE_INDEX] = -1
+    if image.shape[:2] != shown.shape:
+        image = np.asarray(Image.fromarray(image).reduce(step))
     found, pixels = np.unique(shown[shown >= 0], return_counts=True)
     legend = [(segmentor.classes[label], segmentor.palette[label]) for label in found[pixels.argsort()[::-1]]]
-    pictures.with_legend(overlay(result['image'], shown, segmentor.palette), legend).save(files['overlay'])
+    pictures.with_legend(overlay(image, shown, segmentor.palette), legend).save(files['overlay'])
     return files
 
 

@@ -1,6 +1,7 @@
 """Classifies and segments images with a checkpoint alone."""
 
-from collections.abc import Iterator
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -11,10 +12,19 @@ from mmengine.device import get_device
 
 from beit_mm.apis.rebuild import ConfigInput, rebuild
 from beit_mm.checkpoint.checkpoint import Checkpoint, CheckpointInput, PerChannel
+from beit_mm.datasets.geotiff import Mosaic
+from beit_mm.datasets.reading import UnreadableImageError
 from beit_mm.engine.metrics import TOP, describe
 from beit_mm.errors import CheckpointError
 from beit_mm.features.extractor import Device, Sources
 from beit_mm.precision import inference_autocast
+
+MAX_SIDE = 4000  # pixels of a picture of a large image
+
+
+def reduction(size: Sequence[int]) -> int:
+    """The smallest whole number by which an image of `size` is divided to have at most MAX_SIDE pixels a side."""
+    return -(-max(size) // MAX_SIDE)
 
 
 class Inferencer:
@@ -106,6 +116,7 @@ class SegmentationInferencer(Inferencer):
     """
 
     task, for_task = 'segmentor', 'segmentation'
+    bar: Callable[[list], Iterable] = staticmethod(iter)  # passes on the blocks of a large image, and may count them
 
     def __call__(
         self, images: Sources, on_error: str = 'raise', return_images: bool = False
@@ -115,17 +126,50 @@ class SegmentationInferencer(Inferencer):
         Args:
             images, on_error, return_images: see `ImageReader.results`.
 
+        Large images are segmented in blocks, with the same labels. With rasterio, large TIFFs are read in blocks too,
+        also beyond `max_pixels`; their `image` is one of so many pixels that at most MAX_SIDE remain on a side.
+
         Yields:
             For each image dict(path=its file, None for an array or PIL image; labels=(H, W), indices into `classes` for
             the image as a viewer shows it, uint8, or uint16 for more than 256 classes; confidence=float32 (H, W), the
-            probability of each label).
+            probability of each label; in blocks float16).
         """
-        return self.reader.results(images, self.predict, on_error=on_error, return_images=return_images)
+        for source in self.reader.sources(images):
+            mosaic = None
+            if self.takes_blocks:
+                mosaic = Mosaic.open(source, self.reader.loader, self.reader.prepare.transforms)
+            if mosaic is None:
+                yield from self.reader.results([source], self.predict, 1, on_error, return_images)
+                continue
+            try:
+                result = self.predict_blocks(mosaic.read_seen, mosaic.size, mosaic.seen)
+                if return_images:
+                    result['image'] = mosaic.preview(reduction(mosaic.size))
+            except UnreadableImageError as error:
+                if on_error == 'raise':
+                    raise
+                result = dict(error=str(error))
+            yield dict(result, path=str(source))
+
+    @property
+    def takes_blocks(self) -> bool:
+        from beit_mm.segmentation.segmentor import SlidingSegmentor  # classifiers do not need mmseg
+
+        return isinstance(self.model, SlidingSegmentor) and not self.model.align_corners
+
+    def predict_blocks(self, read: Callable, size: tuple[int, int], seen: tuple[int, int]) -> dict[str, Any]:
+        from beit_mm.segmentation.blocks import segment_blocks
+
+        return segment_blocks(self.model, read, size, seen, self.num_classes, self.bar)
 
     def predict(self, samples: list[dict]) -> list[dict[str, Any]]:
         """The labels of one sample of the pipeline, and their probabilities."""
-        from beit_mm.segmentation.segmentor import confidence_of  # classifiers do not need mmseg
+        from beit_mm.segmentation.segmentor import MAX_LOGITS, confidence_of
 
+        image = samples[0]['inputs']  # C, h, w; of a multi-scale test a list of views
+        if self.takes_blocks and self.num_classes * math.prod(image.shape[1:]) > MAX_LOGITS:
+            size, seen = samples[0]['data_samples'].ori_shape, tuple(image.shape[1:])
+            return [self.predict_blocks(lambda rows, columns: image[:, rows, columns], size, seen)]
         self.model.with_confidence = True
         with torch.no_grad():
             (sample,) = self.model.test_step(pseudo_collate(samples))

@@ -105,6 +105,7 @@ def segment(
     mean: PerChannel = None,
     std: PerChannel = None,
     min_confidence: float | None = None,
+    confidence: bool = False,
 ) -> list[dict[str, Any]]:
     """Names the class of each pixel, with a segmentor or by the most similar labelled patches.
 
@@ -126,11 +127,15 @@ def segment(
         mean, std: see `classify`.
         min_confidence: make `out` a folder that `finetune` reads: pixels whose class is less probable, 0 to 1, are 255
             in the label map, and images/ has links to the images that keep any label.
+        confidence: write confidence/<name>.png too, the probability of each pixel's label times 255.
+
+    Maps of a GeoTIFF are .tif files on the same grid, 255 (confidence 0) where it has no data.
 
     Returns:
         For each image dict(path, labels=file, overlay=file, confidence=mean probability of its pixels' labels; with
-        `labelled` their share in the nearest patches), with `min_confidence` also labelled=share of pixels, 0 to 1.
-        Overlays of many bands show bands 1 to 3. For an unreadable image dict(path, error).
+        `labelled` their share in the nearest patches), with `min_confidence` also labelled=share of pixels, 0 to 1,
+        with `confidence` confidence_map=file. Overlays of many bands show bands 1 to 3. For an unreadable image
+        dict(path, error).
     """
     with quiet():
         folder = Path(out).expanduser()
@@ -159,8 +164,12 @@ def segment(
                 std=std,
             )
         sources = list(segmentor.reader.sources(images))
-        results = with_bar(segmentor(sources, on_error='skip', return_images=True), len(sources))
-        return inference.write_maps(results, segmentor, folder, min_confidence)
+        results = segmentor(sources, on_error='skip', return_images=True)
+        if len(sources) == 1:
+            segmentor.bar = lambda blocks: with_bar(blocks, len(blocks))
+        else:
+            results = with_bar(results, len(sources))
+        return inference.write_maps(results, segmentor, folder, min_confidence, confidence)
 
 
 def check_confidence(least: float | None) -> None:
