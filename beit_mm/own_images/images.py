@@ -72,6 +72,9 @@ class Images:
         """The lines of classes.txt."""
         return [*map(class_line, self.classes)]
 
+    def write_maps(self, lists: Path) -> None:
+        """Draws label maps that are no files yet, for `dataset`."""
+
     def dataset(self, lists: Path, name: str) -> dict[str, Any]:
         """Arguments of a dataset for the list `name` that `write_lists` wrote."""
         root = self.train.root if name == 'train' else self.held_out.root
@@ -157,3 +160,4 @@ def write_lists(images: Images, folder: Path) -> None:
         write_lines(folder / f'{name}.txt', [quoted(path) + labels.get(of, '') for path, of in listed.items()])
     if images.classes:
         write_lines(folder / 'classes.txt', images.class_lines())
+    images.write_maps(folder)

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
+from PIL import Image
 
 from beit_mm.checkpoint.names import preview
 from beit_mm.datasets import reading, segmentation_folder
@@ -17,9 +18,12 @@ from beit_mm.datasets.image_folder import BAND_EXTENSIONS, EXTENSIONS, list_imag
 from beit_mm.datasets.reading import SIDEWAYS, UnreadableImageError, open_image, orientation, read_bands, unreadable
 from beit_mm.datasets.segmentation_folder import IGNORE_INDEX, IMAGES, MAPS, TRAINING
 from beit_mm.errors import UserError
+from beit_mm.files import atomic_file
+from beit_mm.own_images.annotations import Annotations, find_annotations
 from beit_mm.own_images.images import VALIDATION, ImageList, Images, evenly, hold_out
 from beit_mm.terminal import with_bar
 
+DRAWN = 'label_maps'  # folder of maps that were drawn from annotations, beside a run's lists
 MIN_PAIRS = 10  # images with label maps that are needed to learn from
 BESIDE = ('_mask.png', '-mask.png', '_label.png')  # endings of maps that lie beside their images
 READ = (*EXTENSIONS, '.npy')  # endings of images, some of them with many bands
@@ -38,6 +42,9 @@ class LabelMaps(Images):
     notes: list[str]  # what was found, for the user
     colours: list[list[int]] | None  # of the classes, if the maps are read by colour
     bands: dict[str, Any] | None  # arguments of LoadBands, and `mean` and `std`; None: the images are RGB
+    draw: Callable[[str, str], np.ndarray | None] | None = (
+        None  # the map of an image from annotations, where no file has it
+    )
     num_validated: ClassVar[int] = 32
     validation_cost: ClassVar[int] = 6  # several windows, and logits of whole images
 
@@ -55,6 +62,7 @@ class LabelMaps(Images):
 
     def dataset(self, lists: Path, name: str) -> dict[str, Any]:
         part, maps = (self.train, self.maps[0]) if name == 'train' else (self.held_out, self.maps[1])
+        maps = lists / DRAWN if self.draw else maps
         reduced = not self.colours and self.values == [*range(1, len(self.values) + 1)]
         usual = self.colours or reduced or self.values == [*range(len(self.values))]
         return dict(
@@ -67,6 +75,14 @@ class LabelMaps(Images):
             label_values=None if usual else self.values,
         )
 
+    def write_maps(self, lists: Path) -> None:
+        for part in (self.train, self.held_out) if self.draw else ():
+            for path in part.names:
+                file = lists / DRAWN / f'{os.path.splitext(path)[0]}{self.suffix}'
+                if not file.is_file():
+                    with atomic_file(file) as opened:
+                        Image.fromarray(self.draw(str(part.root / path), '')).save(opened, 'PNG')
+
 
 class Legend(NamedTuple):
     """What classes.txt says: names, and the colours or the numbers of the classes, if it gives them."""
@@ -74,6 +90,7 @@ class Legend(NamedTuple):
     names: list[str] | None = None
     colours: list[list[int]] | None = None
     numbers: list[int] | None = None
+    source: str = 'classes.txt'
 
 
 class Meaning(NamedTuple):
@@ -128,14 +145,25 @@ def find_label_maps(
     """
     root = Path(folder).expanduser().resolve(strict=True)
     least = 1 if whole else MIN_PAIRS
-    folders = find_folders(root, least)
+    annotations = find_annotations(root)
+    folders = [(root, root)] if annotations else find_folders(root, least)
     if not folders:
         return None
-    suffix = find_suffix(*folders[0])
+    suffix = '.png' if annotations else find_suffix(*folders[0])
     bands = find_bands(folders[0][0], bands)
-    legend = read_legend(root / 'classes.txt')
-    read = partial(read_pair, by_bands=bands is not None, by_colour=legend.colours is not None, max_pixels=max_pixels)
-    found = [read_maps(*pair, suffix, read) for pair in folders]
+    if annotations:
+        legend = Legend(
+            annotations.classes, None, [*range(len(annotations.classes))], f'the {annotations.format} files'
+        )
+        read = partial(draw_pair, annotations, by_bands=bands is not None, max_pixels=max_pixels)
+        found = [read_maps(root, root, suffix, read, part) for part in annotations.parts]
+        found[0].notes += annotations.notes
+    else:
+        legend = read_legend(root / 'classes.txt')
+        read = partial(
+            read_pair, by_bands=bands is not None, by_colour=legend.colours is not None, max_pixels=max_pixels
+        )
+        found = [read_maps(*pair, suffix, read) for pair in folders]
     notes = [note for maps in found for note in maps.notes]
     train, held_out = share_out(found, whole)
     if len(train.numbers) < least:
@@ -163,6 +191,7 @@ def find_label_maps(
         notes=notes,
         colours=legend.colours,
         bands=None if bands is None else measure_bands([str(train.images / name) for name in train.numbers], bands),
+        draw=read if annotations else None,
     )
 
 
@@ -223,11 +252,11 @@ def meaning_of(legend: Legend, found: Sequence[Maps], pixels: Counter[int], redu
     """The classes of all maps, by the colours or numbers of classes.txt, or by the order of its names."""
     if reduce_zero_label is not None and (legend.colours or legend.numbers):
         has = 'colours' if legend.colours else 'numbers'
-        raise UserError(f'classes.txt has {has}; leave out --reduce-zero-label and --keep-zero-label')
+        raise UserError(f'{legend.source} has {has}; leave out --reduce-zero-label and --keep-zero-label')
     if legend.names and legend.colours:
         return meaning_of_colours(pixels, legend.names, legend.colours)
     if legend.names and legend.numbers:
-        text = f'{len(legend.names)} classes of classes.txt, with its numbers'
+        text = f'{len(legend.names)} classes of {legend.source}, by its numbers'
         return Meaning(legend.names, legend.numbers, text)
     return meaning_of_numbers(found, legend.names, reduce_zero_label)
 
@@ -407,11 +436,11 @@ def find_suffix(images: Path, maps: Path) -> str:
     return suffix
 
 
-def read_maps(images: Path, folder: Path, suffix: str, read: Callable) -> Maps:
-    """Reads the label maps of a folder; `read` is a `read_pair`."""
-    listed = [path for path in list_images(str(images), READ) if images != folder or not path.endswith(BESIDE)]
+def read_maps(images: Path, folder: Path, suffix: str, read: Callable, drawn: Sequence[str] = ()) -> Maps:
+    """Reads the label maps of a folder by a `read_pair`, or those of the images `drawn` by a `draw_pair`."""
+    listed = drawn or [path for path in list_images(str(images), READ) if images != folder or not path.endswith(BESIDE)]
     maps = {path: os.path.splitext(path)[0] + suffix for path in listed}
-    existing = {*list_images(str(folder))}
+    existing = {*maps.values()} if drawn else {*list_images(str(folder))}
     found = Maps(images, folder, {}, Counter(), [])
     left_out: dict[str, list[str]] = defaultdict(list)
     for path, name in with_bar(maps.items(), len(maps)):
@@ -440,9 +469,19 @@ def read_maps(images: Path, folder: Path, suffix: str, read: Callable) -> Maps:
 def read_pair(image: str, file: str, by_bands: bool, by_colour: bool, max_pixels: int) -> np.ndarray | None:
     """The numbers in a label map, see `read_labels`; None if its image, with bands or not, has another size."""
     labels = segmentation_folder.read_labels(file, by_colour, max_pixels)
+    return labels if labels.shape == height_width(image, by_bands, max_pixels) else None
+
+
+def draw_pair(annotations: Annotations, image: str, _: str, by_bands: bool, max_pixels: int) -> np.ndarray | None:
+    """The same of an image with annotations, whose label map is no file yet."""
+    path = os.path.relpath(image, annotations.root)
+    return annotations.draw(path, *height_width(image, by_bands, max_pixels))
+
+
+def height_width(image: str, by_bands: bool, max_pixels: int) -> tuple[int, int]:
+    """The size of an image; without bands as in its header, turned upright."""
     if by_bands:
         height, width = read_bands(image, max_pixels).shape[:2]
-    else:  # the size in the image's header, turned upright
-        with unreadable(image, Exception), open_image(image, max_pixels) as opened:
-            width, height = opened.size[::-1] if orientation(opened) in SIDEWAYS else opened.size
-    return labels if labels.shape == (height, width) else None
+        return height, width
+    with unreadable(image, Exception), open_image(image, max_pixels) as opened:
+        return opened.size if orientation(opened) in SIDEWAYS else opened.size[::-1]
