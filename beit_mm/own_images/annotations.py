@@ -99,6 +99,12 @@ class Files:
         for image in self.images:
             self.named[PurePosixPath(image).stem].append(image)
 
+    @property
+    def have_maps(self) -> bool:
+        """Whether images lie in a folder for label maps."""
+        folders = {folder for image in self.images for folder in os.path.dirname(image).lower().split('/')}
+        return bool(folders & {*map(str.lower, MAPS)})
+
     def ending(self, *endings: str) -> list[str]:
         return [*list_images(str(self.root), endings)]
 
@@ -137,8 +143,7 @@ def words_of(path: str) -> list[str]:
 def find_annotations(root: Path) -> Annotations | None:
     """Finds the polygons and boxes of the images below a folder; None if there are none, or label maps."""
     files = Files(root)
-    folders = {folder for image in files.images for folder in os.path.dirname(image).lower().split('/')}
-    if folders & {*map(str.lower, MAPS)}:
+    if files.have_maps:
         return None
     found, lost, categories = sources_in_coco(files)
     if found or lost:

@@ -43,12 +43,12 @@ class Classification(FineTuning):
     model = 'classifier'
 
     @classmethod
-    def find(cls, record: Record) -> 'Classification':
-        """Finds class folders; refuses options for label maps."""
+    def find(cls, record: Record, table: Images | None = None) -> 'Classification':
+        """Finds class folders, unless a table has the classes; refuses options for label maps."""
         given = [option for name, option in FOR_MAPS.items() if record.options[name] is not None]
         if given:
             raise UserError(f'{record.images} has no label maps; leave out {", ".join(given)}')
-        images = find_images(record.images)
+        images = table or find_images(record.images)
         if not images.classes:
             learned = {*images.train.names.values()} - {''}  # '': images in no folder
             held_out = {*images.held_out.names.values()} - {''}
@@ -70,7 +70,8 @@ class Classification(FineTuning):
     def described(self) -> list[tuple[str, str]]:
         once = 'only the head, on features that are computed once: images are not augmented' if self.fits_head else ''
         imbalance = self.images.imbalance_advice(bool(self.call.balance))
-        return [*super().described(), ('classes', imbalance), ('trained', once)]
+        notes = [('images', note) for note in self.images.notes]
+        return [*super().described(), *notes, ('classes', imbalance), ('trained', once)]
 
     @property
     def validation_cost(self) -> int:

@@ -5,7 +5,7 @@ import random
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
@@ -36,6 +36,7 @@ class Images:
     train: ImageList
     held_out: ImageList
     classes: list[str]
+    notes: list[str] = field(default_factory=list, kw_only=True)  # what was found, for the user
     num_validated: ClassVar[int] = 256  # held-out images that losses are computed on
     validation_cost: ClassVar[int] = 1  # of a held-out image, relative to a training image
 
@@ -66,7 +67,7 @@ class Images:
 
     def identity(self) -> list[Any]:
         """What a resumed run must find again."""
-        return [sorted(self.train.names), sorted(self.held_out.names), self.classes]
+        return [sorted(self.train.names.items()), sorted(self.held_out.names.items()), self.classes]
 
     def class_lines(self) -> list[str]:
         """The lines of classes.txt."""

@@ -30,6 +30,7 @@ from beit_mm.own_images.images import write_lists
 from beit_mm.own_images.pretraining import Pretraining
 from beit_mm.own_images.record import Length, Record
 from beit_mm.own_images.segmentation import Segmentation
+from beit_mm.own_images.tables import find_table
 from beit_mm.own_images.task import Task
 from beit_mm.pictures import read_scalars
 from beit_mm.terminal import quiet, say, typed, without_output
@@ -95,6 +96,7 @@ def finetune(
     seed: int | None = None,
     reduce_zero_label: bool | None = None,
     balance: bool = False,
+    labels: str | None = None,
     bands: str | Sequence[int] | None = None,
     lora: int | None = None,
     freeze: int | str | None = None,
@@ -117,6 +119,8 @@ def finetune(
         reduce_zero_label: whether 0 in label maps marks unlabelled pixels or is a class; by default as classes.txt
             shows.
         balance: show images of small classes more often, with mmengine's ClassBalancedDataset.
+        labels: column of a table (.csv or .tsv in the folder) that has the labels of the images it names; by default
+            the only one that can be meant.
         bands: bands to read, from 0, of images with label maps; by default all if reading as RGB would lose some.
         lora: rank of the matrices that are trained beside the layers of the frozen backbone.
         freeze: number of blocks that are not trained, from the first on, with the embeddings. With 'all' a
@@ -141,10 +145,11 @@ def start(verb: str, arguments: Mapping[str, Any], check: Callable[[Record], Non
 
 
 def find_task(record: Record) -> Task:
-    """The kind of run that a call asks for; for a fine-tuning, the folder's images decide."""
+    """The kind of run that a call asks for; for a fine-tuning, the folder's table or images decide."""
     if record.verb == 'pretrain':
         return Pretraining.find(record)
-    return Segmentation.find(record) or Classification.find(record)
+    table = find_table(record.images, record.options['labels'])
+    return (None if table else Segmentation.find(record)) or Classification.find(record, table)
 
 
 class Run:
