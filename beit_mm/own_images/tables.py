@@ -3,6 +3,7 @@
 import csv
 import io
 import re
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -43,7 +44,7 @@ def find_table(folder: str | Path, column: str | None = None) -> Images | None:
     notes: list[str] = []
     for table in train + val if train else others:
         label = column or label_column(table)
-        if not label and (find_annotations(files.root) or find_images(folder).classes):
+        if not label and has_other_classes(files.root):
             warn(f'{quoted(table.file)} is not read; if a column of it has the labels, give --labels COLUMN')
             return None
         if label not in table.rows[0]:
@@ -57,6 +58,13 @@ def find_table(folder: str | Path, column: str | None = None) -> Images | None:
     return images_of(files.root, labels, splits, notes) if labels else None
 
 
+def has_other_classes(root: Path) -> bool:
+    """Whether annotations or class folders say what is in the images."""
+    with suppress(UserError):
+        return bool(find_annotations(root) or find_images(root).classes)
+    return False
+
+
 def read_table(files: Files, file: str) -> Table | None:
     """Reads a table; None if fewer than half of its rows name images."""
     text = (files.root / file).read_text(encoding='utf-8-sig', errors='surrogateescape')
@@ -64,9 +72,11 @@ def read_table(files: Files, file: str) -> Table | None:
     read = csv.DictReader(io.StringIO(text, newline=''), delimiter=separator, restval='')
     rows = [{(key or '').strip(): str(value).strip() for key, value in row.items()} for row in read]
     sample = evenly(rows, 100)
-    images = {key: [files.image_of(row[key], file) for row in sample] for key in (rows or [{}])[0]}
-    names = max(images, key=lambda key: len(sample) - images[key].count(None), default='')
-    return Table(file, rows, names) if images and 2 * images[names].count(None) <= len(sample) else None
+    if not rows or len(rows[0]) < 2:
+        return None
+    misses = {key: [files.image_of(row[key], file) for row in sample].count(None) for key in rows[0]}
+    names = min(misses, key=lambda key: misses[key])
+    return Table(file, rows, names) if 2 * misses[names] <= len(sample) else None
 
 
 def label_column(table: Table) -> str | None:
