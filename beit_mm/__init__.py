@@ -34,8 +34,8 @@ The application, which plans, runs and judges trainings on a folder of images:
 
     __main__.py     `beit-mm VERB ...`, or `python -m beit_mm`. The options of a verb are the arguments of its function
     own_images/     The application: plans a run on a folder of images, keeps its minutes, and reports whether its
-                    weights are good: classification, images, label_maps, prediction, pretraining, record, report, run,
-                    segmentation, task
+                    weights are good: annotations, classification, images, label_maps, prediction, pretraining, record,
+                    report, run, segmentation, tables, task
 """
 
 from beit_mm.locations import LOCATIONS

@@ -8,8 +8,8 @@ import json
 import os
 import re
 from collections import Counter, defaultdict
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path, PurePosixPath
@@ -24,7 +24,7 @@ from beit_mm.checkpoint.names import preview
 from beit_mm.datasets.image_folder import list_images, read_lines
 from beit_mm.datasets.reading import MAX_PIXELS, ONE_MEGAPIXEL
 from beit_mm.datasets.segmentation_folder import IGNORE_INDEX, MAPS, TRAINING
-from beit_mm.errors import UserError
+from beit_mm.errors import UserError, warn
 from beit_mm.files import quoted
 from beit_mm.own_images.images import TESTING, VALIDATION, evenly
 
@@ -190,29 +190,48 @@ def sources_in_coco(files: Files) -> tuple[dict[str, Source], list[str], list[st
     listed = [file for file in files.ending('.json') if not files.image_of(PurePosixPath(file).stem, file)]
     # beside these may lie the captions and key points of the same images
     for file in [file for file in listed if 'instances' in os.path.basename(file)] or listed:
-        content = json.loads((files.root / file).read_bytes())
+        try:
+            content = json.loads((files.root / file).read_bytes())
+        except ValueError as error:
+            warn(f'{quoted(file)} is left out: {error}')
+            continue
         if not isinstance(content, dict) or not {'images', 'annotations', 'categories'} <= content.keys():
             continue
-        names = {category['id']: str(category['name']) for category in content['categories']}
-        categories |= dict.fromkeys(names.values())
-        objects = defaultdict(list)
-        for each in content['annotations']:
-            objects[each['image_id']].append(each)
-        for entry in content['images']:
-            image = files.image_of(entry['file_name'], file)
+        with well_formed(file, 'COCO'):
+            names = {category['id']: str(category['name']) for category in content['categories']}
+            categories |= dict.fromkeys(names.values())
+            objects = defaultdict(list)
+            for each in content['annotations']:
+                objects[each['image_id']].append(each)
+            entries = [(str(each['file_name']), each, objects[each['id']]) for each in content['images']]
+        for name, *described in entries:
+            image = files.image_of(name, file)
             if image is None:
-                lost.append(entry['file_name'])
+                lost.append(name)
                 continue
             if image in found:
                 raise UserError(f'{quoted(found[image].file)} and {quoted(file)} both have {quoted(image)}; keep one')
-            found[image] = Source(file, (entry, objects[entry['id']], names))
+            found[image] = Source(file, (*described, names))
     return found, lost, [*categories]
+
+
+@contextmanager
+def well_formed(file: str, format: str) -> Iterator[None]:
+    """Names the file whose content cannot be read."""
+    try:
+        yield
+    except UserError:
+        raise
+    except DAMAGE as error:
+        raise UserError(f'{quoted(file)} is damaged as {format}: {error!r}; repair or remove it') from error
 
 
 def yolo_names(files: Files) -> list[str]:
     """The names of YOLO's classes, if a file has them."""
     for file in files.ending('.yaml', '.yml'):
-        content = yaml.safe_load((files.root / file).read_bytes())
+        content = None
+        with suppress(yaml.YAMLError):  # of something else
+            content = yaml.safe_load((files.root / file).read_bytes())
         if isinstance(content, dict) and content.get('names'):
             names = content['names']
             return [str(names[key]) for key in sorted(names)] if isinstance(names, dict) else [*map(str, names)]
@@ -225,13 +244,16 @@ def annotations_of(
     files: Files, format: str, sources: dict[str, Source], lost: list[str], read: Reader, order: Sequence[str] = ()
 ) -> Annotations:
     """Reads all shapes once, for the classes, in their given or sorted order, and for the notes."""
+    stems = Counter(os.path.splitext(image)[0] for image in sources)
+    if twice := [image for image in sources if stems[os.path.splitext(image)[0]] > 1]:
+        raise UserError(
+            f'{preview(map(quoted, twice))} in {files.root} differ only in their endings; rename or remove some'
+        )
     counts: Counter[str] = Counter()
     boxes = empty = bare = 0
     for source in sources.values():
-        try:
+        with well_formed(source.file, format):
             shapes, _ = read(source.content, 1, 1)
-        except DAMAGE as error:
-            raise UserError(f'{quoted(source.file)} is damaged as {format}: {error!r}; repair or remove it') from error
         drawn = [shape for shape in shapes if shape.area > 0]
         counts.update(shape.name for shape in drawn)
         boxes += sum(shape.is_box for shape in drawn)

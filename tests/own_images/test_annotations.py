@@ -181,3 +181,27 @@ def test_yolo_in_pixels_is_refused_and_images_without_a_file_are_background(tmp_
     (tmp_path / 'data/train/labels/3.txt').write_text('0 30 20 10 10\n')
     with pytest.raises(UserError, match='3.txt is damaged'):
         find_label_maps(tmp_path / 'data')
+
+
+def test_other_files_beside_images_mean_nothing_and_label_maps_come_first(tmp_path):
+    make_photos(tmp_path / 'a')
+    for name, text in {
+        'a.json': '{',
+        'b.json': '[]',
+        'c.yaml': '{',
+        '0.txt': 'a photo of 2 dogs',
+        '0.xml': '<x/>',
+    }.items():
+        (tmp_path / 'a' / name).write_text(text)
+    assert find_annotations(tmp_path / 'a') is None
+    make_coco(tmp_path / 'b')
+    assert find_annotations(tmp_path / 'b')
+    make_photos(tmp_path / 'b/masks')
+    assert find_annotations(tmp_path / 'b') is None
+
+
+def test_images_that_would_share_a_map_are_refused(tmp_path):
+    make_yolo(tmp_path)
+    Image.new('RGB', (9, 9)).save(tmp_path / 'train/images/3.png')
+    with pytest.raises(UserError, match='3.jpg, .*3.png'):
+        find_annotations(tmp_path)
