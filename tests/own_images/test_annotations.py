@@ -205,3 +205,16 @@ def test_images_that_would_share_a_map_are_refused(tmp_path):
     Image.new('RGB', (9, 9)).save(tmp_path / 'train/images/3.png')
     with pytest.raises(UserError, match='3.jpg, .*3.png'):
         find_annotations(tmp_path)
+
+
+def test_a_later_call_draws_only_what_is_missing(tmp_path):
+    make_labelme(tmp_path / 'data')
+    found = find_label_maps(tmp_path / 'data')
+    name, other = [*found.train.names][:2]
+    drawn(found, tmp_path / 'lists', 'train')
+    files = [(tmp_path / 'lists/label_maps' / image).with_suffix('.png') for image in (name, other)]
+    files[0].unlink()
+    Image.new('L', (WIDTH, HEIGHT), 1).save(files[1])
+    maps = drawn(found, tmp_path / 'lists', 'train')
+    np.testing.assert_array_equal(maps[name], expected())
+    assert (maps[other] == 1).all()
