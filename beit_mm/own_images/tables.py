@@ -35,14 +35,10 @@ def find_table(folder: str | Path, column: str | None = None) -> Images | None:
     files = Files(Path(folder).expanduser().resolve(strict=True))
     if files.have_maps and not column:
         return None
-    tables = [table for file in files.ending('.csv', '.tsv') if (table := read_table(files, file))]
-    train, val, others = ([each for each in tables if split_of(each.file) == split] for split in ('train', 'val', ''))
-    if len(train or others) > 1:
-        raise UserError(f'{preview(quoted(each.file) for each in train or others)} all name images; keep one of them')
     labels: dict[str, str] = {}
     splits: dict[str, str] = {}
     notes: list[str] = []
-    for table in train + val if train else others:
+    for table in tables_of(files):
         label = column or label_column(table)
         if not label and has_other_classes(files.root):
             warn(f'{quoted(table.file)} is not read; if a column of it has the labels, give --labels COLUMN')
@@ -56,6 +52,15 @@ def find_table(folder: str | Path, column: str | None = None) -> Images | None:
     if column and not labels:
         raise UserError(f'--labels {column}: no .csv or .tsv file in {str(folder)!r} names its images; leave it out')
     return images_of(files.root, labels, splits, notes) if labels else None
+
+
+def tables_of(files: Files) -> list[Table]:
+    """The table that names images, or those for training and validation."""
+    tables = [table for file in files.ending('.csv', '.tsv') if (table := read_table(files, file))]
+    train, val, others = ([each for each in tables if split_of(each.file) == split] for split in ('train', 'val', ''))
+    if len(train or others) > 1:
+        raise UserError(f'{preview(quoted(each.file) for each in train or others)} all name images; keep one of them')
+    return train + val if train else others
 
 
 def has_other_classes(root: Path) -> bool:
@@ -84,18 +89,28 @@ def label_column(table: Table) -> str | None:
     others = [key for key in table.rows[0] if key != table.names and key.lower() not in SPLIT_COLUMNS]
     if {'xmin', 'ymin'} <= {key.lower() for key in others}:
         raise UserError(f'{quoted(table.file)} has boxes; export them as COCO, YOLO or Pascal VOC')
-    if len(others) > 1 and all({row[key] for row in table.rows} <= {'0', '1'} for key in others):  # one for each class
-        for row in table.rows:
-            row['label'] = '|'.join(key for key in others if row[key] == '1')
-        return 'label'
+    if len(others) > 1 and {row[key] for row in table.rows for key in others} == {'0', '1'}:
+        return join_columns(table.rows, others)
     known = [key for key in others if key.lower() in LABEL_COLUMNS] or others
     return known[0] if len(known) == 1 else None
+
+
+def join_columns(rows: list[dict[str, str]], classes: list[str]) -> str:
+    """Makes one column of labels from a column of 0 and 1 for each class; returns its name."""
+    for row in rows:
+        row['label'] = '|'.join(key for key in classes if row[key] == '1')
+    return 'label'
+
+
+def split_columns(rows: list[dict[str, str]]) -> list[str]:
+    """Columns whose values name splits."""
+    return [key for key in rows[0] if key.lower() in SPLIT_COLUMNS and {row[key].lower() for row in rows} <= {*SPLITS}]
 
 
 def read_labels(files: Files, table: Table, column: str, labels: dict[str, str], splits: dict[str, str]) -> list[str]:
     """Adds the images of a table to `labels` and `splits`; returns notes for the user."""
     file, rows, names = table
-    parts = [key for key in rows[0] if key.lower() in SPLIT_COLUMNS and {row[key].lower() for row in rows} <= {*SPLITS}]
+    parts = split_columns(rows)
     values = {row[column] for row in rows}
     missing = empty = 0
     for row in rows:
@@ -103,8 +118,7 @@ def read_labels(files: Files, table: Table, column: str, labels: dict[str, str],
         if not image or not label:
             missing, empty = missing + (not image), empty + (not label)
             continue
-        several = re.search(r'[|;]', label) or ({*re.split(', ?', label)} - {label}) & values
-        if several or labels.setdefault(image, label) != label:
+        if holds_several(label, values) or labels.setdefault(image, label) != label:
             raise UserError(
                 f'{quoted(file)} gives {quoted(image)} several labels ({quoted(label)}); a classifier has one for each '
                 'image: keep one, or give another column with --labels COLUMN'
@@ -117,6 +131,11 @@ def read_labels(files: Files, table: Table, column: str, labels: dict[str, str],
         f'{empty:,} rows left out, without a label': empty,
     }
     return [note for note, number in notes.items() if number]
+
+
+def holds_several(label: str, labels: set[str]) -> bool:
+    """Whether a cell has several labels; commas may belong to a name, unless a part is a label of its own."""
+    return bool(re.search(r'[|;]', label) or ({*re.split(', ?', label)} - {label}) & labels)
 
 
 def images_of(root: Path, labels: dict[str, str], splits: dict[str, str], notes: list[str]) -> Images:
