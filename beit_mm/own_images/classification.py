@@ -53,13 +53,13 @@ class Classification(FineTuning):
     model = 'classifier'
 
     @classmethod
-    def find(cls, record: Record) -> 'Classification':
-        """Finds class folders; refuses options for label maps."""
+    def find(cls, record: Record, table: Images | None = None) -> 'Classification':
+        """Finds class folders, unless a table has the classes; refuses options for label maps."""
         given = [option for name, option in FOR_MAPS.items() if record.options[name] is not None]
         if given:
             raise UserError(f'{record.images} has no label maps; leave out {", ".join(given)}')
         fits_head = record.options['freeze'] == ALL
-        images = find_images(record.images, record.options['classes'], fits_head=fits_head)
+        images = table or find_images(record.images, record.options['classes'], fits_head=fits_head)
         if fits_head:
             images.train = in_turn(images.train)
         if not images.classes:

@@ -71,7 +71,7 @@ class Images:
 
     def identity(self) -> list[Any]:
         """What a resumed run must find again."""
-        return [sorted(self.train.names), sorted(self.held_out.names), self.classes]
+        return [sorted(self.train.names.items()), sorted(self.held_out.names.items()), self.classes]
 
     def named_classes(self) -> str:
         """The first classes, for the plan, each with its number of images to learn from."""
@@ -80,6 +80,9 @@ class Images:
     def class_lines(self) -> list[str]:
         """The lines of classes.txt."""
         return [*map(class_line, self.classes)]
+
+    def write_maps(self, lists: Path) -> None:
+        """Draws label maps that are no files yet, for `dataset`."""
 
     def dataset(self, lists: Path, name: str) -> dict[str, Any]:
         """Arguments of a dataset for the list `name` that `write_lists` wrote."""
@@ -183,6 +186,7 @@ def write_lists(images: Images, folder: Path, num_validated: int = 256) -> None:
         write_lines(folder / f'{name}.txt', [quoted(path) + labels.get(of, '') for path, of in listed.items()])
     if images.classes:
         write_lines(folder / 'classes.txt', images.class_lines())
+    images.write_maps(folder)
 
 
 def read_names(folder: Path, *names: str) -> list[str]:

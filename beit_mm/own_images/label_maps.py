@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+from PIL import Image
 
 from beit_mm.checkpoint.names import preview
 from beit_mm.datasets import reading, segmentation_folder
@@ -17,20 +18,33 @@ from beit_mm.datasets.image_folder import BAND_EXTENSIONS, list_images, read_lin
 from beit_mm.datasets.reading import SIDEWAYS, UnreadableImageError, open_image, orientation, read_bands, unreadable
 from beit_mm.datasets.segmentation_folder import IGNORE_INDEX, label_map_name
 from beit_mm.errors import UserError
-from beit_mm.files import quoted
+from beit_mm.files import atomic_file, quoted
+from beit_mm.own_images.annotations import Annotations, find_annotations
 from beit_mm.own_images.images import MAX_NAMED, ImageList, Images, evenly, hold_out
 from beit_mm.own_images.label_values import (
     IDS,
     TRAIN_IDS,
+    Legend,
     Meaning,
     meaning_of,
     meaning_of_dataset,
     read_legend,
     unlabelled,
 )
-from beit_mm.own_images.layouts import BESIDE, EXPECTED, READ, Suffixes, count_suffixes, find_map_folders, some
+from beit_mm.own_images.layouts import (
+    BESIDE,
+    EXPECTED,
+    READ,
+    Suffixes,
+    count_suffixes,
+    existing_folder,
+    find_map_folders,
+    some,
+    unwrapped,
+)
 from beit_mm.terminal import with_bar
 
+DRAWN = 'label_maps'  # folder of maps that were drawn from annotations, beside a run's lists
 MIN_PAIRS = 10  # images with label maps that are needed to learn from
 MAX_MEASURED = 100  # images that statistics of bands are taken from
 UPRIGHT, AS_STORED, EITHER = 'upright', 'as stored', 'either'
@@ -46,6 +60,7 @@ class LabelMaps(Images):
     colours: list[list[int]] | None  # of the classes, if the maps are read by colour
     bands: dict[str, Any] | None  # arguments of LoadBands, and `mean` and `std`; None: the images are RGB
     reading: dict[str, bool]  # `nearest_value` and `turn_maps` of SegmentationFolder
+    annotations: Annotations | None = None  # that the maps are drawn from; None: they are files
     subject = 'labels'
 
     def __str__(self) -> str:
@@ -68,6 +83,7 @@ class LabelMaps(Images):
 
     def dataset(self, lists: Path, name: str) -> dict[str, Any]:
         part, maps = (self.train, self.maps[0]) if name == 'train' else (self.held_out, self.maps[1])
+        maps = lists / DRAWN if self.draw else maps
         reduced = not self.colours and self.values == [*range(1, len(self.values) + 1)]
         usual = self.colours or reduced or self.values == [*range(len(self.values))]
         return dict(
@@ -81,6 +97,15 @@ class LabelMaps(Images):
             label_values=None if usual else self.values,
             **self.reading,
         )
+
+    def write_maps(self, lists: Path) -> None:
+        for part in (self.train, self.held_out) if self.annotations else ():
+            for path in part.names:
+                file = lists / DRAWN / label_map_name(path, *self.suffixes)
+                if not file.is_file():
+                    pair = draw_pair(self.annotations, str(part.root / path), '', reading.MAX_PIXELS)
+                    with atomic_file(file) as opened:
+                        Image.fromarray(pair.labels).save(opened, 'PNG')
 
 
 @dataclass
@@ -138,16 +163,26 @@ def find_label_maps(
         UserError: images and maps do not fit together, or nothing shows what 0 means.
     """
     least = 1 if whole else MIN_PAIRS
-    layout = find_map_folders(folder, least, maps)
-    if not layout:
+    root = unwrapped(existing_folder(folder))
+    if annotations := None if maps else find_annotations(root):
+        read = partial(draw_pair, annotations, max_pixels=max_pixels)
+        numbers = [*range(len(annotations.classes))]
+        legend = Legend(annotations.classes, None, numbers, f'the {annotations.format} files')
+        suffixes, bands = Suffixes(None, '.png'), None
+        found = [read_maps(root, root, suffixes, read, part) for part in annotations.parts]
+        notes = annotations.notes
+    elif layout := find_map_folders(folder, least, maps):
+        root, folders = layout.root, layout.pairs
+        suffixes, notes = choose_suffixes(*folders[0])
+        bands = find_bands(folders[0][0], bands)
+        legend = read_legend(root / 'classes.txt')
+        by_colour = legend.colours is not None
+        read = partial(read_pair, by_bands=bands is not None, by_colour=by_colour, max_pixels=max_pixels)
+        found = [read_maps(*pair, suffixes, read) for pair in folders]
+        notes = layout.notes + notes
+    else:
         return None
-    root, folders = layout.root, layout.pairs
-    suffixes, suffix_notes = choose_suffixes(*folders[0])
-    bands = find_bands(folders[0][0], bands)
-    legend = read_legend(root / 'classes.txt')
-    read = partial(read_pair, by_bands=bands is not None, by_colour=legend.colours is not None, max_pixels=max_pixels)
-    found = [read_maps(*pair, suffixes, read) for pair in folders]
-    notes = layout.notes + suffix_notes + [note for part in found for note in part.notes]
+    notes = notes + [note for part in found for note in part.notes]
     train, held_out = (None if whole else listed_splits(root, found[0])) or share_out(found, whole)
     if len(train.numbers) < least:
         raise UserError(
@@ -183,6 +218,7 @@ def find_label_maps(
         colours=legend.colours,
         bands=measured,
         reading=dict(nearest_value=meaning.nearest, turn_maps=turn_maps),
+        annotations=annotations,
     )
 
 
@@ -321,15 +357,15 @@ def choose_suffixes(images: Path, maps: Path) -> tuple[Suffixes, list[str]]:
     return suffixes, []
 
 
-def read_maps(images: Path, folder: Path, suffixes: Suffixes, read: Callable) -> Maps:
-    """Reads the label maps of a folder; `read` is a `read_pair`."""
-    listed = [*list_images(str(images), READ)]
+def read_maps(images: Path, folder: Path, suffixes: Suffixes, read: Callable, drawn: Sequence[str] = ()) -> Maps:
+    """Reads the label maps of a folder by a `read_pair`, or those of the images `drawn` by a `draw_pair`."""
+    listed = [*(drawn or list_images(str(images), READ))]
     if images == folder:
         listed = [path for path in listed if not path.endswith(BESIDE)]
     elif images in folder.parents:
         listed = [path for path in listed if not (images / path).is_relative_to(folder)]
     maps = {path: label_map_name(path, *suffixes) for path in listed}
-    existing = {*list_images(str(folder))}
+    existing = {*maps.values()} if drawn else {*list_images(str(folder))}
     found = Maps(images, folder, {}, Counter(), [], {}, Counter())
     left_out: dict[str, list[str]] = defaultdict(list)
     for path, name in with_bar(maps.items(), len(maps)):
@@ -376,3 +412,11 @@ def read_pair(image: str, file: str, by_bands: bool, by_colour: bool, max_pixels
     if stored == upright:
         return Pair(labels, EITHER)
     return Pair(labels, UPRIGHT if labels.shape == upright else AS_STORED)
+
+
+def draw_pair(annotations: Annotations, image: str, _: str, max_pixels: int) -> Pair | None:
+    """The same of an image with annotations, whose label map is no file yet."""
+    with unreadable(image, Exception), open_image(image, max_pixels) as opened:  # reads its header
+        width, height = opened.size[::-1] if orientation(opened) in SIDEWAYS else opened.size
+    labels = annotations.draw(os.path.relpath(image, annotations.root), height, width)
+    return None if labels is None else Pair(labels)

@@ -27,6 +27,7 @@ class Legend(NamedTuple):
     names: list[str] | None = None
     colours: list[list[int]] | None = None
     numbers: list[int] | None = None
+    source: str = 'classes.txt'
 
 
 class Meaning(NamedTuple):
@@ -66,7 +67,7 @@ def meaning_of(
     """
     if reduce_zero_label is not None and (legend.colours or legend.numbers):
         has = 'colours' if legend.colours else 'numbers'
-        raise UserError(f'classes.txt has {has}; leave out --reduce-zero-label and --keep-zero-label')
+        raise UserError(f'{legend.source} has {has}; leave out --reduce-zero-label and --keep-zero-label')
     lossy = suffix.lower().endswith(LOSSY)
     ends = None if legend.colours or legend.numbers else soft_ends(pixels, legend.names, lossy)
     if lossy and not ends:
@@ -74,7 +75,7 @@ def meaning_of(
     if legend.names and legend.colours:
         return meaning_of_colours(pixels, legend.names, legend.colours)
     if legend.names and legend.numbers:
-        text = f'{len(legend.names)} classes of classes.txt, with its numbers'
+        text = f'{len(legend.names)} classes of {legend.source}, with its numbers'
         return Meaning(legend.names, legend.numbers, text)
     if not ends:
         return meaning_of_numbers(held, legend.names, reduce_zero_label)

@@ -35,6 +35,7 @@ from beit_mm.own_images.look import sizes_of
 from beit_mm.own_images.pretraining import Pretraining
 from beit_mm.own_images.record import Length, Record
 from beit_mm.own_images.segmentation import Segmentation
+from beit_mm.own_images.tables import find_table
 from beit_mm.own_images.task import Task
 from beit_mm.pictures import read_scalars
 from beit_mm.terminal import quiet, say, typed, without_output
@@ -102,6 +103,7 @@ def finetune(
     balance: bool = False,
     classes: Sequence[str] | None = None,
     maps: str | None = None,
+    labels: str | None = None,
     bands: str | Sequence[int] | None = None,
     lora: int | None = None,
     freeze: int | str | None = None,
@@ -128,6 +130,8 @@ def finetune(
         balance: show images of small classes more often, with mmengine's ClassBalancedDataset.
         classes: folders that are classes, such as cat,dog; by default all that are no parts such as train and test.
         maps: folder of the label maps, relative to `images`; by default it is found by its name or files.
+        labels: column of a table (.csv or .tsv in the folder) that has the labels of the images it names; by default
+            the only one that can be meant.
         bands: bands to read, from 0, of images with label maps; by default all if reading as RGB would lose some.
         lora: rank of the matrices that are trained beside the layers of the frozen backbone.
         freeze: number of blocks that are not trained, from the first on, with the embeddings. With 'all' a
@@ -157,14 +161,15 @@ def start(verb: str, arguments: Mapping[str, Any], check: Callable[[Record], Non
 
 
 def find_task(record: Record) -> Task:
-    """The kind of run that a call asks for; for a fine-tuning, the folder's images decide.
+    """The kind of run that a call asks for; for a fine-tuning, the folder's table or images decide.
 
     What was held out from the run that it begins with stays held out.
     """
     if record.verb == 'pretrain':
         task: Task = Pretraining.find(record)
     else:
-        task = Segmentation.find(record) or Classification.find(record)
+        table = find_table(record.images, record.options['labels'])
+        task = (None if table else Segmentation.find(record)) or Classification.find(record, table)
     init = Path(str(record.options['init']))
     for folder in (init, *init.parents[:2]) if init.is_absolute() else ():  # a run's folder, or a checkpoint in it
         keep_split(task.images, folder / 'lists')

@@ -2,7 +2,7 @@
 
 from collections import defaultdict
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -13,7 +13,7 @@ import numpy as np
 from beit_mm.datasets.reading import UnreadableImageError
 from beit_mm.datasets.segmentation_folder import SegmentationFolder
 from beit_mm.files import quoted
-from beit_mm.own_images.images import evenly, write_lists
+from beit_mm.own_images.images import ImageList, evenly, write_lists
 from beit_mm.own_images.label_maps import LabelMaps
 
 MAX_MEASURED = 30  # label maps whose objects are measured
@@ -69,12 +69,14 @@ class Scale:
 def measure(images: LabelMaps) -> Sizes:
     """Measures some of the images to learn from, evenly spread."""
     sizes, areas = [], defaultdict(list)
+    chosen = ImageList(images.train.root, dict(evenly(images.train.names.items(), MAX_MEASURED)))
+    images = replace(images, train=chosen, held_out=ImageList(images.held_out.root, {}))
     load = images.bands['load'] if images.bands else dict(type='beit_mm.LoadImage')
     with TemporaryDirectory() as lists:
         write_lists(images, Path(lists))
         steps = [load, dict(type='beit_mm.LoadAnnotation')]
         dataset = SegmentationFolder(**images.dataset(Path(lists), 'train'), pipeline=steps, test_mode=True)
-        for index in evenly(range(len(dataset)), MAX_MEASURED):
+        for index in range(len(dataset)):
             try:
                 labels = dataset[index]['gt_seg_map']
             except UnreadableImageError:

@@ -15,7 +15,7 @@ MAX_LINES = 550  # of a file, to be read in one sitting
 MAX_PLUGIN, MAX_APPLICATION, MAX_TESTS = 14_300, 3_900, 21_000
 # pyproject.toml's dependencies by import name, with what mmcv and mmengine bring; then what a function can do without.
 KNOWN = {'beit_mm', 'mmengine', 'mmcv', 'mmpretrain', 'mmseg', *sys.stdlib_module_names}
-KNOWN |= set('torch torchvision numpy PIL scipy safetensors matplotlib tensorboard cv2 rich'.split())
+KNOWN |= set('torch torchvision numpy PIL scipy safetensors matplotlib tensorboard cv2 rich yaml'.split())
 KNOWN |= {
     'onnx',
     'onnxruntime',

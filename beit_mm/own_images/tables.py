@@ -1,0 +1,157 @@
+"""The classes of images in a table: one of its columns names images, another has their labels."""
+
+import csv
+import io
+import re
+from contextlib import suppress
+from pathlib import Path
+from typing import NamedTuple
+
+from beit_mm.checkpoint.names import preview
+from beit_mm.errors import UserError, warn
+from beit_mm.files import quoted
+from beit_mm.own_images.annotations import SPLIT_OF, Files, find_annotations, shared_out, split_of
+from beit_mm.own_images.images import MIN_IMAGES, ImageList, Images, evenly, find_images, hold_out
+
+LABEL_COLUMNS, SPLIT_COLUMNS = ('label', 'labels', 'class', 'category', 'target'), ('split', 'set', 'subset', 'fold')
+
+
+class Table(NamedTuple):
+    file: str  # relative to the folder
+    rows: list[dict[str, str]]
+    names: str  # the column that names images
+
+
+def find_table(folder: str | Path, column: str | None = None) -> Images | None:
+    """Finds the images that a table in a folder labels, and holds some out; None without such a table.
+
+    Args:
+        folder: of images and of one table, or of two for splits, such as train.csv and val.csv.
+        column: the labels; None: the only column that can be meant.
+
+    Raises:
+        UserError: it cannot be told which table or column is meant, or images have several labels.
+    """
+    files = Files(Path(folder).expanduser().resolve(strict=True))
+    if files.have_maps and not column:
+        return None
+    labels: dict[str, str] = {}
+    splits: dict[str, str] = {}
+    notes: list[str] = []
+    for table in tables_of(files):
+        label = column or label_column(table)
+        if not label and has_other_classes(files.root):
+            warn(f'{quoted(table.file)} is not read; if a column of it has the labels, give --labels COLUMN')
+            return None
+        if label not in table.rows[0]:
+            raise UserError(
+                f'{quoted(table.file)} has the columns {", ".join(map(quoted, table.rows[0]))}; say which one has the '
+                'labels: --labels COLUMN'
+            )
+        notes += read_labels(files, table, label, labels, splits)
+    if column and not labels:
+        raise UserError(f'--labels {column}: no .csv or .tsv file in {str(folder)!r} names its images; leave it out')
+    return images_of(files.root, labels, splits, notes) if labels else None
+
+
+def tables_of(files: Files) -> list[Table]:
+    """The table that names images, or those for training and validation."""
+    tables = [table for file in files.ending('.csv', '.tsv') if (table := read_table(files, file))]
+    train, val, others = ([each for each in tables if split_of(each.file) == split] for split in ('train', 'val', ''))
+    if len(train or others) > 1:
+        raise UserError(f'{preview(quoted(each.file) for each in train or others)} all name images; keep one of them')
+    return train + val if train else others
+
+
+def has_other_classes(root: Path) -> bool:
+    """Whether annotations or class folders say what is in the images."""
+    with suppress(UserError):
+        return bool(find_annotations(root) or find_images(root).classes)
+    return False
+
+
+def read_table(files: Files, file: str) -> Table | None:
+    """Reads a table; None if fewer than half of its rows name images."""
+    text = (files.root / file).read_text(encoding='utf-8-sig', errors='surrogateescape')
+    separator = max(',;\t', key=text.partition('\n')[0].count)
+    read = csv.DictReader(io.StringIO(text, newline=''), delimiter=separator, restval='')
+    rows = [{(key or '').strip(): str(value).strip() for key, value in row.items()} for row in read]
+    sample = evenly(rows, 100)
+    if not rows or len(rows[0]) < 2:
+        return None
+    misses = {key: [files.image_of(row[key], file) for row in sample].count(None) for key in rows[0]}
+    names = min(misses, key=lambda key: misses[key])
+    return Table(file, rows, names) if 2 * misses[names] <= len(sample) else None
+
+
+def label_column(table: Table) -> str | None:
+    """The column of labels; None if several can be meant."""
+    others = [key for key in table.rows[0] if key != table.names and key.lower() not in SPLIT_COLUMNS]
+    if {'xmin', 'ymin'} <= {key.lower() for key in others}:
+        raise UserError(f'{quoted(table.file)} has boxes; export them as COCO, YOLO or Pascal VOC')
+    if len(others) > 1 and {row[key] for row in table.rows for key in others} == {'0', '1'}:
+        return join_columns(table.rows, others)
+    known = [key for key in others if key.lower() in LABEL_COLUMNS] or others
+    return known[0] if len(known) == 1 else None
+
+
+def join_columns(rows: list[dict[str, str]], classes: list[str]) -> str:
+    """Makes one column of labels from a column of 0 and 1 for each class; returns its name."""
+    for row in rows:
+        row['label'] = '|'.join(key for key in classes if row[key] == '1')
+    return 'label'
+
+
+def split_columns(rows: list[dict[str, str]]) -> list[str]:
+    """Columns whose values name splits."""
+    return [
+        key for key in rows[0] if key.lower() in SPLIT_COLUMNS and {row[key].lower() for row in rows} <= {*SPLIT_OF}
+    ]
+
+
+def read_labels(files: Files, table: Table, column: str, labels: dict[str, str], splits: dict[str, str]) -> list[str]:
+    """Adds the images of a table to `labels` and `splits`; returns notes for the user."""
+    file, rows, names = table
+    parts = split_columns(rows)
+    values = {row[column] for row in rows}
+    missing = empty = 0
+    for row in rows:
+        image, label = files.image_of(row[names], file), row[column]
+        if not image or not label:
+            missing, empty = missing + (not image), empty + (not label)
+            continue
+        if holds_several(label, values) or labels.setdefault(image, label) != label:
+            raise UserError(
+                f'{quoted(file)} gives {quoted(image)} several labels ({quoted(label)}); a classifier has one for each '
+                'image: keep one, or give another column with --labels COLUMN'
+            )
+        splits[image] = SPLIT_OF[row[parts[0]].lower()] if parts else split_of(file) or split_of(image)
+    notes = {
+        f'{quoted(file)}: images in column {quoted(names)}, labels in column {quoted(column)}': 1,
+        f'splits as in column {quoted("".join(parts[:1]))}': len(parts),
+        f'{missing:,} rows left out, whose images are not there': missing,
+        f'{empty:,} rows left out, without a label': empty,
+    }
+    return [note for note, number in notes.items() if number]
+
+
+def holds_several(label: str, labels: set[str]) -> bool:
+    """Whether a cell has several labels; commas may belong to a name, unless a part is a label of its own."""
+    return bool(re.search(r'[|;]', label) or ({*re.split(', ?', label)} - {label}) & labels)
+
+
+def images_of(root: Path, labels: dict[str, str], splits: dict[str, str], notes: list[str]) -> Images:
+    """The images with their labels: held out as the splits say, else a tenth."""
+    parts, of_test = shared_out(splits)
+    train, *others = (ImageList(root, {image: labels[image] for image in part}) for part in parts)
+    train, held_out = (train, others[0]) if others else hold_out(train)
+    classes = sorted({*train.names.values()})
+    known = ImageList(root, {image: label for image, label in held_out.names.items() if label in classes})
+    if unknown := len(held_out.names) - len(known.names):
+        notes.append(f'{unknown:,} held-out images left out: no image to learn from has their label')
+    if not 1 < len(classes) <= len(train.names) / 2 or len(train.names) < MIN_IMAGES:
+        raise UserError(
+            f'{len(train.names):,} images of {len(classes)} classes to learn from in {str(root)!r} '
+            f'({"; ".join(notes)}); expected at least {MIN_IMAGES}, of 2 classes or more, with several images of each'
+        )
+    return Images(train, known, classes, notes=[*notes, *of_test])

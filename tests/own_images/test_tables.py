@@ -1,0 +1,118 @@
+"""A table of images and labels makes class folders unnecessary; what cannot be told is asked."""
+
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from beit_mm.datasets.image_folder import ImageFolder
+from beit_mm.errors import UserError
+from beit_mm.own_images import tables
+from beit_mm.own_images.images import write_lists
+from beit_mm.own_images.tables import find_table
+
+LABELS = dict(zip([f'i{index}' for index in range(30)], ['cat', 'dog', 'owl'] * 10, strict=True))
+
+
+@pytest.fixture(autouse=True)
+def few(monkeypatch):
+    monkeypatch.setattr(tables, 'MIN_IMAGES', 10)
+
+
+def make(folder: Path, below: str = 'images', **files: str) -> Path:
+    for name in LABELS:
+        (folder / below).mkdir(parents=True, exist_ok=True)
+        Image.fromarray(np.full((4, 4, 3), len(name), np.uint8)).save(folder / below / f'{name}.jpg')
+    for name, text in files.items():
+        (folder / name.replace('_csv', '.csv').replace('_tsv', '.tsv')).write_text(text)
+    return folder
+
+
+def lines(row: Callable[[str, str], str], header: str) -> str:
+    return '\n'.join([header, *(row(name, label) for name, label in LABELS.items())]) + '\n'
+
+
+FORMS = {
+    'ending': lines('{}.jpg,{}'.format, 'image,label'),
+    'no ending': lines('{},{}'.format, 'id,breed'),
+    'path': lines('images/{}.jpg,{}'.format, 'file,class'),
+    'known name among others': lines('{0}.jpg,7,{1},{0}'.format, 'image,age,Label,note'),
+    'semicolons': lines('{}.jpg;{}'.format, 'image;label'),
+    'tabs': lines('{}.jpg\t{}'.format, 'image\tlabel'),
+    'one column a class': lines(
+        lambda name, label: ','.join([name, *(str(int(label == other)) for other in ('owl', 'dog', 'cat'))]),
+        'filename,owl,dog,cat',
+    ),
+}
+
+
+@pytest.mark.parametrize('form', FORMS)
+def test_images_get_the_labels_of_the_table(tmp_path, form):
+    found = find_table(make(tmp_path / 'data', any_csv=FORMS[form]))
+    assert found.classes == ['cat', 'dog', 'owl']
+    assert len(found.train.names) == 27 and Counter(found.held_out.names.values()).total() == 3
+    write_lists(found, tmp_path / 'lists')
+    for name in ('train', 'held_out'):
+        dataset = ImageFolder(**found.dataset(tmp_path / 'lists', name), classes=str(tmp_path / 'lists/classes.txt'))
+        for sample in dataset:
+            assert found.classes[sample['gt_label']] == LABELS[Path(sample['img_path']).stem]
+
+
+def test_splits_by_column_and_by_file(tmp_path):
+    part = {name: 'test' if index > 26 else 'Val' if index > 20 else 'train' for index, name in enumerate(LABELS)}
+    text = lines(lambda name, label: f'{name},{label},{part[name]}', 'image,label,split')
+    found = find_table(make(tmp_path / 'a', any_csv=text))
+    assert {Path(path).stem for path in found.held_out.names} == {name for name in part if part[name] == 'Val'}
+    assert len(found.train.names) == 21 and any('3 images of the test' in note for note in found.notes)
+    rows = FORMS['ending'].splitlines(keepends=True)
+    files = dict(
+        train_csv=''.join(rows[:21]), val_csv=''.join([rows[0], *rows[21:26]]), test_csv=''.join(rows[:1] + rows[26:])
+    )
+    found = find_table(make(tmp_path / 'b', **files))
+    assert (len(found.train.names), len(found.held_out.names)) == (20, 5)
+
+
+def test_what_is_left_out_is_named(tmp_path):
+    found = find_table(make(tmp_path, any_csv=FORMS['ending'] + 'gone.jpg,cat\n'))
+    assert any('1 rows' in note for note in found.notes) and len(found.train.names) == 27
+    (tmp_path / 'any.csv').write_text(FORMS['ending'].replace('i3.jpg,cat', 'i3.jpg,'))
+    assert any('without a label' in note for note in find_table(tmp_path).notes)
+
+
+ASKED = {
+    'two columns': (lines('{0}.jpg,{1},{1}'.format, 'image,dx,site'), 'dx, site'),
+    'several in a cell': (FORMS['ending'].replace('i3.jpg,cat', 'i3.jpg,cat|dog'), 'i3.jpg .*several labels'),
+    'several in quotes': (FORMS['ending'].replace('i3.jpg,cat', 'i3.jpg,"cat, dog"'), 'i3.jpg .*several labels'),
+    'several rows': (FORMS['ending'] + 'i3.jpg,dog\n', 'i3.jpg .*several labels'),
+    'boxes': (lines('{}.jpg,{},1,1,3,3'.format, 'filename,class,xmin,ymin,xmax,ymax'), 'has boxes'),
+    'numbers to predict': (lines('{0}.jpg,{0}'.format, 'image,age'), 'several images of each'),
+}
+
+
+@pytest.mark.parametrize('kind', ASKED)
+def test_what_cannot_be_told_is_asked(tmp_path, kind):
+    text, message = ASKED[kind]
+    with pytest.raises(UserError, match=message):
+        find_table(make(tmp_path, any_csv=text))
+
+
+def test_the_column_may_be_given(tmp_path):
+    folder = make(tmp_path, any_csv=ASKED['two columns'][0])
+    assert find_table(folder, 'site').classes == ['cat', 'dog', 'owl']
+    with pytest.raises(UserError, match='--labels COLUMN'):
+        find_table(folder, 'other')
+
+
+@pytest.mark.parametrize('text', ['a,b\n1,2\n', '', 'image\ni1.jpg\n'])
+def test_other_tables_and_tables_beside_label_maps_mean_nothing(tmp_path, text):
+    assert find_table(make(tmp_path / 'a', any_csv=text)) is None
+    make(tmp_path / 'b', any_csv=FORMS['ending'])
+    assert find_table(make(tmp_path / 'b', 'masks')) is None
+
+
+def test_two_tables_are_refused(tmp_path):
+    with pytest.raises(UserError, match='a.csv, b.csv'):
+        find_table(make(tmp_path, a_csv=FORMS['ending'], b_csv=FORMS['ending']))
