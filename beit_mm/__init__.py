@@ -18,8 +18,8 @@ The plugin:
                     configs, export, inference, inferencers, rebuild, stored_config
     checkpoint/     Weights from any BEiT file into a model and out again, without running what a file holds:
                     checkpoint, convert, description, find, names, read
-    datasets/       Images, their transforms, masks and samplers: geotiff, image_folder, masking, multi_crop, reading,
-                    samplers, segmentation_folder, transforms
+    datasets/       Images, their transforms, masks and samplers: geotiff, image_folder, masking, multi_crop, nodata,
+                    reading, samplers, segmentation_folder, transforms
     engine/         How a run goes: loops, signals, steps, logs, checkpoints, checks, optimizer wrappers, metrics:
                     checkpoints, checks, dino, fit_head, logs, loops, metrics, optim, progress, resuming, signals,
                     steps, unreadable
@@ -34,8 +34,8 @@ The application, which plans, runs and judges trainings on a folder of images:
 
     __main__.py     `beit-mm VERB ...`, or `python -m beit_mm`. The options of a verb are the arguments of its function
     own_images/     The application: plans a run on a folder of images, keeps its minutes, and reports whether its
-                    weights are good: classification, images, label_maps, look, prediction, pretraining, record,
-                    report, run, segmentation, task
+                    weights are good: annotations, classification, images, label_maps, label_values, layouts, look,
+                    prediction, pretraining, record, report, run, scale, segmentation, tables, task
 """
 
 from beit_mm.locations import LOCATIONS
