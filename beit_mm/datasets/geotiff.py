@@ -14,6 +14,7 @@ from mmcv.transforms import Resize
 from PIL import Image
 
 from beit_mm.datasets.reading import LoadBands, LoadImage, open_image, rgb_array, unreadable
+from beit_mm.datasets.transforms import ResizeToScale
 from beit_mm.errors import warn
 
 try:
@@ -50,6 +51,9 @@ class Mosaic:
             self.count, self.dtypes = file.count, {*file.dtypes}
             self.kinds = tuple(kind.name for kind in file.colorinterp)
         self.seen: Any = size_seen(steps, self.size)
+        for step in steps:
+            if isinstance(step, ResizeToScale):
+                step.warn_other_scale(path, *self.size)
 
     @classmethod
     def open(cls, path: Any, loader: Any, steps: Sequence) -> 'Mosaic | None':
@@ -70,7 +74,7 @@ class Mosaic:
         with unreadable(self.path, Exception), open_tiff(self.path) as file:
             values = file.read(window=window, out_shape=(self.count, *shape), **options).transpose(1, 2, 0)
             if isinstance(self.loader, LoadBands):
-                return self.loader.scale(values)
+                return self.loader.scale(values)[0]
             return rgb_array(Image.fromarray(values[..., 0] if values.shape[2] == 1 else np.ascontiguousarray(values)))
 
     def read_seen(self, rows: slice, columns: slice) -> torch.Tensor | None:
@@ -93,7 +97,7 @@ class Mosaic:
 def size_seen(steps: Sequence, size: tuple[int, int]) -> tuple[int, int] | None:
     """The height and width to which steps of a pipeline resize an image; None if they do anything else."""
     for step in steps:
-        if hasattr(step, 'size_of'):
+        if isinstance(step, ResizeToScale):
             size = step.size_of(*size)
         elif isinstance(step, Resize) and step.scale and step.keep_ratio:
             size = rescale_size(size[::-1], step.scale)[::-1]

@@ -187,11 +187,24 @@ class ResizeToScale(BaseTransform):
         return max(1, int(height * scale + 0.5)), max(1, int(width * scale + 0.5))
 
     def transform(self, results: dict) -> dict:
-        size = self.size_of(*results['img'].shape[:2])
-        if self.factor is not None:
-            warn_other_scale(results, self.short_side, self.short_side / self.factor)
-        resize_with_labels(results, size)
+        height, width = results['img'].shape[:2]
+        self.warn_other_scale(results.get('img_path') or 'an image', height, width)
+        resize_with_labels(results, self.size_of(height, width))
         return results
+
+    def warn_other_scale(self, path: str, height: int, width: int) -> None:
+        """Warns about the first image that is more than twice as large, or as small, as those of the training."""
+        if WARNED or self.factor is None or not warns_here():
+            return
+        usual = self.short_side / self.factor
+        if 0.5 < min(height, width) / usual < 2:
+            return
+        WARNED.append(path)
+        warn(
+            f'{quoted(path)}: {height} x {width} pixels, but the model learned from images with a short side of about '
+            f'{usual:.0f}; such images keep the scale of the training, in windows (--short-side {self.short_side} of '
+            'segment shrinks or enlarges them as a whole)'
+        )
 
 
 @TRANSFORMS.register_module()
@@ -248,19 +261,6 @@ def resize_with_labels(results: dict, size: tuple[int, int]) -> None:
             results[name] = mmcv.imresize(results[name], size[::-1], interpolation='nearest')
     factors = tuple(new / old for new, old in zip(size[::-1], sides[::-1], strict=True))
     results.update(img_shape=size, scale=size[::-1], scale_factor=factors, keep_ratio=True)
-
-
-def warn_other_scale(results: dict, short_side: int, usual: float) -> None:
-    """Warns about the first image whose short side is more than twice or less than half of the `usual` one."""
-    height, width = results['img'].shape[:2]
-    if WARNED or 0.5 < min(height, width) / usual < 2 or not warns_here():
-        return
-    WARNED.append(path := results.get('img_path') or 'an image')
-    warn(
-        f'{quoted(path)}: {height} x {width} pixels, but the model learned from images with a short side of about '
-        f'{usual:.0f}; such images keep the scale of the training, in windows (--short-side {short_side} of '
-        'segment shrinks or enlarges them as a whole)'
-    )
 
 
 def cut(image: np.ndarray, box: Box) -> np.ndarray:

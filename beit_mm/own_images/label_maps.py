@@ -83,7 +83,7 @@ class LabelMaps(Images):
 
     def dataset(self, lists: Path, name: str) -> dict[str, Any]:
         part, maps = (self.train, self.maps[0]) if name == 'train' else (self.held_out, self.maps[1])
-        maps = lists / DRAWN if self.draw else maps
+        maps = lists / DRAWN if self.annotations else maps
         reduced = not self.colours and self.values == [*range(1, len(self.values) + 1)]
         usual = self.colours or reduced or self.values == [*range(len(self.values))]
         return dict(
@@ -99,7 +99,9 @@ class LabelMaps(Images):
         )
 
     def write_maps(self, lists: Path) -> None:
-        for part in (self.train, self.held_out) if self.annotations else ():
+        if self.annotations is None:
+            return
+        for part in (self.train, self.held_out):
             for path in part.names:
                 file = lists / DRAWN / label_map_name(path, *self.suffixes)
                 if not file.is_file():

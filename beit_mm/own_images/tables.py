@@ -12,6 +12,7 @@ from beit_mm.errors import UserError, warn
 from beit_mm.files import quoted
 from beit_mm.own_images.annotations import SPLIT_OF, Files, find_annotations, shared_out, split_of
 from beit_mm.own_images.images import MIN_IMAGES, ImageList, Images, evenly, find_images, hold_out
+from beit_mm.own_images.layouts import existing_folder
 
 LABEL_COLUMNS, SPLIT_COLUMNS = ('label', 'labels', 'class', 'category', 'target'), ('split', 'set', 'subset', 'fold')
 
@@ -32,7 +33,7 @@ def find_table(folder: str | Path, column: str | None = None) -> Images | None:
     Raises:
         UserError: it cannot be told which table or column is meant, or images have several labels.
     """
-    files = Files(Path(folder).expanduser().resolve(strict=True))
+    files = Files(existing_folder(folder))
     if files.have_maps and not column:
         return None
     labels: dict[str, str] = {}
@@ -104,9 +105,8 @@ def join_columns(rows: list[dict[str, str]], classes: list[str]) -> str:
 
 def split_columns(rows: list[dict[str, str]]) -> list[str]:
     """Columns whose values name splits."""
-    return [
-        key for key in rows[0] if key.lower() in SPLIT_COLUMNS and {row[key].lower() for row in rows} <= {*SPLIT_OF}
-    ]
+    candidates = [key for key in rows[0] if key.lower() in SPLIT_COLUMNS]
+    return [key for key in candidates if {row[key].lower() for row in rows} <= {*SPLIT_OF}]
 
 
 def read_labels(files: Files, table: Table, column: str, labels: dict[str, str], splits: dict[str, str]) -> list[str]:
