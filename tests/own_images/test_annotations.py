@@ -102,9 +102,7 @@ def drawn(found: LabelMaps, lists: Path, name: str) -> dict[str, np.ndarray]:
     return {image: np.asarray(Image.open((maps / image).with_suffix('.png'))) for image in images if image}
 
 
-@pytest.mark.parametrize(
-    'make, held_out', [(make_coco, 2), (make_yolo, 2), (make_labelme, 1), (make_voc, 1)], ids=lambda value: str(value)
-)
+@pytest.mark.parametrize(('make', 'held_out'), [(make_coco, 2), (make_yolo, 2), (make_labelme, 1), (make_voc, 1)])
 def test_each_format_gives_the_same_pixels(tmp_path, make, held_out):
     make(tmp_path / 'data')
     found = find_label_maps(tmp_path / 'data')
