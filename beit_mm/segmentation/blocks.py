@@ -66,7 +66,7 @@ def segment_blocks(
         logits = model.inference(model.data_preprocessor(dict(inputs=[image]))['inputs'])  # 1, C, h, w
         height = strip_height(classes, column.kept.stop - column.kept.start)
         for top in range(row.kept.start, row.kept.stop, height):
-            strip = row._replace(kept=slice(top, min(top + height, row.kept.stop)))
+            strip = Span(row.length, row.seen, slice(top, min(top + height, row.kept.stop)), row.read)
             scores = at_kept_pixels(logits, strip, column)
             (sample,) = model.postprocess_result(scores, [SegDataSample(metainfo=dict(ori_shape=scores.shape[2:]))])
             result['labels'][strip.kept, column.kept] = sample.pred_sem_seg.data[0].cpu().numpy()

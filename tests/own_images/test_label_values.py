@@ -70,7 +70,7 @@ def test_masks_with_soft_borders_have_two_classes_by_the_nearer_value(make, tmp_
     assert found.values == [0, 255] and len(found.classes) == 2 and found.classes[1] == (names[-5:] or 'foreground')
     assert 'soft borders' in found.notes[0]
     for index, labels in learned(found, tmp_path / 'lists').items():
-        stored = np.asarray(Image.open(tmp_path / found.maps[0] / f'{index}{found.suffix}'))
+        stored = np.asarray(Image.open(tmp_path / found.maps[0] / f'{index}{found.suffixes.maps}'))
         assert np.array_equal(labels, stored > 127)
         assert (labels != (discs([0, 255], index) > 0)).mean() < 0.02
     with pytest.raises(UserError, match='soft borders.*--reduce-zero-label'):
