@@ -76,6 +76,7 @@ class SegmentationFolder(UnlabeledImages):
         img_suffix: end of the images' names that `seg_map_suffix` replaces; None: the extension.
         seg_map_suffix: replaces it in the name of the label map, e.g. '_mask.png'.
         label_values: number of each class in the label maps, if not its index in `classes`; other numbers are ignored.
+        label_map: class of each of `label_values`, where several of them are one class.
         nearest_value: numbers from 0 that no class has are read as the nearest of `label_values`: soft borders.
         turn_maps: label maps are as the image is stored, and are turned by the image's EXIF orientation.
         ann_file, on_error, kwargs: as in UnlabeledImages; an unreadable label map is treated as an unreadable image.
@@ -90,6 +91,7 @@ class SegmentationFolder(UnlabeledImages):
         img_suffix: str | None = None,
         seg_map_suffix: str = '.png',
         label_values: Sequence[int] | None = None,
+        label_map: Sequence[int] | None = None,
         nearest_value: bool = False,
         turn_maps: bool = False,
         **kwargs,
@@ -106,8 +108,9 @@ class SegmentationFolder(UnlabeledImages):
             raise UserError(f'classes has {len(names)} names; expected 1 to {IGNORE_INDEX - 1}')
         if [colours is not None, label_values is not None, reduce_zero_label].count(True) > 1:
             raise UserError('expected only one of colours in classes, label_values and reduce_zero_label=True')
-        if label_values is not None and len({*label_values}) != len(names):
-            raise UserError(f'label_values is {label_values}; expected {len(names)} different numbers')
+        if label_values is not None and len({*label_values}) != len(label_map or names):
+            raise UserError(f'label_values is {label_values}; expected {len(label_map or names)} different numbers')
+        self.label_map = label_map and dict(enumerate(label_map))
         self.label_values = label_values if colours is None else colour_numbers(colours).tolist()
         self.by_colour = colours is not None
         self.img_suffix, self.seg_map_suffix = img_suffix, seg_map_suffix
@@ -145,7 +148,8 @@ class SegmentationFolder(UnlabeledImages):
         sample.update(
             self.reading,
             reduce_zero_label=self._metainfo['reduce_zero_label'],
-            num_classes=len(self._metainfo['classes']),
+            num_classes=len(self.label_map or self._metainfo['classes']),
+            label_map=self.label_map,
         )
         if self.data_prefix.get('seg_map_path') is not None:
             sample['seg_map_path'] = self._label_map(sample['img_path'])

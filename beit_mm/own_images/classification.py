@@ -20,7 +20,7 @@ from beit_mm.checkpoint.names import preview
 from beit_mm.errors import UserError
 from beit_mm.features import evaluation
 from beit_mm.own_images import report
-from beit_mm.own_images.images import Images, find_images, in_turn
+from beit_mm.own_images.images import Images, find_images, in_turn, merge_classes
 from beit_mm.own_images.record import ALL, Record
 from beit_mm.own_images.report import Metric, Metrics, Report
 from beit_mm.own_images.task import NARROW, STARTS, FineTuning, Settings
@@ -62,6 +62,12 @@ class Classification(FineTuning):
         images = table or find_images(record.images, record.options['classes'], fits_head=fits_head)
         if fits_head:
             images.train = in_turn(images.train)
+        if images.classes and record.options['merge']:
+            old = images.classes
+            images.classes, merged = merge_classes(old, old, record.options['merge'])
+            new_of = {name: images.classes[index] for name, index in zip(old, merged, strict=True)}
+            for part in (images.train, images.held_out):
+                part.names.update({path: new_of[name] for path, name in part.names.items()})
         if not images.classes:
             learned = {*images.train.names.values()} - {''}  # '': images in no folder
             held_out = {*images.held_out.names.values()} - {''}

@@ -195,6 +195,26 @@ def read_names(folder: Path, *names: str) -> list[str]:
     return [path for file in files if file.is_file() for _, path, _ in read_list(str(file))]
 
 
+def merge_classes(classes: Sequence[str], numbers: Sequence[object], merge: str) -> tuple[list[str], list[int]]:
+    """Joins classes as `merge` says, see `finetune`: the new names, and for each class the index of its new one."""
+    new_names: dict[str, str] = {}
+    for part in merge.split(';'):
+        name, separator, members = part.partition('=')
+        new_names |= dict.fromkeys(map(str.strip, members.split(',')), name.strip())
+        if not separator or not name.strip():
+            raise UserError(f'--merge is {merge!r}; expected NEW=OLD,OLD,... and ; between several, e.g. "road=1,2,7"')
+    if unknown := new_names.keys() - {*classes} - {*map(str, numbers)}:
+        known = preview(f'{quoted(name)} ({number})' for name, number in zip(classes, numbers, strict=True))
+        raise UserError(f'--merge: there is no class {preview(sorted(unknown))}; expected some of {known}')
+    names = [
+        new_names.get(str(number), new_names.get(name, name)) for name, number in zip(classes, numbers, strict=True)
+    ]
+    merged = [*dict.fromkeys(names)]
+    if len(merged) < 2:
+        raise UserError(f'--merge leaves {len(merged)} class; expected at least two')
+    return merged, [merged.index(name) for name in names]
+
+
 def keep_split(images: Images, lists: Path) -> None:
     """Holds out the images that another run's lists, if they exist, hold out, and none that it learned from."""
     learned, held_out = ({*read_names(lists, name)} for name in ('train', 'held_out'))

@@ -20,7 +20,7 @@ from beit_mm.datasets.segmentation_folder import IGNORE_INDEX, label_map_name
 from beit_mm.errors import UserError
 from beit_mm.files import atomic_file, quoted
 from beit_mm.own_images.annotations import Annotations, find_annotations
-from beit_mm.own_images.images import MAX_NAMED, ImageList, Images, evenly, hold_out
+from beit_mm.own_images.images import MAX_NAMED, ImageList, Images, evenly, hold_out, merge_classes
 from beit_mm.own_images.label_values import (
     IDS,
     TRAIN_IDS,
@@ -56,7 +56,8 @@ class LabelMaps(Images):
 
     maps: tuple[Path, Path]  # folders of label maps: to learn from, and held out
     suffixes: Suffixes  # the end of an image's name, and what replaces it in the name of its map
-    values: list[int]  # number of each class in the maps; other numbers are unlabelled
+    values: list[int]  # numbers of the classes in the maps; other numbers are unlabelled
+    label_map: list[int] | None = None  # class of each number, if several numbers share one
     colours: list[list[int]] | None  # of the classes, if the maps are read by colour
     bands: dict[str, Any] | None  # arguments of LoadBands, and `mean` and `std`; None: the images are RGB
     reading: dict[str, bool]  # `nearest_value` and `turn_maps` of SegmentationFolder
@@ -68,10 +69,13 @@ class LabelMaps(Images):
 
     def identity(self) -> list[Any]:
         colours, readings = ([self.colours] if self.colours else []), [name for name, on in self.reading.items() if on]
-        return [*super().identity(), self.values, *self.suffixes, *colours, *readings]
+        return [*super().identity(), self.values, *self.suffixes, *colours, *readings, *(self.label_map or [])]
 
     def named_classes(self) -> str:
-        marks = self.colours or [[value] for value in self.values]
+        class_of = self.label_map or range(len(self.values))
+        marks: list = self.colours or [[] for _ in self.classes]
+        for value, label in zip(self.values, class_of, strict=True) if not self.colours else ():
+            marks[label].append(value)
         pairs = zip(self.classes, marks, strict=True)
         return preview((f'{quoted(name)} ({" ".join(map(str, mark))})' for name, mark in pairs), MAX_NAMED)
 
@@ -84,8 +88,9 @@ class LabelMaps(Images):
     def dataset(self, lists: Path, name: str) -> dict[str, Any]:
         part, maps = (self.train, self.maps[0]) if name == 'train' else (self.held_out, self.maps[1])
         maps = lists / DRAWN if self.annotations else maps
-        reduced = not self.colours and self.values == [*range(1, len(self.values) + 1)]
-        usual = self.colours or reduced or self.values == [*range(len(self.values))]
+        plain = not self.colours and not self.label_map
+        reduced = plain and self.values == [*range(1, len(self.values) + 1)]
+        usual = self.colours or reduced or (plain and self.values == [*range(len(self.values))])
         return dict(
             data_root='',
             data_prefix=dict(img_path=str(part.root), seg_map_path=str(maps)),
@@ -95,6 +100,7 @@ class LabelMaps(Images):
             classes=str(lists / 'classes.txt'),
             reduce_zero_label=reduced,
             label_values=None if usual else self.values,
+            label_map=self.label_map,
             **self.reading,
         )
 
@@ -150,6 +156,7 @@ def find_label_maps(
     bands: str | Sequence[int] | None = None,
     max_pixels: int = reading.MAX_PIXELS,
     maps: str | None = None,
+    merge: str | None = None,
 ) -> LabelMaps | None:
     """Finds the images and label maps of a folder, and holds some out; None where there are no label maps.
 
@@ -160,6 +167,7 @@ def find_label_maps(
         bands: bands of the images to read, counted from 0, or 'all'; None: all if reading as RGB would lose some.
         max_pixels: limit for an image or map, see LoadImage.
         maps: the folder of label maps, relative to `folder`; None: it is looked for.
+        merge: classes to join, see `finetune`.
 
     Raises:
         UserError: images and maps do not fit together, or nothing shows what 0 means.
@@ -209,13 +217,19 @@ def find_label_maps(
     about = f'{meaning.text}{unlearned(train, held_out, meaning)}; {unlabelled(pixels, meaning, by_colour)}'
     measured = None if bands is None else measure_bands([str(train.images / name) for name in train.numbers], bands)
     notes = [about, *turning, *(measured.pop('notes') if measured else []), *notes]
+    classes, label_map = meaning.classes, None
+    if merge and by_colour:
+        raise UserError('--merge is for label maps with numbers; classes.txt gives colours')
+    if merge:
+        classes, label_map = merge_classes(classes, meaning.values, merge)
     return LabelMaps(
         train.listed(),
         held_out.listed(),
-        meaning.classes,
+        classes,
         maps=(train.folder, held_out.folder),
         suffixes=suffixes,
         values=meaning.values,
+        label_map=label_map,
         notes=notes,
         colours=legend.colours,
         bands=measured,

@@ -104,6 +104,7 @@ def finetune(
     classes: Sequence[str] | None = None,
     maps: str | None = None,
     labels: str | None = None,
+    merge: str | None = None,
     bands: str | Sequence[int] | None = None,
     lora: int | None = None,
     freeze: int | str | None = None,
@@ -132,6 +133,7 @@ def finetune(
         maps: folder of the label maps, relative to `images`; by default it is found by its name or files.
         labels: column of a table (.csv or .tsv in the folder) that has the labels of the images it names; by default
             the only one that can be meant.
+        merge: classes to join, such as "road=1,2,7;car=3,cab": a new name, then numbers in label maps or names.
         bands: bands to read, from 0, of images with label maps; by default all if reading as RGB would lose some.
         lora: rank of the matrices that are trained beside the layers of the frozen backbone.
         freeze: number of blocks that are not trained, from the first on, with the embeddings. With 'all' a

@@ -87,9 +87,8 @@ class Segmentation(FineTuning):
         options = record.options
         if options['classes']:
             return None
-        maps = find_label_maps(
-            record.images, options['reduce_zero_label'], bands=options['bands'], maps=options['maps']
-        )
+        chosen = {name: options[name] for name in ('bands', 'maps', 'merge')}
+        maps = find_label_maps(record.images, options['reduce_zero_label'], **chosen)
         if maps and options['balance']:
             raise UserError(f'{record.images} has label maps; leave out --balance')
         return cls(record, maps) if maps else None

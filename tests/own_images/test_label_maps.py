@@ -338,3 +338,14 @@ def test_a_table_without_a_number_is_refused(folder):
     (folder / 'classes.txt').write_text('Number\tName\n1\ta\ntwo\tb\n')
     with pytest.raises(UserError, match='classes.txt.*Number'):
         find_label_maps(folder)
+
+
+def test_classes_are_merged_by_their_numbers_or_names(folder, tmp_path):
+    found = find_label_maps(folder, merge='warm=red;cold=2,blue')
+    assert found.classes == ['warm', 'cold'] and found.named_classes() == 'warm (1), cold (2 3)'
+    before, after = (pairs(each, tmp_path / name) for each, name in ((find_label_maps(folder), 'a'), (found, 'b')))
+    for (_, labels), (_, merged) in zip(before['train'], after['train'], strict=True):
+        assert np.array_equal(merged, np.array([0, 1, 1, *[255] * 253])[labels])
+    for merge, named in (('warm', 'NEW=OLD'), ('warm=pink', 'pink'), ('all=red,green,blue', '1 class')):
+        with pytest.raises(UserError, match=named):
+            find_label_maps(folder, merge=merge)

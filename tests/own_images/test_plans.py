@@ -12,7 +12,7 @@ import torch
 from calls import call_of, described, task_of
 from helpers import load_config
 from label_maps import make_label_maps
-from labelled import save_backbone
+from labelled import make_images, save_backbone
 from mmengine.config import Config
 from peers import dinov2_layout
 
@@ -25,6 +25,7 @@ from beit_mm.datasets.image_folder import ImageFolder, UnlabeledImages
 from beit_mm.errors import UserError
 from beit_mm.own_images import images as finding
 from beit_mm.own_images import segmentation, task
+from beit_mm.own_images.classification import Classification
 from beit_mm.own_images.images import find_images, write_lists
 from beit_mm.own_images.label_maps import find_label_maps
 from beit_mm.own_images.segmentation import HEADS
@@ -375,3 +376,19 @@ def test_few_images_of_a_class_are_said(tmp_path, monkeypatch, cat, dog, bird, b
     assert [word for word in re.findall(r'\w+', said) if word.isdigit() or word in ('cat', 'dog')] == [*named]
     assert ('--balance' in said) == advised
     assert not described(task_of(images, 'pretrain', device='cpu'), 'balance')
+
+
+def test_class_folders_are_merged(tmp_path, monkeypatch):
+    monkeypatch.setattr(finding, 'MIN_IMAGES', 10)
+    make_images(tmp_path, per_class=12)
+    images = Classification.find(call_of('finetune', tmp_path / 'train', merge='cold=blue,green')).images
+    assert images.classes == ['cold', 'red']
+    assert {path.split('/')[0]: name for path, name in (images.train.names | images.held_out.names).items()} == dict(
+        blue='cold', green='cold', red='red'
+    )
+    write_lists(images, tmp_path / 'lists')
+    settings = dict(images.dataset(tmp_path / 'lists', 'train'), classes=str(tmp_path / 'lists/classes.txt'))
+    labels = {
+        (sample['img_path'].split('/')[-2], sample['gt_label']) for sample in ImageFolder(**settings, pipeline=[])
+    }
+    assert labels == {('blue', 0), ('green', 0), ('red', 1)}
