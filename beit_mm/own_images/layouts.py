@@ -232,6 +232,7 @@ def folders_in(folder: Path, least: int, maps: str | None) -> MapFolders | None:
 
 
 def same_folder(folder: Path, least: int) -> MapFolders | None:
+    """At least so many label maps that lie beside their images."""
     names = list_images(str(folder), READ)
     stems = {os.path.splitext(name)[0] for name in names}
     beside = [name for name in names for end in BESIDE if name.endswith(end) and name[: -len(end)] in stems]
