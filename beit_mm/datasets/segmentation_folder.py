@@ -47,6 +47,12 @@ KINDS = {
     'maps': 'annotations annotation annots annot anndir masks mask labels label labelmaps gt gtfine groundtruth target '
     'targets segmentations segmentation segmentationclass',
 }
+ROLES = {
+    word: (split, kind)
+    for (split, splits), (kind, kinds) in product(SPLITS.items(), KINDS.items())
+    for first, second in product(splits.split(' '), kinds.split(' '))
+    for word in (first + second, second + first)
+}
 NUM_NAMED = 8  # most colours that a message names
 COLOURED_NAME = re.compile(r'(.*\S)\s+(\d{1,3})\s+(\d{1,3})\s+(\d{1,3})')  # a line of classes.txt: `name R G B`
 # Okabe and Ito's colours without black; each further one differs most from all before it, also to the red-green blind
@@ -169,23 +175,19 @@ def label_map_name(image: str, img_suffix: str | None, seg_map_suffix: str) -> s
 
 def role_of(name: str) -> tuple[str, str]:
     """What a folder's name says: its split (a key of SPLITS) and what it holds (of KINDS), such as `train_masks`."""
-    word = re.sub(r'[\W_]|(png|jpg|20\d\d)$', '', name.lower())
-    for (split, splits), (kind, kinds) in product(SPLITS.items(), KINDS.items()):
-        for first, second in product(splits.split(' '), kinds.split(' ')):
-            if word in (first + second, second + first):
-                return split, kind
-    return '', ''
+    return ROLES.get(re.sub(r'[\W_]|(png|jpg|20\d\d)$', '', name.lower()), ('', ''))
 
 
 def check_images_alone(folder: Path) -> None:
     """Refuses a folder that has label maps beside its images, for callers that read each file as an image."""
     for part in (folder, *folder.glob('*/'), *folder.glob('*/*/')):
-        roles = {role_of(path.name): path for path in part.glob('*/')}
-        for split, kind in roles:
-            has_both = kind == 'maps' and ((split, 'images') in roles or (split and (split, '') in roles))
-            if has_both and list_images(str(roles[split, kind])):
+        roles = {role_of(path.name): path for path in part.glob('*') if path.is_dir()}
+        for split in SPLITS:
+            maps = roles.get((split, 'maps'))
+            has_images = (split, 'images') in roles or (split and (split, '') in roles)
+            if maps and has_images and list_images(str(maps)):
                 raise UserError(
-                    f'{roles[split, kind]} has label maps, which would count as images; give the folder of the images'
+                    f'{quoted(str(maps))} has label maps, which would count as images; give the folder of the images'
                 )
 
 

@@ -4,13 +4,12 @@ import os
 import random
 import re
 import shlex
-import statistics
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from difflib import get_close_matches
-from itertools import permutations
+from itertools import product
 from pathlib import Path
 from typing import NamedTuple
 
@@ -31,11 +30,13 @@ SAME_NAMES = 0.8  # share of the files in a folder of label maps that have the n
 FEWER_COLOURS, MAX_COLOURS = 4, 256  # label maps have so many times fewer than photos, and at most so many
 MAX_COMPARED, NUM_OPENED = 5, 8  # folders whose files are compared; files of each that are opened
 EXPECTED = 'expected images/a.jpg and annotations/a.png, or a.jpg and a_mask.png side by side'
+NAMED, CLEAR, UNCLEAR = 'named', 'clear', 'unclear'  # how sure it is that folders hold images and label maps
+Pair = tuple[Path, Path]  # folders of images and of their label maps
 
 
 class MapFolders(NamedTuple):
     root: Path
-    pairs: list[tuple[Path, Path]]  # folders of images and of their maps: to learn from and, if any, held out
+    pairs: list[Pair]  # folders of images and of their maps: to learn from and, if any, held out
     notes: list[str]  # what was assumed
 
 
@@ -87,6 +88,10 @@ def unwrapped(folder: Path) -> Path:
     return unwrapped(child) if child and children(child) else folder
 
 
+def folders_below(folder: Path) -> set[str]:
+    return {*children(unwrapped(folder))}
+
+
 def by_role(folder: Path) -> dict[tuple[str, str], Path]:
     return {role_of(name): path for name, path in reversed(children(folder).items())}
 
@@ -112,19 +117,18 @@ def find_class_folders(folder: str | Path, chosen: Sequence[str] | None = None) 
     root = existing_folder(folder)
     found = class_folders(root)
     if not chosen:
-        found.question = found.question or question_on(found)
         return found
     if not {*chosen} <= {*children(found.train)}:
         found = ClassFolders(unwrapped(root))
     present = {*children(found.train)}
     if unknown := {*chosen} - present:
-        raise UserError(
-            f'--classes: {quoted(str(root))} has no folder {shown(unknown)} with images; it has {shown(present)}'
-        )
+        where = quoted(str(root))
+        raise UserError(f'--classes: {where} has no folder {shown(unknown)} with images; it has {shown(present)}')
     if found.held_out:
         present |= {*children(found.held_out)}
     found.left_out, found.question = present - {*chosen}, ''
-    found.notes += [f'left out, not in --classes: {shown(found.left_out)}'] if found.left_out else []
+    if found.left_out:
+        found.notes.append(f'left out, not in --classes: {shown(found.left_out)}')
     return found
 
 
@@ -133,45 +137,49 @@ def class_folders(folder: Path) -> ClassFolders:
     root = unwrapped(folder)
     splits = splits_of(root)
     others = {*children(root)} - {path.name for path in splits.values()}
-    parts = {name: path for name, path in splits.items() if name != 'train' and {*children(unwrapped(path))} & others}
+    parts = {split: path for split, path in splits.items() if split != 'train' and folders_below(path) & others}
     if 'train' in splits and not parts and (len(splits) > 1 or not others):
         found = class_folders(splits['train'])
         found.notes += [f'not used: {shown(others)}'] if others else []
         return found
     found = ClassFolders(root, left_out={path.name for path in parts.values()})
+    if parts:
+        found.notes.append(f'parts of the data, not classes, because they have class folders: {shown(found.left_out)}')
     if not splits and role_of(folder.name) == ('train', ''):
         parts = splits_of(folder.parent)
-    if 'val' in parts and (not children(root) or {*children(unwrapped(parts['val']))} & {*children(root)}):
-        found.held_out = unwrapped(parts['val'])
-    elif {*parts} - {'train'}:
-        unused = {path.name for split, path in parts.items() if split != 'train'}
-        found.notes.append(f'a tenth of the images is held out; not used: {shown(unused)}')
-    if found.left_out:
-        found.notes.append(f'parts of the data, not classes, because they have class folders: {shown(found.left_out)}')
-    inside = {name for path in parts.values() for name in children(unwrapped(path))}
-    if unclear := {path.name for path in splits.values()} - found.left_out - inside:
-        otherwise = as_classes(others) if others else "call the part to learn from 'train'"
-        found.question = (
-            f'{quoted(str(root))}: {shown(unclear)} may be a class or a part of the data; give '
-            f'{as_classes(others | unclear)} for classes, otherwise {otherwise}'
-        )
+    hold_out_part(found, parts)
+    found.question = question_on(found, {path.name for path in splits.values()})
     return found
 
 
-def question_on(found: ClassFolders) -> str:
-    """Asks for the classes if all folders hold the same folders, or one is called `images`; else ''."""
-    folders = {name: path for name, path in children(found.train).items() if name not in found.left_out}
-    where, classes = quoted(str(found.train)), as_classes(folders)
-    inside = {*children(unwrapped(next(iter(folders.values()))))} if len(folders) > 1 else set()
-    if len(inside) > 1 and all({*children(unwrapped(path))} == inside for path in folders.values()):
-        return (
-            f'{where}: {shown(folders)} all hold {shown(inside)}; give {classes} if the former are classes, or one of '
-            'them as the folder of the images'
-        )
-    called = [name for name in folders if role_of(name) == ('', 'images')]
-    if len(folders) > 1 and called:
-        return f'{where}: {shown(called)} may be a class; give {classes} for classes, --maps FOLDER for label maps'
-    return ''
+def hold_out_part(found: ClassFolders, parts: dict[str, Path]) -> None:
+    """Holds out `val`, unless it has other folders than the part to learn from; a note names what is not used."""
+    classes, val = {*children(found.train)}, parts.get('val')
+    unused = {path.name for split, path in parts.items() if split != 'train'}
+    if val and (not classes or folders_below(val) & classes):
+        found.held_out = unwrapped(val)
+    elif unused:
+        found.notes.append(f'a tenth of the images is held out; not used: {shown(unused)}')
+
+
+def question_on(found: ClassFolders, splits: set[str]) -> str:
+    """Asks whether folders are classes, for example `test`, if nothing shows it; else ''."""
+    names = {*children(found.train)} - found.left_out
+    unclear = (splits & names) - {name for part in found.left_out for name in folders_below(found.train / part)}
+    otherwise = as_classes(names - unclear) if names - unclear else "call the part to learn from 'train'"
+    if not unclear and len(names) > 1:
+        inside = [folders_below(found.train / name) for name in names]
+        if len(inside[0]) > 1 and all(each == inside[0] for each in inside):
+            unclear, otherwise = names, 'one of them as the folder of the images'
+        else:
+            unclear = {name for name in names if role_of(name) == ('', 'images')}
+            otherwise = '--maps FOLDER for label maps'
+    if not unclear:
+        return ''
+    return (
+        f'{quoted(str(found.train))}: {shown(unclear)} may be classes or parts of the data; give {as_classes(names)} '
+        f'for classes, otherwise {otherwise}'
+    )
 
 
 # Label maps
@@ -186,15 +194,12 @@ def find_map_folders(folder: str | Path, least: int = 1, maps: str | None = None
         maps: the folder of label maps, relative to `folder` or to `train` and `val` in it; None: it is looked for.
     """
     root = unwrapped(existing_folder(folder))
-    if (pairs := pairs_of_splits(root)) and maps is None:
+    if maps is None and (pairs := pairs_of_splits(root)):
         return MapFolders(root, pairs, [])
     parts = class_folders(root)  # the same splits as of classes
     found = folders_in(parts.train, least, maps)
     if found is None:
-        if maps is None:
-            return None
-        where = quoted(str(parts.train))
-        raise UserError(f'--maps: {where} has no folder {quoted(maps)}; it has {shown(children(parts.train))}')
+        return None
     if parts.held_out:
         held_out = folders_in(parts.held_out, 1, maps)
         if held_out is None:
@@ -203,7 +208,7 @@ def find_map_folders(folder: str | Path, least: int = 1, maps: str | None = None
     return MapFolders(root, found.pairs, parts.notes + found.notes)
 
 
-def pairs_of_splits(root: Path) -> list[tuple[Path, Path]]:
+def pairs_of_splits(root: Path) -> list[Pair]:
     """Folders called like `train` and `train_masks`, `val` and `val_masks`."""
     roles = by_role(root)
     images = {split: roles.get((split, 'images'), roles.get((split, ''))) for split in ('train', 'val')}
@@ -215,15 +220,19 @@ def folders_in(folder: Path, least: int, maps: str | None) -> MapFolders | None:
     folders = [path for name, path in children(folder).items() if not role_of(name)[0]]
     folders.sort(key=lambda path: role_of(path.name)[1] != 'images')
     folders += [folder] if are_images(os.listdir(folder)) else []
-    if maps is not None:
-        chosen = folder / maps
-        if not chosen.is_dir():
-            return None
-        images = [path for path in folders if path != chosen]
-        images.sort(key=lambda path: not have_same_names(path, chosen))
-        return MapFolders(folder, split_pairs((images or [folder])[0], chosen), [])
-    if found := side_by_side(folder, folders):
-        return found
+    if maps is None:
+        return side_by_side(folder, folders) or same_folder(folder, least)
+    chosen = folder / maps
+    if not chosen.is_dir():
+        where = quoted(str(folder))
+        raise UserError(f'--maps: {where} has no folder {quoted(maps)}; it has {shown(children(folder))}')
+    images = [path for path in folders if path != chosen] or [folder]
+    images.sort(key=lambda path: not have_same_names(path, chosen))
+    return MapFolders(folder, split_pairs(images[0], chosen), [])
+
+
+def same_folder(folder: Path, least: int) -> MapFolders | None:
+    """At least so many label maps that lie beside their images."""
     names = list_images(str(folder), READ)
     stems = {os.path.splitext(name)[0] for name in names}
     beside = [name for name in names for end in BESIDE if name.endswith(end) and name[: -len(end)] in stems]
@@ -232,65 +241,69 @@ def folders_in(folder: Path, least: int, maps: str | None) -> MapFolders | None:
 
 def side_by_side(root: Path, folders: list[Path]) -> MapFolders | None:
     """Folders called like `images` and `annotations`, or with the same file names and far fewer colours in one."""
-    pairs = [*permutations(folders, 2)]
-    named = [pair for pair in pairs if [role_of(path.name)[1] for path in pair] == ['images', 'maps']]
-    compared = {pair: fewer_colours(*pair) for pair in pairs} if len(folders) <= MAX_COMPARED else {}
-    alike = [pair for pair in pairs if pair in named or compared.get(pair, False) is not False]
-    alike = [pair for pair in alike if not named or pair[0] == named[0][0]]  # others may be maps of the named images
-    if not alike:
+    found = possible_pairs(folders)
+    known = [pair for pair in found if pair[1].name.lower() in OF_DATASETS]
+    if not found:
         return None
-    known = [pair for pair in named if pair[1].name.lower() in OF_DATASETS]
-    images, maps = pair = (known or alike)[0]
+    pair = (known or [*found])[0]
     names = {path.name for path in folders if path != root}
-    is_clear = pair in named or compared[pair]
-    if not known and not (is_clear and len(alike) == 1):
-        options = ' or '.join(sorted({f'--maps {shlex.quote(maps.name)}' for _, maps in alike}))
+    if not known and (len(found) > 1 or found[pair] == UNCLEAR):
+        options = ' or '.join(sorted({f'--maps {shlex.quote(maps.name)}' for _, maps in found}))
         raise UserError(
             f'{quoted(str(root))} may hold images and label maps, or classes; give {options} for label maps, '
             f'{as_classes(names)} for classes (pretrain: the folder of the images)'
         )
-    unused = names - {images.name, maps.name}
+    unused = names - {path.name for path in pair}
     notes = [f'in {quoted(root.name)} not used: {shown(unused)}'] if unused else []
-    if pair not in named:
-        why = f'the same file names as in {quoted(images.name)}, few colours'
-        notes.append(f'label maps are in {quoted(maps.name)}: {why}; if these are classes, give {as_classes(names)}')
-    return MapFolders(root, split_pairs(images, maps), notes)
+    images, maps = (quoted(path.name) for path in pair)
+    if found[pair] != NAMED:
+        why = f'the same file names as in {images}, few colours'
+        notes.append(f'label maps are in {maps}: {why}; if these are classes, give {as_classes(names)}')
+    return MapFolders(root, split_pairs(*pair), notes)
 
 
-def split_pairs(images: Path, maps: Path) -> list[tuple[Path, Path]]:
+def possible_pairs(folders: list[Path]) -> dict[Pair, str]:
+    """Pairs of folders that may hold images and their label maps: NAMED, which come first, CLEAR or UNCLEAR."""
+    images, maps = ([path for path in folders if role_of(path.name)[1] == kind] for kind in ('images', 'maps'))
+    found = {pair: NAMED for pair in product(images[:1], maps)}
+    if len(folders) <= MAX_COMPARED:  # other folders may hold maps of the same images
+        pairs = product(images[:1] if found else folders, folders)
+        found |= {pair: compare(*pair) for pair in pairs if pair[0] != pair[1] and pair not in found}
+    return {pair: what for pair, what in found.items() if what}
+
+
+def split_pairs(images: Path, maps: Path) -> list[Pair]:
     """A folder of images and one of maps, or `train` and `val` in each."""
     splits, of_maps = splits_of(images), splits_of(maps)
-    pairs = [(splits[name], of_maps.get(name, maps / splits[name].name)) for name in ('train', 'val') if name in splits]
-    for part, of_part in pairs:
-        if not of_part.is_dir():
-            raise UserError(f'{quoted(str(part))} has no label maps; expected them in {quoted(str(of_part))}')
-    if not pairs and not have_same_names(images, maps):
+    names = [name for name in ('train', 'val') if name in splits]
+    for name in names:
+        if name not in of_maps:
+            raise UserError(f'{quoted(str(splits[name]))} has no label maps in {quoted(str(maps))}')
+    if not names and not have_same_names(images, maps):
         images, maps = only_child(images) or images, only_child(maps) or maps
-    return pairs or [(images, maps)]
+    return [(splits[name], of_maps[name]) for name in names] or [(images, maps)]
 
 
-def fewer_colours(images: Path, maps: Path) -> bool | None:
-    """Whether files have the names and sizes of images and far fewer colours, as label maps have.
+def compare(images: Path, maps: Path) -> str:
+    """Whether files have the names and sizes of images and far fewer colours, as label maps have: CLEAR, UNCLEAR or ''.
 
-    None if they have, but are compressed with losses, or have too many for label maps.
+    It is unclear if they are compressed with losses, or have too many colours for label maps.
     """
     if not have_same_names(images, maps):
-        return False
-    listed = {*list_images(str(maps))}
-    ((suffixes, _),) = count_suffixes(images, some([*listed])).most_common(1)
-    sizes, colours = [], []
+        return ''
+    ((suffixes, _),) = count_suffixes(images, some([*list_images(str(maps))])).most_common(1)
+    colours = []
     for name in some(list_images(str(images)))[:NUM_OPENED]:
         with suppress(UnreadableImageError, OSError):
-            files = images / name, maps / label_map_name(name, *suffixes)
-            of_image, of_map = map(size_and_colours, files)
-            sizes.append(of_image[0] == of_map[0])
-            colours.append((of_image[1], of_map[1]))
-    if not colours or not all(sizes):
-        return False
-    most, least = map(statistics.median, zip(*colours, strict=True))
+            size, of_image = size_and_colours(images / name)
+            size_of_map, of_map = size_and_colours(maps / label_map_name(name, *suffixes))
+            if size != size_of_map:
+                return ''
+            colours.append((of_image, of_map))
+    most, least = np.median(colours, axis=0) if colours else (0, 1)
     if least * FEWER_COLOURS > most:
-        return False
-    return True if least <= MAX_COLOURS and not suffixes.maps.lower().endswith(LOSSY) else None
+        return ''
+    return CLEAR if least <= MAX_COLOURS and not suffixes.maps.lower().endswith(LOSSY) else UNCLEAR
 
 
 def size_and_colours(path: Path) -> tuple[tuple[int, int], int]:

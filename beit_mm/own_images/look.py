@@ -1,17 +1,14 @@
 """Looks at a folder of images before anything is trained: what is understood, and what may be wrong with it."""
 
 import shlex
-import tempfile
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from functools import partial
 from os.path import relpath
 from pathlib import Path
 from typing import NamedTuple
 
-import cv2
 import numpy as np
 from PIL import Image, ImageOps
 
@@ -20,13 +17,15 @@ from beit_mm.checkpoint.names import preview
 from beit_mm.datasets import reading
 from beit_mm.datasets.image_folder import walk
 from beit_mm.datasets.reading import LoadBands, UnreadableImageError, open_image, unreadable
-from beit_mm.datasets.segmentation_folder import IGNORE_INDEX, SegmentationFolder
+from beit_mm.datasets.segmentation_folder import distinct_colours
 from beit_mm.errors import UserError
 from beit_mm.files import file_sha256, quoted
-from beit_mm.own_images.images import FEW, MIN_IMAGES, Images, evenly, find_images, split, write_lists
-from beit_mm.own_images.label_maps import LabelMaps, find_label_maps
+from beit_mm.own_images.images import FEW, Images, evenly, find_images, split
+from beit_mm.own_images.label_maps import MIN_PAIRS, LabelMaps, find_label_maps
 from beit_mm.own_images.layouts import READ, find_class_folders
 from beit_mm.own_images.report import Heading, Part, Picture, write_page
+from beit_mm.own_images.scale import measure, some_samples
+from beit_mm.own_images.tables import find_table
 from beit_mm.pictures import SIDE, with_legend
 from beit_mm.registry import TRANSFORMS
 from beit_mm.terminal import quiet, say, with_bar
@@ -43,12 +42,14 @@ MAX_DISTANCE = 4
 ROWS = 256  # images that are compared with all others at once
 TILE = (SIDE, SIDE)  # width and height of a picture on the page
 MIN_SIDE, MAX_RATIO = 32, 4  # pixels of an image; of its sides to the median
-MAX_MAPS, MAX_IMAGES, MAX_PAIRS = 50, 24, 6  # label maps that are measured; images, and pairs of a kind, that are drawn
+MAX_IMAGES, MAX_PAIRS = 24, 6  # images, and pairs of a kind, that are drawn
 HEADERS = 100  # images whose size is read for the plan of a run
 NO_PHASH = "only equal files are found, not images that look alike: pip install 'beit_mm[look]'"
-OTHER_CLASS = 'images that look like one of another class, so one of the two is in the wrong folder'
-OTHER_PART = 'images that look like one on the other side of the split, so held-out results will be too good'
-REPEATED = 'images that look like another one'
+LOOKALIKES = (
+    'images that look like one of another class, so one of the two is in the wrong folder',
+    'images that look like one on the other side of the split, so held-out results will be too good',
+    'images that look like another one',
+)
 
 
 class Seen(NamedTuple):
@@ -57,7 +58,8 @@ class Seen(NamedTuple):
     path: str
     load: LoadBands | None  # what reads it
     name: str  # relative to the folder, for the user
-    place: tuple[str, bool]  # class, and whether it is held out
+    of_class: str
+    is_held_out: bool
     size: tuple[int, int]  # width and height in pixels, as stored
     stored: str  # 'colour', 'gray', '16-bit gray', or its bands
     faults: list[str]
@@ -90,25 +92,24 @@ def look(images: str | Path, out: str | Path = 'look.html') -> Path:
     with quiet():
         found, refusal = find(folder)
         seen, broken = examine_all(folder, found)
-        understood, following = described(folder, found, seen), commands(folder, found, refusal)
         findings = [Finding('files that cannot be read', broken), *lookalikes(seen)]
         findings += [*odd_files(seen), *odd_classes(found)]
-        classes, pictures = survey_maps(found) if isinstance(found, LabelMaps) else survey_images(found, seen)
-    rows = [(each.text, f'{len(each.names):,}', preview(each.names)) for each in findings if each.names]
+        table, pictures = survey_maps(found) if isinstance(found, LabelMaps) else survey_images(found, seen)
+    findings = [each for each in findings if each.names]
+    understood, following = described(folder, found, seen), commands(folder, found, refusal)
+    rows = [(each.text, f'{len(each.names):,}', preview(each.names)) for each in findings]
     parts: list[Part] = [f'finetune refuses this folder: {refusal}' if refusal else '']
     parts += [Heading('What was understood'), [('what', 'found'), *understood]]
     parts += [Heading('What may be wrong'), [('what', 'number', 'which'), *rows] if rows else 'Nothing was found.']
     for each in findings:
-        parts += [f'{each.text}:' if each.pictures else '', *each.pictures]
-    if following:
-        parts += [Heading('What to run'), *following]
-    parts += [Heading('Some of the images'), *pictures, classes]
+        parts += [f'{each.text}:', *each.pictures] if each.pictures else []
+    parts += [Heading('What to run'), *following] if following else []
+    parts += [Heading('Some of the images'), *pictures, table]
     write_page(Path(out), f'What {folder} holds', parts)
-    said = [('refused', refusal), *understood]
-    said += [('found', f'{what}: {number} ({which})') for what, number, which in rows]
-    for subject, text in [*said, *(('next', command) for command in following)]:
-        if text:
-            say(f'{subject:<11} {text}')
+    lines = [('refused', refusal)] if refusal else []
+    lines += [*understood, *(('found', f'{what}: {number} ({which})') for what, number, which in rows)]
+    for subject, text in [*lines, *(('next', command) for command in following)]:
+        say(f'{subject:<11} {text}')
     return Path(out)
 
 
@@ -121,44 +122,49 @@ def find(folder: Path) -> tuple[Images, str]:
                 return maps, refusal
         except (UserError, OSError) as error:
             refusal = refusal or str(error)
-    train, held_out = split(find_class_folders(folder))
-    if refusal:  # folders of images and of maps, which are not classes
-        return Images(train, held_out, []), refusal
+    if refusal:  # folders of images and of maps are not classes
+        return Images(*split(find_class_folders(folder)), []), refusal
     try:
-        return find_images(folder), ''
+        return find_table(folder) or find_images(folder), ''
     except UserError as error:
-        classes = sorted({*train.names.values()})
-        return Images(train, held_out, [] if '' in classes or len(classes) == 1 else classes), str(error)
+        train, held_out = split(find_class_folders(folder))
+        names = sorted({*train.names.values()})
+        return Images(train, held_out, names if len(names) > 1 and '' not in names else []), str(error)
 
 
 def examine_all(folder: Path, images: Images) -> tuple[list[Seen], list[str]]:
     """Reads each image once; also returns why some cannot be read."""
-    places = {}
-    for part in (images.held_out, images.train):
-        places |= {str(part.root / path): (name, part is not images.train) for path, name in part.names.items()}
     load = TRANSFORMS.build(images.bands['load']) if isinstance(images, LabelMaps) and images.bands else None
+    class_of = {}
+    for part in (images.held_out, images.train):
+        class_of |= {part.root / path: name if images.classes else '' for path, name in part.names.items()}
+    train = {images.train.root / path for path in images.train.names}
+
+    def read(path: Path) -> Seen | str:
+        try:
+            return examine(str(path), load, quoted(relpath(path, folder)), class_of[path], path not in train)
+        except UnreadableImageError as error:
+            return str(error).replace(f'{folder}/', '')
+
     with ThreadPoolExecutor() as pool:
-        found = [*with_bar(pool.map(partial(examine, folder, load), places, places.values()), len(places))]
+        found = [*with_bar(pool.map(read, class_of), len(class_of))]
     return [each for each in found if isinstance(each, Seen)], [each for each in found if isinstance(each, str)]
 
 
-def examine(folder: Path, load: LoadBands | None, path: str, place: tuple[str, bool]) -> Seen | str:
-    """What the checks need of an image; a message if it cannot be read."""
-    try:
-        image, size, stored, faults = read_small(path, load)
-        digest = file_sha256(path)
-    except UnreadableImageError as error:
-        return str(error).replace(f'{folder}/', '')
+def examine(path: str, load: LoadBands | None, name: str, of_class: str, is_held_out: bool) -> Seen:
+    """What the checks need of an image."""
+    image, size, stored, faults = read_small(path, load)
     is_flat = all(low == high for low, high in image.getextrema())
     if is_flat:
         faults.append('images of a single colour')
     if min(size) < MIN_SIDE:
         faults.append(f'images with a side below {MIN_SIDE} pixels')
-    bits = np.unpackbits(np.frombuffer(bytes.fromhex(digest[:16]), np.uint8))  # of equal files
     if phash and not is_flat:
         bits = phash(image).hash.ravel()
+    else:  # the same only for equal files
+        bits = np.unpackbits(np.frombuffer(bytes.fromhex(file_sha256(path)[:16]), np.uint8))
     bits = np.where(bits, 1, -1).astype(np.float32)
-    return Seen(path, load, quoted(relpath(path, folder)), place, size, stored, faults, bits)
+    return Seen(path, load, name, of_class, is_held_out, size, stored, faults, bits)
 
 
 def read_small(path: str, load: LoadBands | None) -> tuple[Image.Image, tuple[int, int], str, list[str]]:
@@ -184,22 +190,18 @@ def read_small(path: str, load: LoadBands | None) -> tuple[Image.Image, tuple[in
 
 def described(folder: Path, images: Images, seen: Sequence[Seen]) -> list[tuple[str, str]]:
     """What was understood of a folder, by subject."""
-    kind, classes = 'images without classes', ''
-    if isinstance(images, LabelMaps):
-        kind, classes = 'images with label maps', preview(images.classes)
-    elif images.classes:
-        kind, classes = 'images in class folders', preview(f'{name} ({n:,})' for name, n in images.learned.items())
+    kind = 'images with classes' if images.classes else 'images without classes'
     is_split = images.held_out.root != images.train.root
-    names = [Path(name) for _, files in walk(str(folder)) for name in files if not name.lower().endswith(READ)]
+    others = [Path(name) for _, files in walk(str(folder)) for name in files if not name.lower().endswith(READ)]
     lines = [
-        ('kind', kind),
+        ('kind', 'images with label maps' if isinstance(images, LabelMaps) else kind),
         ('images', str(images)),
-        ('held out', quoted(relpath(images.held_out.root, folder)) if is_split else 'a tenth of each folder'),
-        ('classes', classes),
+        ('held out', quoted(relpath(images.held_out.root, folder)) if is_split else ''),
+        ('classes', images.named_classes() if images.classes else ''),
         *(('note', note) for note in images.notes),
         ('sizes', sizes([each.size for each in seen])),
         ('stored in', counted(each.stored for each in seen)),
-        ('other files', counted(name.suffix.lower() or str(name) for name in names)),
+        ('other files', counted(name.suffix.lower() or str(name) for name in others)),
         ('note', '' if phash else NO_PHASH),
     ]
     return [(subject, text) for subject, text in lines if text]
@@ -229,69 +231,47 @@ def sizes_of(images: Images) -> str:
 
 def commands(folder: Path, images: Images, refusal: str) -> list[str]:
     """The commands that may follow."""
-    where, use = shlex.quote(str(folder)), 'segment' if isinstance(images, LabelMaps) else 'classify'
-    asked = [option for option in ('--reduce-zero-label', '--keep-zero-label') if option in refusal]
-    if asked:
-        return [f'beit-mm finetune {where} {option} --out run' for option in asked]
+    where, has_maps = shlex.quote(str(folder)), isinstance(images, LabelMaps)
+    if has_maps and len(images.train.names) < MIN_PAIRS:
+        return [f'beit-mm segment demo new_images/ --labelled {where}']
     if refusal:
-        is_small = images.classes and len(images.train.names) < MIN_IMAGES
-        return [f'beit-mm {use} demo new_images/ --labelled {where}'] if is_small else []
+        options = ('--reduce-zero-label', '--keep-zero-label')
+        return [f'beit-mm finetune {where} {option} --out run' for option in options if option in refusal]
     if not images.classes:
         return [f'beit-mm pretrain {where} --out run --minutes 60']
-    return [f'beit-mm finetune {where} --out run --minutes 15', f'beit-mm {use} run new_images/']
+    use = f'beit-mm {"segment" if has_maps else "classify"} run new_images/'
+    return [f'beit-mm finetune {where} --out run --minutes 15', use]
 
 
 def survey_images(images: Images, seen: Sequence[Seen]) -> tuple[Part, list[Picture]]:
     """A table of the classes, and some images of each."""
-    of_class, held_out = defaultdict(list), Counter(images.held_out.names.values())
+    groups, held_out = defaultdict(list), Counter(images.held_out.names.values())
     for each in seen:
-        of_class[each.place[0] if images.classes else ''].append(each)
-    names = evenly(of_class, MAX_IMAGES // 2)
-    shown = [(name or each.name, each) for name in names for each in evenly(of_class[name], MAX_IMAGES // len(names))]
-    rows = [(quoted(name), f'{images.learned[name]:,}', f'{held_out[name]:,}') for name in images.classes]
-    pictures = [Picture(ImageOps.pad(each.image, TILE, color='white'), name) for name, each in shown]
+        groups[each.of_class].append(each)
+    names = evenly(groups, MAX_IMAGES // 2)
+    drawn = [(name or each.name, each) for name in names for each in evenly(groups[name], MAX_IMAGES // len(names))]
+    rows = [(name, f'{images.learned[name]:,}', f'{held_out[name]:,}') for name in images.classes]
+    pictures = [Picture(ImageOps.pad(each.image, TILE, color='white'), caption) for caption, each in drawn]
     return [('class', 'images to learn from', 'held out'), *rows] if rows else '', pictures
 
 
 def survey_maps(images: LabelMaps) -> tuple[Part, list[Picture]]:
     """A table of the classes in some label maps, and some images beside their maps."""
-    load = images.bands['load'] if images.bands else dict(type='beit_mm.LoadImage')
-    sides: dict[int, list[float]] = defaultdict(list)
-    pixels, pictures = np.zeros(IGNORE_INDEX + 1, int), []
-    with tempfile.TemporaryDirectory() as lists:
-        write_lists(images, Path(lists))
-        pipeline = [load, dict(type='beit_mm.LoadAnnotation')]
-        dataset = SegmentationFolder(**images.dataset(Path(lists), 'train'), pipeline=pipeline, test_mode=True)
-    palette, measured = np.array(dataset.metainfo['palette']), evenly(range(len(dataset)), MAX_MAPS)
-    for index in measured:
-        with suppress(UnreadableImageError):
-            sample = dataset[index]
-            labels = sample['gt_seg_map'].astype(np.int16)
-            pixels += np.bincount(labels.ravel(), minlength=len(pixels))
-            for label, found in object_sizes(labels).items():
-                sides[label] += found
-            if index in evenly(measured, MAX_PAIRS):
-                image = LoadBands.as_rgb(sample['img'])
-                labels[labels >= len(palette)] = -1
-                tiles = Image.fromarray(image), overlay(image, labels, palette)
-                pictures.append(Picture(side_by_side(tiles, 2 * SIDE), quoted(Path(sample['img_path']).name)))
+    palette = np.array(images.colours or distinct_colours(len(images.classes)))
+    pictures = []
+    for sample in some_samples(images, MAX_PAIRS):
+        image, labels = LoadBands.as_rgb(sample['img']), sample['gt_seg_map'].astype(np.int16)
+        labels[labels >= len(palette)] = -1
+        pair = side_by_side([Image.fromarray(image), overlay(image, labels, palette)], 2 * SIDE)
+        pictures.append(Picture(pair, Path(sample['img_path']).name))
     legend = with_legend(Image.new('RGB', (2 * SIDE, 1), 'white'), [*zip(images.classes, palette, strict=True)])
-    rows = [('class', 'in the maps', 'share of pixels, %', 'typical object, pixels')]
-    for label, (name, value) in enumerate(zip(images.classes, images.colours or images.values, strict=True)):
-        areas = np.sort(sides[label]) ** 2
-        # half of the pixels are in larger objects; specks would decide the median of all objects
-        typical = np.sqrt(areas[np.searchsorted(areas.cumsum(), areas.sum() / 2)]) if len(areas) else 0
-        rows.append((quoted(name), f'{value}', f'{100 * pixels[label] / pixels.sum():.2f}', f'{typical:.0f}'))
+    measured = measure(images)
+    all_pixels = max(1, sum(height * width for height, width in measured.images))
+    rows = [('class', 'in the maps', f'% of pixels in {len(measured.images)} maps', 'typical object, pixels')]
+    for name, value in zip(images.classes, images.colours or images.values, strict=True):
+        share, side = 100 * measured.pixels[name] / all_pixels, measured.objects.get(name, 0)
+        rows.append((name, str(value), f'{share:.2f}', f'{side:.0f}'))
     return rows, [*pictures, Picture(legend, 'Classes in these pictures')]
-
-
-def object_sizes(labels: np.ndarray) -> dict[int, list[float]]:
-    """For each class in a label map, the side in pixels of a square as large as each connected component."""
-    found = {}
-    for label in set(np.unique(labels).tolist()) - {IGNORE_INDEX}:
-        areas = cv2.connectedComponentsWithStats((labels == label).astype(np.uint8))[2][1:, cv2.CC_STAT_AREA]
-        found[label] = np.sqrt(areas).tolist()
-    return found
 
 
 def side_by_side(images: Sequence[Image.Image], side: int) -> Image.Image:
@@ -337,19 +317,19 @@ def lookalikes(seen: Sequence[Seen]) -> Iterator[Finding]:
     """Images that look alike, the closest first: each image with the closest earlier one of each kind."""
     found: dict[str, list[tuple[float, Seen, Seen]]] = defaultdict(list)
     bits = np.array([each.bits for each in seen]).reshape(-1, 64)
-    classes, held_out = (np.array([each.place[part] for each in seen]) for part in (0, 1))
+    classes, held_out = np.array([each.of_class for each in seen]), np.array([each.is_held_out for each in seen])
     for first in range(0, len(seen), ROWS):
         rows = np.arange(first, min(first + ROWS, len(seen)))
         distance = 32 - bits[rows] @ bits.T / 2
         distance[np.arange(len(seen)) >= rows[:, None]] = 64  # each pair once
         other_class, other_part = (column[rows, None] != column for column in (classes, held_out))
-        kinds = {OTHER_CLASS: other_class, OTHER_PART: other_part & ~other_class}
-        for text, included in (kinds | {REPEATED: ~(other_class | other_part)}).items():
-            candidates = np.where(included, distance, 64)
+        kinds = np.where(other_class, 0, np.where(other_part, 1, 2))
+        for kind, text in enumerate(LOOKALIKES):
+            candidates = np.where(kinds == kind, distance, 64)
             nearest, closest = candidates.argmin(axis=1), candidates.min(axis=1)
             for row in np.flatnonzero(closest <= MAX_DISTANCE):
                 found[text].append((closest[row], seen[nearest[row]], seen[rows[row]]))
-    for text in (OTHER_CLASS, OTHER_PART, REPEATED):
+    for text in LOOKALIKES:
         pairs = [(one, other) for _, one, other in sorted(found[text], key=lambda pair: pair[0])]
         names = [f'{one.name} = {other.name}' for one, other in pairs]
         tiles = [side_by_side([each.image for each in pair], SIDE) for pair in pairs[:MAX_PAIRS]]

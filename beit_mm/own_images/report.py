@@ -169,7 +169,7 @@ def rows_of(metrics: Mapping[str, Metric]) -> list[tuple[str, str]]:
     rows = []
     for name, text in ROWS.items():
         metric = metrics.get(name)
-        if metric is not None and not math.isnan(metric.value):
+        if metric and not math.isnan(metric.value):
             value = f'{metric.value:.1f}' if text.endswith('%') else f'{metric.value:.4g}'
             rows.append((text, value if metric.error is None else f'{value} +- {metric.error:.1f}'))
     return rows
@@ -226,18 +226,18 @@ def read_thumbnails(labelled: Iterable[tuple[str, int]]) -> tuple[Tensor, Tensor
 def draw_curves(work_dir: Path) -> Picture:
     """Draws loss.png beside a work directory: a run's losses and its accuracy on held-out images, if it has one."""
     training, validation = read_scalars(work_dir)
+    last: dict[str, float] = {}  # of each value
     for row in validation.values():
-        if 'mim_loss' in row:
-            row['loss'] = row['mim_loss']
-    of_features = any('explained' in row for row in validation.values())
-    labels = {'loss': 'loss' if of_features else 'loss, nats', 'explained': 'explained share of variance'}
+        last |= row
+        row |= {'loss': row['mim_loss']} if 'mim_loss' in row else {}
+    labels = {'loss': 'loss' if 'explained' in last else 'loss, nats', 'explained': 'explained share of variance'}
     labels |= {'accuracy/top1': 'classified correctly, %', 'mIoU': 'mIoU, %'}
-    shown = [key for key in labels if key == 'loss' or any(key in row for row in validation.values())]
+    shown = [key for key in labels if key == 'loss' or key in last]
     figure = draw_runs({work_dir.name: (training, validation)}, shown)
-    for name, guess in dict(token_entropy='token frequency', position_entropy='frequency at each position').items():
-        if reached := [row[name] for row in validation.values() if name in row]:
-            style = '--' if name == 'token_entropy' else ':'
-            figure.axes[0].axhline(reached[-1], color='black', linestyle=style, label=f'guessing by {guess}')
+    guesses = ('token_entropy', '--', 'token frequency'), ('position_entropy', ':', 'frequency at each position')
+    for name, style, guess in guesses:
+        if name in last:
+            figure.axes[0].axhline(last[name], color='black', linestyle=style, label=f'guessing by {guess}')
             figure.axes[0].legend(fontsize=7)
     for axes in figure.axes:
         axes.set_ylabel(labels[axes.get_ylabel()])

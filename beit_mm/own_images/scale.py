@@ -1,11 +1,13 @@
 """At which scale a segmentor sees images: by their sizes and those of the objects in their label maps."""
 
-from collections import defaultdict
-from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from dataclasses import replace
+from math import inf
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, NamedTuple
 
 import cv2
 import numpy as np
@@ -25,34 +27,15 @@ LOST_PATCHES, MIN_PATCHES = 1, 2
 MIN_PIXELS = 4  # smaller objects are specks
 
 
-@dataclass(frozen=True)
-class Sizes:
+class Sizes(NamedTuple):
     """Sizes of images with label maps, and of the objects in the maps, in pixels."""
 
     images: list[tuple[int, int]]  # height and width of each
-    objects: dict[
-        str, float
-    ]  # class -> side of a square as large as its objects: half of its pixels are in larger ones
-
-    @property
-    def short_side(self) -> int:
-        """The median short side of the images."""
-        return int(np.median([min(size) for size in self.images]))
-
-    @property
-    def is_common(self) -> bool:
-        """Whether nine of ten images are within a factor of two of the median."""
-        ratios = np.array([min(size) for size in self.images]) / self.short_side
-        return bool(((ratios > 0.5) & (ratios < 2)).mean() >= 0.9)
-
-    @property
-    def smallest(self) -> tuple[str, float]:
-        """The class with the smallest objects, and their side; ('', inf) without any."""
-        return min(self.objects.items(), key=lambda item: item[1], default=('', float('inf')))
+    objects: dict[str, float]  # class -> `half_of_pixels` of its objects
+    pixels: Counter[str]  # class -> how many pixels it has in these images
 
 
-@dataclass(frozen=True)
-class Scale:
+class Scale(NamedTuple):
     """The arguments of ResizeToScale; `text` says for the user how images are seen."""
 
     short_side: int
@@ -66,27 +49,38 @@ class Scale:
         return dict(short_side=self.short_side, factor=self.factor, within=self.within)
 
 
-def measure(images: LabelMaps) -> Sizes:
-    """Measures some of the images to learn from, evenly spread."""
-    sizes, areas = [], defaultdict(list)
-    chosen = ImageList(images.train.root, dict(evenly(images.train.names.items(), MAX_MEASURED)))
-    images = replace(images, train=chosen, held_out=ImageList(images.held_out.root, {}))
+def plain_dataset(images: LabelMaps, lists: Path, name: str) -> SegmentationFolder:
+    """The images and label maps of a list, at their size."""
     load = images.bands['load'] if images.bands else dict(type='beit_mm.LoadImage')
+    steps = [load, dict(type='beit_mm.LoadAnnotation')]
+    return SegmentationFolder(**images.dataset(lists, name), pipeline=steps, test_mode=True)
+
+
+def some_samples(images: LabelMaps, number: int) -> Iterator[dict[str, Any]]:
+    """Reads some images to learn from and their label maps, evenly spread, except unreadable ones."""
+    chosen = ImageList(images.train.root, dict(evenly(images.train.names.items(), number)))
+    images = replace(images, train=chosen, held_out=ImageList(images.held_out.root, {}))
     with TemporaryDirectory() as lists:
         write_lists(images, Path(lists))
-        steps = [load, dict(type='beit_mm.LoadAnnotation')]
-        dataset = SegmentationFolder(**images.dataset(Path(lists), 'train'), pipeline=steps, test_mode=True)
+        dataset = plain_dataset(images, Path(lists), 'train')
         for index in range(len(dataset)):
-            try:
-                labels = dataset[index]['gt_seg_map']
-            except UnreadableImageError:
-                continue
-            sizes.append(labels.shape)
-            for label in np.unique(labels[labels < len(images.classes)]).tolist():
-                areas[images.classes[label]] += areas_of_objects(labels == label)
-            if sum(height * width for height, width in sizes) > MOST_PIXELS:
-                break
-    return Sizes(sizes, {name: half_of_pixels(of_class) for name, of_class in areas.items()})
+            with suppress(UnreadableImageError):
+                yield dataset[index]
+
+
+def measure(images: LabelMaps) -> Sizes:
+    """Measures some of the images to learn from."""
+    sizes, pixels, areas = [], Counter[str](), defaultdict(list)
+    for sample in some_samples(images, MAX_MEASURED):
+        labels = sample['gt_seg_map']
+        sizes.append(labels.shape)
+        for label in np.unique(labels[labels < len(images.classes)]).tolist():
+            mask, name = labels == label, images.classes[label]
+            pixels[name] += int(mask.sum())
+            areas[name] += areas_of_objects(mask)
+        if sum(height * width for height, width in sizes) > MOST_PIXELS:
+            break
+    return Sizes(sizes, {name: half_of_pixels(of_class) for name, of_class in areas.items()}, pixels)
 
 
 def areas_of_objects(mask: np.ndarray) -> list[int]:
@@ -111,22 +105,28 @@ def choose_scale(sizes: Sizes, usual: int, patch: int, short_side: int | None, f
         patch: side of a patch in pixels.
         short_side, full_size: of the call.
     """
-    stored, (name, side) = sizes.short_side, sizes.smallest
+    sides = np.array([min(size) for size in sizes.images])
+    stored = int(np.median(sides))
+    is_common = ((sides > stored / 2) & (sides < 2 * stored)).mean() >= 0.9
+    name, side = min(sizes.objects.items(), key=lambda item: item[1], default=('', inf))
     wanted = usual
     if side * usual / stored < LOST_PATCHES * patch:
         wanted = max(usual, min(stored, round(stored * MIN_PATCHES * patch / side)))
     found = short_side or (stored if full_size else wanted)
-    whole = full_size or (short_side is None and usual < stored and found > 0.8 * stored)
-    object_text = f'; the median object of {quoted(name)} is {side:.0f} pixels wide' if name else ''
-    image_size = tuple(np.median(sizes.images, axis=0).astype(int).tolist())
-    images_text = 'images of about {} x {}'.format(*image_size)
-    if whole:
-        return Scale(stored, 1.0, 1.0, image_size, f'{images_text}, seen at full size{object_text}')
-    factor = found / stored
-    seen = f'{"shrunk" if factor < 1 else "enlarged"} {max(factor, 1 / factor):.1f} times'
-    text = f'{images_text}, {seen} to a short side of {found}{object_text}'
-    if not sizes.is_common:
-        return Scale(
-            found, None, 2.0, image_size, f'images of many sizes, all brought to a short side of {found}{object_text}'
-        )
-    return Scale(found, factor, 2.0, image_size, text)
+    is_whole = full_size or (short_side is None and usual < stored and found > 0.8 * stored)
+    height, width = np.median(sizes.images, axis=0).astype(int).tolist()
+    ratio = found / stored
+    change = f'shrunk {1 / ratio:.1f} times' if ratio < 1 else f'enlarged {ratio:.1f} times'
+    seen = f'images of about {width} x {height}, {change} to a short side of {found}'
+    if is_whole:
+        found, ratio, seen = stored, 1.0, f'images of about {width} x {height}, seen at full size'
+    elif not is_common:
+        seen = f'images of many sizes, all brought to a short side of {found}'
+    objects = f'; a typical object of {quoted(name)} is {side:.0f} pixels wide' if name else ''
+    return Scale(
+        short_side=found,
+        factor=ratio if is_whole or is_common else None,
+        within=1.0 if is_whole else 2.0,
+        image_size=(height, width),
+        text=seen + objects,
+    )

@@ -34,7 +34,7 @@ from beit_mm.own_images.label_maps import LabelMaps, find_label_maps
 from beit_mm.own_images.prediction import NearestPatches
 from beit_mm.own_images.record import Record
 from beit_mm.own_images.report import Metric, Metrics, Report
-from beit_mm.own_images.scale import Scale, choose_scale, measure
+from beit_mm.own_images.scale import Scale, choose_scale, measure, plain_dataset
 from beit_mm.own_images.task import MAX_BATCH, NARROW, FineTuning, Plan, Settings
 from beit_mm.pictures import SIDE, sheet, with_legend
 
@@ -435,9 +435,7 @@ def compare_segmentors(
     """Tests segmentors, by name, and PositionAndColour at a `scale` on held-out images, at least `least` of them."""
     number = len(images.classes)
     baseline, begin = PositionAndColour(number, scale), time.monotonic()
-    load = images.bands['load'] if images.bands else dict(type='beit_mm.LoadImage')
-    options: dict[str, Any] = dict(pipeline=[load, dict(type='beit_mm.LoadAnnotation')], test_mode=True)
-    train, held_out = (SegmentationFolder(**images.dataset(lists, name), **options) for name in ('train', 'held_out'))
+    train, held_out = (plain_dataset(images, lists, name) for name in ('train', 'held_out'))
     for _, sample in samples(train, begin + seconds / 4, least):
         baseline.learn(sample['img'], sample['gt_seg_map'])
     tested = Tested(held_out, [], {}, {}, {}, baseline)

@@ -11,6 +11,7 @@ import beit_mm
 from beit_mm.datasets.segmentation_folder import SegmentationFolder, check_images_alone, role_of
 from beit_mm.errors import UserError
 from beit_mm.own_images import images as finding
+from beit_mm.own_images import layouts
 from beit_mm.own_images.images import find_images, write_lists
 from beit_mm.own_images.label_maps import find_label_maps
 
@@ -107,11 +108,9 @@ LAYOUTS = {  # how it is built -> first classes, images to learn from, images he
     'val inside train': (classes('train/a', 'train/b', 'train/val/a', 'train/val/b'), AB, 24, 24, 'val'),
     'ImageNet': (classes('train/a', 'train/b', 'val'), AB, 22, 2, 'val'),
     'Tiny ImageNet': (classes('train/a/images', 'train/b/images', 'val/images'), AB, 22, 2, 'val'),
-    'numbers': (classes('1', '10', '2'), ['1', '10', '2'], 32, 4, ''),
     'a class called train': (classes('train', 'plane', 'test/train', 'test/plane'), ['plane', 'train'], 22, 2, 'test'),
     'dates': (classes('2024-01-05', '2024-01-06'), [], 22, 2, ''),
     'mmseg': (split_pairs('img_dir/{}/{{}}.jpg', 'ann_dir/{}/{{}}.png', 'train', 'val'), MASKS, 12, 3, ''),
-    'singular': (pairs('Image/{}.jpg', 'Mask/{}.png'), MASKS, 18, 2, ''),
     'gt': (pairs('images/{}.jpg', 'gt/{}.png'), MASKS, 18, 2, ''),
     'years': (split_pairs('images/{}/{{}}.jpg', 'labels/{}/{{}}.png', 'train2017', 'val2017'), MASKS, 12, 3, ''),
     'splits above': (split_pairs('{}/image/{{}}.tif', '{}/label/{{}}.tif', 'Train', 'Val', 'Test'), MASKS, 12, 3, ''),
@@ -122,7 +121,6 @@ LAYOUTS = {  # how it is built -> first classes, images to learn from, images he
     'tiles': (pairs('2_Ortho/p_{}_RGB.tif', '5_Labels/p_{}_label.tif'), MASKS, 18, 2, '5_Labels --classes'),
     'masks below': (pairs('{}.jpg', 'masks/{}.png'), MASKS, 18, 2, 'masks'),
     'Cityscapes': (cityscapes('color', 'instanceIds', 'labelTrainIds', 'labelIds'), CITY, 12, 3, '_labelTrainIds.png'),
-    'Cityscapes without TrainIds': (cityscapes('color', 'labelIds'), CITY, 12, 3, '_labelIds.png'),
     'VOC': (voc, ['background', 'aeroplane'], 12, 8, 'SegmentationObject'),
 }
 QUESTIONS = {  # what cannot be told -> options that settle it, with the classes that they lead to
@@ -195,23 +193,18 @@ def test_the_maps_of_cityscapes_are_read_by_their_names(tmp_path):
         assert np.array_equal(sample['gt_seg_map'], np.select([numbers == 7, numbers == 8], [0, 1], 255))
 
 
-def test_classes_that_are_not_there_and_maps_that_are_not_there_are_named(tmp_path):
-    classes('a', 'b')(tmp_path)
+def test_folders_that_are_not_there_are_named_with_those_that_are(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    classes('Photos/a', 'Photos/b')(tmp_path)
     for option, named in {'--classes a,crow': 'crow.*a, b', '--maps crows': 'crows.*a, b'}.items():
         with pytest.raises(UserError, match=named):
-            understood(tmp_path, option)
+            understood(tmp_path / 'Photos', option)
+    for folder, named in {'Fotos': 'Fotos.*Photos', 'Photos/a/0.jpg': '0.jpg is a file'}.items():
+        with pytest.raises(UserError, match=named):
+            beit_mm.finetune(folder, 'run')
 
 
-def test_a_folder_that_is_not_there_is_named_with_one_of_a_similar_name(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    photo(tmp_path / 'Photos/0.jpg')
-    with pytest.raises(UserError, match='Fotos.*Photos'):
-        beit_mm.finetune('Fotos', 'run')
-    with pytest.raises(UserError, match='0.jpg is a file'):
-        beit_mm.finetune('Photos/0.jpg', 'run')
-
-
-@pytest.mark.parametrize('kind', ['mmseg', 'singular', 'gt', 'splits above', 'SegNet', 'tiles', 'masks below', 'VOC'])
+@pytest.mark.parametrize('kind', ['mmseg', 'gt', 'splits above', 'SegNet', 'tiles', 'VOC'])
 def test_pretraining_learns_from_no_label_maps(kind, tmp_path):
     LAYOUTS[kind][0](tmp_path / 'data')
     with pytest.raises(UserError, match='label maps, which would count as images'):
@@ -221,27 +214,23 @@ def test_pretraining_learns_from_no_label_maps(kind, tmp_path):
 
 def test_classes_of_any_layout_are_images_alone(tmp_path):
     classes('train/a', 'train/b', 'test/a', 'labels/a')(tmp_path)
+    (tmp_path / 'train/images').mkdir()
+    (tmp_path / 'train/labels.png').write_bytes(b'')  # a file, though its name is that of a folder of maps
     check_images_alone(tmp_path)
 
 
-@pytest.mark.parametrize(
-    ('name', 'role'),
-    [
-        ('Training', ('train', '')),
-        ('img_dir', ('', 'images')),
-        ('Ground-Truth', ('', 'maps')),
-        ('train_masks', ('train', 'maps')),
-        ('masks_val', ('val', 'maps')),
-        ('images_png', ('', 'images')),
-        ('test2017', ('test', '')),
-        ('trains', ('', '')),
-        ('trainer', ('', '')),
-        ('valley', ('', '')),
-        ('', ('', '')),
-    ],
-)
-def test_names_of_folders(name, role):
-    assert role_of(name) == role
+def test_names_of_folders():
+    names = 'Training img_dir Ground-Truth train_masks masks_val images_png test2017 trains trainer valley'.split()
+    roles = 'train/ /images /maps train/maps val/maps /images test/ / / /'.split()
+    assert [*map(role_of, names)] == [tuple(role.split('/')) for role in roles]
+
+
+def test_the_time_grows_with_the_number_of_folders_not_of_their_pairs(tmp_path, monkeypatch):
+    names = [f'class {number}' for number in range(60)]
+    classes(*names, number=1)(tmp_path)
+    asked = []
+    monkeypatch.setattr(layouts, 'role_of', lambda name: asked.append(name) or ('', ''))
+    assert layouts.find_map_folders(tmp_path) is None and 0 < len(asked) < 20 * len(names)
 
 
 def test_the_plan_names_classes_and_what_was_assumed(tmp_path, monkeypatch, capsys):

@@ -1,6 +1,7 @@
 """The scale at which a segmentor sees images: chosen by sizes and objects, and the same everywhere."""
 
 import json
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
@@ -40,7 +41,8 @@ def save_maps(folder: Path, size: tuple[int, int], side: int, number: int = 12) 
 def test_objects_are_connected_pixels_of_a_class(tmp_path):
     sizes = measure(find_label_maps(save_maps(tmp_path / 'maps', (300, 400), 13)))
     assert sizes.images == [(300, 400)] * len(sizes.images) and len(sizes.images) > 5
-    assert sizes.objects['cell'] == 13 and sizes.objects['square'] == 39 and sizes.smallest == ('cell', 13)
+    assert sizes.objects['cell'] == 13 and sizes.objects['square'] == 39
+    assert sizes.pixels['cell'] == 4 * 13**2 * len(sizes.images)
     mask = np.zeros((20, 30), bool)
     mask[2:5, 2:6] = mask[10:15, 10:20] = mask[5, 6] = True  # the last touches the first at a corner
     mask[18, 28] = True  # a speck
@@ -62,7 +64,10 @@ def test_objects_are_connected_pixels_of_a_class(tmp_path):
 )
 def test_a_scale_is_chosen_by_images_and_objects(images, side, options, seen, of_twice):
     found = choose_scale(
-        Sizes([images] * 9, dict(cell=side)), USUAL, PATCH, **(dict(short_side=None, full_size=False) | options)
+        Sizes([images] * 9, dict(cell=side), Counter()),
+        USUAL,
+        PATCH,
+        **(dict(short_side=None, full_size=False) | options),
     )
     resize = ResizeToScale(**found.arguments)
     assert resize.size_of(*images) == seen
@@ -74,7 +79,7 @@ def test_a_scale_is_chosen_by_images_and_objects(images, side, options, seen, of
 
 def test_images_without_a_common_size_get_a_common_side():
     sizes = [(100 * number, 150 * number) for number in range(1, 31)]
-    found = choose_scale(Sizes(sizes, dict(cat=400)), USUAL, PATCH, None, False)
+    found = choose_scale(Sizes(sizes, dict(cat=400), Counter()), USUAL, PATCH, None, False)
     resize = ResizeToScale(**found.arguments)
     assert {min(resize.size_of(*size)) for size in sizes} == {USUAL}
 
