@@ -149,10 +149,17 @@ def hold_out(images: ImageList) -> tuple[ImageList, ImageList]:
     If possible, each folder keeps at least one image to learn from.
     """
     shuffled = shuffled_folders(images)
-    free = [path for paths in shuffled for path in paths[1:]] or [*images.names]
-    held_out = {*evenly(free, max(1, round(HELD_OUT * len(images.names))))}
-    if len(images.names) < MIN_IMAGES and len(shuffled) > 1:  # then a tenth would leave classes out
-        held_out = {paths[-1] for paths in shuffled if len(paths) > MIN_OF_CLASS} or held_out
+    held_out = set()
+    if len(images.names) < MIN_IMAGES and len(shuffled) > 1:  # a tenth would leave classes out
+        held_out = {paths[-1] for paths in shuffled if len(paths) > MIN_OF_CLASS}
+    if not held_out:
+        free = [path for paths in shuffled for path in paths[1:]] or [*images.names]
+        held_out = {*evenly(free, max(1, round(HELD_OUT * len(images.names))))}
+    return divide(images, held_out)
+
+
+def divide(images: ImageList, held_out: Collection[str]) -> tuple[ImageList, ImageList]:
+    """Images to learn from, and those that are held out."""
     learned = {path: name for path, name in images.names.items() if path not in held_out}
     others = {path: name for path, name in images.names.items() if path in held_out}
     return ImageList(images.root, learned), ImageList(images.root, others)
@@ -201,5 +208,4 @@ def keep_split(images: Images, lists: Path) -> None:
     names, root = images.train.names | images.held_out.names, images.train.root
     kept = (held_out & names.keys()) | (images.held_out.names.keys() - learned)
     if root == images.held_out.root and kept:
-        images.train = ImageList(root, {path: name for path, name in names.items() if path not in kept})
-        images.held_out = ImageList(root, {path: name for path, name in names.items() if path in kept})
+        images.train, images.held_out = divide(ImageList(root, names), kept)

@@ -145,7 +145,7 @@ def test_crowds_are_ignored_and_shapes_end_at_the_border(tmp_path):
     assert found.classes == ['background', 'car']
     labels = found.draw('0.jpg', HEIGHT, WIDTH)
     assert (labels[:, :2] == 255).all() and (labels[30:, 2:] == 1).all() and not labels[:30, 2:].any()
-    assert any('1 shapes without an area' in note for note in found.notes)
+    assert any('1 shapes left out' in note for note in found.notes)
 
 
 def test_compressed_run_lengths():
