@@ -77,9 +77,8 @@ class Annotations:
             return None
         scale = np.float32([width, height] if size == SHARES else [1, 1])
         labels = np.zeros((height, width), np.uint8)
-        for shape in sorted(shapes, key=lambda shape: -shape.area):
-            if not shape.area:
-                break
+        drawn = [shape for shape in shapes if shape.area]
+        for shape in sorted(drawn, key=lambda shape: -shape.area):
             label = IGNORE_INDEX if shape.name == IGNORED else self.classes.index(shape.name)
             if shape.run_lengths:
                 mask = mask_of(shape.run_lengths)
@@ -197,6 +196,7 @@ def annotations_of(files: Files, format: str, found: dict[str, Annotation], lost
             f'{len(found):,} images of {files.root} have shapes of {len(classes) - 1} classes in files of {format}, '
             f'{len(lost):,} other names are not found; expected 1 to {IGNORE_INDEX - 2} classes'
         )
+    areas = [sum(shape.area for shape in each.shapes) for each in found.values()]
     stems = Counter(os.path.splitext(image)[0] for image in found)
     if twice := [image for image in found if stems[os.path.splitext(image)[0]] > 1]:
         raise UserError(
@@ -205,7 +205,7 @@ def annotations_of(files: Files, format: str, found: dict[str, Annotation], lost
     parts, notes = shared_out({image: each.split for image, each in found.items()})
     numbers = {
         'boxes are filled whole, so borders are coarse': sum(shape.is_box for shape in drawn),
-        'images have no shapes: all background': sum(not each.shapes for each in found.values()),
+        'images have no shapes: all background': areas.count(0),
         'shapes left out, which are not polygons or boxes with an area': len(shapes) - len(drawn),
         'images left out, without annotations': len(files.splits) - len(found),
         f'annotations left out, without an image of their name: {preview(map(quoted, lost))}': len(lost),
@@ -265,14 +265,14 @@ def read_voc(file: Path) -> list[Entry]:
 def yolo_names(files: Files) -> dict[int, str]:
     """The names of YOLO's classes by their numbers, if a file has them."""
     for file in files.ending('.yaml', '.yml'):
-        content = None
+        content: Any = None
         with suppress(yaml.YAMLError):  # of something else
             content = yaml.safe_load((files.root / file).read_bytes())
-        if not isinstance(content, dict) or not content.get('names'):
+        names = content.get('names') if isinstance(content, dict) else None
+        if not isinstance(names, (dict, list)):
             continue
         if 'kpt_shape' in content:
             raise UserError(f'{quoted(file)}: key points are not read; export boxes or polygons for YOLO')
-        names = content['names']
         return names if isinstance(names, dict) else dict(enumerate(names))
     for file in files.ending('classes.txt', 'obj.names'):
         return dict(enumerate(filter(None, read_lines(str(files.root / file)))))

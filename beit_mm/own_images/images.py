@@ -121,7 +121,8 @@ def find_images(
     are_classes = len(names) > 1 and not all(map(DATE.fullmatch, names)) and '' not in names
     if found.question or not are_classes or not set(held_out.names.values()) <= set(names):
         return Images(train, held_out, [], found.notes)
-    if empty := subfolders(root) - {*names} - found.left_out:
+    subfolders = {path.name for path in root.iterdir() if path.is_dir() and not path.name.startswith('.')}
+    if empty := subfolders - {*names} - found.left_out:
         warn(f'{str(root)!r}: no images in {preview(sorted(empty))}; not counted as classes')
     return Images(train, held_out, names, found.notes)
 
@@ -131,10 +132,6 @@ def split(folders: ClassFolders) -> tuple[ImageList, ImageList]:
     train = list_folder(folders.train, folders.left_out)
     held_out = list_folder(folders.held_out, folders.left_out) if folders.held_out else None
     return (train, held_out) if held_out and held_out.names else hold_out(train)
-
-
-def subfolders(root: Path) -> set[str]:
-    return {path.name for path in root.iterdir() if path.is_dir() and not path.name.startswith('.')}
 
 
 def list_folder(folder: Path, left_out: Collection[str] = ()) -> ImageList:

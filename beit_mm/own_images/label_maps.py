@@ -207,8 +207,8 @@ def find_maps(
     suffixes, notes = choose_suffixes(*layout.pairs[0])
     bands = find_bands(layout.pairs[0][0], bands)
     legend = label_values.read_legend(layout.root / 'classes.txt')
-    labels_of = partial(labels_in, by_colour=legend.colours is not None, max_pixels=max_pixels)
-    read = partial(read_pair, labels_of, bands is not None, max_pixels)
+    read_labels = partial(segmentation_folder.read_labels, by_colour=legend.colours is not None, max_pixels=max_pixels)
+    read = partial(read_pair, lambda file, *_: read_labels(file), bands is not None, max_pixels)
     parts = []
     for images, of_images in layout.pairs:
         pairs, unpaired = pair_up(images, of_images, suffixes)
@@ -350,13 +350,12 @@ def choose_suffixes(images: Path, maps: Path) -> tuple[Suffixes, list[str]]:
     for known in (label_values.TRAIN_IDS, label_values.IDS):
         for suffixes in counts:
             if suffixes.maps.endswith(known):
-                return suffixes, [f'of the label maps those that end in {known} are used'] if len(counts) > 1 else []
+                return suffixes, [f'of the label maps, the ones ending in {known} are used'] if len(counts) > 1 else []
     (suffixes, number), *others = counts.most_common(2)
-    suffix = suffixes.maps
     if others and others[0][1] > number / 2:
         raise UserError(
-            f'label maps in {str(maps)!r} end in {suffix} and in {others[0][0].maps}: two kinds for the same images; '
-            'keep the one to learn from there'
+            f'label maps in {str(maps)!r} end in {suffixes.maps} and in {others[0][0].maps}: two kinds for the same '
+            'images; keep the one to learn from there'
         )
     return suffixes, []
 
@@ -402,10 +401,6 @@ def read_maps(images: Path, folder: Path, pairs: Mapping[str, str], read: Callab
     for why, cases in left_out.items():
         found.notes.append(f'{len(cases):,} of {len(pairs):,} images left out, {why}: {cases[0]}')
     return found
-
-
-def labels_in(file: str, height: int, width: int, by_colour: bool, max_pixels: int) -> np.ndarray:
-    return segmentation_folder.read_labels(file, by_colour, max_pixels)
 
 
 def read_pair(
