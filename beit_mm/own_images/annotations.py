@@ -1,15 +1,15 @@
 """Polygons and boxes in files of COCO, YOLO, labelme and Pascal VOC, drawn as label maps.
 
-The readers are our own because supervision, the library for these formats, reads all shapes of a data set at once, with
-a boolean mask of the image's size for each; here an image's shapes are drawn one by one.
+The readers are our own because supervision, the library for these formats, holds a boolean mask of the image's size for
+each shape of a data set.
 """
 
 import json
 import os
 import re
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path, PurePosixPath
@@ -26,11 +26,11 @@ from beit_mm.datasets.reading import MAX_PIXELS, ONE_MEGAPIXEL
 from beit_mm.datasets.segmentation_folder import IGNORE_INDEX, SPLITS, role_of
 from beit_mm.errors import UserError, warn
 from beit_mm.files import quoted
-from beit_mm.own_images.images import evenly
 
 SPLIT_OF = {word: split for split, words in SPLITS.items() for word in words.split()}
 BACKGROUND, IGNORED = 'background', '__ignore__'  # names of classes; the latter is labelme's
-CLASSES, LISTS = 'classes.txt', ('.json', '.csv', '.tsv')
+ENDINGS = dict(COCO='.json', labelme='.json', VOC='.xml', YOLO='.txt')
+SHARES = (1, 1)  # size of an image whose shapes are in shares of its sides
 FINE = 5  # small outlines are drawn on a grid of so many points for each side of a pixel
 FARTHEST = 1 << 20  # coordinate on that grid; OpenCV's numbers would overflow
 DAMAGE = (KeyError, IndexError, TypeError, ValueError, AttributeError, ElementTree.ParseError)
@@ -40,24 +40,23 @@ class Shape(NamedTuple):
     """An object in an image."""
 
     name: str  # of its class
-    outlines: Sequence[np.ndarray] = ()  # of its parts: float32 (N, 2), x and y in pixels
+    area: float
+    outlines: Sequence[np.ndarray] = ()  # of its parts: float32 (N, 2), x and y
     is_box: bool = False
-    mask: np.ndarray | None = None  # in place of outlines
-
-    @property
-    def area(self) -> float:
-        return float(sum(map(cv2.contourArea, self.outlines)) if self.mask is None else self.mask.sum())
+    run_lengths: dict[str, Any] | None = None  # COCO's, in place of outlines
 
 
-Shapes = tuple[list[Shape], tuple[int, int] | None]  # of an image; the width and height that they are for, if stated
-Reader = Callable[[Any, int, int], Shapes]  # takes what a Source has, and the image's width and height
+Size = tuple[int, int] | None  # width and height that shapes are for; None: not said
+Entry = tuple[str, list[Shape], Size]  # of an image in a file: its name ('': the file's), its shapes
 
 
-class Source(NamedTuple):
-    """Where the shapes of an image stand."""
+class Annotation(NamedTuple):
+    """What a file says about an image."""
 
     file: str  # relative to the folder
-    content: Any  # what the format's reader takes
+    split: str  # 'train', 'val', 'test' or ''
+    shapes: list[Shape]
+    size: Size
 
 
 @dataclass
@@ -66,27 +65,28 @@ class Annotations:
 
     root: Path
     format: str
-    sources: dict[str, Source]  # of each image, by its path relative to `root`
-    read: Reader
+    of: dict[str, Annotation]  # each image, by its path relative to `root`
     classes: list[str]  # background first
     parts: list[list[str]]  # images to learn from and, if files or folders say which, to hold out
     notes: list[str]  # for the user
 
     def draw(self, image: str, height: int, width: int) -> np.ndarray | None:
         """The label map uint8 (H, W) of an image, small shapes over large ones; None if they are for another size."""
-        shapes, size = self.read(self.sources[image].content, width, height)
-        masks = [shape.mask.shape for shape in shapes if shape.mask is not None]
-        if {size or (width, height), *(shape[::-1] for shape in masks)} != {(width, height)}:
+        _, _, shapes, size = self.of[image]
+        if size not in (None, SHARES, (width, height)):
             return None
+        scale = np.float32([width, height] if size == SHARES else [1, 1])
         labels = np.zeros((height, width), np.uint8)
-        for shape in sorted(shapes, key=lambda shape: -shape.area):
-            if not shape.area > 0:
-                break
+        drawn = [shape for shape in shapes if shape.area]
+        for shape in sorted(drawn, key=lambda shape: -shape.area):
             label = IGNORE_INDEX if shape.name == IGNORED else self.classes.index(shape.name)
-            if shape.mask is not None:
-                labels[shape.mask] = label
+            if shape.run_lengths:
+                mask = mask_of(shape.run_lengths)
+                if mask.shape != labels.shape:
+                    return None
+                labels[mask] = label
             for outline in shape.outlines:
-                fill(labels, outline, label)
+                fill(labels, outline * scale, label)
         return labels
 
 
@@ -94,29 +94,41 @@ class Files:
     """The files below a folder, by their paths relative to it."""
 
     def __init__(self, root: Path) -> None:
-        self.root, self.images = root, [*list_images(str(root))]
+        self.root = root
+        self.splits = {image: split_of(os.path.dirname(image)) for image in list_images(str(root))}  # of all images
         self.named: dict[str, list[str]] = defaultdict(list)  # name without its ending -> images
-        for image in self.images:
+        for image in self.splits:
             self.named[PurePosixPath(image).stem].append(image)
-
-    @property
-    def have_maps(self) -> bool:
-        """Whether images lie in a folder for label maps."""
-        folders = {folder for image in self.images for folder in os.path.dirname(image).split('/')}
-        return any(role_of(folder)[1] == 'maps' for folder in folders)
+        folders = {folder for image in self.splits for folder in os.path.dirname(image).split('/')}
+        self.have_maps = any(role_of(folder)[1] == 'maps' for folder in folders)  # beside the images
 
     def ending(self, *endings: str) -> list[str]:
         return [*list_images(str(self.root), endings)]
 
-    def image_of(self, name: str, file: str = '') -> str | None:
-        """The image that a file names, with any ending; of several the one whose path shares most words with both."""
+    def has_beside(self, file: str) -> bool:
+        """Whether a file is named like an image, in its folder or another."""
+        folder, name = os.path.split(file)
+        return self.image_of(os.path.splitext(name)[0], folder) is not None
+
+    def image_of(self, name: str, place: str) -> str | None:
+        """The image of a name in a list or folder; of several, the one whose path shares most words with both."""
         path = PurePosixPath(name.replace('\\', '/'))
         named = self.named.get(path.name) or self.named.get(path.stem, [])
-        found = [image for image in named if len({split_of(image), split_of(file)} - {''}) < 2]
-        words = {*words_of(f'{name}/{file}')}
-        shared = [len(words & {*words_of(image)}) for image in found]
-        best = [image for image, number in zip(found, shared, strict=True) if number == max(shared)]
+        found = [image for image in named if len({self.splits[image], split_of(place)} - {''}) < 2]
+        words = {*words_of(f'{name}/{place}')}
+        shared = {image: len(words & {*words_of(image)}) for image in found}
+        best = [image for image in found if shared[image] == max(shared.values())]
         return best[0] if len(best) == 1 else None
+
+
+def split_of(path: str) -> str:
+    """'train', 'val' or 'test' where the name of a folder or list says so ('train2017' too); else ''."""
+    words = [word.rstrip('0123456789') for word in words_of(path)]
+    return next((SPLIT_OF[word] for word in words if word in SPLIT_OF), '')
+
+
+def words_of(path: str) -> list[str]:
+    return re.split(r'[\W_]+', path.lower())
 
 
 def shared_out(splits: Mapping[str, str]) -> tuple[list[list[str]], list[str]]:
@@ -129,215 +141,163 @@ def shared_out(splits: Mapping[str, str]) -> tuple[list[list[str]], list[str]]:
     return [groups[name] for name in ('train', 'val', 'test') if name in groups], notes
 
 
-def split_of(path: str) -> str:
-    """'train', 'val' or 'test' where a folder, or the name of a list of images, says so ('train2017' too); else ''."""
-    named = path if path.endswith(LISTS) else os.path.dirname(path)
-    words = [word.rstrip('0123456789') for word in words_of(named)]
-    return next((SPLIT_OF[word] for word in words if word in SPLIT_OF), '')
-
-
-def words_of(path: str) -> list[str]:
-    return re.split(r'[\W_]+', path.lower())
-
-
 def find_annotations(root: Path) -> Annotations | None:
     """Finds the polygons and boxes of the images below a folder; None if there are none, or label maps."""
     files = Files(root)
     if files.have_maps:
         return None
-    found, lost, categories = sources_in_coco(files)
-    if found or lost:
-        return annotations_of(files, 'COCO', found, lost, read_coco, categories)
-    names = yolo_names(files)
-    readers: dict[str, tuple[str, Reader]] = dict(
-        labelme=('.json', read_labelme), VOC=('.xml', read_voc), YOLO=('.txt', partial(read_yolo, names))
-    )
-    for format, (ending, read) in readers.items():
-        found, lost = sources_beside(files, ending)
-        if not any(holds_shapes(read, source) for source in evenly(found.values(), 100)):
-            continue
-        if format == 'YOLO':  # where images without a file have no objects
-            found = {image: Source('', '') for image in files.images} | found
-        return annotations_of(files, format, found, lost, read, names if format == 'YOLO' else ())
+    for format in ENDINGS:
+        found, lost = read_all(files, format)
+        if found and format == 'YOLO':  # where images without a file have no objects
+            found = {image: Annotation('', split, [], None) for image, split in files.splits.items()} | found
+        if found or lost:
+            return annotations_of(files, format, found, lost)
     return None
 
 
-def sources_beside(files: Files, ending: str) -> tuple[dict[str, Source], list[str]]:
-    """The files that have an image of their name, and others in the same folders."""
-    found: dict[str, Source] = {}
-    lost = []
-    for file in files.ending(ending):
-        image = files.image_of(PurePosixPath(file).stem, file)
-        if image is None or image in found:
-            lost.append(file)
-        else:
-            found[image] = Source(file, str(files.root / file))
-    folders = {os.path.dirname(source.file) for source in found.values()}
-    return found, [file for file in lost if os.path.dirname(file) in folders and os.path.basename(file) != CLASSES]
-
-
-def holds_shapes(read: Reader, source: Source) -> bool:
-    with suppress(*DAMAGE):
-        return bool(read(source.content, 1, 1)[0])
-    return False
-
-
-def sources_in_coco(files: Files) -> tuple[dict[str, Source], list[str], list[str]]:
-    """The images in COCO's files, names of images that are not there, and the names of the categories."""
-    found: dict[str, Source] = {}
-    categories: dict[str, None] = {}
-    lost = []
-    listed = [file for file in files.ending('.json') if not files.image_of(PurePosixPath(file).stem, file)]
-    # beside these may lie the captions and key points of the same images
-    for file in [file for file in listed if 'instances' in os.path.basename(file)] or listed:
+def read_all(files: Files, format: str) -> tuple[dict[str, Annotation], list[str]]:
+    """The images in files of a format, and names without an image; nothing if no file has shapes."""
+    readers: dict[str, Callable[[Path], list[Entry]]] = dict(COCO=read_coco, labelme=read_labelme, VOC=read_voc)
+    read = readers.get(format) or partial(read_yolo, yolo_names(files))
+    listed = [file for file in files.ending(ENDINGS[format]) if files.has_beside(file) == (format != 'COCO')]
+    if format == 'COCO':  # beside its instances may lie the captions and key points of the same images
+        listed = [file for file in listed if 'instances' in os.path.basename(file)] or listed
+    found: dict[str, Annotation] = {}
+    lost, refusal, has_shapes = [], '', False
+    for file in listed:
         try:
-            content = json.loads((files.root / file).read_bytes())
-        except ValueError as error:
-            warn(f'{quoted(file)} is left out: {error}')
+            entries = read(files.root / file)
+        except DAMAGE as error:
+            refusal = f'{quoted(file)} is damaged as {format}: {error!r}; repair or remove it'
             continue
-        if not isinstance(content, dict) or not {'images', 'annotations', 'categories'} <= content.keys():
-            continue
-        with well_formed(file, 'COCO'):
-            names = {category['id']: str(category['name']) for category in content['categories']}
-            categories |= dict.fromkeys(names.values())
-            objects = defaultdict(list)
-            for each in content['annotations']:
-                objects[each['image_id']].append(each)
-            entries = [(str(each['file_name']), each, objects[each['id']]) for each in content['images']]
-        for name, *described in entries:
-            image = files.image_of(name, file)
+        folder, stem = os.path.split(os.path.splitext(file)[0])
+        for name, shapes, size in entries:
+            place = file if name else folder
+            image = files.image_of(name or stem, place)
+            has_shapes |= bool(shapes)
             if image is None:
                 lost.append(name)
-                continue
-            if image in found:
-                raise UserError(f'{quoted(found[image].file)} and {quoted(file)} both have {quoted(image)}; keep one')
-            found[image] = Source(file, (*described, names))
-    return found, lost, [*categories]
+            elif image in found:
+                refusal = f'{quoted(found[image].file)} and {quoted(file)} both have {quoted(image)}; keep one'
+            else:
+                found[image] = Annotation(file, split_of(place) or files.splits[image], shapes, size)
+    if refusal and (has_shapes or format == 'COCO'):
+        raise UserError(refusal)
+    return (found, lost) if has_shapes else ({}, [])
 
 
-@contextmanager
-def well_formed(file: str, format: str) -> Iterator[None]:
-    """Names the file whose content cannot be read."""
-    try:
-        yield
-    except UserError:
-        raise
-    except DAMAGE as error:
-        raise UserError(f'{quoted(file)} is damaged as {format}: {error!r}; repair or remove it') from error
-
-
-def yolo_names(files: Files) -> list[str]:
-    """The names of YOLO's classes, if a file has them."""
-    for file in files.ending('.yaml', '.yml'):
-        content = None
-        with suppress(yaml.YAMLError):  # of something else
-            content = yaml.safe_load((files.root / file).read_bytes())
-        if isinstance(content, dict) and content.get('names'):
-            names = content['names']
-            return [str(names[key]) for key in sorted(names)] if isinstance(names, dict) else [*map(str, names)]
-    for file in files.ending(CLASSES, 'obj.names'):
-        return [*filter(None, read_lines(str(files.root / file)))]
-    return []
-
-
-def annotations_of(
-    files: Files, format: str, sources: dict[str, Source], lost: list[str], read: Reader, order: Sequence[str] = ()
-) -> Annotations:
-    """Reads all shapes once, for the classes, in their given or sorted order, and for the notes."""
-    stems = Counter(os.path.splitext(image)[0] for image in sources)
-    if twice := [image for image in sources if stems[os.path.splitext(image)[0]] > 1]:
+def annotations_of(files: Files, format: str, found: dict[str, Annotation], lost: list[str]) -> Annotations:
+    """Annotations with their classes, and notes on what is left out."""
+    shapes = [shape for each in found.values() for shape in each.shapes]
+    drawn = [shape for shape in shapes if shape.area]
+    classes = [BACKGROUND, *sorted({shape.name for shape in drawn} - {BACKGROUND, IGNORED})]
+    if not 1 < len(classes) < IGNORE_INDEX:
+        raise UserError(
+            f'{len(found):,} images of {files.root} have shapes of {len(classes) - 1} classes in files of {format}, '
+            f'{len(lost):,} other names are not found; expected 1 to {IGNORE_INDEX - 2} classes'
+        )
+    areas = [sum(shape.area for shape in each.shapes) for each in found.values()]
+    stems = Counter(os.path.splitext(image)[0] for image in found)
+    if twice := [image for image in found if stems[os.path.splitext(image)[0]] > 1]:
         raise UserError(
             f'{preview(map(quoted, twice))} in {files.root} differ only in their endings; rename or remove some'
         )
-    counts: Counter[str] = Counter()
-    boxes = empty = bare = 0
-    for source in sources.values():
-        with well_formed(source.file, format):
-            shapes, _ = read(source.content, 1, 1)
-        drawn = [shape for shape in shapes if shape.area > 0]
-        counts.update(shape.name for shape in drawn)
-        boxes += sum(shape.is_box for shape in drawn)
-        empty += len(shapes) - len(drawn)
-        bare += not drawn
-    used = {*counts} - {BACKGROUND, IGNORED}
-    classes = [BACKGROUND, *[name for name in order if name in used], *sorted(used - {*order})]
-    if not 1 < len(classes) < IGNORE_INDEX:
-        raise UserError(
-            f'{len(sources):,} images of {files.root} have shapes of {len(used)} classes in files of {format}, '
-            f'{len(lost):,} other names are not found; expected 1 to {IGNORE_INDEX - 2} classes'
-        )
-    parts, notes = shared_out({image: split_of(source.file) or split_of(image) for image, source in sources.items()})
-    found = {
-        f'boxes: {boxes:,} are filled whole, so borders are coarse': boxes,
-        f'{bare:,} images have no shapes: all background': bare,
-        f'{empty:,} shapes without an area left out (points, lines, ...)': empty,
-        f'{len(lost):,} annotations left out, without an image of their name: {preview(map(quoted, lost))}': lost,
+    parts, notes = shared_out({image: each.split for image, each in found.items()})
+    numbers = {
+        'boxes are filled whole, so borders are coarse': sum(shape.is_box for shape in drawn),
+        'images have no shapes: all background': areas.count(0),
+        'shapes left out, which are not polygons or boxes with an area': len(shapes) - len(drawn),
+        'images left out, without annotations': len(files.splits) - len(found),
+        f'annotations left out, without an image of their name: {preview(map(quoted, lost))}': len(lost),
     }
-    notes += [note for note, number in found.items() if number]
-    return Annotations(files.root, format, sources, read, classes, parts, notes)
+    notes += [f'{number:,} {what}' for what, number in numbers.items() if number]
+    return Annotations(files.root, format, found, classes, parts, notes)
 
 
-def read_coco(content: tuple[dict, list[dict], dict[int, str]], width: int, height: int) -> Shapes:
-    entry, objects, names = content
-    shapes = []
-    for each in objects:
+def read_coco(file: Path) -> list[Entry]:
+    try:
+        content = json.loads(file.read_bytes())
+    except ValueError as error:
+        warn(f'{quoted(str(file))} is left out: {error}')
+        return []
+    if not isinstance(content, dict) or not {'images', 'annotations', 'categories'} <= content.keys():
+        return []
+    names = {category['id']: str(category['name']) for category in content['categories']}
+    shapes = defaultdict(list)
+    for each in content['annotations']:
         name = IGNORED if each.get('iscrowd') or each.get('ignore') else names[each['category_id']]
         parts = each.get('segmentation')
         if isinstance(parts, dict):
-            shapes.append(Shape(name, mask=mask_of(parts)))
+            shape = Shape(name, mask_of(parts).sum(), run_lengths=parts)
         elif parts:
-            shapes.append(Shape(name, [outline_of(part) for part in parts]))
+            shape = shape_of(name, *parts)
         else:
-            left, top, across, down = each['bbox']
-            shapes.append(box_of(name, left, top, left + across, top + down))
-    return shapes, size_of(entry.get('width'), entry.get('height'))
+            left, top, width, height = each['bbox']
+            shape = box_of(name, left, top, left + width, top + height)
+        shapes[each['image_id']].append(shape)
+    return [
+        (str(each['file_name']), shapes[each['id']], size_of(each, 'width', 'height')) for each in content['images']
+    ]
 
 
-def read_labelme(file: str, width: int, height: int) -> Shapes:
-    content, shapes = json.loads(Path(file).read_bytes()), []
+def read_labelme(file: Path) -> list[Entry]:
+    content, shapes = json.loads(file.read_bytes()), []
     for each in content['shapes']:
-        kind, points = each.get('shape_type', 'polygon'), outline_of(each['points'])
         name = BACKGROUND if each['label'] == '_background_' else str(each['label'])
+        kind, points = each.get('shape_type', 'polygon'), outline_of(each['points'])
         if kind == 'rectangle':
             shapes.append(box_of(name, *points.min(axis=0), *points.max(axis=0)))
-        elif kind == 'circle':
-            angles = np.linspace(0, 2 * np.pi, 100)
-            around = np.hypot(*(points[1] - points[0])) * np.stack([np.cos(angles), np.sin(angles)], axis=1)
-            shapes.append(Shape(name, [outline_of(points[0] + around)]))
-        else:  # points and lines have no area
-            shapes.append(Shape(name, [points] if kind == 'polygon' else []))
-    return shapes, size_of(content.get('imageWidth'), content.get('imageHeight'))
+        else:
+            shapes.append(shape_of(name, points) if kind == 'polygon' else Shape(name, 0))
+    return [('', shapes, size_of(content, 'imageWidth', 'imageHeight'))]
 
 
-def read_voc(file: str, width: int, height: int) -> Shapes:
+def read_voc(file: Path) -> list[Entry]:
     """Reads boxes, from their first to their last pixel, counted from 1."""
     root, shapes = ElementTree.parse(file).getroot(), []
     for each in root.findall('object'):
-        left, top, right, bottom = (
-            float(each.findtext(f'bndbox/{side}', '')) for side in ('xmin', 'ymin', 'xmax', 'ymax')
-        )
-        shapes.append(box_of(each.findtext('name', ''), left - 1, top - 1, right, bottom))
-    return shapes, size_of(root.findtext('size/width'), root.findtext('size/height'))
+        left, top, *others = (float(each.findtext(f'bndbox/{side}', '')) for side in ('xmin', 'ymin', 'xmax', 'ymax'))
+        shapes.append(box_of(each.findtext('name', ''), left - 1, top - 1, *others))
+    size = {side: root.findtext(f'size/{side}') for side in ('width', 'height')}
+    return [('', shapes, size_of(size, 'width', 'height'))]
 
 
-def read_yolo(names: Sequence[str], file: str, width: int, height: int) -> Shapes:
-    """Reads boxes, or outlines of three points and more, in shares of the image's sides."""
+def yolo_names(files: Files) -> dict[int, str]:
+    """The names of YOLO's classes by their numbers, if a file has them."""
+    for file in files.ending('.yaml', '.yml'):
+        content: Any = None
+        with suppress(yaml.YAMLError):  # of something else
+            content = yaml.safe_load((files.root / file).read_bytes())
+        names = content.get('names') if isinstance(content, dict) else None
+        if not isinstance(names, (dict, list)):
+            continue
+        if 'kpt_shape' in content:
+            raise UserError(f'{quoted(file)}: key points are not read; export boxes or polygons for YOLO')
+        return names if isinstance(names, dict) else dict(enumerate(names))
+    for file in files.ending('classes.txt', 'obj.names'):
+        return dict(enumerate(filter(None, read_lines(str(files.root / file)))))
+    return {}
+
+
+def read_yolo(names: dict[int, str], file: Path) -> list[Entry]:
+    """Reads boxes, or outlines of three points and more."""
     shapes = []
-    for line in filter(None, read_lines(file) if file else []):
+    for line in filter(None, read_lines(str(file))):
         number, *values = map(float, line.split())
-        if max(values) > 2:
-            raise ValueError(f'{max(values)} is not a share of a side')
-        name = names[int(number)] if number < len(names) else str(int(number))
-        if len(values) % 2 or len(values) == 4:  # after a box may come its confidence, or key points
-            x, y, across, down = np.array(values[:4]) * [width, height, width, height]
-            shapes.append(box_of(name, x - across / 2, y - down / 2, x + across / 2, y + down / 2))
+        if number < 0 or len(values) < 4 or max(values) > 2:
+            raise ValueError(f'{line!r} is not a class with shares of the sides')
+        name = str(names.get(int(number), int(number)))
+        if len(values) % 2 or len(values) == 4:  # after a box may come its confidence
+            x, y, width, height = values[:4]
+            shapes.append(box_of(name, x - width / 2, y - height / 2, x + width / 2, y + height / 2))
         else:
-            shapes.append(Shape(name, [outline_of(values) * np.float32([width, height])]))
-    return shapes, None
+            shapes.append(shape_of(name, values))
+    return [('', shapes, SHARES)]
 
 
-def size_of(width: Any, height: Any) -> tuple[int, int] | None:
-    return (int(width), int(height)) if int(width or 0) and int(height or 0) else None
+def size_of(content: Mapping[str, Any], width: str, height: str) -> Size:
+    size = int(content.get(width) or 0), int(content.get(height) or 0)
+    return size if all(size) else None
 
 
 def outline_of(numbers: Any) -> np.ndarray:
@@ -347,8 +307,13 @@ def outline_of(numbers: Any) -> np.ndarray:
     return points
 
 
+def shape_of(name: str, *parts: Any, is_box: bool = False) -> Shape:
+    outlines = [outline_of(part) for part in parts]
+    return Shape(name, sum(map(cv2.contourArea, outlines)), outlines, is_box)
+
+
 def box_of(name: str, left: float, top: float, right: float, bottom: float) -> Shape:
-    return Shape(name, [outline_of([left, top, right, top, right, bottom, left, bottom])], is_box=True)
+    return shape_of(name, [left, top, right, top, right, bottom, left, bottom], is_box=True)
 
 
 def mask_of(run_lengths: dict[str, Any]) -> np.ndarray:

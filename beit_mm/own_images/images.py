@@ -121,7 +121,8 @@ def find_images(
     are_classes = len(names) > 1 and not all(map(DATE.fullmatch, names)) and '' not in names
     if found.question or not are_classes or not set(held_out.names.values()) <= set(names):
         return Images(train, held_out, [], found.notes)
-    if empty := subfolders(root) - {*names} - found.left_out:
+    subfolders = {path.name for path in root.iterdir() if path.is_dir() and not path.name.startswith('.')}
+    if empty := subfolders - {*names} - found.left_out:
         warn(f'{str(root)!r}: no images in {preview(sorted(empty))}; not counted as classes')
     return Images(train, held_out, names, found.notes)
 
@@ -131,10 +132,6 @@ def split(folders: ClassFolders) -> tuple[ImageList, ImageList]:
     train = list_folder(folders.train, folders.left_out)
     held_out = list_folder(folders.held_out, folders.left_out) if folders.held_out else None
     return (train, held_out) if held_out and held_out.names else hold_out(train)
-
-
-def subfolders(root: Path) -> set[str]:
-    return {path.name for path in root.iterdir() if path.is_dir() and not path.name.startswith('.')}
 
 
 def list_folder(folder: Path, left_out: Collection[str] = ()) -> ImageList:
@@ -149,10 +146,17 @@ def hold_out(images: ImageList) -> tuple[ImageList, ImageList]:
     If possible, each folder keeps at least one image to learn from.
     """
     shuffled = shuffled_folders(images)
-    free = [path for paths in shuffled for path in paths[1:]] or [*images.names]
-    held_out = {*evenly(free, max(1, round(HELD_OUT * len(images.names))))}
-    if len(images.names) < MIN_IMAGES and len(shuffled) > 1:  # then a tenth would leave classes out
-        held_out = {paths[-1] for paths in shuffled if len(paths) > MIN_OF_CLASS} or held_out
+    held_out = set()
+    if len(images.names) < MIN_IMAGES and len(shuffled) > 1:  # a tenth would leave classes out
+        held_out = {paths[-1] for paths in shuffled if len(paths) > MIN_OF_CLASS}
+    if not held_out:
+        free = [path for paths in shuffled for path in paths[1:]] or [*images.names]
+        held_out = {*evenly(free, max(1, round(HELD_OUT * len(images.names))))}
+    return divide(images, held_out)
+
+
+def divide(images: ImageList, held_out: Collection[str]) -> tuple[ImageList, ImageList]:
+    """Images to learn from, and those that are held out."""
     learned = {path: name for path, name in images.names.items() if path not in held_out}
     others = {path: name for path, name in images.names.items() if path in held_out}
     return ImageList(images.root, learned), ImageList(images.root, others)
@@ -221,5 +225,4 @@ def keep_split(images: Images, lists: Path) -> None:
     names, root = images.train.names | images.held_out.names, images.train.root
     kept = (held_out & names.keys()) | (images.held_out.names.keys() - learned)
     if root == images.held_out.root and kept:
-        images.train = ImageList(root, {path: name for path, name in names.items() if path not in kept})
-        images.held_out = ImageList(root, {path: name for path, name in names.items() if path in kept})
+        images.train, images.held_out = divide(ImageList(root, names), kept)

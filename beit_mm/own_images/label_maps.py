@@ -2,7 +2,7 @@
 
 import os
 from collections import Counter, defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -19,29 +19,11 @@ from beit_mm.datasets.reading import SIDEWAYS, UnreadableImageError, open_image,
 from beit_mm.datasets.segmentation_folder import IGNORE_INDEX, label_map_name
 from beit_mm.errors import UserError
 from beit_mm.files import atomic_file, quoted
-from beit_mm.own_images.annotations import Annotations, find_annotations
+from beit_mm.own_images import label_values, layouts
+from beit_mm.own_images.annotations import find_annotations
 from beit_mm.own_images.images import MAX_NAMED, ImageList, Images, evenly, hold_out, merge_classes
-from beit_mm.own_images.label_values import (
-    IDS,
-    TRAIN_IDS,
-    Legend,
-    Meaning,
-    meaning_of,
-    meaning_of_dataset,
-    read_legend,
-    unlabelled,
-)
-from beit_mm.own_images.layouts import (
-    BESIDE,
-    EXPECTED,
-    READ,
-    Suffixes,
-    count_suffixes,
-    existing_folder,
-    find_map_folders,
-    some,
-    unwrapped,
-)
+from beit_mm.own_images.label_values import Legend, Meaning
+from beit_mm.own_images.layouts import READ, Suffixes
 from beit_mm.terminal import with_bar
 
 DRAWN = 'label_maps'  # folder of maps that were drawn from annotations, beside a run's lists
@@ -61,7 +43,7 @@ class LabelMaps(Images):
     colours: list[list[int]] | None  # of the classes, if the maps are read by colour
     bands: dict[str, Any] | None  # arguments of LoadBands, and `mean` and `std`; None: the images are RGB
     reading: dict[str, bool]  # `nearest_value` and `turn_maps` of SegmentationFolder
-    annotations: Annotations | None = None  # that the maps are drawn from; None: they are files
+    draw: Callable[[str, str], 'Pair | None'] | None = None  # draws the map of an image; None: the maps are files
     subject = 'labels'
 
     def __str__(self) -> str:
@@ -87,7 +69,7 @@ class LabelMaps(Images):
 
     def dataset(self, lists: Path, name: str) -> dict[str, Any]:
         part, maps = (self.train, self.maps[0]) if name == 'train' else (self.held_out, self.maps[1])
-        maps = lists / DRAWN if self.annotations else maps
+        maps = lists / DRAWN if self.draw else maps
         plain = not self.colours and not self.label_map
         reduced = plain and self.values == [*range(1, len(self.values) + 1)]
         usual = self.colours or reduced or (plain and self.values == [*range(len(self.values))])
@@ -105,15 +87,13 @@ class LabelMaps(Images):
         )
 
     def write_maps(self, lists: Path) -> None:
-        if self.annotations is None:
-            return
-        for part in (self.train, self.held_out):
-            for path in part.names:
-                file = lists / DRAWN / label_map_name(path, *self.suffixes)
-                if not file.is_file():
-                    pair = draw_pair(self.annotations, str(part.root / path), '', reading.MAX_PIXELS)
-                    with atomic_file(file) as opened:
-                        Image.fromarray(pair.labels).save(opened, 'PNG')
+        images = [(part.root / path, path) for part in (self.train, self.held_out) for path in part.names]
+        for image, path in images if self.draw else ():
+            file = lists / DRAWN / label_map_name(path, *self.suffixes)
+            pair = None if file.is_file() else self.draw(str(image), path)
+            if pair is not None:
+                with atomic_file(file) as opened:
+                    Image.fromarray(pair[0]).save(opened, 'PNG')
 
 
 @dataclass
@@ -125,12 +105,11 @@ class Maps:
     numbers: dict[str, set[int]]  # path of each image, relative to `images` -> the numbers in its map
     pixels: Counter[int]  # how many pixels have each number
     notes: list[str]  # what was left out
-    depths: dict[str, str]  # each depth of bands -> an image that has it
-    drawn: Counter[str]  # how many maps of images with an EXIF orientation fit them UPRIGHT, AS_STORED or EITHER way
+    kinds: dict[str, list[str]]  # each kind of pair, see `read_pair` -> its images
 
-    def some(self, images: ImageList) -> 'Maps':
+    def some(self, images: Iterable[str]) -> 'Maps':
         """The same with these images only."""
-        return replace(self, numbers={path: self.numbers[path] for path in images.names})
+        return replace(self, numbers={path: self.numbers[path] for path in images})
 
     @property
     def all_numbers(self) -> set[int]:
@@ -141,12 +120,19 @@ class Maps:
         return ImageList(self.images, dict.fromkeys(self.numbers, ''))
 
 
-class Pair(NamedTuple):
-    """What is read of an image and its label map."""
+Pair = tuple[np.ndarray, str]  # a label map (H, W), and of what kind it and its image are
 
-    labels: np.ndarray  # H, W
-    drawn: str = ''  # for an image with an EXIF orientation: UPRIGHT, AS_STORED or EITHER
-    depth: str = ''  # of an image with bands, such as '16 bits'
+
+class Found(NamedTuple):
+    """What a folder holds, before it is decided what the numbers in its maps mean."""
+
+    root: Path
+    parts: list[Maps]  # all, or those to learn from and those to hold out
+    legend: Legend
+    suffixes: Suffixes
+    bands: str | Sequence[int] | None
+    notes: list[str]
+    draw: Callable[[str, str], Pair | None] | None = None  # see LabelMaps
 
 
 def find_label_maps(
@@ -173,52 +159,31 @@ def find_label_maps(
         UserError: images and maps do not fit together, or nothing shows what 0 means.
     """
     least = 1 if whole else MIN_PAIRS
-    root = unwrapped(existing_folder(folder))
-    if annotations := None if maps else find_annotations(root):
-        read = partial(draw_pair, annotations, max_pixels=max_pixels)
-        numbers = [*range(len(annotations.classes))]
-        legend = Legend(annotations.classes, None, numbers, f'the {annotations.format} files')
-        suffixes, bands = Suffixes(None, '.png'), None
-        found = [read_maps(root, root, suffixes, read, part) for part in annotations.parts]
-        notes = annotations.notes
-    elif layout := find_map_folders(folder, least, maps):
-        root, folders = layout.root, layout.pairs
-        suffixes, notes = choose_suffixes(*folders[0])
-        bands = find_bands(folders[0][0], bands)
-        legend = read_legend(root / 'classes.txt')
-        by_colour = legend.colours is not None
-        read = partial(read_pair, by_bands=bands is not None, by_colour=by_colour, max_pixels=max_pixels)
-        found = [read_maps(*pair, suffixes, read) for pair in folders]
-        notes = layout.notes + notes
-    else:
+    found = find_maps(folder, least, bands, max_pixels, maps)
+    if found is None:
         return None
-    notes = notes + [note for part in found for note in part.notes]
-    train, held_out = (None if whole else listed_splits(root, found[0])) or share_out(found, whole)
+    train, held_out = share_out(found, whole)
+    notes = found.notes + [note for part in found.parts for note in part.notes]
     if len(train.numbers) < least:
         raise UserError(
             f'{len(train.numbers)} images with label maps to learn from, {len(held_out.numbers)} held out, in '
-            f'{str(root)!r}; expected at least {least}{"".join(f"; {note}" for note in notes)}'
+            f'{str(found.root)!r}; expected at least {least}{"".join(f"; {note}" for note in notes)}'
         )
-    pixels: Counter[int] = sum((maps.pixels for maps in found), Counter())
-    drawn: Counter[str] = sum((maps.drawn for maps in found), Counter())
-    turning, turn_maps = choose_turning(drawn)
-    check_depths([depth for maps in found for depth in maps.depths.items()])
-    held = {str(maps.images / path): numbers for maps in found for path, numbers in maps.numbers.items()}
-    known = None
-    if not legend.names and reduce_zero_label is None:
-        known = meaning_of_dataset(found[0].folder.name, suffixes.maps, set().union(*held.values()))
-    meaning = known or meaning_of(legend, held, pixels, reduce_zero_label, suffixes.maps)
-    if not 1 < len(meaning.values) < IGNORE_INDEX:
-        raise UserError(
-            f'{len(meaning.values)} classes in {str(root)!r} ({meaning.text}); expected 2 to {IGNORE_INDEX - 1}'
-        )
-    check_labelled(train, held_out, meaning)
-    by_colour = legend.colours is not None
-    about = f'{meaning.text}{unlearned(train, held_out, meaning)}; {unlabelled(pixels, meaning, by_colour)}'
-    measured = None if bands is None else measure_bands([str(train.images / name) for name in train.numbers], bands)
-    notes = [about, *turning, *(measured.pop('notes') if measured else []), *notes]
+    kinds: dict[str, list[str]] = defaultdict(list)
+    for part in found.parts:
+        for kind, images in part.kinds.items():
+            kinds[kind] += images
+    if found.bands is not None:
+        check_depths(kinds)
+    turning, turn_maps = choose_turning({kind: len(images) for kind, images in kinds.items()})
+    pixels: Counter[int] = sum((part.pixels for part in found.parts), Counter())
+    meaning = understand(found, pixels, reduce_zero_label)
+    check_meaning(meaning, train, held_out)
+    colours = found.legend.colours
+    shares = label_values.unlabelled(pixels, meaning, by_colour=colours is not None)
+    measured, on_bands = measure_bands(train, found.bands)
     classes, label_map = meaning.classes, None
-    if merge and by_colour:
+    if merge and colours:
         raise UserError('--merge is for label maps with numbers; classes.txt gives colours')
     if merge:
         classes, label_map = merge_classes(classes, meaning.values, merge)
@@ -227,45 +192,80 @@ def find_label_maps(
         held_out.listed(),
         classes,
         maps=(train.folder, held_out.folder),
-        suffixes=suffixes,
+        suffixes=found.suffixes,
         values=meaning.values,
         label_map=label_map,
-        notes=notes,
-        colours=legend.colours,
+        notes=[f'{meaning.text}{unlearned(train, held_out, meaning)}; {shares}', *turning, *on_bands, *notes],
+        colours=colours,
         bands=measured,
         reading=dict(nearest_value=meaning.nearest, turn_maps=turn_maps),
-        annotations=annotations,
+        draw=found.draw,
     )
 
 
-def listed_splits(root: Path, maps: Maps) -> tuple[Maps, Maps] | None:
-    """The maps to learn from and those held out that PASCAL VOC's lists name; None without these lists."""
-    files = [root / 'ImageSets/Segmentation' / f'{name}.txt' for name in ('train', 'val')]
-    if not all(file.is_file() for file in files):
+def find_maps(
+    folder: str | Path, least: int, bands: str | Sequence[int] | None, max_pixels: int, maps: str | None
+) -> Found | None:
+    """Draws annotations, or reads the label maps in folders; None if there are neither."""
+    root = layouts.unwrapped(layouts.existing_folder(folder))
+    if annotations := None if maps else find_annotations(root):
+        bands = find_bands(root, bands)
+        numbers = [*range(len(annotations.classes))]
+        legend = Legend(annotations.classes, None, numbers, f'the {annotations.format} files')
+        draw = partial(read_pair, annotations.draw, bands is not None, max_pixels)
+        parts = [read_maps(root, Path(), {path: path for path in part}, draw) for part in annotations.parts]
+        return Found(root, parts, legend, Suffixes(None, '.png'), bands, annotations.notes, draw)
+    layout = layouts.find_map_folders(folder, least, maps)
+    if layout is None:
         return None
+    suffixes, notes = choose_suffixes(*layout.pairs[0])
+    bands = find_bands(layout.pairs[0][0], bands)
+    legend = label_values.read_legend(layout.root / 'classes.txt')
+    read_labels = partial(segmentation_folder.read_labels, by_colour=legend.colours is not None, max_pixels=max_pixels)
+    read = partial(read_pair, lambda file, *_: read_labels(file), bands is not None, max_pixels)
     parts = []
-    for file in files:
-        stems = {*read_lines(str(file))}
-        parts.append(ImageList(maps.images, {name: '' for name in maps.numbers if os.path.splitext(name)[0] in stems}))
-    return maps.some(parts[0]), maps.some(parts[1])
+    for images, of_images in layout.pairs:
+        pairs, unpaired = pair_up(images, of_images, suffixes)
+        parts.append(read_maps(images, of_images, pairs, read))
+        notes = notes + unpaired
+    return Found(layout.root, parts, legend, suffixes, bands, layout.notes + notes)
 
 
-def share_out(found: Sequence[Maps], whole: bool) -> tuple[Maps, Maps]:
-    """The maps to learn from and the maps held out: a folder for each, else a tenth of the only folder.
+def understand(found: Found, pixels: Counter[int], reduce_zero_label: bool | None) -> Meaning:
+    """What the numbers in all maps mean."""
+    held = {str(part.images / path): numbers for part in found.parts for path, numbers in part.numbers.items()}
+    known, ending = None, found.suffixes.maps
+    if not found.legend.names and reduce_zero_label is None:
+        known = label_values.meaning_of_dataset(found.parts[0].folder.name, ending, {*pixels})
+    return known or label_values.meaning_of(found.legend, held, pixels, reduce_zero_label, ending)
 
-    With `whole`, the only folder is for both.
+
+def share_out(found: Found, whole: bool) -> tuple[Maps, Maps]:
+    """The maps to learn from and those held out: as folders or PASCAL VOC's lists say, else a tenth is held out.
+
+    With `whole`, maps that are not in two folders are for both.
     """
-    first, *others = found
+    first, *others = found.parts
+    lists = [found.root / 'ImageSets/Segmentation' / f'{name}.txt' for name in ('train', 'val')]
+    if all(file.is_file() for file in lists) and not whole:
+        stems = {name: os.path.splitext(name)[0] for name in first.numbers}
+        learned, asked = ({*read_lines(str(file))} for file in lists)
+        of_train, of_val = ([name for name, stem in stems.items() if stem in part] for part in (learned, asked))
+        return first.some(of_train), first.some(of_val)
     if others and others[0].numbers:
         return first, others[0]
     if whole:
         return first, first
     train, held_out = hold_out(first.listed())
-    return first.some(train), first.some(held_out)
+    return first.some(train.names), first.some(held_out.names)
 
 
-def check_labelled(train: Maps, held_out: Maps, meaning: Meaning) -> None:
-    """Refuses a part without any labelled pixel."""
+def check_meaning(meaning: Meaning, train: Maps, held_out: Maps) -> None:
+    """Refuses one class or too many, and a part without any labelled pixel."""
+    if not 1 < len(meaning.values) < IGNORE_INDEX:
+        raise UserError(
+            f'{len(meaning.values)} classes in {str(train.folder)!r} ({meaning.text}); expected 2 to {IGNORE_INDEX - 1}'
+        )
     for use, part in (('to learn from', train), ('held out', held_out)):
         if not part.all_numbers & {*meaning.values}:
             raise UserError(
@@ -276,38 +276,37 @@ def check_labelled(train: Maps, held_out: Maps, meaning: Meaning) -> None:
 
 def unlearned(train: Maps, held_out: Maps, meaning: Meaning) -> str:
     """Names the classes that no map to learn from holds; '' if there are none."""
-    text, values = '', {*meaning.values}
     learned, asked = train.all_numbers, held_out.all_numbers
-    nowhere, not_learned = values - learned - asked, asked - learned
-    for what, missing in (('never seen', nowhere), ('only in held-out maps', not_learned)):
-        names = [name for name, value in zip(meaning.classes, meaning.values, strict=True) if value in missing]
-        if names:
-            text += f', {what}: {preview(names)}'
-    return text
+    unseen = {value: name for name, value in zip(meaning.classes, meaning.values, strict=True) if value not in learned}
+    never = [name for value, name in unseen.items() if value not in asked]
+    later = [name for value, name in unseen.items() if value in asked]
+    text = f', never seen: {preview(never)}' if never else ''
+    return f'{text}, only in held-out maps: {preview(later)}' if later else text
 
 
-def check_depths(found: Sequence[tuple[str, str]]) -> None:
-    """Refuses bands of two depths, each with the path of an image, which one scale cannot fit."""
-    for depth, path in found:
-        if depth != found[0][0]:
-            raise UserError(
-                f'{path} holds {depth}, {found[0][1]} {found[0][0]}; all images are scaled alike, so convert those of '
-                'one kind, for example by gdal_translate -ot UInt16 -scale'
-            )
-
-
-def choose_turning(drawn: Counter[str]) -> tuple[list[str], bool]:
-    """A note about images with an EXIF orientation, if any is needed, and whether their maps are to be turned too."""
-    if drawn[AS_STORED] and drawn[UPRIGHT]:
+def check_depths(images_of: Mapping[str, list[str]]) -> None:
+    """Refuses bands of two depths, which one scale cannot fit."""
+    if len(images_of) > 1:
+        (usual, images), (depth, others), *_ = images_of.items()
         raise UserError(
-            f'{drawn[AS_STORED]} label maps fit their images as stored, {drawn[UPRIGHT]} as EXIF turns them; expected '
-            'one of the two for all'
+            f'{others[0]} holds {depth}, {images[0]} {usual}; all images are scaled alike, so convert those of one '
+            'kind, for example by gdal_translate -ot UInt16 -scale'
         )
-    if drawn[AS_STORED]:
-        return [f'{drawn.total()} images are turned by EXIF; their maps are not, and are turned like them'], True
-    if drawn[EITHER] and not drawn[UPRIGHT]:
+
+
+def choose_turning(numbers: Mapping[str, int]) -> tuple[list[str], bool]:
+    """A note about images with an EXIF orientation, if any is needed, and whether their maps are to be turned too."""
+    upright, stored, either = (numbers.get(kind, 0) for kind in (UPRIGHT, AS_STORED, EITHER))
+    if stored and upright:
+        raise UserError(
+            f'{stored} label maps fit their images as stored, {upright} as EXIF turns them; expected one of the two '
+            'for all'
+        )
+    if stored:
+        return [f'{stored + either} images are turned by EXIF; their maps are not, and are turned like them'], True
+    if either and not upright:
         cure = 'if not, give the images no orientation: exiftool -Orientation= FOLDER'
-        return [f'{drawn[EITHER]} images are turned by EXIF; their maps must be upright too; {cure}'], False
+        return [f'{either} images are turned by EXIF; their maps must be upright too; {cure}'], False
     return [], False
 
 
@@ -338,101 +337,106 @@ def loses_as_rgb(path: str) -> bool:
     return values.shape[2] > shown or values.dtype != np.uint8
 
 
-def measure_bands(paths: Sequence[str], bands: str | Sequence[int]) -> dict[str, Any]:
-    """Arguments of LoadBands and of the data preprocessor, from statistics of some of the files."""
+def measure_bands(train: Maps, bands: str | Sequence[int] | None) -> tuple[dict[str, Any] | None, list[str]]:
+    """Arguments of LoadBands and of the data preprocessor, from statistics of some of the images; and notes on them."""
+    if bands is None:
+        return None, []
     taken = None if bands == 'all' else [*bands]
+    paths = [str(train.images / path) for path in train.numbers]
     found = reading.band_statistics(evenly(paths, MAX_MEASURED), taken)
     load = dict(type='beit_mm.LoadBands', bands=taken, low=found['low'], high=found['high'], nodata=found['nodata'])
-    return dict(load=load, mean=found['mean'], std=found['std'], notes=found['notes'])
+    return dict(load=load, mean=found['mean'], std=found['std']), found['notes']
 
 
 def choose_suffixes(images: Path, maps: Path) -> tuple[Suffixes, list[str]]:
     """What replaces what in an image's name to give the map's: '.png', '_mask.png', ..., and a note on others."""
-    names = some(list_images(str(maps)))
+    names = layouts.some(list_images(str(maps)))
     if images == maps:
-        counts = Counter(Suffixes(None, ending) for name in names for ending in BESIDE if name.endswith(ending))
+        counts = Counter(Suffixes(None, ending) for name in names for ending in layouts.BESIDE if name.endswith(ending))
     else:
-        counts = count_suffixes(images, names)
+        counts = layouts.count_suffixes(images, names)
     if not counts:
         map_name, image_name = (next(iter(list_images(str(folder), READ)), 'none') for folder in (maps, images))
         raise UserError(
             f'no label map has the name of an image: {map_name!r} in {str(maps)!r}, {image_name!r} in {str(images)!r}; '
-            f'{EXPECTED}'
+            f'{layouts.EXPECTED}'
         )
-    for known in (TRAIN_IDS, IDS):
+    for known in (label_values.TRAIN_IDS, label_values.IDS):
         for suffixes in counts:
             if suffixes.maps.endswith(known):
-                return suffixes, [f'of the label maps those that end in {known} are used'] if len(counts) > 1 else []
+                return suffixes, [f'of the label maps, the ones ending in {known} are used'] if len(counts) > 1 else []
     (suffixes, number), *others = counts.most_common(2)
-    suffix = suffixes.maps
     if others and others[0][1] > number / 2:
         raise UserError(
-            f'label maps in {str(maps)!r} end in {suffix} and in {others[0][0].maps}: two kinds for the same images; '
-            'keep the one to learn from there'
+            f'label maps in {str(maps)!r} end in {suffixes.maps} and in {others[0][0].maps}: two kinds for the same '
+            'images; keep the one to learn from there'
         )
     return suffixes, []
 
 
-def read_maps(images: Path, folder: Path, suffixes: Suffixes, read: Callable, drawn: Sequence[str] = ()) -> Maps:
-    """Reads the label maps of a folder by a `read_pair`, or those of the images `drawn` by a `draw_pair`."""
-    listed = [*(drawn or list_images(str(images), READ))]
+def pair_up(images: Path, folder: Path, suffixes: Suffixes) -> tuple[dict[str, str], list[str]]:
+    """The name of each image's label map, and notes on images without a map and maps without an image."""
+    listed = [*list_images(str(images), READ)]
     if images == folder:
-        listed = [path for path in listed if not path.endswith(BESIDE)]
+        listed = [path for path in listed if not path.endswith(layouts.BESIDE)]
     elif images in folder.parents:
         listed = [path for path in listed if not (images / path).is_relative_to(folder)]
-    maps = {path: label_map_name(path, *suffixes) for path in listed}
-    existing = {*maps.values()} if drawn else {*list_images(str(folder))}
-    found = Maps(images, folder, {}, Counter(), [], {}, Counter())
+    pairs = {path: label_map_name(path, *suffixes) for path in listed}
+    existing = {*list_images(str(folder))}
+    bare = [path for path, name in pairs.items() if name not in existing]
+    unused = [name for name in existing - {*pairs.values()} if name.endswith(suffixes.maps)]
+    notes = []
+    if bare:
+        notes.append(f'{len(bare):,} of {len(listed):,} images left out, without a map: {images / bare[0]}')
+    if unused:
+        notes.append(f'{len(unused):,} label maps left out, without an image: {folder / min(unused)}')
+    return {path: name for path, name in pairs.items() if name in existing}, notes
+
+
+def read_maps(images: Path, folder: Path, pairs: Mapping[str, str], read: Callable[[str, str], Pair | None]) -> Maps:
+    """Reads images with their label maps by a `read_pair`."""
+    found = Maps(images, folder, {}, Counter(), [], defaultdict(list))
     left_out: dict[str, list[str]] = defaultdict(list)
-    for path, name in with_bar(maps.items(), len(maps)):
-        if name not in existing:
-            left_out['without a map'].append(str(images / path))
-            continue
+    for path, name in with_bar(pairs.items(), len(pairs)):
+        image = str(images / path)
         try:
-            pair = read(str(images / path), str(folder / name))
+            pair = read(image, str(folder / name))
         except UnreadableImageError as error:
             left_out['unreadable'].append(str(error))
             continue
         if pair is None:
-            left_out['whose map has another size'].append(str(images / path))
+            left_out['whose map has another size'].append(image)
             continue
-        if pair.drawn:
-            found.drawn[pair.drawn] += 1
-        if pair.depth:
-            found.depths.setdefault(pair.depth, str(images / path))
-        numbers, counts = np.unique(pair.labels, return_counts=True)
+        labels, kind = pair
+        found.kinds[kind].append(image)
+        numbers, counts = np.unique(labels, return_counts=True)
         found.pixels.update(dict(zip(numbers.tolist(), counts.tolist(), strict=True)))
         found.numbers[path] = {*numbers.tolist()}
     for why, cases in left_out.items():
-        found.notes.append(f'{len(cases):,} of {len(listed):,} images left out, {why}: {cases[0]}')
-    unused = [name for name in existing - {*maps.values()} if name.endswith(suffixes.maps)]
-    if unused:
-        found.notes.append(f'{len(unused):,} label maps left out, without an image: {folder / min(unused)}')
+        found.notes.append(f'{len(cases):,} of {len(pairs):,} images left out, {why}: {cases[0]}')
     return found
 
 
-def read_pair(image: str, file: str, by_bands: bool, by_colour: bool, max_pixels: int) -> Pair | None:
-    """Reads a label map, see `read_labels`, and how it fits its image, with bands or not; None if it does not."""
-    labels = segmentation_folder.read_labels(file, by_colour, max_pixels)
+def read_pair(
+    labels_of: Callable[[str, int, int], np.ndarray | None], by_bands: bool, max_pixels: int, image: str, file: str
+) -> Pair | None:
+    """Reads or draws, by `labels_of`, the label map of an image; None if it does not fit.
+
+    The kind is the depth of bands; or how the map fits an image that EXIF turns: UPRIGHT, AS_STORED, EITHER; else ''.
+    """
     if by_bands:
         values = read_bands(image, max_pixels)
         depth = 'floats' if values.dtype.kind == 'f' else f'{8 * values.dtype.itemsize} bits'
-        return Pair(labels, depth=depth) if labels.shape == values.shape[:2] else None
+        labels = labels_of(file, *values.shape[:2])
+        return None if labels is None or labels.shape != values.shape[:2] else (labels, depth)
     with unreadable(image, Exception), open_image(image, max_pixels) as opened:  # reads its header
         tag, stored = orientation(opened), opened.size[::-1]
     upright = stored[::-1] if tag in SIDEWAYS else stored
-    if labels.shape not in (stored, upright):
+    labels = labels_of(file, *upright)
+    if labels is None or labels.shape not in (stored, upright):
         return None
     if tag == 1:
-        return Pair(labels)
+        return labels, ''
     if stored == upright:
-        return Pair(labels, EITHER)
-    return Pair(labels, UPRIGHT if labels.shape == upright else AS_STORED)
-
-
-def draw_pair(annotations: Annotations, image: str, _: str, max_pixels: int) -> Pair | None:
-    """The same of an image with annotations, whose label map is no file yet."""
-    with unreadable(image, Exception), open_image(image, max_pixels) as opened:  # reads its header
-        width, height = opened.size[::-1] if orientation(opened) in SIDEWAYS else opened.size
-    labels = annotations.draw(os.path.relpath(image, annotations.root), height, width)
-    return None if labels is None else Pair(labels)
+        return labels, EITHER
+    return labels, UPRIGHT if labels.shape == upright else AS_STORED

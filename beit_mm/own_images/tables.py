@@ -3,6 +3,7 @@
 import csv
 import io
 import re
+from collections import Counter
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
@@ -51,7 +52,7 @@ def find_table(folder: str | Path, column: str | None = None) -> Images | None:
             )
         notes += read_labels(files, table, label, labels, splits)
     if column and not labels:
-        raise UserError(f'--labels {column}: no .csv or .tsv file in {str(folder)!r} names its images; leave it out')
+        raise UserError(f'--labels {column}: no .csv or .tsv file in {str(folder)!r} labels its images; leave it out')
     return images_of(files.root, labels, splits, notes) if labels else None
 
 
@@ -64,22 +65,18 @@ def tables_of(files: Files) -> list[Table]:
     return train + val if train else others
 
 
-def has_other_classes(root: Path) -> bool:
-    """Whether annotations or class folders say what is in the images."""
-    with suppress(UserError):
-        return bool(find_annotations(root) or find_images(root).classes)
-    return False
-
-
 def read_table(files: Files, file: str) -> Table | None:
     """Reads a table; None if fewer than half of its rows name images."""
     text = (files.root / file).read_text(encoding='utf-8-sig', errors='surrogateescape')
     separator = max(',;\t', key=text.partition('\n')[0].count)
     read = csv.DictReader(io.StringIO(text, newline=''), delimiter=separator, restval='')
-    rows = [{(key or '').strip(): str(value).strip() for key, value in row.items()} for row in read]
-    sample = evenly(rows, 100)
+    try:
+        rows = [{(key or '').strip(): str(value).strip() for key, value in row.items()} for row in read]
+    except csv.Error:  # a file of something else
+        return None
     if not rows or len(rows[0]) < 2:
         return None
+    sample = evenly(rows, 100)
     misses = {key: [files.image_of(row[key], file) for row in sample].count(None) for key in rows[0]}
     names = min(misses, key=lambda key: misses[key])
     return Table(file, rows, names) if 2 * misses[names] <= len(sample) else None
@@ -90,54 +87,47 @@ def label_column(table: Table) -> str | None:
     others = [key for key in table.rows[0] if key != table.names and key.lower() not in SPLIT_COLUMNS]
     if {'xmin', 'ymin'} <= {key.lower() for key in others}:
         raise UserError(f'{quoted(table.file)} has boxes; export them as COCO, YOLO or Pascal VOC')
-    if len(others) > 1 and {row[key] for row in table.rows for key in others} == {'0', '1'}:
-        return join_columns(table.rows, others)
+    if len(others) > 1 and {row[key] for row in table.rows for key in others} == {'0', '1'}:  # a column for each class
+        for row in table.rows:
+            row['label'] = '|'.join(key for key in others if row[key] == '1')
+        return 'label'
     known = [key for key in others if key.lower() in LABEL_COLUMNS] or others
     return known[0] if len(known) == 1 else None
 
 
-def join_columns(rows: list[dict[str, str]], classes: list[str]) -> str:
-    """Makes one column of labels from a column of 0 and 1 for each class; returns its name."""
-    for row in rows:
-        row['label'] = '|'.join(key for key in classes if row[key] == '1')
-    return 'label'
-
-
-def split_columns(rows: list[dict[str, str]]) -> list[str]:
-    """Columns whose values name splits."""
-    candidates = [key for key in rows[0] if key.lower() in SPLIT_COLUMNS]
-    return [key for key in candidates if {row[key].lower() for row in rows} <= {*SPLIT_OF}]
+def has_other_classes(root: Path) -> bool:
+    """Whether annotations or class folders say what is in the images."""
+    with suppress(UserError):
+        return bool(find_annotations(root) or find_images(root).classes)
+    return False
 
 
 def read_labels(files: Files, table: Table, column: str, labels: dict[str, str], splits: dict[str, str]) -> list[str]:
     """Adds the images of a table to `labels` and `splits`; returns notes for the user."""
     file, rows, names = table
-    parts = split_columns(rows)
+    candidates = [key for key in rows[0] if key.lower() in SPLIT_COLUMNS and key != column]
+    parts = [key for key in candidates if {row[key].lower() for row in rows} <= {*SPLIT_OF}]
     values = {row[column] for row in rows}
-    missing = empty = 0
+    left_out: Counter[str] = Counter()
     for row in rows:
         image, label = files.image_of(row[names], file), row[column]
         if not image or not label:
-            missing, empty = missing + (not image), empty + (not label)
+            left_out['without a label' if image else 'whose images are not there'] += 1
             continue
-        if holds_several(label, values) or labels.setdefault(image, label) != label:
+        # commas may belong to a name, unless a part is a label of its own
+        several = re.search(r'[|;]', label) or ({*re.split(', ?', label)} - {label}) & values
+        if several or labels.setdefault(image, label) != label:
             raise UserError(
                 f'{quoted(file)} gives {quoted(image)} several labels ({quoted(label)}); a classifier has one for each '
                 'image: keep one, or give another column with --labels COLUMN'
             )
-        splits[image] = SPLIT_OF[row[parts[0]].lower()] if parts else split_of(file) or split_of(image)
-    notes = {
-        f'{quoted(file)}: images in column {quoted(names)}, labels in column {quoted(column)}': 1,
-        f'splits as in column {quoted("".join(parts[:1]))}': len(parts),
-        f'{missing:,} rows left out, whose images are not there': missing,
-        f'{empty:,} rows left out, without a label': empty,
-    }
-    return [note for note, number in notes.items() if number]
-
-
-def holds_several(label: str, labels: set[str]) -> bool:
-    """Whether a cell has several labels; commas may belong to a name, unless a part is a label of its own."""
-    return bool(re.search(r'[|;]', label) or ({*re.split(', ?', label)} - {label}) & labels)
+        splits[image] = SPLIT_OF[row[parts[0]].lower()] if parts else split_of(file) or files.splits[image]
+    notes = [f'{quoted(file)}: images in column {quoted(names)}, labels in column {quoted(column)}']
+    if parts:
+        notes.append(f'splits as in column {quoted(parts[0])}')
+    elif candidates:
+        notes.append(f'column {quoted(candidates[0])} is not used: it does not say train, val or test in each row')
+    return notes + [f'{number:,} rows left out, {why}' for why, number in left_out.items()]
 
 
 def images_of(root: Path, labels: dict[str, str], splits: dict[str, str], notes: list[str]) -> Images:

@@ -6,9 +6,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 from PIL import Image
+from tifffile import imwrite
 
+from beit_mm.datasets.image_folder import read_list
 from beit_mm.errors import UserError
-from beit_mm.own_images.annotations import find_annotations, mask_of
+from beit_mm.own_images.annotations import Annotations, find_annotations, mask_of
 from beit_mm.own_images.images import write_lists
 from beit_mm.own_images.label_maps import LabelMaps, find_label_maps
 
@@ -43,9 +45,8 @@ def coco(folder: Path, names: list[str], **changes: object) -> dict:
     """Content of a COCO file, whose sign comes before the car."""
     images = [dict(id=index, file_name=name, width=WIDTH, height=HEIGHT) for index, name in enumerate(names)]
     objects = [each for index in range(len(names)) for each in coco_objects(index)]
-    return (
-        dict(images=images, annotations=objects, categories=[dict(id=4, name='car'), dict(id=9, name='sign')]) | changes
-    )
+    categories = [dict(id=4, name='car'), dict(id=9, name='sign')]
+    return dict(images=images, annotations=objects, categories=categories) | changes
 
 
 def make_coco(folder: Path) -> None:
@@ -58,14 +59,15 @@ def make_coco(folder: Path) -> None:
 
 
 def make_yolo(folder: Path) -> None:
-    box = ' '.join(str(number) for number in (1, 46 / WIDTH, 13 / HEIGHT, 12 / WIDTH, 6 / HEIGHT))
-    small = ' '.join(str(number) for number in (1, 14 / WIDTH, 9 / HEIGHT, 4 / WIDTH, 4 / HEIGHT))
+    boxes = [
+        f'1 {(x + w / 2) / WIDTH} {(y + h / 2) / HEIGHT} {w / WIDTH} {h / HEIGHT}' for x, y, w, h in (SIGN, ON_CAR)
+    ]
     outline = ' '.join(str(number / side) for number, side in zip(CAR, [WIDTH, HEIGHT] * 4, strict=True))
     for split, number in (('train', NUMBER), ('valid', 2)):
         names = make_photos(folder / split / 'images', number)
         (folder / split / 'labels').mkdir()
         for name in names:
-            (folder / split / 'labels' / name.replace('jpg', 'txt')).write_text(f'{box}\n0 {outline}\n{small}\n')
+            (folder / split / 'labels' / name.replace('jpg', 'txt')).write_text('\n'.join([*boxes, f'0 {outline}']))
     (folder / 'data.yaml').write_text('names: [car, sign, never]\nnc: 3\n')
 
 
@@ -95,11 +97,9 @@ def drawn(found: LabelMaps, lists: Path, name: str) -> dict[str, np.ndarray]:
     """The label maps that a dataset would read, by image."""
     write_lists(found, lists)
     options = found.dataset(lists, name)
-    images = [
-        line.rsplit(' ', 1)[0] if ' ' in line else line for line in Path(options['ann_file']).read_text().split('\n')
-    ]
     maps = Path(options['data_prefix']['seg_map_path'])
-    return {image: np.asarray(Image.open((maps / image).with_suffix('.png'))) for image in images if image}
+    images = [path for _, path, _ in read_list(options['ann_file'])]
+    return {image: np.asarray(Image.open((maps / image).with_suffix('.png'))) for image in images}
 
 
 @pytest.mark.parametrize(('make', 'held_out'), [(make_coco, 2), (make_yolo, 2), (make_labelme, 1), (make_voc, 1)])
@@ -117,8 +117,8 @@ def test_each_format_gives_the_same_pixels(tmp_path, make, held_out):
     assert not [*(tmp_path / 'data').rglob('*.png')]
 
 
-def described(folder: Path, **changes: object) -> list[np.ndarray]:
-    """Maps of the only image of a COCO file with these changes, and the notes on it."""
+def described(folder: Path, **changes: object) -> Annotations:
+    """What a COCO file of one image, with these changes, says."""
     names = make_photos(folder, 1)
     (folder / 'a.json').write_text(json.dumps(coco(folder, names, **changes)))
     return find_annotations(folder)
@@ -142,10 +142,9 @@ def test_crowds_are_ignored_and_shapes_end_at_the_border(tmp_path):
         dict(image_id=0, category_id=9, segmentation=[[1, 1, 5, 5]]),
     ]
     found = described(tmp_path / 'a', annotations=objects)
-    assert found.classes == ['background', 'car']
+    assert found.classes == ['background', 'car'] and any(note.startswith('1 shapes') for note in found.notes)
     labels = found.draw('0.jpg', HEIGHT, WIDTH)
     assert (labels[:, :2] == 255).all() and (labels[30:, 2:] == 1).all() and not labels[:30, 2:].any()
-    assert any('1 shapes without an area' in note for note in found.notes)
 
 
 def test_compressed_run_lengths():
@@ -163,56 +162,69 @@ def test_what_does_not_fit_is_named(tmp_path):
     assert any('lost.jpg' in note for note in found.notes)
     other = described(tmp_path / 'b', images=[dict(id=0, file_name='0.jpg', width=WIDTH + 1, height=HEIGHT)])
     assert other.draw('0.jpg', HEIGHT, WIDTH) is None  # drawn for another size
-    with pytest.raises(UserError, match='a.json is damaged'):
-        described(tmp_path / 'c', annotations=[dict(image_id=0, category_id=5)])
+    for index, wrong in enumerate(
+        (dict(category_id=5), dict(category_id=4, segmentation=dict(size=[2, 2], counts=[9])))
+    ):
+        with pytest.raises(UserError, match='a.json is damaged'):
+            described(tmp_path / str(index), annotations=[dict(wrong, image_id=0)])
     with pytest.raises(UserError, match='both have'):
         (tmp_path / 'a/b.json').write_text((tmp_path / 'a/a.json').read_text())
         find_annotations(tmp_path / 'a')
 
 
-def test_yolo_in_pixels_is_refused_and_images_without_a_file_are_background(tmp_path):
-    make_yolo(tmp_path / 'data')
-    (tmp_path / 'data/train/labels/3.txt').unlink()
-    found = find_label_maps(tmp_path / 'data')
+def test_yolo_with_other_rows_is_refused_and_images_without_a_file_are_background(tmp_path):
+    data = tmp_path / 'data'
+    make_yolo(data)
+    file = data / 'train/labels/3.txt'
+    file.unlink()
+    found = find_label_maps(data)
     assert not drawn(found, tmp_path / 'lists', 'train')['train/images/3.jpg'].any()
     assert any('1 images have no shapes' in note for note in found.notes)
-    (tmp_path / 'data/train/labels/3.txt').write_text('0 30 20 10 10\n')
-    with pytest.raises(UserError, match='3.txt is damaged'):
-        find_label_maps(tmp_path / 'data')
+    for row in ('0 30 20 10 10', '1 0.5', '-1 0.5 0.5 0.1 0.1'):  # in pixels; a classifier's; no class
+        file.write_text(row)
+        with pytest.raises(UserError, match='3.txt is damaged'):
+            find_annotations(data)
+    file.unlink()
+    Image.new('RGB', (9, 9)).save(data / 'train/images/3.png')
+    with pytest.raises(UserError, match='3.jpg, .*3.png'):  # would share a map
+        find_annotations(data)
+    (data / 'data.yaml').write_text('names: [car]\nkpt_shape: [2, 3]\n')
+    with pytest.raises(UserError, match='data.yaml: key points'):
+        find_annotations(data)
 
 
 def test_other_files_beside_images_mean_nothing_and_label_maps_come_first(tmp_path):
     make_photos(tmp_path / 'a')
-    for name, text in {
-        'a.json': '{',
-        'b.json': '[]',
-        'c.yaml': '{',
-        '0.txt': 'a photo of 2 dogs',
-        '0.xml': '<x/>',
-    }.items():
+    others = {'a.json': '{', 'b.json': '[]', 'c.yaml': '{', '0.txt': '3 0.97', '1.txt': 'a photo', '0.xml': '<x/>'}
+    for name, text in others.items():
         (tmp_path / 'a' / name).write_text(text)
     assert find_annotations(tmp_path / 'a') is None
     make_coco(tmp_path / 'b')
-    assert find_annotations(tmp_path / 'b')
     make_photos(tmp_path / 'b/masks')
     assert find_annotations(tmp_path / 'b') is None
 
 
-def test_images_that_would_share_a_map_are_refused(tmp_path):
-    make_yolo(tmp_path)
-    Image.new('RGB', (9, 9)).save(tmp_path / 'train/images/3.png')
-    with pytest.raises(UserError, match='3.jpg, .*3.png'):
-        find_annotations(tmp_path)
+def test_images_that_are_only_called_test_are_learned_from_and_bands_are_kept(tmp_path):
+    data = tmp_path / 'data'
+    make_labelme(data)
+    for index in range(NUMBER):
+        (data / f'{index}.jpg').unlink()
+        (data / f'{index}.json').rename(data / f'test_{index}.json')
+        bands = np.full((HEIGHT, WIDTH, 5), index, np.uint16)
+        imwrite(data / f'test_{index}.tif', bands, photometric='minisblack', planarconfig='contig')
+    found = find_label_maps(data)
+    assert len(found.train.names) == NUMBER - 1 and len(found.bands['mean']) == 5
+    for labels in drawn(found, tmp_path / 'lists', 'train').values():
+        np.testing.assert_array_equal(labels, expected())
 
 
 def test_a_later_call_draws_only_what_is_missing(tmp_path):
     make_labelme(tmp_path / 'data')
     found = find_label_maps(tmp_path / 'data')
-    name, other = [*found.train.names][:2]
     drawn(found, tmp_path / 'lists', 'train')
-    files = [(tmp_path / 'lists/label_maps' / image).with_suffix('.png') for image in (name, other)]
-    files[0].unlink()
-    Image.new('L', (WIDTH, HEIGHT), 1).save(files[1])
-    maps = drawn(found, tmp_path / 'lists', 'train')
-    np.testing.assert_array_equal(maps[name], expected())
-    assert (maps[other] == 1).all()
+    kept, missing = sorted((tmp_path / 'lists/label_maps').iterdir())[:2]
+    missing.unlink()
+    Image.new('L', (WIDTH, HEIGHT), 1).save(kept)
+    write_lists(found, tmp_path / 'lists')
+    np.testing.assert_array_equal(Image.open(missing), expected())
+    assert (np.asarray(Image.open(kept)) == 1).all()

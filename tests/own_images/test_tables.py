@@ -23,8 +23,8 @@ def few(monkeypatch):
 
 
 def make(folder: Path, below: str = 'images', **files: str) -> Path:
+    (folder / below).mkdir(parents=True)
     for name in LABELS:
-        (folder / below).mkdir(parents=True, exist_ok=True)
         Image.fromarray(np.full((4, 4, 3), len(name), np.uint8)).save(folder / below / f'{name}.jpg')
     for name, text in files.items():
         (folder / name.replace('_csv', '.csv').replace('_tsv', '.tsv')).write_text(text)
@@ -76,10 +76,11 @@ def test_splits_by_column_and_by_file(tmp_path):
 
 
 def test_what_is_left_out_is_named(tmp_path):
-    found = find_table(make(tmp_path, any_csv=FORMS['ending'] + 'gone.jpg,cat\n'))
-    assert any('1 rows' in note for note in found.notes) and len(found.train.names) == 27
-    (tmp_path / 'any.csv').write_text(FORMS['ending'].replace('i3.jpg,cat', 'i3.jpg,'))
-    assert any('without a label' in note for note in find_table(tmp_path).notes)
+    text = FORMS['ending'].replace('i3.jpg,cat', 'i3.jpg,') + 'gone.jpg,cat\n'
+    text = '\n'.join(f'{line},{fold}' for line, fold in zip(text.split(), ['fold', *'12345' * 7], strict=False))
+    notes = '; '.join(find_table(make(tmp_path, any_csv=text)).notes)
+    assert '1 rows left out, whose images' in notes and '1 rows left out, without a label' in notes
+    assert 'column fold is not used' in notes
 
 
 ASKED = {
@@ -104,15 +105,15 @@ def test_the_column_may_be_given(tmp_path):
     assert find_table(folder, 'site').classes == ['cat', 'dog', 'owl']
     with pytest.raises(UserError, match='--labels COLUMN'):
         find_table(folder, 'other')
+    (folder / 'b.csv').write_text(FORMS['ending'])
+    with pytest.raises(UserError, match='any.csv, b.csv'):
+        find_table(folder)
 
 
-@pytest.mark.parametrize('text', ['a,b\n1,2\n', '', 'image\ni1.jpg\n'])
-def test_other_tables_and_tables_beside_label_maps_mean_nothing(tmp_path, text):
-    assert find_table(make(tmp_path / 'a', any_csv=text)) is None
-    make(tmp_path / 'b', any_csv=FORMS['ending'])
-    assert find_table(make(tmp_path / 'b', 'masks')) is None
-
-
-def test_two_tables_are_refused(tmp_path):
-    with pytest.raises(UserError, match='a.csv, b.csv'):
-        find_table(make(tmp_path, a_csv=FORMS['ending'], b_csv=FORMS['ending']))
+def test_other_tables_and_tables_beside_label_maps_mean_nothing(tmp_path):
+    folder = make(tmp_path)
+    for text in ('a,b\n1,2\n', '', 'image\ni1.jpg\n', f'image,label\ni1.jpg,"{"x" * 200_000}"\n'):
+        (folder / 'any.csv').write_text(text)
+        assert find_table(folder) is None
+    (folder / 'any.csv').write_text(FORMS['ending'])
+    assert find_table(make(folder, 'masks')) is None
