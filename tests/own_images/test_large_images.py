@@ -133,8 +133,8 @@ def test_world_files_are_copied_beside_maps_of_any_number_of_images(tmp_path):
 
 def test_bands_are_read_in_windows_and_empty_blocks_are_skipped(tmp_path, in_blocks):
     pixels = smooth_pixels().astype(np.uint16) * 7 + 1
-    pixels[:, :220] = 0
-    file = save_tiff(tmp_path / 'bands.tiff', pixels, **PLACE, nodata=0)
+    pixels[:, :220] = 65535
+    file = save_tiff(tmp_path / 'bands.tiff', pixels, **PLACE, nodata=65535)
     checkpoint = torch.load(save_segmentor(tmp_path / 'model.pth'), weights_only=False)
     pipeline = checkpoint['meta']['config_dict']['test_dataloader']['dataset']['pipeline']
     pipeline[0] = dict(type='beit_mm.LoadBands', low=[0.0] * 3, high=[2000.0] * 3, max_pixels=HEIGHT * WIDTH)
