@@ -113,7 +113,7 @@ def write_maps(
         lines = ['Number\tName', *(f'{number}\t{line}' for number, line in enumerate(lines))]
     head = ['path', 'labels', 'confidence']
     write_table(folder / CONFIDENCE, head, [])  # first, so that a later call recognises the folder as one of `segment`
-    for name in ('labels', 'overlays', 'confidence')[: 3 if confidence_maps else 2]:
+    for name in ('labels', 'overlays', *(['confidence'] if confidence_maps else [])):
         (folder / name).mkdir(parents=True, exist_ok=True)
     write_lines(folder / 'classes.txt', lines)
     written: list[dict[str, Any]] = []
@@ -159,9 +159,8 @@ def write_map(
         folder / 'labels' / name, labels, IGNORE_INDEX, colours if labels.dtype == np.uint8 else None
     )
     if confidence_map:
-        levels = np.empty(labels.shape, np.uint8)
-        for row, values in zip(levels, confidence, strict=True):  # a large image has no room for all as floats
-            np.rint(values * np.float32(255), out=row, casting='unsafe')
+        confidence *= 255  # in place, because a large image leaves no room for a copy
+        levels = np.rint(confidence, out=confidence).astype(np.uint8)
         files['confidence_map'] = place.write(folder / 'confidence' / name, levels, 0, scale=1 / 255)
     step = reduction(labels.shape)
     shown = labels[::step, ::step].astype(np.int32)
