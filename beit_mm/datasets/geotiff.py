@@ -9,12 +9,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from mmcv.image import rescale_size
-from mmcv.transforms import Resize
 from PIL import Image
 
 from beit_mm.datasets.reading import LoadBands, LoadImage, open_image, rgb_array, unreadable
-from beit_mm.datasets.transforms import ResizeToScale
 from beit_mm.errors import warn
 
 try:
@@ -47,20 +44,22 @@ class Mosaic(NamedTuple):
     path: str
     loader: LoadImage | LoadBands
     size: tuple[int, int]  # height and width
-    seen: tuple[int, int]  # those to which a pipeline resizes it
+    seen: tuple[int, int]  # height and width to which the pipeline resizes it
 
     @classmethod
     def open(cls, path: Any, loader: Any, steps: Sequence) -> 'Mosaic | None':
         """Opens a large TIFF for the steps after its loader; None for others, and where windows would differ."""
         if rasterio is None or not is_tiff(path) or not isinstance(loader, LoadImage | LoadBands):
             return None
+        if [type(step).__name__ for step in steps] != ['ResizeToScale', 'PackSegInputs']:
+            return None
         with contextlib.suppress(OSError), open_tiff(path) as file:  # decoding it whole says what is wrong
             kinds = tuple(kind.name for kind in file.colorinterp)
             is_usual = isinstance(loader, LoadBands) or (kinds in USUAL_KINDS and {*file.dtypes} == {'uint8'})
             is_large = min(loader.max_pixels, LARGE // file.count) < math.prod(file.shape) <= MAX_MOSAIC
-            seen = size_seen(str(path), steps, file.shape) if is_usual and is_large else None
-            if seen:
-                return cls(str(path), loader, file.shape, seen)
+            if is_usual and is_large:
+                steps[0].warn_other_scale(path, *file.shape)
+                return cls(str(path), loader, file.shape, steps[0].size_of(*file.shape))
         return None
 
     def read(self, rows: slice, columns: slice, shape: tuple[int, int]) -> np.ndarray | None:
@@ -89,19 +88,6 @@ class Mosaic(NamedTuple):
         shape = math.ceil(self.size[0] / step), math.ceil(self.size[1] / step)
         image = self.read(slice(0, self.size[0]), slice(0, self.size[1]), shape)
         return np.zeros((*shape, 3), np.uint8) if image is None else LoadBands.as_rgb(image)
-
-
-def size_seen(path: str, steps: Sequence, size: tuple[int, int]) -> tuple[int, int] | None:
-    """The height and width to which steps of a pipeline resize an image; None if they do anything else."""
-    for step in steps:
-        if isinstance(step, ResizeToScale):
-            step.warn_other_scale(path, *size)
-            size = step.size_of(*size)
-        elif isinstance(step, Resize) and step.scale and step.keep_ratio:
-            size = rescale_size(size[::-1], step.scale)[::-1]
-        elif type(step).__name__ != 'PackSegInputs':
-            return None
-    return size
 
 
 class Place:
