@@ -120,17 +120,18 @@ def meaning_of_numbers(
     are_masks = numbers == [0, 1] or occurring == [0, IGNORE_INDEX]
     if are_masks and not reduce_zero_label and len(names or ()) < 3:
         return meaning_of_masks([0, 1 if 1 in numbers else IGNORE_INDEX], names or [])
+    if names and not is_gray and numbers[-1] > len(names) - (reduce_zero_label is False):
+        image = next(path for path, found in held.items() if numbers[-1] in found)
+        raise UserError(
+            f'the label map of {image} contains {numbers[-1]}, but classes.txt names {len(names)} classes; expected 0 '
+            f'to {len(names) - 1}, or 1 to {len(names)}, and {IGNORE_INDEX} for ignored pixels'
+        )
+    ranks = [*range(len(numbers))] if is_gray and names else numbers
+    first = int(zero_is_unlabelled(ranks, names, reduce_zero_label))
     if names is None:
-        first = int(zero_is_unlabelled(numbers, names, reduce_zero_label))
         values = [number for number in numbers if number >= first]
         return Meaning([*map(str, values)], values, f'{len(values)} classes, named by their numbers (no classes.txt)')
-    if is_gray:
-        first = int(zero_is_unlabelled([*range(len(numbers))], names, reduce_zero_label))
-        values = numbers[first:]
-    else:
-        check_highest(held, numbers[-1], len(names), reduce_zero_label)
-        first = int(zero_is_unlabelled(numbers, names, reduce_zero_label))
-        values = [*range(first, first + len(names))]
+    values = numbers[first:] if is_gray else [*range(first, first + len(names))]
     if len(values) != len(names):
         raise UserError(
             f'classes.txt names {len(names)} classes, label maps contain {preview(map(str, values))} as classes; leave '
@@ -179,17 +180,6 @@ def is_gray_scale(numbers: Sequence[int]) -> bool:
     return len(numbers) == len(even) and bool((abs(np.array(numbers) - even) <= 1).all())
 
 
-def check_highest(held: Mapping[str, set[int]], highest: int, num_names: int, reduce_zero_label: bool | None) -> None:
-    """Refuses a number that is too high for the names of classes.txt."""
-    if highest < num_names or (highest == num_names and reduce_zero_label is not False):
-        return
-    image = next(path for path, numbers in held.items() if highest in numbers)
-    raise UserError(
-        f'the label map of {image} contains {highest}, but classes.txt names {num_names} classes; expected 0 to '
-        f'{num_names - 1}, or 1 to {num_names}, and {IGNORE_INDEX} for ignored pixels'
-    )
-
-
 def zero_is_unlabelled(numbers: list[int], names: Sequence[str] | None, given: bool | None) -> bool:
     """Whether 0 marks unlabelled pixels. Unless the user says so (`given`), the sorted numbers in the maps decide:
 
@@ -219,13 +209,11 @@ def zero_is_unlabelled(numbers: list[int], names: Sequence[str] | None, given: b
 
 def unlabelled(pixels: Counter[int], meaning: Meaning, by_colour: bool) -> str:
     """Says how many pixels are unlabelled and, unless these are colours, by which numbers."""
-    others = Counter({number: count for number, count in pixels.items() if number not in meaning.values})
-    if meaning.nearest:
-        others = Counter({number: count for number, count in others.items() if number < 0})
-    per_pixel = 100 / pixels.total()
-    text = f'{per_pixel * others.total():.0f} % of the pixels are unlabelled'
-    if by_colour or not others:
-        return text
-    names = {NO_DATA: 'no data'}
-    shares = [f'{names.get(number, number)} ({per_pixel * count:.2g} %)' for number, count in others.most_common()]
-    return f'{text}: {preview(shares)}'
+    shares = []
+    total, per_pixel = 0.0, 100 / pixels.total()
+    for number, count in pixels.most_common():
+        if number not in meaning.values and (number < 0 or not meaning.nearest):
+            total += per_pixel * count
+            shares.append(f'{"no data" if number == NO_DATA else number} ({per_pixel * count:.2g} %)')
+    text = f'{total:.0f} % of the pixels are unlabelled'
+    return text if by_colour or not shares else f'{text}: {preview(shares)}'
