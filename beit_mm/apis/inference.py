@@ -17,7 +17,7 @@ from PIL import Image
 
 from beit_mm import pictures
 from beit_mm.apis.configs import NARROW_PRETRAINING, bundled_config, mask_settings, pipeline_for_size
-from beit_mm.apis.inferencers import MAX_SIDE, ClassificationInferencer, reduction
+from beit_mm.apis.inferencers import ClassificationInferencer, reduction
 from beit_mm.apis.rebuild import rebuild_pretrainer
 from beit_mm.checkpoint.checkpoint import Checkpoint, CheckpointInput, PerChannel
 from beit_mm.checkpoint.find import PHOTOS
@@ -119,7 +119,6 @@ def write_maps(
     written: list[dict[str, Any]] = []
     rows: list[tuple[str | None, str, str]] = []
     used: set[str] = set()
-    reduced = 0
     for result in results:
         path = result['path']
         if 'error' in result:
@@ -127,15 +126,12 @@ def write_maps(
             rows.append((path, f'unreadable: {result["error"]}', ''))
             continue
         name = unused(Path(path or 'image').stem, '.png', used)
-        reduced += reduction(result['labels'].shape) > 1
         written.append(write_map(result, segmentor, folder, name, least, confidence_maps))
         rows.append((path, f'labels/{Path(written[-1]["labels"]).name}', f'{written[-1]["confidence"]:.3f}'))
         if written[-1].get('labelled'):
             (folder / 'images').mkdir(exist_ok=True)
             (folder / 'images' / name).with_suffix(Path(path).suffix).symlink_to(Path(path).resolve())
     write_table(folder / CONFIDENCE, head, rows)
-    if reduced:
-        say(f'Overlays of {reduced} large images have at most {MAX_SIDE:,} pixels a side; label maps are in full size.')
     return written
 
 
