@@ -155,7 +155,7 @@ def _geometry_of_processor(processor: Mapping[str, Any]) -> dict[str, Any] | str
     return dict(
         resize=resize,
         crop=[crop['height'], crop['width']] if crop else resize,
-        interpolation='bilinear' if number is None else INTERPOLATIONS[number],
+        interpolation='bilinear' if number is None else dict(enumerate(INTERPOLATIONS)).get(number),
         rounds_down=True,
     )
 
