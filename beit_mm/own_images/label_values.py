@@ -113,25 +113,37 @@ def meaning_of_numbers(
 ) -> Meaning:
     """The classes of label maps with numbers. `names` come from classes.txt."""
     occurring = sorted(number for number in set().union(*held.values()) if number >= 0)
-    is_gray = is_gray_scale(occurring) and (names is None or len(occurring) - len(names) in (0, 1))
-    numbers = [number for number in occurring if is_gray or number != IGNORE_INDEX]
+    numbers = [number for number in occurring if number != IGNORE_INDEX]
     if not numbers:
         return Meaning([], [], f'every pixel is {IGNORE_INDEX} or negative, which marks ignored pixels')
     are_masks = numbers == [0, 1] or occurring == [0, IGNORE_INDEX]
     if are_masks and not reduce_zero_label and len(names or ()) < 3:
         return meaning_of_masks([0, 1 if 1 in numbers else IGNORE_INDEX], names or [])
-    if names and not is_gray and numbers[-1] > len(names) - (reduce_zero_label is False):
-        image = next(path for path, found in held.items() if numbers[-1] in found)
-        raise UserError(
-            f'the label map of {image} contains {numbers[-1]}, but classes.txt names {len(names)} classes; expected 0 '
-            f'to {len(names) - 1}, or 1 to {len(names)}, and {IGNORE_INDEX} for ignored pixels'
-        )
-    ranks = [*range(len(numbers))] if is_gray and names else numbers
-    first = int(zero_is_unlabelled(ranks, names, reduce_zero_label))
-    if names is None:
-        values = [number for number in numbers if number >= first]
-        return Meaning([*map(str, values)], values, f'{len(values)} classes, named by their numbers (no classes.txt)')
-    values = numbers[first:] if is_gray else [*range(first, first + len(names))]
+    if names is not None:
+        return meaning_of_names(held, occurring, names, reduce_zero_label)
+    numbers = occurring if is_gray_scale(occurring) else numbers
+    first = int(zero_is_unlabelled(numbers, names, reduce_zero_label))
+    values = [number for number in numbers if number >= first]
+    return Meaning([*map(str, values)], values, f'{len(values)} classes, named by their numbers (no classes.txt)')
+
+
+def meaning_of_names(
+    held: Mapping[str, set[int]], occurring: Sequence[int], names: list[str], reduce_zero_label: bool | None
+) -> Meaning:
+    """The classes that classes.txt names, by their order; `occurring` are the sorted numbers in all maps."""
+    if is_gray_scale(occurring) and len(occurring) - len(names) in (0, 1):
+        first = int(zero_is_unlabelled(range(len(occurring)), names, reduce_zero_label))
+        values = [*occurring[first:]]
+    else:
+        numbers = [number for number in occurring if number != IGNORE_INDEX]
+        if numbers[-1] > len(names) - (reduce_zero_label is False):
+            image = next(path for path, found in held.items() if numbers[-1] in found)
+            raise UserError(
+                f'the label map of {image} contains {numbers[-1]}, but classes.txt names {len(names)} classes; '
+                f'expected 0 to {len(names) - 1}, or 1 to {len(names)}, and {IGNORE_INDEX} for ignored pixels'
+            )
+        first = int(zero_is_unlabelled(numbers, names, reduce_zero_label))
+        values = [*range(first, first + len(names))]
     if len(values) != len(names):
         raise UserError(
             f'classes.txt names {len(names)} classes, label maps contain {preview(map(str, values))} as classes; leave '
@@ -180,7 +192,7 @@ def is_gray_scale(numbers: Sequence[int]) -> bool:
     return len(numbers) == len(even) and bool((abs(np.array(numbers) - even) <= 1).all())
 
 
-def zero_is_unlabelled(numbers: list[int], names: Sequence[str] | None, given: bool | None) -> bool:
+def zero_is_unlabelled(numbers: Sequence[int], names: Sequence[str] | None, given: bool | None) -> bool:
     """Whether 0 marks unlabelled pixels. Unless the user says so (`given`), the sorted numbers in the maps decide:
 
     | classes.txt | highest number | 0 occurs | 0 marks           |
