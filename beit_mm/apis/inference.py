@@ -17,7 +17,7 @@ from PIL import Image
 
 from beit_mm import pictures
 from beit_mm.apis.configs import NARROW_PRETRAINING, bundled_config, mask_settings, pipeline_for_size
-from beit_mm.apis.inferencers import MAX_SIDE, ClassificationInferencer, reduction
+from beit_mm.apis.inferencers import ClassificationInferencer, reduction
 from beit_mm.apis.rebuild import rebuild_pretrainer
 from beit_mm.checkpoint.checkpoint import Checkpoint, CheckpointInput, PerChannel
 from beit_mm.checkpoint.find import PHOTOS
@@ -113,13 +113,12 @@ def write_maps(
         lines = ['Number\tName', *(f'{number}\t{line}' for number, line in enumerate(lines))]
     head = ['path', 'labels', 'confidence']
     write_table(folder / CONFIDENCE, head, [])  # first, so that a later call recognises the folder as one of `segment`
-    for name in ('labels', 'overlays', 'confidence')[: 3 if confidence_maps else 2]:
+    for name in ('labels', 'overlays', *(['confidence'] if confidence_maps else [])):
         (folder / name).mkdir(parents=True, exist_ok=True)
     write_lines(folder / 'classes.txt', lines)
     written: list[dict[str, Any]] = []
     rows: list[tuple[str | None, str, str]] = []
     used: set[str] = set()
-    reduced = 0
     for result in results:
         path = result['path']
         if 'error' in result:
@@ -127,15 +126,12 @@ def write_maps(
             rows.append((path, f'unreadable: {result["error"]}', ''))
             continue
         name = unused(Path(path or 'image').stem, '.png', used)
-        reduced += reduction(result['labels'].shape) > 1
         written.append(write_map(result, segmentor, folder, name, least, confidence_maps))
         rows.append((path, f'labels/{Path(written[-1]["labels"]).name}', f'{written[-1]["confidence"]:.3f}'))
         if written[-1].get('labelled'):
             (folder / 'images').mkdir(exist_ok=True)
             (folder / 'images' / name).with_suffix(Path(path).suffix).symlink_to(Path(path).resolve())
     write_table(folder / CONFIDENCE, head, rows)
-    if reduced:
-        say(f'Overlays of {reduced} large images have at most {MAX_SIDE:,} pixels a side; label maps are in full size.')
     return written
 
 
@@ -159,9 +155,8 @@ def write_map(
         folder / 'labels' / name, labels, IGNORE_INDEX, colours if labels.dtype == np.uint8 else None
     )
     if confidence_map:
-        levels = np.empty(labels.shape, np.uint8)
-        for row, values in zip(levels, confidence, strict=True):  # a large image has no room for all as floats
-            np.rint(values * np.float32(255), out=row, casting='unsafe')
+        confidence *= 255  # in place, because a large image leaves no room for a copy
+        levels = np.rint(confidence, out=confidence).astype(np.uint8)
         files['confidence_map'] = place.write(folder / 'confidence' / name, levels, 0, scale=1 / 255)
     step = reduction(labels.shape)
     shown = labels[::step, ::step].astype(np.int32)

@@ -231,7 +231,7 @@ def classifier_of(checkpoint: Checkpoint, backbone: dict[str, Any], mean_std: di
     steps: list[dict[str, Any]] = [dict(type='beit_mm.LoadImage')]
     if geometry := checkpoint.preprocessing.get('geometry'):
         steps[0]['scaled'] = False  # so that large JPEGs too get the library's own probabilities
-        steps += usual_preparation(backbone['img_size'], 'pillow', str(checkpoint), geometry)
+        steps += usual_preparation(backbone['img_size'], 'pillow', geometry)
     return Recipe('mmpretrain', model, steps)
 
 

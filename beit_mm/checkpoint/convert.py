@@ -187,9 +187,8 @@ def _write_hub_folder(
         file.unlink(missing_ok=True)  # it belongs to other weights
         warn('the source does not say how its images are prepared: no preprocessor_config.json')
         return
-    geometry, size = preprocessing.get('geometry'), preprocessing['size']
-    if not isinstance(geometry, dict):
-        geometry = description.usual_geometry(size)
+    size = preprocessing['size']
+    geometry = preprocessing.get('geometry') or description.usual_geometry(size)
     if task == 'segmentation':  # its label maps are for all of an image
         geometry = dict(geometry, resize=size, crop=size)
     by_edge = len(geometry['resize']) == 1

@@ -9,7 +9,8 @@ from typing import Any
 
 from beit_mm.checkpoint.find import HUB_FILES
 from beit_mm.checkpoint.names import TABLE, released_out_indices
-from beit_mm.errors import CheckpointError
+from beit_mm.errors import CheckpointError, warn
+from beit_mm.files import quoted
 
 MAX_NUMBER = 1e6  # limit for pixels, means and numbers of blocks
 MAX_SIDE = 8192  # pixels of an image that is resized as a file says
@@ -48,7 +49,7 @@ def describe_source(content: Mapping[str, Any], path: Path, format: str | None =
 
     Returns:
         preprocessing: where known, `mean` and `std` of each channel, pixels 0-255, `size` (height, width), and
-            `geometry`: see `usual_geometry`, or what a file asks for that we cannot do.
+            `geometry`: see `usual_geometry`.
         architecture: what the shapes of the weights do not show, `num_heads` and `out_indices`.
         dataset_meta: with the class names as `classes`, even if only a config.json of transformers or timm has them.
         Everything else is as in the file.
@@ -102,7 +103,7 @@ def _find_preprocessing(content: Mapping[str, Any], config: Mapping[str, Any], p
     size = _numbers(found.get('size'), int)
     known: dict[str, Any] = dict(size=size) if len(size) == 2 and min(size) > 0 else {}
     if found.get('geometry'):
-        known['geometry'] = _checked_geometry(found['geometry'])
+        known['geometry'] = _checked_geometry(found['geometry'], path)
     return dict(known, mean=mean, std=std) if mean and min(std, default=0) > 0 else known
 
 
@@ -154,7 +155,7 @@ def _geometry_of_processor(processor: Mapping[str, Any]) -> dict[str, Any] | str
     return dict(
         resize=resize,
         crop=[crop['height'], crop['width']] if crop else resize,
-        interpolation='bilinear' if number is None else INTERPOLATIONS[number],
+        interpolation='bilinear' if number is None else dict(enumerate(INTERPOLATIONS)).get(number),
         rounds_down=True,
     )
 
@@ -171,16 +172,20 @@ def _geometry_of_timm(timm: Mapping[str, Any]) -> dict[str, Any] | str:
     return dict(resize=resize, crop=crop, interpolation=timm.get('interpolation') or 'bicubic', rounds_down=False)
 
 
-def _checked_geometry(found: Any) -> dict[str, Any] | str:
-    """A geometry from a file, or what it holds that no image can be prepared by."""
-    if isinstance(found, str):
-        return ascii(found)[1:-1][:200]
-    resize, crop = (_numbers(found.get(name), int) for name in ('resize', 'crop'))
-    sides = resize * 2 if len(resize) == 1 else resize
-    fits = len(sides) == len(crop) == 2 and all(0 < crop[axis] <= sides[axis] <= MAX_SIDE for axis in (0, 1))
-    if not fits or found.get('interpolation') not in INTERPOLATIONS:
-        return ', '.join(f'{name}={found.get(name)!a:.40}' for name in ('resize', 'crop', 'interpolation'))
-    return dict(found, rounds_down=bool(found.get('rounds_down')))
+def _checked_geometry(found: Any, path: Path) -> dict[str, Any] | None:
+    """A geometry from a file; None, with a warning, for one that is not supported."""
+    if isinstance(found, dict):
+        resize, crop = (_numbers(found.get(name), int) for name in ('resize', 'crop'))
+        sides = resize * 2 if len(resize) == 1 else resize
+        fits = len(sides) == len(crop) == 2 and all(0 < crop[axis] <= sides[axis] <= MAX_SIDE for axis in (0, 1))
+        if fits and found.get('interpolation') in INTERPOLATIONS:
+            return dict(found, rounds_down=bool(found.get('rounds_down')))
+        found = ', '.join(f'{name}={found.get(name)!r:.40}' for name in ('resize', 'crop', 'interpolation'))
+    warn(
+        f'{quoted(str(path))}: it asks for {quoted(str(found)[:200])}, which is not supported; the middle of an image '
+        'is cropped instead'
+    )
+    return None
 
 
 def usual_geometry(size: Sequence[int]) -> dict[str, Any]:

@@ -183,8 +183,8 @@ def is_at_hand(url: str) -> bool:
     """Whether the file of a released model is on this machine."""
     if not url.startswith(HUB_SCHEME):
         return any(place.is_file() for place in (Path(url), *places_of_url(url)))
-    name = url.removeprefix(HUB_SCHEME)
-    if Path(os.environ.get(WEIGHTS_VARIABLE, ''), name).is_dir():
+    name, folder = url.removeprefix(HUB_SCHEME), os.environ.get(WEIGHTS_VARIABLE)
+    if folder and Path(folder, name).is_dir():
         return True
     with suppress(ImportError):
         from huggingface_hub import try_to_load_from_cache

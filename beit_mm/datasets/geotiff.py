@@ -5,16 +5,13 @@ import math
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from mmcv.image import rescale_size
-from mmcv.transforms import Resize
 from PIL import Image
 
 from beit_mm.datasets.reading import LoadBands, LoadImage, open_image, rgb_array, unreadable
-from beit_mm.datasets.transforms import ResizeToScale
 from beit_mm.errors import warn
 
 try:
@@ -27,7 +24,7 @@ except ImportError:
 LARGE = 2**27  # values, pixels times bands, from which a TIFF is read in windows
 MAX_MOSAIC = 2**31  # pixels; label and probability take three bytes each
 USUAL_KINDS = ('gray',), ('red', 'green', 'blue'), ('red', 'green', 'blue', 'alpha')  # GDAL's names of bands
-GEOREFERENCE_TAGS = {33550, 33922, 34264}  # size of a pixel, tie points, matrix
+TIE_POINTS_TAG, MATRIX_TAG = 33922, 34264  # one of them is in every GeoTIFF
 WORLD_FILES = ('.wld', '.jgw', '.pgw', '.tfw', '.bpw', '.gfw')
 
 
@@ -41,69 +38,56 @@ def open_tiff(path: str | Path) -> Any:
         return rasterio.open(Path(path).absolute(), driver='GTiff', sharing=False)
 
 
-class Mosaic:
-    """A TIFF of `size` that is read in windows of the size `seen`, to which a pipeline resizes it: (height, width)."""
+class Mosaic(NamedTuple):
+    """A TIFF that is too large to be decoded whole, and is read in windows instead."""
 
-    def __init__(self, path: str, loader: Any, steps: Sequence) -> None:
-        self.path, self.loader = path, loader
-        with open_tiff(path) as file:  # closed after each window: else GDAL's cache takes a share of all memory
-            self.size: tuple[int, int] = file.shape
-            self.count, self.dtypes = file.count, {*file.dtypes}
-            self.kinds = tuple(kind.name for kind in file.colorinterp)
-        self.seen: Any = size_seen(steps, self.size)
-        for step in steps:
-            if isinstance(step, ResizeToScale):
-                step.warn_other_scale(path, *self.size)
+    path: str
+    loader: LoadImage | LoadBands
+    size: tuple[int, int]  # height and width
+    seen: tuple[int, int]  # height and width to which the pipeline resizes it
 
     @classmethod
     def open(cls, path: Any, loader: Any, steps: Sequence) -> 'Mosaic | None':
-        """Opens a TIFF that is too large to be decoded whole; None for others, and where windows would differ."""
+        """Opens a large TIFF for the steps after its loader; None for others, and where windows would differ."""
         if rasterio is None or not is_tiff(path) or not isinstance(loader, LoadImage | LoadBands):
             return None
-        with contextlib.suppress(OSError):  # decoding it whole says what is wrong
-            mosaic = cls(str(path), loader, steps)
-            is_usual = isinstance(loader, LoadBands) or (mosaic.kinds in USUAL_KINDS and mosaic.dtypes == {'uint8'})
-            pixels, limit = math.prod(mosaic.size), min(loader.max_pixels, LARGE // mosaic.count)
-            if is_usual and mosaic.seen and limit < pixels <= MAX_MOSAIC:
-                return mosaic
+        if [type(step).__name__ for step in steps] != ['ResizeToScale', 'PackSegInputs']:
+            return None
+        with contextlib.suppress(OSError), open_tiff(path) as file:  # decoding it whole says what is wrong
+            kinds = tuple(kind.name for kind in file.colorinterp)
+            is_usual = isinstance(loader, LoadBands) or (kinds in USUAL_KINDS and {*file.dtypes} == {'uint8'})
+            is_large = min(loader.max_pixels, LARGE // file.count) < math.prod(file.shape) <= MAX_MOSAIC
+            if is_usual and is_large:
+                steps[0].warn_other_scale(path, *file.shape)
+                return cls(str(path), loader, file.shape, steps[0].size_of(*file.shape))
         return None
 
-    def read(self, rows: slice, columns: slice, shape: tuple[int, int], **options: Any) -> np.ndarray:
-        """Pixels of the file, resized to `shape`: (h, w, C), 0-255, as the loader gives them."""
+    def read(self, rows: slice, columns: slice, shape: tuple[int, int]) -> np.ndarray | None:
+        """A part of the file, resized to `shape`, as the loader gives it: (h, w, C), 0-255; None if it has no data."""
         window = Window.from_slices(rows, columns)
+        # opened for each window: else GDAL's cache takes a share of all memory
         with unreadable(self.path, Exception), open_tiff(self.path) as file:
-            values = file.read(window=window, out_shape=(self.count, *shape), **options).transpose(1, 2, 0)
+            if not file.dataset_mask(window=window, out_shape=shape).any():
+                return None
+            options = dict(out_shape=(file.count, *shape), resampling=Resampling.bilinear, masked=True)
+            values = file.read(window=window, **options).transpose(1, 2, 0)
             if isinstance(self.loader, LoadBands):
                 return self.loader.scale(values)[0]
-            return rgb_array(Image.fromarray(values[..., 0] if values.shape[2] == 1 else np.ascontiguousarray(values)))
+            pixels = np.ascontiguousarray(values.data)
+            return rgb_array(Image.fromarray(pixels[..., 0] if pixels.shape[2] == 1 else pixels))
 
     def read_seen(self, rows: slice, columns: slice) -> torch.Tensor | None:
         """A window (C, h, w) of what the network sees; None if it has no data."""
-        (y, x), shape = np.divide(self.size, self.seen), (rows.stop - rows.start, columns.stop - columns.start)
+        y, x = np.divide(self.size, self.seen)
         window = slice(rows.start * y, rows.stop * y), slice(columns.start * x, columns.stop * x)
-        with unreadable(self.path, Exception), open_tiff(self.path) as file:
-            if not file.dataset_mask(window=Window.from_slices(*window), out_shape=shape).any():
-                return None
-        pixels = self.read(*window, shape, resampling=Resampling.bilinear)
-        return torch.from_numpy(pixels.transpose(2, 0, 1).copy())
+        pixels = self.read(*window, (rows.stop - rows.start, columns.stop - columns.start))
+        return None if pixels is None else torch.from_numpy(pixels.transpose(2, 0, 1).copy())
 
     def preview(self, step: int) -> np.ndarray:
-        """One of `step` pixels in each direction, uint8 (h, w, 3)."""
-        height, width = self.size
-        shape = math.ceil(height / step), math.ceil(width / step)
-        return LoadBands.as_rgb(self.read(slice(0, height), slice(0, width), shape))
-
-
-def size_seen(steps: Sequence, size: tuple[int, int]) -> tuple[int, int] | None:
-    """The height and width to which steps of a pipeline resize an image; None if they do anything else."""
-    for step in steps:
-        if isinstance(step, ResizeToScale):
-            size = step.size_of(*size)
-        elif isinstance(step, Resize) and step.scale and step.keep_ratio:
-            size = rescale_size(size[::-1], step.scale)[::-1]
-        elif type(step).__name__ != 'PackSegInputs':
-            return None
-    return size
+        """The whole image, its sides divided by `step`: uint8 (h, w, 3)."""
+        shape = math.ceil(self.size[0] / step), math.ceil(self.size[1] / step)
+        image = self.read(slice(0, self.size[0]), slice(0, self.size[1]), shape)
+        return np.zeros((*shape, 3), np.uint8) if image is None else LoadBands.as_rgb(image)
 
 
 class Place:
@@ -121,7 +105,7 @@ class Place:
         with contextlib.suppress(OSError):
             if rasterio is None:
                 with open_image(self.path, MAX_MOSAIC) as image:
-                    if not GEOREFERENCE_TAGS.isdisjoint(image.tag_v2):
+                    if TIE_POINTS_TAG in image.tag_v2 or MATRIX_TAG in image.tag_v2:
                         warn("Label maps are PNG files without georeference; pip install 'beit_mm[geo]' keeps it.")
                 return
             with open_tiff(self.path) as file:
@@ -140,14 +124,13 @@ class Place:
     def write(
         self, png: Path, values: np.ndarray, no_data: int, colours: np.ndarray | None = None, scale: float = 1
     ) -> str:
-        """Writes a map (H, W); `colours` (N, 3) and `scale` tell other programs what its numbers mean.
+        """Writes a map (H, W) to `png`, or to the same with .tif; returns the path.
 
-        Returns:
-            The file, `png` or the same with .tif.
+        `colours` (N, 3) and `scale` tell other programs what its numbers mean.
         """
         height, width = values.shape
         if self.grid:
-            tif = png.with_suffix('.tif')
+            tif = str(png.with_suffix('.tif'))
             layout = dict(tiled=True, blockxsize=512, blockysize=512, compress='deflate', bigtiff='if_safer')
             options = dict(self.grid, **layout, dtype=values.dtype, nodata=no_data)
             with rasterio.open(tif, 'w', 'GTiff', width, height, 1, **options) as file:
@@ -155,7 +138,7 @@ class Place:
                 file.scales = (scale,)
                 if colours is not None:
                     file.write_colormap(1, dict(enumerate(map(tuple, colours.tolist()))))
-            return str(tif)
+            return tif
         picture = Image.fromarray(values)
         if colours is not None:
             picture.putpalette(colours.tobytes())

@@ -29,11 +29,10 @@ def is_missing(values: np.ndarray, nodata: Sequence[float] = ()) -> np.ndarray:
 
 
 def find_nodata(pixels: np.ndarray, dtype: np.dtype) -> tuple[list[float], list[str]]:
-    """Finds values that mean no data, or may, although no tag says so.
+    """Finds the values that no tag marks but that are the lowest or highest on more than 1 % of a band's pixels.
 
-    They are the lowest or highest of a band, on more than 1 % of its pixels. What is FAR from the others means no data.
-    What is APART from them, and 0 or the lowest or highest of its type, may: it is named and kept, because it can have
-    been measured, as 0 in a shadow, and leaves at least a quarter of the scale to the others.
+    What is FAR from the other values means no data. What is APART, and 0 or a limit of its type, is only named: it can
+    have been measured, as 0 in a shadow, and leaves most of the scale to the others.
 
     Args:
         pixels: bands (N, C) of some pixels, NaN where no data is known.
@@ -43,19 +42,18 @@ def find_nodata(pixels: np.ndarray, dtype: np.dtype) -> tuple[list[float], list[
         Values that mean no data, and a note about each of both kinds.
     """
     limits = [0, np.iinfo(dtype).min, np.iinfo(dtype).max] if dtype.kind in 'ui' else [0]
-    gaps: dict[float, float] = {}
+    notes: dict[float, str] = {}
+    nodata = []
     for band in pixels.T:
-        edges = [edge for edge in (np.nanmin(band), np.nanmax(band)) if (band == edge).mean() > 0.01]
-        others = band[np.isfinite(band) & ~np.isin(band, edges)]
+        ends = [end for end in (np.nanmin(band), np.nanmax(band)) if (band == end).mean() > 0.01]
+        others = band[np.isfinite(band) & ~np.isin(band, ends)]
         spread = np.subtract(*np.percentile(others, (99, 1))) if others.size else 0
-        for edge in edges if spread else ():
-            gaps[edge] = max(gaps.get(edge, 0), (others.min() - edge) / spread, (edge - others.max()) / spread)
-    nodata, notes = [], []
-    for value, gap in sorted(gaps.items()):
-        note = f'{value:g}, on {100 * (pixels == value).any(axis=1).mean():.0f} % of the pixels, lies far from the rest'
-        if gap > FAR:
-            nodata.append(float(value))
-            notes.append(f'{note} and counts as no data')
-        elif gap > APART and value in limits:
-            notes.append(f'{note}; if it means no data, say so: rio edit-info --nodata {value:g} FILE')
-    return nodata, notes
+        for end in map(float, ends if spread else ()):
+            gap = max(others.min() - end, end - others.max()) / spread
+            note = f'{end:g}, on {100 * (pixels == end).any(axis=1).mean():.0f} % of the pixels, lies far from the rest'
+            if gap > FAR:
+                nodata.append(end)
+                notes[end] = f'{note} and counts as no data'
+            elif gap > APART and end in limits:
+                notes.setdefault(end, f'{note}; if it means no data, say so: rio edit-info --nodata {end:g} FILE')
+    return sorted({*nodata}), [*notes.values()]

@@ -259,8 +259,7 @@ def resize_with_labels(results: dict, size: tuple[int, int]) -> None:
         results['img'] = mmcv.imresize(results['img'], size[::-1])
         for name in results.get('seg_fields', ()):
             results[name] = mmcv.imresize(results[name], size[::-1], interpolation='nearest')
-    factors = tuple(new / old for new, old in zip(size[::-1], sides[::-1], strict=True))
-    results.update(img_shape=size, scale=size[::-1], scale_factor=factors, keep_ratio=True)
+    results['img_shape'] = size
 
 
 def cut(image: np.ndarray, box: Box) -> np.ndarray:

@@ -78,8 +78,8 @@ def fit_head_of_run(runner: Runner, progress: ProgressHook, deadline: float = ma
     """Fits the head of a Runner's classifier, validates it, and leaves log and checkpoint as a step of training would.
 
     A signal ends it after the batch. To meet the `deadline` (time.monotonic) it leaves out the loader's last images and
-    the same share of the held-out ones, but fits at least MIN_FEATURES. Returns the number `validated` and, if images
-    were left out, a `note`.
+    the same share of the held-out ones, but fits at least MIN_FEATURES. Returns the number `validated`, and a `note` if
+    images were left out.
     """
     loader, held_out = runner.train_dataloader, len(runner.val_dataloader.dataset)
     least = math.ceil(max(MIN_FEATURES, runner.model.head.num_classes) / loader.batch_size)
@@ -119,4 +119,4 @@ def fit_head_of_run(runner: Runner, progress: ProgressHook, deadline: float = ma
     checkpoint_hook_of(runner).save(runner, 'iter_1.pth', resumable=False, epoch=0, iter=1)
     runner.call_hook('after_run')
     note = f'The head was fitted to {fitted.images:,} of {len(loader.dataset):,} images, as many as the time allowed.'
-    return dict(validated=validated, **(dict(note=note) if fitted.images < len(loader.dataset) else {}))
+    return dict(validated=validated, note='' if fitted.images == len(loader.dataset) else note)

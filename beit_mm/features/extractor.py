@@ -3,7 +3,7 @@
 import copy
 import math
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from itertools import islice
 from pathlib import Path
@@ -23,7 +23,7 @@ from beit_mm.checkpoint.find import PHOTOS
 from beit_mm.datasets.image_folder import EXTENSIONS, extensions_of, list_images, scale_decoding
 from beit_mm.datasets.reading import LoadBands, LoadImage, UnreadableImageError, rgb_array, unreadable, with_image
 from beit_mm.datasets.segmentation_folder import check_images_alone
-from beit_mm.errors import UserError, check_choice, warn
+from beit_mm.errors import UserError, check_choice
 from beit_mm.files import atomic_file, quoted
 from beit_mm.models.vit import BEiTBackbone, block_indices
 from beit_mm.precision import inference_autocast
@@ -148,14 +148,9 @@ def iterate_images(sources: Sources, extensions: Sequence[str] = EXTENSIONS) -> 
         raise FileNotFoundError(f'no file or folder {str(sources)!r}; expected images{hint}')
 
 
-def usual_preparation(size: Sequence[int], backend: str, source: str = '', known: Any = None) -> list[dict]:
-    """The steps after loading if no config gives any, for images of `size` (height, width).
-
-    `known` is the geometry that a file, `source`, holds: see `description.describe_source`.
-    """
-    if isinstance(known, str):
-        warn(f'{source}: the files ask for {known}, which is not supported; the middle of an image is cropped instead')
-    geometry = known if isinstance(known, dict) else usual_geometry(size)
+def usual_preparation(size: Sequence[int], backend: str, geometry: Mapping[str, Any] | None = None) -> list[dict]:
+    """The steps after loading if no config gives any, for images of `size` (height, width), see `usual_geometry`."""
+    geometry = geometry or usual_geometry(size)
     by = dict(backend=backend, interpolation=geometry['interpolation'])
     resize = dict(type='ResizeEdge', scale=geometry['resize'][0], edge='short', **by)
     if len(geometry['resize']) == 2:
@@ -222,9 +217,8 @@ class FeatureExtractor:
             resize = dict(type='beit_mm.ResizeToPatches', short_side=size or min(trained), patch_size=patch)
             prepare: list[dict] = [resize, dict(type='PackInputs')]
         else:
-            known = recorded.get('geometry') if size is None else None
-            backend = 'pillow' if rgb else 'cv2'
-            prepare = usual_preparation((size, size) if size else trained, backend, self.checkpoint, known)
+            geometry = recorded.get('geometry') if size is None else None
+            prepare = usual_preparation((size, size) if size else trained, 'pillow' if rgb else 'cv2', geometry)
         self.pipeline: list[dict] = [load, *prepare]
         with DefaultScope.overwrite_default_scope('mmpretrain'):
             self.reader = ImageReader([TRANSFORMS.build(step) for step in self.pipeline])

@@ -21,7 +21,7 @@ from beit_mm.errors import UserError
 from beit_mm.features import evaluation
 from beit_mm.own_images import report
 from beit_mm.own_images.images import Images, find_images, in_turn, merge_classes
-from beit_mm.own_images.record import ALL, Record
+from beit_mm.own_images.record import ALL, Record, words_of
 from beit_mm.own_images.report import Metric, Metrics, Report
 from beit_mm.own_images.task import NARROW, STARTS, FineTuning, Settings
 from beit_mm.pictures import center_tile, sheet, shortened
@@ -37,14 +37,7 @@ MIN_THUMBNAILS, MAX_THUMBNAILS = 100, 20_000  # for ridge regression to learn fr
 MIN_ANSWERS = 100  # held-out images to classify even if time is short
 MAX_CLASSES = 30  # in the table of a classifier
 MISTAKES, MISTAKES_COLUMNS, MISTAKES_SIDE = 24, 4, 240  # how many are drawn, columns, side of a tile in pixels
-FOR_MAPS = dict(
-    reduce_zero_label='--reduce-zero-label or --keep-zero-label',
-    bands='--bands',
-    head='--head',
-    maps='--maps',
-    short_side='--short-side',
-    full_size='--full-size',
-)
+FOR_MAPS = ('reduce_zero_label', 'bands', 'head', 'maps', 'short_side', 'full_size')  # options
 
 
 class Classification(FineTuning):
@@ -55,9 +48,9 @@ class Classification(FineTuning):
     @classmethod
     def find(cls, record: Record, table: Images | None = None) -> 'Classification':
         """Finds class folders, unless a table has the classes; refuses options for label maps."""
-        given = [option for name, option in FOR_MAPS.items() if record.options[name] is not None]
+        given = words_of({name: record.options[name] for name in FOR_MAPS})
         if given:
-            raise UserError(f'{record.images} has no label maps; leave out {", ".join(given)}')
+            raise UserError(f'{record.images} has no label maps; leave out {shlex.join(given)}')
         fits_head = record.options['freeze'] == ALL
         images = table or find_images(record.images, record.options['classes'], fits_head=fits_head)
         if fits_head:

@@ -18,7 +18,6 @@ from beit_mm.terminal import without_output
 TRAIN_IDS, IDS = '_labelTrainIds.png', '_labelIds.png'  # of Cityscapes; where both are there, the first is learned from
 CITYSCAPES_IDS = (7, 8, 11, 12, 13, 17, 19, 20, 21, 22, 23, 24, 25, 26, 27, 28, 31, 32, 33)  # in _labelIds.png
 MIN_CONTRAST, MIN_SHADES = 64, 8  # of masks with soft borders, see `soft_ends`
-ASK_ZERO = 'what is 0? Give --reduce-zero-label if it marks unlabelled pixels, --keep-zero-label if it is a class'
 
 
 class Legend(NamedTuple):
@@ -65,11 +64,11 @@ def meaning_of(
         reduce_zero_label: see `find_label_maps`.
         suffix: the ending of the maps' names.
     """
-    if reduce_zero_label is not None and (legend.colours or legend.numbers):
-        has = 'colours' if legend.colours else 'numbers'
-        raise UserError(f'{legend.source} has {has}; leave out --reduce-zero-label and --keep-zero-label')
+    stated = 'colours' if legend.colours else 'numbers' if legend.numbers else ''
+    if stated and reduce_zero_label is not None:
+        raise UserError(f'{legend.source} has {stated}; leave out --reduce-zero-label and --keep-zero-label')
     lossy = suffix.lower().endswith(LOSSY)
-    ends = None if legend.colours or legend.numbers else soft_ends(pixels, legend.names, lossy)
+    ends = None if stated else soft_ends(pixels, legend.names, lossy)
     if lossy and not ends:
         raise UserError(f'label maps end in {suffix}, whose compression changes numbers; save them as PNG')
     if legend.names and legend.colours:
@@ -83,7 +82,7 @@ def meaning_of(
         raise UserError(f'masks of {ends[0]} and {ends[1]} with soft borders; leave out --reduce-zero-label')
     masks = meaning_of_masks(ends, legend.names or [])
     text = f'{masks.text}, and shades between them (soft borders) are the nearer of the two'
-    return Meaning(masks.classes, masks.values, text, nearest=True)
+    return masks._replace(text=text, nearest=True)
 
 
 def meaning_of_dataset(folder: str, suffix: str, occurring: set[int]) -> Meaning | None:
@@ -113,23 +112,45 @@ def meaning_of_numbers(
     held: Mapping[str, set[int]], names: list[str] | None, reduce_zero_label: bool | None
 ) -> Meaning:
     """The classes of label maps with numbers. `names` come from classes.txt."""
-    occurring = {number for number in set().union(*held.values()) if number >= 0}
-    if is_gray_scale(occurring) and (names is None or len(occurring) - len(names) in (0, 1)):
-        return meaning_of_gray_scale(sorted(occurring), names, reduce_zero_label)
-    numbers = sorted(occurring - {IGNORE_INDEX})
+    occurring = sorted(number for number in set().union(*held.values()) if number >= 0)
+    numbers = [number for number in occurring if number != IGNORE_INDEX]
     if not numbers:
         return Meaning([], [], f'every pixel is {IGNORE_INDEX} or negative, which marks ignored pixels')
-    are_masks = numbers == [0, 1] or (numbers == [0] and IGNORE_INDEX in occurring)
+    are_masks = numbers == [0, 1] or occurring == [0, IGNORE_INDEX]
     if are_masks and not reduce_zero_label and len(names or ()) < 3:
-        return meaning_of_masks([0, 1 if 1 in occurring else IGNORE_INDEX], names or [])
+        return meaning_of_masks([0, 1 if 1 in numbers else IGNORE_INDEX], names or [])
     if names is not None:
-        check_highest(held, numbers[-1], len(names), reduce_zero_label)
+        return meaning_of_names(held, occurring, names, reduce_zero_label)
+    numbers = occurring if is_gray_scale(occurring) else numbers
     first = int(zero_is_unlabelled(numbers, names, reduce_zero_label))
-    if names is None:
-        values = [number for number in numbers if number >= first]
-        return Meaning([*map(str, values)], values, f'{len(values)} classes, named by their numbers (no classes.txt)')
+    values = [number for number in numbers if number >= first]
+    return Meaning([*map(str, values)], values, f'{len(values)} classes, named by their numbers (no classes.txt)')
+
+
+def meaning_of_names(
+    held: Mapping[str, set[int]], occurring: Sequence[int], names: list[str], reduce_zero_label: bool | None
+) -> Meaning:
+    """The classes that classes.txt names, by their order; `occurring` are the sorted numbers in all maps."""
+    if is_gray_scale(occurring) and len(occurring) - len(names) in (0, 1):
+        first = int(zero_is_unlabelled(range(len(occurring)), names, reduce_zero_label))
+        values = [*occurring[first:]]
+    else:
+        numbers = [number for number in occurring if number != IGNORE_INDEX]
+        if numbers[-1] > len(names) - (reduce_zero_label is False):
+            image = next(path for path, found in held.items() if numbers[-1] in found)
+            raise UserError(
+                f'the label map of {image} contains {numbers[-1]}, but classes.txt names {len(names)} classes; '
+                f'expected 0 to {len(names) - 1}, or 1 to {len(names)}, and {IGNORE_INDEX} for ignored pixels'
+            )
+        first = int(zero_is_unlabelled(numbers, names, reduce_zero_label))
+        values = [*range(first, first + len(names))]
+    if len(values) != len(names):
+        raise UserError(
+            f'classes.txt names {len(names)} classes, label maps contain {preview(map(str, values))} as classes; leave '
+            'out --reduce-zero-label and --keep-zero-label'
+        )
     text = f'{len(names)} classes of classes.txt, 0 is {"unlabelled" if first else repr(names[0])}'
-    return Meaning(names, [*range(first, first + len(names))], text)
+    return Meaning(names, values, f'{text}, {values[-1]} is {names[-1]!r}')
 
 
 def meaning_of_masks(values: list[int], names: Sequence[str]) -> Meaning:
@@ -147,57 +168,31 @@ def soft_ends(pixels: Counter[int], names: Sequence[str] | None, lossy: bool) ->
     after lossy compression), of which none is frequent: that would be a class.
     """
     numbers = [number for number in pixels if number >= 0]
-    if len(names or ()) > 2 or not numbers or max(numbers) > IGNORE_INDEX:
+    low, high = min(numbers, default=0), max(numbers, default=0)
+    if len(names or ()) > 2 or high > IGNORE_INDEX or high - low < MIN_CONTRAST:
         return None
-    counts = np.zeros(IGNORE_INDEX + 1, int)
-    counts[numbers] = [pixels[number] for number in numbers]
-    low, high = min(numbers), max(numbers)
-    margin = (high - low) // 8
-    bottom, middle, top = np.split(counts, [low + margin + 1, high - margin])
+    counts, margin = np.array([pixels[number] for number in range(low, high + 1)]), (high - low) // 8
+    bottom, middle, top = np.split(counts, [margin + 1, high - low - margin])
     between = middle.sum()
-    if high - low < MIN_CONTRAST or between > min(0.1 * counts.sum(), 2 * bottom.sum(), 2 * top.sum()):
+    if between > min(0.1 * counts.sum(), 2 * bottom.sum(), 2 * top.sum()):
         return None
-    frequent = np.convolve(middle, np.ones(9)).max()  # nine neighbouring shades
-    if frequent > max(between / 2, 0.01 * counts.sum()):
+    neighbours = np.convolve(middle, np.ones(9))  # the sums of nine shades side by side
+    if neighbours.max() > max(between / 2, 0.01 * counts.sum()):
         return None
-    darker, lighter = (half.sum() for half in np.array_split(middle, 2))
+    halves = [half.sum() for half in np.array_split(middle, 2)]
     has_shades = np.count_nonzero(middle) >= (MIN_SHADES if names is None else 1)
-    if not lossy and (not has_shades or min(darker, lighter) < between / 5):
+    if not lossy and (not has_shades or min(halves) < between / 5):
         return None
-    return [int(bottom.argmax()), int(high - margin + top.argmax())]
+    return [low + int(bottom.argmax()), high - margin + int(top.argmax())]
 
 
-def is_gray_scale(numbers: set[int]) -> bool:
-    """Whether numbers are evenly spread from 0 to 255, such as 0, 128, 255: then 255 is a class."""
+def is_gray_scale(numbers: Sequence[int]) -> bool:
+    """Whether sorted numbers are evenly spread from 0 to 255, such as 0, 128, 255: then 255 is a class."""
     even = np.linspace(0, IGNORE_INDEX, max(3, len(numbers)))
-    return len(numbers) == len(even) and bool((abs(np.array(sorted(numbers)) - even) <= 1).all())
+    return len(numbers) == len(even) and bool((abs(np.array(numbers) - even) <= 1).all())
 
 
-def meaning_of_gray_scale(numbers: list[int], names: list[str] | None, reduce_zero_label: bool | None) -> Meaning:
-    ranks = numbers if names is None else [*range(len(numbers))]
-    values = numbers[int(zero_is_unlabelled(ranks, names, reduce_zero_label)) :]
-    classes, listed = names or [*map(str, values)], preview(map(str, values))
-    if len(classes) != len(values):
-        raise UserError(
-            f'classes.txt names {len(classes)} classes, label maps contain {listed} as classes; leave out '
-            '--reduce-zero-label and --keep-zero-label'
-        )
-    source = 'of classes.txt' if names else '(no classes.txt)'
-    return Meaning(classes, values, f'{len(values)} classes {source}, with the numbers {listed}')
-
-
-def check_highest(held: Mapping[str, set[int]], highest: int, num_names: int, reduce_zero_label: bool | None) -> None:
-    """Refuses a number that is too high for the names of classes.txt."""
-    if highest < num_names or (highest == num_names and reduce_zero_label is not False):
-        return
-    image = next(path for path, numbers in held.items() if highest in numbers)
-    raise UserError(
-        f'the label map of {image} contains {highest}, but classes.txt names {num_names} classes; expected 0 to '
-        f'{num_names - 1}, or 1 to {num_names}, and {IGNORE_INDEX} for ignored pixels'
-    )
-
-
-def zero_is_unlabelled(numbers: list[int], names: Sequence[str] | None, given: bool | None) -> bool:
+def zero_is_unlabelled(numbers: Sequence[int], names: Sequence[str] | None, given: bool | None) -> bool:
     """Whether 0 marks unlabelled pixels. Unless the user says so (`given`), the sorted numbers in the maps decide:
 
     | classes.txt | highest number | 0 occurs | 0 marks           |
@@ -207,34 +202,30 @@ def zero_is_unlabelled(numbers: list[int], names: Sequence[str] | None, given: b
     | none        | any            | no       | nothing           |
     | other cases |                |          | refused           |
     """
-    highest = numbers[-1]
     if given is not None:
         return given
-    if names is None and (0 not in numbers or numbers == [0]):
-        return False
     if names is None:
-        raise UserError(
-            f'label maps contain 0 and other values ({preview(map(str, numbers[1:]))}), and there is no classes.txt: '
-            f'{ASK_ZERO}'
-        )
-    if highest == len(names):
-        return True
-    if highest == len(names) - 1 and 0 in numbers:
-        return False
+        found = f'label maps contain {preview(map(str, numbers))}, and there is no classes.txt'
+        if 0 not in numbers or numbers == [0]:
+            return False
+    else:
+        found = f'label maps contain {numbers[0]} to {numbers[-1]}, but classes.txt names {len(names)} classes'
+        if numbers[-1] == len(names):
+            return True
+        if numbers[-1] == len(names) - 1 and 0 in numbers:
+            return False
     raise UserError(
-        f'label maps contain {numbers[0]} to {highest}, but classes.txt names {len(names)} classes: {ASK_ZERO}'
+        f'{found}: what is 0? Give --reduce-zero-label if it marks unlabelled pixels, or --keep-zero-label for a class'
     )
 
 
 def unlabelled(pixels: Counter[int], meaning: Meaning, by_colour: bool) -> str:
     """Says how many pixels are unlabelled and, unless these are colours, by which numbers."""
-    others = Counter({number: count for number, count in pixels.items() if number not in meaning.values})
-    if meaning.nearest:
-        others = Counter({number: count for number, count in others.items() if number < 0})
-    per_pixel = 100 / pixels.total()
-    text = f'{per_pixel * others.total():.0f} % of the pixels are unlabelled'
-    if by_colour or not others:
-        return text
-    names = {NO_DATA: 'no data'}
-    shares = [f'{names.get(number, number)} ({per_pixel * count:.2g} %)' for number, count in others.most_common()]
-    return f'{text}: {preview(shares)}'
+    shares = []
+    total, per_pixel = 0.0, 100 / pixels.total()
+    for number, count in pixels.most_common():
+        if number not in meaning.values and (number < 0 or not meaning.nearest):
+            total += per_pixel * count
+            shares.append(f'{"no data" if number == NO_DATA else number} ({per_pixel * count:.2g} %)')
+    text = f'{total:.0f} % of the pixels are unlabelled'
+    return text if by_colour or not shares else f'{text}: {preview(shares)}'

@@ -141,28 +141,20 @@ def segment(
         folder = Path(out).expanduser()
         check_confidence(min_confidence)
         check_unused(folder)
+        options: dict[str, Any] = dict(max_pixels=max_pixels, mean=mean, std=std)
         segmentor: inference.Segmentor
         if labelled is not None:
             if multi_scale or full_size:
                 raise UserError('--multi-scale and --full-size are for segmentors; leave them or --labelled out')
-            limit = MAX_PIXELS if max_pixels is None else max_pixels
-            found = find_labelled(labelled, reduce_zero_label, limit)
-            options: dict[str, Any] = dict(size=short_side, whole=True, max_pixels=limit, mean=mean, std=std)
-            segmentor = nearest_patches(FeatureExtractor(checkpoint, **options), found)
+            found = find_labelled(labelled, reduce_zero_label, max_pixels or MAX_PIXELS)
+            segmentor = nearest_patches(FeatureExtractor(checkpoint, size=short_side, whole=True, **options), found)
         elif reduce_zero_label is not None:
             raise UserError('--keep-zero-label and --reduce-zero-label need --labelled FOLDER; give that too')
         elif short_side is not None and full_size:
             raise UserError('--short-side and --full-size are both given; leave one out')
         else:
-            segmentor = SegmentationInferencer(
-                checkpoint,
-                multi_scale=multi_scale,
-                max_pixels=max_pixels,
-                short_side=short_side,
-                full_size=full_size,
-                mean=mean,
-                std=std,
-            )
+            scale: dict[str, Any] = dict(multi_scale=multi_scale, short_side=short_side, full_size=full_size)
+            segmentor = SegmentationInferencer(checkpoint, **scale, **options)
         sources = list(segmentor.reader.sources(images))
         results = segmentor(sources, on_error='skip', return_images=True)
         if len(sources) == 1:

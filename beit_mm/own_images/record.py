@@ -83,14 +83,8 @@ class Record:
         """The command line of another run with these options, from the weights `init`, beside the folder."""
         free = next(path for number in count(2) if not (path := folder.with_name(f'{folder.name}_{number}')).exists())
         options = {name: value for name, value in self.options.items() if name not in NOT_HANDED_ON}
-        options['keep_zero_label'] = options.get('reduce_zero_label') is False
         options |= {length.unit: f'{length.number:.12g}'} if length else {}
-        words = ['beit-mm', self.verb, self.images, '--init', str(init), '--out', str(free)]
-        for name, value in options.items():
-            if value is not None and value is not False:
-                text = ','.join(map(str, value)) if isinstance(value, list) else str(value)
-                words += [f'--{name.replace("_", "-")}', *([] if value is True else [text])]
-        return shlex.join(words)
+        return shlex.join(['beit-mm', self.verb, self.images, *words_of(dict(init=init, out=free, **options))])
 
     def resume(self, call: 'Record', folder: Path, is_finished: bool) -> None:
         """Refuses a call whose options differ from the run's; an option that it leaves out keeps its value."""
@@ -115,6 +109,18 @@ class AnotherVersionError(UserError):
             f'{folder} was begun by another version of beit_mm, which has to end it; or start from its weights with '
             '--init and another --out'
         )
+
+
+def words_of(options: Mapping[str, Any]) -> list[str]:
+    """Options of a verb's function as words of its command line."""
+    words = []
+    for name, value in options.items():
+        if name == 'reduce_zero_label' and value is False:
+            words.append('--keep-zero-label')
+        elif value is not None and value is not False:
+            text = ','.join(map(str, value)) if isinstance(value, list) else str(value)
+            words += [f'--{name.replace("_", "-")}', *([] if value is True else [text])]
+    return words
 
 
 def absolute_source(source: str | Path) -> str:

@@ -366,7 +366,7 @@ class Run:
                 'call goes on from the last checkpoint that was'
             )
         planned.update(self.results(stage))
-        if 'note' in planned:
+        if planned.get('note'):
             say(planned['note'])
         self.write_record()
         runner.visualizer.close()

@@ -95,7 +95,7 @@ MISTAKES: dict[str, tuple[Callable[[Path], object], str]] = {
         lambda f: (change(f, lambda a: np.maximum(a, 1)), classes(f, *'abcd')),
         'contain 1 to 3, .* names 4 classes: .* --reduce-zero',
     ),
-    'no names, and a 0': (lambda f: removed(f / 'classes.txt'), '0 and other .* .1, 2, 3., .* no classes.txt'),
+    'no names, and a 0': (lambda f: removed(f / 'classes.txt'), '0, 1, 2, 3, .* no classes.txt: .* --reduce-zero'),
     'one class': (lambda f: (removed(f / 'classes.txt'), change(f, np.ones_like)), r'1 classes in .*expected 2 to'),
     'all ignored': (lambda f: change(f, lambda a: a * 0 + 255), 'every pixel is 255'),
     'empty classes.txt': (lambda f: classes(f), 'classes.txt is empty'),

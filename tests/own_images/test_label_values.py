@@ -184,14 +184,10 @@ def test_maps_of_turned_images_are_turned_where_the_sizes_say_so(make, tmp_path,
         assert np.array_equal(labels, np.asarray(ImageOps.exif_transpose(stored)))
 
 
-def test_turned_images_whose_sizes_cannot_tell_are_counted(make):
+def test_turned_images_whose_sizes_cannot_tell_are_counted_and_a_mixture_is_refused(make):
     folder = make(save_png, [0, 1])
     turn(folder, [3] * 5, upright=True)
     assert '5 images are turned by EXIF' in find_label_maps(folder).notes[1]
-
-
-def test_maps_of_which_some_are_as_stored_are_refused(make):
-    folder = make(save_png, [0, 1])
     turn(folder, [6] * 5, upright=True)
     save_png(discs([0, 1]), folder / 'masks/2')
     with pytest.raises(UserError, match='1 .*as stored, 4 as EXIF'):

@@ -64,22 +64,23 @@ def in_blocks(monkeypatch):
     return lower
 
 
-@pytest.mark.parametrize('short_side', [HEIGHT, 233, 457])
-@pytest.mark.parametrize('source', ['array', 'tiff'])
-def test_blocks_have_the_labels_of_the_whole_image(tmp_path, in_blocks, source, short_side):
+@pytest.mark.parametrize('short_side', [HEIGHT, 233, 342])
+def test_blocks_have_the_labels_of_the_whole_image(tmp_path, in_blocks, short_side):
     """Also of an image that the network sees smaller or larger; a TIFF is never decoded whole."""
     pixels = smooth_pixels()
     segmentor = SegmentationInferencer(save_segmentor(tmp_path / 'model.pth', short_side), 'cpu')
     (whole,) = segmentor(pixels)
-    image = pixels if source == 'array' else save_tiff(tmp_path / 'image.tif', pixels)
+    assert len(np.unique(whole['labels'])) == CLASSES
     segmentor.reader.loader.max_pixels = HEIGHT * WIDTH - 1
     sizes = in_blocks()
-    (found,) = segmentor(image)
-    assert len(sizes) > 3 and max(map(max, sizes)) <= 200
-    assert len(np.unique(whole['labels'])) == CLASSES and found['labels'].dtype == np.uint8
-    equal = found['labels'] == whole['labels']
-    assert equal.all() if short_side == HEIGHT else equal.mean() > (0.999 if source == 'array' else 0.99)
-    assert abs(found['confidence'] - whole['confidence'])[equal].max() < (1e-3 if source == 'array' else 0.05)
+    # GDAL resizes a window a little differently
+    for image, least, most in ((pixels, 0.999, 1e-3), (save_tiff(tmp_path / 'image.tif', pixels), 0.99, 0.05)):
+        sizes.clear()
+        (found,) = segmentor(image)
+        assert len(sizes) > 3 and max(map(max, sizes)) <= 200 and found['labels'].dtype == np.uint8
+        equal = found['labels'] == whole['labels']
+        assert equal.all() if short_side == HEIGHT else equal.mean() > least
+        assert abs(found['confidence'] - whole['confidence'])[equal].max() < most
 
 
 @pytest.mark.parametrize('size', ['whole', 'in blocks'])
@@ -133,8 +134,8 @@ def test_world_files_are_copied_beside_maps_of_any_number_of_images(tmp_path):
 
 def test_bands_are_read_in_windows_and_empty_blocks_are_skipped(tmp_path, in_blocks):
     pixels = smooth_pixels().astype(np.uint16) * 7 + 1
-    pixels[:, :220] = 0
-    file = save_tiff(tmp_path / 'bands.tiff', pixels, **PLACE, nodata=0)
+    pixels[:, :220] = 65535
+    file = save_tiff(tmp_path / 'bands.tiff', pixels, **PLACE, nodata=65535)
     checkpoint = torch.load(save_segmentor(tmp_path / 'model.pth'), weights_only=False)
     pipeline = checkpoint['meta']['config_dict']['test_dataloader']['dataset']['pipeline']
     pipeline[0] = dict(type='beit_mm.LoadBands', low=[0.0] * 3, high=[2000.0] * 3, max_pixels=HEIGHT * WIDTH)

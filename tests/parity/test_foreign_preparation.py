@@ -136,36 +136,25 @@ def test_transformers_reads_the_preparation_of_a_file_that_says_none(tmp_path, i
     torch.testing.assert_close(scores, expected, rtol=0, atol=1e-3)
 
 
-@pytest.mark.parametrize(
-    ('change', 'named'),
-    [
-        (dict(crop_mode='border'), 'border'),
-        (dict(crop_border_pixels=4), 'crop_border_pixels'),
-        (dict(interpolation='cubist'), 'cubist'),
-        (dict(crop_pct=1e-7), 'resize'),
-        (dict(crop_pct=2.0), 'resize'),
-    ],
-)
-def test_what_timm_does_and_we_cannot_is_one_line(change, named, tmp_path, images, warnings):
-    timm_folder(tmp_path / 'hub', change)
-    found = [
-        ClassificationInferencer(tmp_path / 'hub', 'cpu').reader.prepare.transforms,
-        FeatureExtractor(tmp_path / 'hub', 'cpu').reader.prepare.transforms,
-    ]
+OF_TIMM = ('border', dict(crop_mode='border')), ('crop_border_pixels', dict(crop_border_pixels=4))
+OF_TIMM += ('cubist', dict(interpolation='cubist')), ('resize', dict(crop_pct=1e-7)), ('resize', dict(crop_pct=2.0))
+OF_TRANSFORMERS = ('do_pad', dict(do_pad=True)), ('size', dict(size=dict(longest_edge=90)))
+OF_TRANSFORMERS += ('do_resize', dict(do_resize=False)), ('interpolation', dict(resample=9))
+
+
+@pytest.mark.parametrize(('named', 'change'), OF_TIMM + OF_TRANSFORMERS)
+def test_what_a_library_does_and_we_cannot_is_one_line_and_the_middle_is_cropped(named, change, tmp_path, warnings):
+    if (named, change) in OF_TIMM:
+        timm_folder(tmp_path / 'hub', change)
+    else:
+        hf_folder(tmp_path / 'hub', 'ViT', dict(size=SQUARE))
+        file = tmp_path / 'hub/preprocessor_config.json'
+        file.write_text(json.dumps(json.loads(file.read_text()) | change))
     resize, crop, _ = usual_preparation((SIZE, SIZE), 'pillow')
-    for transforms in found:
+    for user in (ClassificationInferencer, FeatureExtractor):
+        transforms = user(tmp_path / 'hub', 'cpu').reader.prepare.transforms
         assert (transforms[0].scale, transforms[1].crop_size) == (resize['scale'], crop['crop_size'])
-    assert len(warnings()) == 2 and all(named in line for line in warnings())
-
-
-@pytest.mark.parametrize('change', [dict(do_pad=True), dict(size=dict(longest_edge=90)), dict(do_resize=False)])
-def test_what_transformers_does_and_we_cannot_is_one_line(change, tmp_path, warnings):
-    hf_folder(tmp_path, 'ViT', dict(size=SQUARE))
-    file = tmp_path / 'preprocessor_config.json'
-    file.write_text(json.dumps(json.loads(file.read_text()) | change))
-    ClassificationInferencer(tmp_path, 'cpu')
-    (line,) = warnings()
-    assert str(tmp_path) in line and ('resize' if 'do_resize' in change else [*change][0]) in line
+    assert len(warnings()) == 2 and all(named in line and str(tmp_path) in line for line in warnings())
 
 
 def test_numbers_of_old_processors_are_both_sides_and_names_of_timm_are_read(tmp_path):
