@@ -13,7 +13,7 @@ from typing import Any, ClassVar, NamedTuple
 
 from beit_mm.checkpoint.find import DEMO
 from beit_mm.checkpoint.names import preview
-from beit_mm.datasets.image_folder import list_images, read_list
+from beit_mm.datasets.image_folder import LITTER, list_images, read_list
 from beit_mm.datasets.segmentation_folder import class_line
 from beit_mm.errors import UserError, warn
 from beit_mm.files import quoted, write_lines
@@ -134,7 +134,7 @@ def split(folders: ClassFolders) -> tuple[ImageList, ImageList]:
 
 
 def subfolders(root: Path) -> set[str]:
-    return {path.name for path in root.iterdir() if path.is_dir() and not path.name.startswith('.')}
+    return {path.name for path in root.iterdir() if path.is_dir() and not path.name.startswith(LITTER)}
 
 
 def list_folder(folder: Path, left_out: Collection[str] = ()) -> ImageList:

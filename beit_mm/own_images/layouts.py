@@ -17,7 +17,7 @@ from typing import NamedTuple
 import numpy as np
 
 from beit_mm.checkpoint.names import preview
-from beit_mm.datasets.image_folder import EXTENSIONS, list_images, walk
+from beit_mm.datasets.image_folder import EXTENSIONS, LITTER, list_images, walk
 from beit_mm.datasets.reading import UnreadableImageError, open_image, unreadable
 from beit_mm.datasets.segmentation_folder import label_map_name, role_of
 from beit_mm.errors import UserError
@@ -67,7 +67,7 @@ def existing_folder(folder: str | Path) -> Path:
 def children(folder: Path) -> dict[str, Path]:
     """The folders in a folder that hold images at any depth, by name."""
     with os.scandir(folder) as entries:
-        names = sorted(entry.name for entry in entries if entry.is_dir() and not entry.name.startswith('.'))
+        names = sorted(entry.name for entry in entries if entry.is_dir() and not entry.name.startswith(LITTER))
     return {name: folder / name for name in names if any(are_images(files) for _, files in walk(str(folder / name)))}
 
 

@@ -103,6 +103,7 @@ LAYOUTS = {  # how it is built -> first classes, images to learn from, images he
         'seg_test seg_pred',
     ),
     'an archive': (classes('data/data/a', 'data/data/b'), AB, 22, 2, ''),
+    'a disk station': (classes('a', 'b', 'a/@eaDir/0.jpg', '@eaDir', '$RECYCLE.BIN/S-1'), AB, 22, 2, ''),
     'test beside classes': (classes('a', 'b', 'test/a', 'test/b'), AB, 22, 2, 'test'),
     'val inside train': (classes('train/a', 'train/b', 'train/val/a', 'train/val/b'), AB, 24, 24, 'val'),
     'ImageNet': (classes('train/a', 'train/b', 'val'), AB, 22, 2, 'val'),
