@@ -2,7 +2,6 @@
 
 import os
 import random
-import re
 import shlex
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Sequence
@@ -23,7 +22,6 @@ HELD_OUT = 0.1  # share of the images, if no folder `val` lies beside `train`
 MIN_IMAGES = 100  # needed to learn from
 MIN_FITTED, MIN_OF_CLASS = 10, 2  # needed to fit a head to frozen features, in all and of each class
 FEW, UNEQUAL = 10, 5  # images that a class should have; largest acceptable ratio of class sizes
-DATE = re.compile(r'(19|20)\d\d[-_.]?(0[1-9]|1[0-2])([-_.]?[0-3]\d)?')  # such folders are not classes
 MAX_NAMED = 8  # classes in the plan
 
 
@@ -117,8 +115,7 @@ def find_images(
             f'of each class, and `beit-mm classify {DEMO} new_images/ --labelled {where}` none'
         )
     names = sorted(set(train.names.values()))
-    # several, which are not all dates, and no image lies beside them
-    are_classes = len(names) > 1 and not all(map(DATE.fullmatch, names)) and '' not in names
+    are_classes = len(names) > 1 and '' not in names  # several, and no image lies beside them
     if found.question or not are_classes or not set(held_out.names.values()) <= set(names):
         return Images(train, held_out, [], found.notes)
     if empty := subfolders(root) - {*names} - found.left_out:

@@ -30,6 +30,9 @@ OF_DATASETS = ('annotations', 'ann_dir', 'segmentationclass', 'gtfine')  # label
 SAME_NAMES = 0.8  # share of the files in a folder of label maps that have the name of an image
 FEWER_COLOURS, MAX_COLOURS = 4, 256  # label maps have so many times fewer than photos, and at most so many
 MAX_COMPARED, NUM_OPENED = 5, 8  # folders whose files are compared; files of each that are opened
+NO_CLASSES = re.compile(  # years, dates, parts: asked about
+    r'(19|20)\d\d([-_.]?(0[1-9]|1[0-2])([-_.]?[0-3]\d)?)?|(.*[\W_])?(part|tile|video|clip|seq|sequence|scene)[\W_]?\d+', re.I
+)
 EXPECTED = 'expected images/a.jpg and annotations/a.png, or a.jpg and a_mask.png side by side'
 
 
@@ -159,7 +162,7 @@ def class_folders(folder: Path) -> ClassFolders:
 
 
 def question_on(found: ClassFolders) -> str:
-    """Asks for the classes if all folders hold the same folders, or one is called `images`; else ''."""
+    """Asks for the classes if folders hold the same folders, or are called like dates, parts or `images`; else ''."""
     folders = {name: path for name, path in children(found.train).items() if name not in found.left_out}
     where, classes = quoted(str(found.train)), as_classes(folders)
     inside = {*children(unwrapped(next(iter(folders.values()))))} if len(folders) > 1 else set()
@@ -168,6 +171,8 @@ def question_on(found: ClassFolders) -> str:
             f'{where}: {shown(folders)} all hold {shown(inside)}; give {classes} if the former are classes, or one of '
             'them as the folder of the images'
         )
+    if len(folders) > 1 and all(map(NO_CLASSES.fullmatch, folders)):
+        return f'{where}: {shown(folders)} seem to be dates or parts; give {classes} for classes'
     called = [name for name in folders if role_of(name) == ('', 'images')]
     if len(folders) > 1 and called:
         return f'{where}: {shown(called)} may be a class; give {classes} for classes, --maps FOLDER for label maps'

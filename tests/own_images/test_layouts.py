@@ -110,7 +110,6 @@ LAYOUTS = {  # how it is built -> first classes, images to learn from, images he
     'Tiny ImageNet': (classes('train/a/images', 'train/b/images', 'val/images'), AB, 22, 2, 'val'),
     'numbers': (classes('1', '10', '2'), ['1', '10', '2'], 32, 4, ''),
     'a class called train': (classes('train', 'plane', 'test/train', 'test/plane'), ['plane', 'train'], 22, 2, 'test'),
-    'dates': (classes('2024-01-05', '2024-01-06'), [], 22, 2, ''),
     'mmseg': (split_pairs('img_dir/{}/{{}}.jpg', 'ann_dir/{}/{{}}.png', 'train', 'val'), MASKS, 12, 3, ''),
     'singular': (pairs('Image/{}.jpg', 'Mask/{}.png'), MASKS, 18, 2, ''),
     'gt': (pairs('images/{}.jpg', 'gt/{}.png'), MASKS, 18, 2, ''),
@@ -138,6 +137,9 @@ QUESTIONS = {  # what cannot be told -> options that settle it, with the classes
     ),
     'areas': (classes('x/a', 'x/b', 'y/a', 'y/b'), {'--classes x,y': ['x', 'y']}),
     'images without maps': (classes('images', 'other'), {'--classes images,other': ['images', 'other']}),
+    'dates': (classes('2024-01-05', '2024-01-06'), {'--classes 2024-01-05,2024-01-06': ['2024-01-05', '2024-01-06']}),
+    'years': (classes('2021/05', '2022/01'), {'--classes 2021,2022': ['2021', '2022']}),
+    'parts': (classes('all_part_1', 'all_part_2'), {'--classes all_part_1,all_part_2': ['all_part_1', 'all_part_2']}),
     'no train': (classes('val', 'test'), {'--classes test,val': ['test', 'val']}),
 }
 
