@@ -225,7 +225,7 @@ def folders_in(folder: Path, least: int, maps: str | None) -> MapFolders | None:
         if not chosen.is_dir():
             return None
         images = [path for path in folders if path != chosen]
-        images.sort(key=lambda path: not have_same_names(path, chosen))
+        images.sort(key=lambda path: (not have_same_names(path, chosen), fewer_colours(path, chosen) is False))
         return MapFolders(folder, split_pairs((images or [folder])[0], chosen), [])
     if found := side_by_side(folder, folders):
         return found

@@ -135,6 +135,10 @@ QUESTIONS = {  # what cannot be told -> options that settle it, with the classes
         pairs('images/{}.jpg', 'mask/{}.png', 'other/{}.png'),
         {'--maps mask': MASKS, '--maps other': MASKS, '--classes images,mask,other': ['images', 'mask', 'other']},
     ),
+    'maps in numbers and in colours': (
+        both(pairs('original/{}.jpg', 'labels/{}.png'), pairs('Z/{}.jpg', 'RGB_masks/{}.png')),
+        {'--maps labels': MASKS},
+    ),
     'areas': (classes('x/a', 'x/b', 'y/a', 'y/b'), {'--classes x,y': ['x', 'y']}),
     'images without maps': (classes('images', 'other'), {'--classes images,other': ['images', 'other']}),
     'dates': (classes('2024-01-05', '2024-01-06'), {'--classes 2024-01-05,2024-01-06': ['2024-01-05', '2024-01-06']}),
