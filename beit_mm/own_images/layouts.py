@@ -153,7 +153,7 @@ def class_folders(folder: Path) -> ClassFolders:
         found.notes.append(f'parts of the data, not classes, because they have class folders: {shown(found.left_out)}')
     inside = {name for path in parts.values() for name in children(unwrapped(path))}
     if unclear := {path.name for path in splits.values()} - found.left_out - inside:
-        otherwise = as_classes(others) if others else "call the part to learn from 'train'"
+        otherwise = as_classes(others) if len(others) > 1 else "sort the images into train/<class>/"
         found.question = (
             f'{quoted(str(root))}: {shown(unclear)} may be a class or a part of the data; give '
             f'{as_classes(others | unclear)} for classes, otherwise {otherwise}'
@@ -162,9 +162,18 @@ def class_folders(folder: Path) -> ClassFolders:
 
 
 def question_on(found: ClassFolders) -> str:
-    """Asks for the classes if folders hold the same folders, or are called like dates, parts or `images`; else ''."""
+    """What only the user can tell if the folders may be parts, dates, or images and maps; else ''."""
     folders = {name: path for name, path in children(found.train).items() if name not in found.left_out}
     where, classes = quoted(str(found.train)), as_classes(folders)
+    for part in (*folders.values(), *(inner for path in folders.values() for inner in children(path).values())):
+        roles = by_role(part)
+        if {('', 'images'), ('', 'maps')} <= roles.keys():
+            of_images, of_maps = roles['', 'images'].name, roles['', 'maps'].name
+            return (
+                f'{quoted(str(part))} has images and label maps of its own; move them together: cd {shlex.quote(str(part.parent))}; for '
+                f'F in */; do mkdir -p images annotations; mv "$F/{of_images}" "images/$F"; mv "$F/{of_maps}" '
+                '"annotations/$F"; done; then give that folder for label maps, its images/ for classes'
+            )
     inside = {*children(unwrapped(next(iter(folders.values()))))} if len(folders) > 1 else set()
     if len(inside) > 1 and all({*children(unwrapped(path))} == inside for path in folders.values()):
         return (
