@@ -240,6 +240,7 @@ def test_classes_of_any_layout_are_images_alone(tmp_path):
         ('Ground-Truth', ('', 'maps')),
         ('train_masks', ('train', 'maps')),
         ('masks_val', ('val', 'maps')),
+        ('train_val', ('train', '')),
         ('images_png', ('', 'images')),
         ('test2017', ('test', '')),
         ('trains', ('', '')),
