@@ -167,7 +167,7 @@ def sources_beside(files: Files, ending: str) -> tuple[dict[str, Source], list[s
     found: dict[str, Source] = {}
     lost = []
     for file in files.ending(ending):
-        image = files.image_of(PurePosixPath(file).stem, file)
+        image = files.image_of(file, file)
         if image is None or image in found:
             lost.append(file)
         else:

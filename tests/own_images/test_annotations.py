@@ -189,6 +189,7 @@ def test_other_files_beside_images_mean_nothing_and_label_maps_come_first(tmp_pa
         'c.yaml': '{',
         '0.txt': 'a photo of 2 dogs',
         '0.xml': '<x/>',
+        '0.regions.txt': '1 1 1 1 1 1',  # label maps as text
     }.items():
         (tmp_path / 'a' / name).write_text(text)
     assert find_annotations(tmp_path / 'a') is None
