@@ -177,7 +177,7 @@ def find_label_maps(
         root, folders = layout.root, layout.pairs
         suffixes, notes = choose_suffixes(*folders[0])
         bands = find_bands(folders[0][0], bands)
-        legend = read_legend(root / 'classes.txt')
+        legend = read_legend(root, have_colours(folders[0][1], suffixes))
         by_colour = legend.colours is not None
         read = partial(read_pair, by_bands=bands is not None, by_colour=by_colour, max_pixels=max_pixels)
         found = [read_maps(*pair, suffixes, read) for pair in folders]
@@ -357,6 +357,14 @@ def choose_suffixes(images: Path, maps: Path) -> tuple[Suffixes, list[str]]:
             'keep the one to learn from there'
         )
     return suffixes, []
+
+
+def have_colours(maps: Path, suffixes: Suffixes) -> bool:
+    """Whether the first label map is stored with red, green and blue."""
+    first = next(name for name in list_images(str(maps)) if name.endswith(suffixes.maps))
+    with suppress(UnreadableImageError), open_image(str(maps / first)) as opened:
+        return opened.mode in ('RGB', 'RGBA')
+    return False
 
 
 def read_maps(images: Path, folder: Path, suffixes: Suffixes, read: Callable, drawn: Sequence[str] = ()) -> Maps:
