@@ -30,9 +30,9 @@ OF_DATASETS = ('annotations', 'ann_dir', 'segmentationclass', 'gtfine')  # label
 SAME_NAMES = 0.8  # share of the files in a folder of label maps that have the name of an image
 FEWER_COLOURS, MAX_COLOURS = 4, 256  # label maps have so many times fewer than photos, and at most so many
 MAX_COMPARED, NUM_OPENED = 5, 8  # folders whose files are compared; files of each that are opened
-NO_CLASSES = re.compile(  # years, dates, parts: asked about
-    r'(19|20)\d\d([-_.]?(0[1-9]|1[0-2])([-_.]?[0-3]\d)?)?|(.*[\W_])?(part|tile|video|clip|seq|sequence|scene)[\W_]?\d+', re.I
-)
+DATE = r'(19|20)\d\d([-_.]?(0[1-9]|1[0-2])([-_.]?[0-3]\d)?)?'
+PART = r'(.*[\W_])?(part|tile|video|clip|seq|sequence|scene)[\W_]?\d+'
+NO_CLASSES = re.compile(f'{DATE}|{PART}', re.I)  # names of folders about which is asked
 EXPECTED = 'expected images/a.jpg and annotations/a.png, or a.jpg and a_mask.png side by side'
 
 
@@ -153,7 +153,7 @@ def class_folders(folder: Path) -> ClassFolders:
         found.notes.append(f'parts of the data, not classes, because they have class folders: {shown(found.left_out)}')
     inside = {name for path in parts.values() for name in children(unwrapped(path))}
     if unclear := {path.name for path in splits.values()} - found.left_out - inside:
-        otherwise = as_classes(others) if len(others) > 1 else "sort the images into train/<class>/"
+        otherwise = as_classes(others) if len(others) > 1 else 'sort the images into train/<class>/'
         found.question = (
             f'{quoted(str(root))}: {shown(unclear)} may be a class or a part of the data; give '
             f'{as_classes(others | unclear)} for classes, otherwise {otherwise}'
@@ -169,10 +169,11 @@ def question_on(found: ClassFolders) -> str:
         roles = by_role(part)
         if {('', 'images'), ('', 'maps')} <= roles.keys():
             of_images, of_maps = roles['', 'images'].name, roles['', 'maps'].name
+            where = shlex.quote(str(part.parent))
             return (
-                f'{quoted(str(part))} has images and label maps of its own; move them together: cd {shlex.quote(str(part.parent))}; for '
-                f'F in */; do mkdir -p images annotations; mv "$F/{of_images}" "images/$F"; mv "$F/{of_maps}" '
-                '"annotations/$F"; done; then give that folder for label maps, its images/ for classes'
+                f'{quoted(str(part))} has images and label maps of its own; put them together: cd {where}; for F in */; '
+                f'do mkdir -p images annotations; mv "$F/{of_images}" "images/$F"; mv "$F/{of_maps}" "annotations/$F"; '
+                'done; then give that folder for label maps, its images/ for classes'
             )
     inside = {*children(unwrapped(next(iter(folders.values()))))} if len(folders) > 1 else set()
     if len(inside) > 1 and all({*children(unwrapped(path))} == inside for path in folders.values()):

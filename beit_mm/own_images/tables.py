@@ -57,7 +57,9 @@ def find_table(folder: str | Path, column: str | None = None) -> Images | None:
 
 def tables_of(files: Files) -> list[Table]:
     """The table that names images, or those for training and validation."""
-    listed = [file for file in files.ending('.csv', '.tsv') if 'submission' not in file.lower()]  # Kaggle's have no labels
+    listed = [
+        file for file in files.ending('.csv', '.tsv') if 'submission' not in file.lower()
+    ]  # Kaggle's have no labels
     tables = [table for file in listed if (table := read_table(files, file))]
     train, val, others = ([each for each in tables if split_of(each.file) == split] for split in ('train', 'val', ''))
     if len(train or others) > 1:
@@ -137,7 +139,7 @@ def read_labels(files: Files, table: Table, column: str, labels: dict[str, str],
 
 
 def holds_several(label: str, labels: set[str]) -> bool:
-    """Whether a cell has several labels; commas may belong to a name, unless a part is a label of its own, spaces unless all words are."""
+    """Whether a cell has several labels; commas and spaces may belong to a name, unless parts are labels."""
     words = {*label.split()}
     if len(words) > 1 and words <= labels:
         return True
