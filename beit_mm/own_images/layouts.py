@@ -171,7 +171,7 @@ def question_on(found: ClassFolders) -> str:
             of_images, of_maps = roles['', 'images'].name, roles['', 'maps'].name
             where = shlex.quote(str(part.parent))
             return (
-                f'{quoted(str(part))} has images and label maps of its own; put them together: cd {where}; for F in */; '
+                f'{quoted(str(part))} has images and label maps of its own; put all together: cd {where}; for F in */; '
                 f'do mkdir -p images annotations; mv "$F/{of_images}" "images/$F"; mv "$F/{of_maps}" "annotations/$F"; '
                 'done; then give that folder for label maps, its images/ for classes'
             )

@@ -270,7 +270,7 @@ def test_the_plan_names_classes_and_what_was_assumed(tmp_path, monkeypatch, caps
 def test_images_and_maps_in_each_folder_are_put_together_by_the_command_that_is_named(tmp_path):
     for part in ('a train', 'b_2'):
         pairs(f'{part}/images_png/{{}}.jpg', f'{part}/masks_png/{{}}.png')(tmp_path)
-    with pytest.raises(UserError, match='put them together') as asked:
+    with pytest.raises(UserError, match='put all together') as asked:
         understood(tmp_path)
     subprocess.run(['bash', '-c', str(asked.value).split('together: ')[1].split('; then')[0]], check=True)
     found = understood(tmp_path)
