@@ -2,6 +2,7 @@
 
 import os
 import random
+import re
 import shlex
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Sequence
@@ -12,16 +13,17 @@ from typing import Any, ClassVar, NamedTuple
 
 from beit_mm.checkpoint.find import DEMO
 from beit_mm.checkpoint.names import preview
-from beit_mm.datasets.image_folder import LITTER, list_images, read_list
+from beit_mm.datasets.image_folder import list_images, read_list, walk
 from beit_mm.datasets.segmentation_folder import class_line
 from beit_mm.errors import UserError, warn
 from beit_mm.files import quoted, write_lines
-from beit_mm.own_images.layouts import ClassFolders, find_class_folders
+from beit_mm.own_images.layouts import ClassFolders, existing_folder, find_class_folders
 
 HELD_OUT = 0.1  # share of the images, if no folder `val` lies beside `train`
 MIN_IMAGES = 100  # needed to learn from
 MIN_FITTED, MIN_OF_CLASS = 10, 2  # needed to fit a head to frozen features, in all and of each class
 FEW, UNEQUAL = 10, 5  # images that a class should have; largest acceptable ratio of class sizes
+LIST = re.compile(r'train(val)?(_list|_test_split|1)?\.txt')  # names of lists that data sets come with
 MAX_NAMED = 8  # classes in the plan
 
 
@@ -106,6 +108,7 @@ def find_images(
     if found.question and labelled:
         raise UserError(found.question)
     root, (train, held_out) = found.train, split(found)
+    found.notes += [] if found.held_out else unread_lists(existing_folder(folder))
     has_enough_of_each = min(Counter(train.names.values()).values(), default=0) >= MIN_OF_CLASS
     if len(train.names) < (MIN_FITTED if fits_head and has_enough_of_each else MIN_IMAGES):
         where = shlex.quote(str(root))
@@ -118,9 +121,17 @@ def find_images(
     are_classes = len(names) > 1 and '' not in names  # several, and no image lies beside them
     if found.question or not are_classes or not set(held_out.names.values()) <= set(names):
         return Images(train, held_out, [], found.notes)
-    if empty := subfolders(root) - {*names} - found.left_out:
+    if empty := {path.name for path in root.glob('[!.@#$]*/')} - {*names} - found.left_out:
         warn(f'{str(root)!r}: no images in {preview(sorted(empty))}; not counted as classes')
     return Images(train, held_out, names, found.notes)
+
+
+def unread_lists(folder: Path) -> list[str]:
+    """A note on a list of images to learn from, such as meta/train.txt."""
+    lists = [Path(parent, name) for parent, names in walk(str(folder)) for name in names if LIST.fullmatch(name)]
+    if not lists:
+        return []
+    return [f'{quoted(str(lists[0]))} is not read: a tenth is held out at random, unless val/ lies beside train/']
 
 
 def split(folders: ClassFolders) -> tuple[ImageList, ImageList]:
@@ -128,10 +139,6 @@ def split(folders: ClassFolders) -> tuple[ImageList, ImageList]:
     train = list_folder(folders.train, folders.left_out)
     held_out = list_folder(folders.held_out, folders.left_out) if folders.held_out else None
     return (train, held_out) if held_out and held_out.names else hold_out(train)
-
-
-def subfolders(root: Path) -> set[str]:
-    return {path.name for path in root.iterdir() if path.is_dir() and not path.name.startswith(LITTER)}
 
 
 def list_folder(folder: Path, left_out: Collection[str] = ()) -> ImageList:

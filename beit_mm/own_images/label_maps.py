@@ -20,7 +20,7 @@ from beit_mm.datasets.segmentation_folder import IGNORE_INDEX, label_map_name
 from beit_mm.errors import UserError
 from beit_mm.files import atomic_file, quoted
 from beit_mm.own_images.annotations import Annotations, find_annotations
-from beit_mm.own_images.images import MAX_NAMED, ImageList, Images, evenly, hold_out
+from beit_mm.own_images.images import MAX_NAMED, ImageList, Images, evenly, hold_out, unread_lists
 from beit_mm.own_images.label_values import (
     IDS,
     TRAIN_IDS,
@@ -185,7 +185,9 @@ def find_label_maps(
     else:
         return None
     notes = notes + [note for part in found for note in part.notes]
-    train, held_out = (None if whole else listed_splits(root, found[0])) or share_out(found, whole)
+    listed = None if whole else listed_splits(root, found[0])
+    train, held_out = listed or share_out(found, whole)
+    notes += [] if listed or whole or len(found) > 1 else unread_lists(root)
     if len(train.numbers) < least:
         raise UserError(
             f'{len(train.numbers)} images with label maps to learn from, {len(held_out.numbers)} held out, in '

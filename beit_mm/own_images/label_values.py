@@ -43,10 +43,7 @@ class Meaning(NamedTuple):
 
 
 def read_legend(root: Path, by_colour: bool) -> Legend:
-    """Reads a classes.txt, which need not be there: names, also with colours, or the table that `segment` writes.
-
-    Without it, other data sets' files with a line for each class: its colour if `by_colour`, else its number.
-    """
+    """Reads a classes.txt: names, also with colours, or `segment`'s table; without it, another legend."""
     path = root / 'classes.txt'
     if not path.is_file():
         files = (file for pattern in LEGENDS for file in sorted(root.glob(pattern)))
@@ -123,9 +120,7 @@ def meaning_of_dataset(folder: str, suffix: str, occurring: set[int]) -> Meaning
     return None
 
 
-def meaning_of_colours(
-    pixels: Counter[int], names: list[str], colours: Sequence[Sequence[int]], source: str
-) -> Meaning:
+def meaning_of_colours(pixels: Counter[int], names: list[str], colours: list[list[int]], source: str) -> Meaning:
     """The classes of label maps by colour; `pixels` counts the `colour_numbers`."""
     values = segmentation_folder.colour_numbers(colours).tolist()
     others = Counter({number: count for number, count in pixels.items() if number not in values})

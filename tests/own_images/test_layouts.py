@@ -188,6 +188,14 @@ def test_what_cannot_be_told_is_asked_with_options_that_settle_it(kind, tmp_path
             assert understood(tmp_path, option).classes == expected
 
 
+def test_lists_of_a_split_that_are_not_read_are_named(tmp_path):
+    for kind, build in dict(food=classes('images/a', 'images/b'), tiles=pairs('images/{}.tif', 'masks/{}.tif')).items():
+        build(tmp_path / kind)
+        (tmp_path / kind / 'meta').mkdir()
+        (tmp_path / kind / 'meta/train.txt').touch()
+        assert any('meta/train.txt is not read' in note for note in understood(tmp_path / kind).notes)
+
+
 def test_the_maps_of_cityscapes_are_read_by_their_names(tmp_path):
     cityscapes('color', 'instanceIds', 'labelIds')(tmp_path)
     found = find_label_maps(tmp_path)
