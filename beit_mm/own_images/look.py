@@ -27,6 +27,7 @@ from beit_mm.own_images.images import FEW, MIN_IMAGES, Images, evenly, find_imag
 from beit_mm.own_images.label_maps import LabelMaps, find_label_maps
 from beit_mm.own_images.layouts import READ, find_class_folders
 from beit_mm.own_images.report import Heading, Part, Picture, write_page
+from beit_mm.own_images.tables import find_table
 from beit_mm.pictures import SIDE, with_legend
 from beit_mm.registry import TRANSFORMS
 from beit_mm.terminal import quiet, say, with_bar
@@ -115,10 +116,11 @@ def look(images: str | Path, out: str | Path = 'look.html') -> Path:
 def find(folder: Path) -> tuple[Images, str]:
     """What a training would learn from, and why it refuses to, if it does."""
     refusal = ''
-    for zero, whole in ((None, False), (False, False), (False, True)):  # the last two show what the first refuses
+    of_maps = (partial(find_label_maps, folder, *how) for how in ((None, False), (False, False), (False, True)))
+    for find_some in (partial(find_table, folder), *of_maps):  # the last two show what the first of maps refuses
         try:
-            if maps := find_label_maps(folder, zero, whole):
-                return maps, refusal
+            if images := find_some():
+                return images, refusal
         except (UserError, OSError) as error:
             refusal = refusal or str(error)
     train, held_out = split(find_class_folders(folder))
@@ -194,7 +196,7 @@ def described(folder: Path, images: Images, seen: Sequence[Seen]) -> list[tuple[
     lines = [
         ('kind', kind),
         ('images', str(images)),
-        ('held out', quoted(relpath(images.held_out.root, folder)) if is_split else 'a tenth of each folder'),
+        ('held out', quoted(relpath(images.held_out.root, folder)) if is_split else 'images of the same folders'),
         ('classes', classes),
         *(('note', note) for note in images.notes),
         ('sizes', sizes([each.size for each in seen])),
