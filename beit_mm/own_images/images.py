@@ -121,6 +121,8 @@ def find_images(
     are_classes = len(names) > 1 and '' not in names  # several, and no image lies beside them
     if found.question or not are_classes or not set(held_out.names.values()) <= set(names):
         return Images(train, held_out, [], found.notes)
+    deep = next((path for path in train.names if path.count('/') > 1), '')
+    found.notes += [f'folders in class folders are no classes: {deep} is {train.names[deep]}'] if deep else []
     if empty := {path.name for path in root.glob('[!.@#$]*/')} - {*names} - found.left_out:
         warn(f'{str(root)!r}: no images in {preview(sorted(empty))}; not counted as classes')
     return Images(train, held_out, names, found.notes)

@@ -109,6 +109,7 @@ LAYOUTS = {  # how it is built -> first classes, images to learn from, images he
     'val inside train': (classes('train/a', 'train/b', 'train/val/a', 'train/val/b'), AB, 24, 24, 'val'),
     'ImageNet': (classes('train/a', 'train/b', 'val'), AB, 22, 2, 'val'),
     'Tiny ImageNet': (classes('train/a/images', 'train/b/images', 'val/images'), AB, 22, 2, 'val'),
+    'a hierarchy': (classes('b/oak', 'b/fern', 'a/cat'), AB, 32, 4, 'a/cat'),
     'numbers': (classes('1', '10', '2'), ['1', '10', '2'], 32, 4, ''),
     'a class called train': (classes('train', 'plane', 'test/train', 'test/plane'), ['plane', 'train'], 22, 2, 'test'),
     'mmseg': (split_pairs('img_dir/{}/{{}}.jpg', 'ann_dir/{}/{{}}.png', 'train', 'val'), MASKS, 12, 3, ''),
