@@ -165,7 +165,7 @@ def question_on(found: ClassFolders) -> str:
     """What only the user can tell if the folders may be parts, dates, or images and maps; else ''."""
     folders = {name: path for name, path in children(found.train).items() if name not in found.left_out}
     where, classes = quoted(str(found.train)), as_classes(folders)
-    for part in (*folders.values(), *(inner for path in folders.values() for inner in children(path).values())):
+    for part in (*(inner for path in folders.values() for inner in children(path).values()), *folders.values()):
         roles = by_role(part)
         if {('', 'images'), ('', 'maps')} <= roles.keys():
             of_images, of_maps = roles['', 'images'].name, roles['', 'maps'].name
