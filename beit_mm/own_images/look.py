@@ -3,7 +3,7 @@
 import shlex
 import tempfile
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
@@ -116,8 +116,10 @@ def look(images: str | Path, out: str | Path = 'look.html') -> Path:
 def find(folder: Path) -> tuple[Images, str]:
     """What a training would learn from, and why it refuses to, if it does."""
     refusal = ''
-    of_maps = (partial(find_label_maps, folder, *how) for how in ((None, False), (False, False), (False, True)))
-    for find_some in (partial(find_table, folder), *of_maps):  # the last two show what the first of maps refuses
+    finders: list[Callable[[], Images | None]] = [partial(find_table, folder)]
+    # the last two show what the first of these refuses
+    finders += [partial(find_label_maps, folder, *how) for how in ((None, False), (False, False), (False, True))]
+    for find_some in finders:
         try:
             if images := find_some():
                 return images, refusal
