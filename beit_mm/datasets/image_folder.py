@@ -31,6 +31,7 @@ EXTENSIONS = tuple('.jpg .jpeg .jfif .mpo .png .apng .webp .gif .bmp .ppm .pgm .
 EXTENSIONS += () if reading.HeifImageFile is None else HEIF_EXTENSIONS
 BAND_EXTENSIONS = ('.tif', '.tiff', '.npy')  # for LoadBands
 INDEX = 'shards.npz'
+LITTER = ('.', '@eaDir', '#recycle', '$RECYCLE.BIN', '__MACOSX')  # how folders begin that nobody put there
 SUBSTITUTES = 10  # images tried in place of an unreadable one; if all fail, the images are not the cause
 
 
@@ -80,7 +81,7 @@ def list_images(folder: str, extensions: Sequence[str] = EXTENSIONS, subfolders:
 
 
 def walk(folder: str) -> Iterator[tuple[str, list[str]]]:
-    """Yields each folder from `folder` down once, with the names of its files; links are followed."""
+    """Yields each folder from `folder` down once, with the names of its files, hidden ones left out."""
     seen = set()
 
     def fail(error: OSError) -> None:
@@ -93,7 +94,7 @@ def walk(folder: str) -> Iterator[tuple[str, list[str]]]:
             folders.clear()
             continue
         seen.add(identity)
-        folders[:] = sorted(name for name in folders if not name.startswith('.'))
+        folders[:] = sorted(name for name in folders if not name.startswith(LITTER))
         yield parent, [name for name in files if not name.startswith('.')]
 
 

@@ -37,7 +37,7 @@ COLOURS = ('1', 'L', 'LA', 'P', 'PA', 'RGB', 'RGBA')
 # Words for splits, and for what folders hold, in their names: in lower case, without spaces, '_' and '-'
 SPLITS = {
     '': '',
-    'train': 'train training trainset segtrain learn',
+    'train': 'train training trainset trainval segtrain learn',
     'val': 'val validation valid dev segval',
     'test': 'test testing testset segtest holdout',
 }

@@ -67,7 +67,7 @@ class Classification(FineTuning):
             raise UserError(
                 f'{record.images} has class folders: {preview(sorted(learned))}; only among held-out images: '
                 f'{preview(sorted(held_out - learned))}; expected <class>/<image>, at least two classes, each with '
-                'images that are not held out; or images/ and annotations/'
+                'images that are not held out; or images/ and annotations/, or files of COCO, YOLO, labelme or VOC'
             )
         return cls(record, images)
 

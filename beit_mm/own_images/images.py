@@ -13,17 +13,17 @@ from typing import Any, ClassVar, NamedTuple
 
 from beit_mm.checkpoint.find import DEMO
 from beit_mm.checkpoint.names import preview
-from beit_mm.datasets.image_folder import list_images, read_list
+from beit_mm.datasets.image_folder import list_images, read_list, walk
 from beit_mm.datasets.segmentation_folder import class_line
 from beit_mm.errors import UserError, warn
 from beit_mm.files import quoted, write_lines
-from beit_mm.own_images.layouts import ClassFolders, find_class_folders
+from beit_mm.own_images.layouts import ClassFolders, existing_folder, find_class_folders
 
 HELD_OUT = 0.1  # share of the images, if no folder `val` lies beside `train`
 MIN_IMAGES = 100  # needed to learn from
 MIN_FITTED, MIN_OF_CLASS = 10, 2  # needed to fit a head to frozen features, in all and of each class
 FEW, UNEQUAL = 10, 5  # images that a class should have; largest acceptable ratio of class sizes
-DATE = re.compile(r'(19|20)\d\d[-_.]?(0[1-9]|1[0-2])([-_.]?[0-3]\d)?')  # such folders are not classes
+LIST = re.compile(r'train(val)?(_list|_test_split|1)?\.txt')  # names of lists that data sets come with
 MAX_NAMED = 8  # classes in the plan
 
 
@@ -108,6 +108,7 @@ def find_images(
     if found.question and labelled:
         raise UserError(found.question)
     root, (train, held_out) = found.train, split(found)
+    found.notes += [] if found.held_out else unread_lists(existing_folder(folder))
     has_enough_of_each = min(Counter(train.names.values()).values(), default=0) >= MIN_OF_CLASS
     if len(train.names) < (MIN_FITTED if fits_head and has_enough_of_each else MIN_IMAGES):
         where = shlex.quote(str(root))
@@ -117,14 +118,22 @@ def find_images(
             f'of each class, and `beit-mm classify {DEMO} new_images/ --labelled {where}` none'
         )
     names = sorted(set(train.names.values()))
-    # several, which are not all dates, and no image lies beside them
-    are_classes = len(names) > 1 and not all(map(DATE.fullmatch, names)) and '' not in names
+    are_classes = len(names) > 1 and '' not in names  # several, and no image lies beside them
     if found.question or not are_classes or not set(held_out.names.values()) <= set(names):
         return Images(train, held_out, [], found.notes)
-    subfolders = {path.name for path in root.iterdir() if path.is_dir() and not path.name.startswith('.')}
-    if empty := subfolders - {*names} - found.left_out:
+    deep = next((path for path in train.names if path.count('/') > 1), '')
+    found.notes += [f'folders in class folders are no classes: {deep} is {train.names[deep]}'] if deep else []
+    if empty := {path.name for path in root.glob('[!.@#$]*/')} - {*names} - found.left_out:
         warn(f'{str(root)!r}: no images in {preview(sorted(empty))}; not counted as classes')
     return Images(train, held_out, names, found.notes)
+
+
+def unread_lists(folder: Path) -> list[str]:
+    """A note on a list of images to learn from, such as meta/train.txt."""
+    lists = [Path(parent, name) for parent, names in walk(str(folder)) for name in names if LIST.fullmatch(name)]
+    if not lists:
+        return []
+    return [f'{quoted(str(lists[0]))} is not read: a tenth is held out at random, unless val/ lies beside train/']
 
 
 def split(folders: ClassFolders) -> tuple[ImageList, ImageList]:

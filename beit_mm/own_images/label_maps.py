@@ -21,7 +21,7 @@ from beit_mm.errors import UserError
 from beit_mm.files import atomic_file, quoted
 from beit_mm.own_images import label_values, layouts
 from beit_mm.own_images.annotations import find_annotations
-from beit_mm.own_images.images import MAX_NAMED, ImageList, Images, evenly, hold_out, merge_classes
+from beit_mm.own_images.images import MAX_NAMED, ImageList, Images, evenly, hold_out, merge_classes, unread_lists
 from beit_mm.own_images.label_values import Legend, Meaning
 from beit_mm.own_images.layouts import READ, Suffixes
 from beit_mm.terminal import with_bar
@@ -164,6 +164,8 @@ def find_label_maps(
         return None
     train, held_out = share_out(found, whole)
     notes = found.notes + [note for part in found.parts for note in part.notes]
+    if not whole and len(found.parts) == 1 and not (found.root / 'ImageSets').is_dir():
+        notes += unread_lists(found.root)
     if len(train.numbers) < least:
         raise UserError(
             f'{len(train.numbers)} images with label maps to learn from, {len(held_out.numbers)} held out, in '
@@ -220,7 +222,7 @@ def find_maps(
         return None
     suffixes, notes = choose_suffixes(*layout.pairs[0])
     bands = find_bands(layout.pairs[0][0], bands)
-    legend = label_values.read_legend(layout.root / 'classes.txt')
+    legend = label_values.read_legend(layout.root, have_colours(layout.pairs[0][1], suffixes))
     read_labels = partial(segmentation_folder.read_labels, by_colour=legend.colours is not None, max_pixels=max_pixels)
     read = partial(read_pair, lambda file, *_: read_labels(file), bands is not None, max_pixels)
     parts = []
@@ -372,6 +374,14 @@ def choose_suffixes(images: Path, maps: Path) -> tuple[Suffixes, list[str]]:
             'images; keep the one to learn from there'
         )
     return suffixes, []
+
+
+def have_colours(maps: Path, suffixes: Suffixes) -> bool:
+    """Whether the first label map is stored with red, green and blue."""
+    first = next(name for name in list_images(str(maps)) if name.endswith(suffixes.maps))
+    with suppress(UnreadableImageError), open_image(str(maps / first)) as opened:
+        return opened.mode in ('RGB', 'RGBA')
+    return False
 
 
 def pair_up(images: Path, folder: Path, suffixes: Suffixes) -> tuple[dict[str, str], list[str]]:

@@ -1,5 +1,6 @@
 """What the numbers or colours in label maps mean: classes.txt, masks, unlabelled pixels."""
 
+import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -18,6 +19,8 @@ from beit_mm.terminal import without_output
 TRAIN_IDS, IDS = '_labelTrainIds.png', '_labelIds.png'  # of Cityscapes; where both are there, the first is learned from
 CITYSCAPES_IDS = (7, 8, 11, 12, 13, 17, 19, 20, 21, 22, 23, 24, 25, 26, 27, 28, 31, 32, 33)  # in _labelIds.png
 MIN_CONTRAST, MIN_SHADES = 64, 8  # of masks with soft borders, see `soft_ends`
+LEGENDS = '*class_dict*.csv', 'label*.txt', '*/_classes.csv'  # of Kaggle, CamVid and CVAT, Roboflow
+WHOLE_NUMBER = re.compile(r'(?<![\w.])\d+(?![\w.])')
 
 
 class Legend(NamedTuple):
@@ -38,10 +41,12 @@ class Meaning(NamedTuple):
     nearest: bool = False  # other numbers from 0 stand for the nearest of `values`
 
 
-def read_legend(path: Path) -> Legend:
-    """Reads a classes.txt, which need not be there: names, also with colours, or the table that `segment` writes."""
+def read_legend(root: Path, by_colour: bool) -> Legend:
+    """Reads a classes.txt: names, also with colours, or `segment`'s table; without it, another legend."""
+    path = root / 'classes.txt'
     if not path.is_file():
-        return Legend()
+        files = (file for pattern in LEGENDS for file in sorted(root.glob(pattern)))
+        return next((found for file in files if (found := read_other_legend(file, by_colour))), Legend())
     names, colours = segmentation_folder.named_classes(str(path))
     header, *rows = [line.split('\t') for line in read_lines(str(path)) if line]
     if not {'Number', 'Name'} <= {*header}:
@@ -50,6 +55,22 @@ def read_legend(path: Path) -> Legend:
         return Legend([*names], colours, [int(row[header.index('Number')]) for row in rows])
     except (IndexError, ValueError) as error:
         raise UserError(f'{path}: expected a whole number in column Number of each line ({error})') from None
+
+
+def read_other_legend(path: Path, by_colour: bool) -> Legend | None:
+    """Reads lines such as `road,128,64,128`, `128 64 128<tab>road` or `7, road`; None if not all are like that."""
+    names, numbers = [], []
+    for line in read_lines(str(path)):
+        found = [*map(int, WHOLE_NUMBER.findall(line))]
+        if found and not line.startswith('#'):
+            numbers.append(found)
+            names.append(WHOLE_NUMBER.sub('', line).strip(' \t,:;"'))
+    num_unique = min(len({*names} - {''}), len({*map(tuple, numbers)}))
+    if not 1 < num_unique == len(names) or {*map(len, numbers)} != {3 if by_colour else 1}:
+        return None
+    if by_colour:
+        return Legend(names, numbers, source=path.name)
+    return Legend(names, numbers=[number for (number,) in numbers], source=path.name)
 
 
 def meaning_of(
@@ -72,7 +93,7 @@ def meaning_of(
     if lossy and not ends:
         raise UserError(f'label maps end in {suffix}, whose compression changes numbers; save them as PNG')
     if legend.names and legend.colours:
-        return meaning_of_colours(pixels, legend.names, legend.colours)
+        return meaning_of_colours(pixels, legend.names, legend.colours, legend.source)
     if legend.names and legend.numbers:
         text = f'{len(legend.names)} classes of {legend.source}, with its numbers'
         return Meaning(legend.names, legend.numbers, text)
@@ -98,11 +119,11 @@ def meaning_of_dataset(folder: str, suffix: str, occurring: set[int]) -> Meaning
     return None
 
 
-def meaning_of_colours(pixels: Counter[int], names: list[str], colours: Sequence[Sequence[int]]) -> Meaning:
+def meaning_of_colours(pixels: Counter[int], names: list[str], colours: list[list[int]], source: str) -> Meaning:
     """The classes of label maps by colour; `pixels` counts the `colour_numbers`."""
     values = segmentation_folder.colour_numbers(colours).tolist()
     others = Counter({number: count for number, count in pixels.items() if number not in values})
-    text = f'{len(names)} classes of classes.txt, by colour'
+    text = f'{len(names)} classes of {source}, by colour'
     if others:
         text += f'; colours that no class has: {segmentation_folder.count_colours(others)}'
     return Meaning(names, values, text)

@@ -16,7 +16,7 @@ from typing import NamedTuple
 import numpy as np
 
 from beit_mm.checkpoint.names import preview
-from beit_mm.datasets.image_folder import EXTENSIONS, list_images, walk
+from beit_mm.datasets.image_folder import EXTENSIONS, LITTER, list_images, walk
 from beit_mm.datasets.reading import UnreadableImageError, open_image, unreadable
 from beit_mm.datasets.segmentation_folder import label_map_name, role_of
 from beit_mm.errors import UserError
@@ -29,6 +29,9 @@ OF_DATASETS = ('annotations', 'ann_dir', 'segmentationclass', 'gtfine')  # label
 SAME_NAMES = 0.8  # share of the files in a folder of label maps that have the name of an image
 FEWER_COLOURS, MAX_COLOURS = 4, 256  # label maps have so many times fewer than photos, and at most so many
 MAX_COMPARED, NUM_OPENED = 5, 8  # folders whose files are compared; files of each that are opened
+DATE = r'(19|20)\d\d([-_.]?(0[1-9]|1[0-2])([-_.]?[0-3]\d)?)?'
+PART = r'(.*[\W_])?(part|tile|video|clip|seq|sequence|scene)[\W_]?\d+'
+NO_CLASSES = re.compile(f'{DATE}|{PART}', re.I)  # names of folders about which is asked
 EXPECTED = 'expected images/a.jpg and annotations/a.png, or a.jpg and a_mask.png side by side'
 NAMED, CLEAR, UNCLEAR = 'named', 'clear', 'unclear'  # how sure it is that folders hold images and label maps
 Pair = tuple[Path, Path]  # folders of images and of their label maps
@@ -68,7 +71,7 @@ def existing_folder(folder: str | Path) -> Path:
 def children(folder: Path) -> dict[str, Path]:
     """The folders in a folder that hold images at any depth, by name."""
     with os.scandir(folder) as entries:
-        names = sorted(entry.name for entry in entries if entry.is_dir() and not entry.name.startswith('.'))
+        names = sorted(entry.name for entry in entries if entry.is_dir() and not entry.name.startswith(LITTER))
     return {name: folder / name for name in names if any(are_images(files) for _, files in walk(str(folder / name)))}
 
 
@@ -165,8 +168,18 @@ def hold_out_part(found: ClassFolders, parts: dict[str, Path]) -> None:
 def question_on(found: ClassFolders, splits: set[str]) -> str:
     """Asks whether folders are classes, for example `test`, if nothing shows it; else ''."""
     names = {*children(found.train)} - found.left_out
+    for name in sorted(names):
+        for part in (found.train / name, *children(found.train / name).values()):
+            if {('', 'images'), ('', 'maps')} <= by_role(part).keys():
+                return (
+                    f'{quoted(str(part))} has images and label maps of its own; give it as the folder, or put the '
+                    'images of all parts into one images/ and their maps into one annotations/'
+                )
+    if len(names) > 1 and all(map(NO_CLASSES.fullmatch, names)):
+        where = quoted(str(found.train))
+        return f'{where}: {shown(names)} seem to be dates or parts; give {as_classes(names)} for classes'
     unclear = (splits & names) - {name for part in found.left_out for name in folders_below(found.train / part)}
-    otherwise = as_classes(names - unclear) if names - unclear else "call the part to learn from 'train'"
+    otherwise = as_classes(names - unclear) if len(names - unclear) > 1 else 'sort the images into train/<class>/'
     if not unclear and len(names) > 1:
         inside = [folders_below(found.train / name) for name in names]
         if len(inside[0]) > 1 and all(each == inside[0] for each in inside):
@@ -227,7 +240,7 @@ def folders_in(folder: Path, least: int, maps: str | None) -> MapFolders | None:
         where = quoted(str(folder))
         raise UserError(f'--maps: {where} has no folder {quoted(maps)}; it has {shown(children(folder))}')
     images = [path for path in folders if path != chosen] or [folder]
-    images.sort(key=lambda path: not have_same_names(path, chosen))
+    images.sort(key=lambda path: (not have_same_names(path, chosen), not compare(path, chosen)))
     return MapFolders(folder, split_pairs(images[0], chosen), [])
 
 

@@ -58,7 +58,10 @@ def find_table(folder: str | Path, column: str | None = None) -> Images | None:
 
 def tables_of(files: Files) -> list[Table]:
     """The table that names images, or those for training and validation."""
-    tables = [table for file in files.ending('.csv', '.tsv') if (table := read_table(files, file))]
+    listed = [
+        file for file in files.ending('.csv', '.tsv') if 'submission' not in file.lower()
+    ]  # Kaggle's have no labels
+    tables = [table for file in listed if (table := read_table(files, file))]
     train, val, others = ([each for each in tables if split_of(each.file) == split] for split in ('train', 'val', ''))
     if len(train or others) > 1:
         raise UserError(f'{preview(quoted(each.file) for each in train or others)} all name images; keep one of them')
@@ -114,9 +117,7 @@ def read_labels(files: Files, table: Table, column: str, labels: dict[str, str],
         if not image or not label:
             left_out['without a label' if image else 'whose images are not there'] += 1
             continue
-        # commas may belong to a name, unless a part is a label of its own
-        several = re.search(r'[|;]', label) or ({*re.split(', ?', label)} - {label}) & values
-        if several or labels.setdefault(image, label) != label:
+        if holds_several(label, values) or labels.setdefault(image, label) != label:
             raise UserError(
                 f'{quoted(file)} gives {quoted(image)} several labels ({quoted(label)}); a classifier has one for each '
                 'image: keep one, or give another column with --labels COLUMN'
@@ -128,6 +129,14 @@ def read_labels(files: Files, table: Table, column: str, labels: dict[str, str],
     elif candidates:
         notes.append(f'column {quoted(candidates[0])} is not used: it does not say train, val or test in each row')
     return notes + [f'{number:,} rows left out, {why}' for why, number in left_out.items()]
+
+
+def holds_several(label: str, labels: set[str]) -> bool:
+    """Whether a cell has several labels; commas and spaces may belong to a name, unless parts are labels."""
+    words = label.split()
+    if len(words) > 1 and {*words} <= labels:
+        return True
+    return bool(re.search(r'[|;]', label) or ({*re.split(', ?', label)} - {label}) & labels)
 
 
 def images_of(root: Path, labels: dict[str, str], splits: dict[str, str], notes: list[str]) -> Images:

@@ -195,7 +195,16 @@ def test_yolo_with_other_rows_is_refused_and_images_without_a_file_are_backgroun
 
 def test_other_files_beside_images_mean_nothing_and_label_maps_come_first(tmp_path):
     make_photos(tmp_path / 'a')
-    others = {'a.json': '{', 'b.json': '[]', 'c.yaml': '{', '0.txt': '3 0.97', '1.txt': 'a photo', '0.xml': '<x/>'}
+    others = {'a.json': '{', 'b.json': '[]', 'c.yaml': '{', '0.txt': '3 0.97', '0.xml': '<x/>'}
+    others |= {'1.txt': 'a photo of 2 dogs', '0.regions.txt': '1 1 1 1 1 1'}  # the last are label maps as text
+        'a.json': '{',
+        'b.json': '[]',
+        'c.yaml': '{',
+        '0.txt': '3 0.97',
+        '1.txt': 'a photo of 2 dogs',
+        '0.regions.txt': '1 1 1 1 1 1',
+        '0.xml': '<x/>',
+    }
     for name, text in others.items():
         (tmp_path / 'a' / name).write_text(text)
     assert find_annotations(tmp_path / 'a') is None

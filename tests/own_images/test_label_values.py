@@ -192,3 +192,30 @@ def test_turned_images_whose_sizes_cannot_tell_are_counted_and_a_mixture_is_refu
     save_png(discs([0, 1]), folder / 'masks/2')
     with pytest.raises(UserError, match='1 .*as stored, 4 as EXIF'):
         find_label_maps(folder)
+
+
+@pytest.mark.parametrize(
+    ('file', 'text'),
+    {
+        'class_dict.csv': 'name, r, g, b\nvoid, 0, 0, 0\ntraffic light, 9, 8, 7\n',
+        'label_colors.txt': '0 0 0\t\tvoid\n9 8 7\t\ttraffic light\n',
+        'labelmap.txt': '# label:color_rgb:parts:actions\nvoid:0,0,0::\ntraffic light:9,8,7::\n',
+        'train/_classes.csv': 'Pixel Value, Class\n0, void\n200, traffic light\n',
+        'labels.txt': 'void\ntraffic light\n',
+        'label_list.txt': '1.png 0\n2.png 0\n',
+    }.items(),
+)
+def test_legends_of_other_data_sets(make, tmp_path, file, text):
+    in_colours = file in ('class_dict.csv', 'label_colors.txt', 'labelmap.txt')
+    shown = np.array([[0, 0, 0], [9, 8, 7]] if in_colours else [0, 200], np.uint8)
+    folder = make(lambda labels, path: save_png(shown[labels], path), [0, 1])
+    (folder / file).parent.mkdir(exist_ok=True)
+    (folder / file).write_text(text)
+    if 'void' not in text or file == 'labels.txt':
+        with pytest.raises(UserError, match='what is 0'):
+            find_label_maps(folder)
+        return
+    found = find_label_maps(folder)
+    assert found.classes == ['void', 'traffic light'] and file.split('/')[-1] in found.notes[0]
+    for index, labels in learned(found, tmp_path / 'lists').items():
+        assert np.array_equal(labels, discs([0, 1], index))

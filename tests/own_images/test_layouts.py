@@ -1,5 +1,6 @@
 """What a folder holds, laid out as public data sets are: images, classes or label maps, and what is held out."""
 
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
@@ -104,12 +105,13 @@ LAYOUTS = {  # how it is built -> first classes, images to learn from, images he
         'seg_test seg_pred',
     ),
     'an archive': (classes('data/data/a', 'data/data/b'), AB, 22, 2, ''),
+    'a disk station': (classes('a', 'b', 'a/@eaDir/0.jpg', '@eaDir', '$RECYCLE.BIN/S-1'), AB, 22, 2, ''),
     'test beside classes': (classes('a', 'b', 'test/a', 'test/b'), AB, 22, 2, 'test'),
     'val inside train': (classes('train/a', 'train/b', 'train/val/a', 'train/val/b'), AB, 24, 24, 'val'),
     'ImageNet': (classes('train/a', 'train/b', 'val'), AB, 22, 2, 'val'),
     'Tiny ImageNet': (classes('train/a/images', 'train/b/images', 'val/images'), AB, 22, 2, 'val'),
+    'a hierarchy': (classes('b/oak', 'b/fern', 'a/cat'), AB, 32, 4, 'a/cat'),
     'a class called train': (classes('train', 'plane', 'test/train', 'test/plane'), ['plane', 'train'], 22, 2, 'test'),
-    'dates': (classes('2024-01-05', '2024-01-06'), [], 22, 2, ''),
     'mmseg': (split_pairs('img_dir/{}/{{}}.jpg', 'ann_dir/{}/{{}}.png', 'train', 'val'), MASKS, 12, 3, ''),
     'gt': (pairs('images/{}.jpg', 'gt/{}.png'), MASKS, 18, 2, ''),
     'years': (split_pairs('images/{}/{{}}.jpg', 'labels/{}/{{}}.png', 'train2017', 'val2017'), MASKS, 12, 3, ''),
@@ -133,8 +135,15 @@ QUESTIONS = {  # what cannot be told -> options that settle it, with the classes
         pairs('images/{}.jpg', 'mask/{}.png', 'other/{}.png'),
         {'--maps mask': MASKS, '--maps other': MASKS, '--classes images,mask,other': ['images', 'mask', 'other']},
     ),
+    'maps in numbers and in colours': (
+        both(pairs('original/{}.jpg', 'labels/{}.png'), pairs('Z/{}.jpg', 'RGB_masks/{}.png')),
+        {'--maps labels': MASKS},
+    ),
     'areas': (classes('x/a', 'x/b', 'y/a', 'y/b'), {'--classes x,y': ['x', 'y']}),
     'images without maps': (classes('images', 'other'), {'--classes images,other': ['images', 'other']}),
+    'dates': (classes('2024-01-05', '2024-01-06'), {'--classes 2024-01-05,2024-01-06': ['2024-01-05', '2024-01-06']}),
+    'years': (classes('2021/05', '2022/01'), {'--classes 2021,2022': ['2021', '2022']}),
+    'parts': (classes('all_part_1', 'all_part_2'), {'--classes all_part_1,all_part_2': ['all_part_1', 'all_part_2']}),
     'no train': (classes('val', 'test'), {'--classes test,val': ['test', 'val']}),
 }
 
@@ -176,6 +185,14 @@ def test_what_cannot_be_told_is_asked_with_options_that_settle_it(kind, tmp_path
                 understood(tmp_path, option)
         else:
             assert understood(tmp_path, option).classes == expected
+
+
+def test_lists_of_a_split_that_are_not_read_are_named(tmp_path):
+    for kind, build in dict(food=classes('images/a', 'images/b'), tiles=pairs('images/{}.tif', 'masks/{}.tif')).items():
+        build(tmp_path / kind)
+        (tmp_path / kind / 'meta').mkdir()
+        (tmp_path / kind / 'meta/train.txt').touch()
+        assert any('meta/train.txt is not read' in note for note in understood(tmp_path / kind).notes)
 
 
 def test_the_maps_of_cityscapes_are_read_by_their_names(tmp_path):
@@ -220,8 +237,9 @@ def test_classes_of_any_layout_are_images_alone(tmp_path):
 
 
 def test_names_of_folders():
-    names = 'Training img_dir Ground-Truth train_masks masks_val images_png test2017 trains trainer valley'.split()
-    roles = 'train/ /images /maps train/maps val/maps /images test/ / / /'.split()
+    names = 'Training train_val img_dir Ground-Truth train_masks masks_val images_png test2017'.split()
+    names += ['trains', 'trainer', 'valley']
+    roles = 'train/ train/ /images /maps train/maps val/maps /images test/ / / /'.split()
     assert [*map(role_of, names)] == [tuple(role.split('/')) for role in roles]
 
 
@@ -245,3 +263,13 @@ def test_the_plan_names_classes_and_what_was_assumed(tmp_path, monkeypatch, caps
     assert 'a dog (11), cat (11)' in said and 'Testing' in said
     with pytest.raises(UserError, match='classes'):
         beit_mm.finetune(tmp_path / 'data', tmp_path / 'run', classes=['cat'])
+
+
+def test_images_and_maps_in_each_folder_are_put_together_by_the_command_that_is_named(tmp_path):
+    for part in ('a train', 'b_2'):
+        pairs(f'{part}/images_png/{{}}.jpg', f'{part}/masks_png/{{}}.png')(tmp_path)
+    with pytest.raises(UserError, match='put all together') as asked:
+        understood(tmp_path)
+    subprocess.run(['bash', '-c', str(asked.value).split('together: ')[1].split('; then')[0]], check=True)
+    found = understood(tmp_path)
+    assert (found.classes, len(found.train.names) + len(found.held_out.names)) == (MASKS, 40)

@@ -167,6 +167,17 @@ def test_what_finetune_refuses_comes_first_with_the_commands_that_settle_it(tmp_
     assert '--freeze all' in said and '--minutes' not in said
 
 
+def test_the_labels_of_a_table_are_its_classes(tmp_path, capsys):
+    rows = ['image,label']
+    (tmp_path / 'data').mkdir()
+    for number in range(120):
+        photo(number).save(tmp_path / f'data/{number}.jpg')
+        rows.append(f'{number}.jpg,{"ab"[number % 2]}')
+    (tmp_path / 'data/labels.csv').write_text('\n'.join(rows))
+    beit_mm.look(tmp_path / 'data', tmp_path / 'look.html')
+    assert '2 classes' in capsys.readouterr().out
+
+
 def test_bands_are_seen_as_rgb(tmp_path, capsys):
     tifffile = pytest.importorskip('tifffile')
     folder = make_label_maps(tmp_path / 'maps', number=12)

@@ -83,7 +83,6 @@ def test_folders_that_are_classes(tmp_path):
     for number, (folders, classes, held_out) in enumerate(
         (
             (dict(_=120, cat=10), 0, 13),  # not all in folders
-            ({'2024-01-05': 60, '2024-12-31': 60}, 0, 12),  # as cameras name them
             ({'0': 60, '1': 60}, 2, 12),
             (dict(train=150), 0, 15),  # nothing but that folder
             ({f'c{i}': 1 for i in range(150)}, 0, 15),  # of a class there would be none to learn from

@@ -87,6 +87,7 @@ ASKED = {
     'two columns': (lines('{0}.jpg,{1},{1}'.format, 'image,dx,site'), 'dx, site'),
     'several in a cell': (FORMS['ending'].replace('i3.jpg,cat', 'i3.jpg,cat|dog'), 'i3.jpg .*several labels'),
     'several in quotes': (FORMS['ending'].replace('i3.jpg,cat', 'i3.jpg,"cat, dog"'), 'i3.jpg .*several labels'),
+    'several words': (FORMS['ending'].replace('i3.jpg,cat', 'i3.jpg,cat dog'), 'i3.jpg .*several labels'),
     'several rows': (FORMS['ending'] + 'i3.jpg,dog\n', 'i3.jpg .*several labels'),
     'boxes': (lines('{}.jpg,{},1,1,3,3'.format, 'filename,class,xmin,ymin,xmax,ymax'), 'has boxes'),
     'numbers to predict': (lines('{0}.jpg,{0}'.format, 'image,age'), 'several images of each'),
@@ -117,3 +118,9 @@ def test_other_tables_and_tables_beside_label_maps_mean_nothing(tmp_path):
         assert find_table(folder) is None
     (folder / 'any.csv').write_text(FORMS['ending'])
     assert find_table(make(folder, 'masks')) is None
+
+
+def test_two_tables_are_refused(tmp_path):
+    assert find_table(make(tmp_path / 'a', a_csv=FORMS['ending'], sample_submission_csv=FORMS['ending']))
+    with pytest.raises(UserError, match='a.csv, b.csv'):
+        find_table(make(tmp_path / 'b', a_csv=FORMS['ending'], b_csv=FORMS['ending']))
