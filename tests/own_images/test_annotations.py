@@ -197,14 +197,6 @@ def test_other_files_beside_images_mean_nothing_and_label_maps_come_first(tmp_pa
     make_photos(tmp_path / 'a')
     others = {'a.json': '{', 'b.json': '[]', 'c.yaml': '{', '0.txt': '3 0.97', '0.xml': '<x/>'}
     others |= {'1.txt': 'a photo of 2 dogs', '0.regions.txt': '1 1 1 1 1 1'}  # the last are label maps as text
-        'a.json': '{',
-        'b.json': '[]',
-        'c.yaml': '{',
-        '0.txt': '3 0.97',
-        '1.txt': 'a photo of 2 dogs',
-        '0.regions.txt': '1 1 1 1 1 1',
-        '0.xml': '<x/>',
-    }
     for name, text in others.items():
         (tmp_path / 'a' / name).write_text(text)
     assert find_annotations(tmp_path / 'a') is None
