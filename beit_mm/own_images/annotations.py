@@ -108,7 +108,7 @@ class Files:
     def has_beside(self, file: str) -> bool:
         """Whether a file is named like an image, in its folder or another."""
         folder, name = os.path.split(file)
-        return self.image_of(os.path.splitext(name)[0], folder) is not None
+        return self.image_of(name, folder) is not None
 
     def image_of(self, name: str, place: str) -> str | None:
         """The image of a name in a list or folder; of several, the one whose path shares most words with both."""
@@ -170,10 +170,10 @@ def read_all(files: Files, format: str) -> tuple[dict[str, Annotation], list[str
         except DAMAGE as error:
             refusal = f'{quoted(file)} is damaged as {format}: {error!r}; repair or remove it'
             continue
-        folder, stem = os.path.split(os.path.splitext(file)[0])
+        folder, own_name = os.path.split(file)
         for name, shapes, size in entries:
             place = file if name else folder
-            image = files.image_of(name or stem, place)
+            image = files.image_of(name or own_name, place)
             has_shapes |= bool(shapes)
             if image is None:
                 lost.append(name)

@@ -103,7 +103,7 @@ def meaning_of(
         raise UserError(f'masks of {ends[0]} and {ends[1]} with soft borders; leave out --reduce-zero-label')
     masks = meaning_of_masks(ends, legend.names or [])
     text = f'{masks.text}, and shades between them (soft borders) are the nearer of the two'
-    return masks._replace(text=text, nearest=True)
+    return Meaning(masks.classes, masks.values, text, nearest=True)
 
 
 def meaning_of_dataset(folder: str, suffix: str, occurring: set[int]) -> Meaning | None:

@@ -127,9 +127,11 @@ def find(folder: Path) -> tuple[Images, str]:
     try:
         return find_table(folder) or find_images(folder), ''
     except UserError as error:
-        train, held_out = split(find_class_folders(folder))
+        folders = find_class_folders(folder)
+        train, held_out = split(folders)
         names = sorted({*train.names.values()})
-        return Images(train, held_out, names if len(names) > 1 and '' not in names else []), str(error)
+        are_classes = len(names) > 1 and '' not in names and not folders.question
+        return Images(train, held_out, names if are_classes else []), str(error)
 
 
 def examine_all(folder: Path, images: Images) -> tuple[list[Seen], list[str]]:
@@ -234,9 +236,9 @@ def commands(folder: Path, images: Images, refusal: str) -> list[str]:
     where, has_maps = shlex.quote(str(folder)), isinstance(images, LabelMaps)
     if has_maps and len(images.train.names) < MIN_PAIRS:
         return [f'beit-mm segment demo new_images/ --labelled {where}']
-    if refusal:
-        options = ('--reduce-zero-label', '--keep-zero-label')
-        return [f'beit-mm finetune {where} {option} --out run' for option in options if option in refusal]
+    options = [option for option in ('--reduce-zero-label', '--keep-zero-label') if option in refusal]
+    if refusal and (options or images.classes or has_maps):
+        return [f'beit-mm finetune {where} {option} --out run' for option in options]
     if not images.classes:
         return [f'beit-mm pretrain {where} --out run --minutes 60']
     use = f'beit-mm {"segment" if has_maps else "classify"} run new_images/'
