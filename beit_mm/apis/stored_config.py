@@ -27,10 +27,9 @@ LEAST_STRIDE = 8  # pixels; a window also has at most this many strides along a 
 LIMITS = {
     **dict.fromkeys('num_layers num_levels num_convs bottleneck_blocks windows_per_batch dilation'.split(), 256),
     **dict.fromkeys('crop_size img_size short_side size size_divisor pad_size_divisor'.split(), MAX_SIDE),
-    **dict.fromkeys('ratios scale_factor up_scale rescales'.split(), 16),
+    **dict.fromkeys('ratios factor scale_factor up_scale rescales'.split(), 16),
     'pool_scales': 64,
     'num_blocks': 256,
-    'factor': 4,
     'max_pixels': MAX_PIXELS,
 }
 

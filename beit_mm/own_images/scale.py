@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import cv2
 import numpy as np
 
+from beit_mm.apis.stored_config import LIMITS
 from beit_mm.datasets.reading import UnreadableImageError
 from beit_mm.datasets.segmentation_folder import SegmentationFolder
 from beit_mm.files import quoted
@@ -113,15 +114,17 @@ def choose_scale(sizes: Sizes, usual: int, patch: int, short_side: int | None, f
     if side * usual / stored < LOST_PATCHES * patch:
         wanted = max(usual, min(stored, round(stored * MIN_PATCHES * patch / side)))
     found = short_side or (stored if full_size else wanted)
+    is_common &= found / stored <= LIMITS['factor']  # else the run's own weights could not be rebuilt
     is_whole = full_size or (short_side is None and usual < stored and found > 0.8 * stored)
     height, width = np.median(sizes.images, axis=0).astype(int).tolist()
     ratio = found / stored
     change = f'shrunk {1 / ratio:.1f} times' if ratio < 1 else f'enlarged {ratio:.1f} times'
     seen = f'images of about {width} x {height}, {change} to a short side of {found}'
     if is_whole:
-        found, ratio, seen = stored, 1.0, f'images of about {width} x {height}, seen at full size'
+        found, ratio = min(stored, LIMITS['short_side']), 1.0
+        seen = f'images of about {width} x {height}, seen at full size'
     elif not is_common:
-        seen = f'images of many sizes, all brought to a short side of {found}'
+        seen = f'images of about {width} x {height}, all brought to a short side of {found}, whatever their size'
     objects = f'; a typical object of {quoted(name)} is {side:.0f} pixels wide' if name else ''
     return Scale(
         short_side=found,

@@ -11,6 +11,7 @@ from PIL import Image
 
 from beit_mm import __main__ as command
 from beit_mm.apis.inferencers import SegmentationInferencer
+from beit_mm.apis.stored_config import STEPS, check_part
 from beit_mm.datasets import transforms
 from beit_mm.datasets.transforms import RandomCropAtScale, ResizeToScale
 from beit_mm.errors import UserError
@@ -82,6 +83,15 @@ def test_images_without_a_common_size_get_a_common_side():
     found = choose_scale(Sizes(sizes, dict(cat=400), Counter()), USUAL, PATCH, None, False)
     resize = ResizeToScale(**found.arguments)
     assert {min(resize.size_of(*size)) for size in sizes} == {USUAL}
+
+
+@pytest.mark.parametrize('side', [8, 9, 32])
+def test_weights_of_tiny_images_can_be_rebuilt(side):
+    found = choose_scale(Sizes([(side, side)] * 9, dict(cat=5), {}), USUAL, PATCH, None, False)
+    step = dict(type='beit_mm.ResizeToScale', **found.arguments)
+    assert (
+        check_part(step, STEPS, 'step') == step and min(ResizeToScale(**found.arguments).size_of(side, side)) == USUAL
+    )
 
 
 def test_a_crop_shows_its_part_of_the_image_at_the_scale():
