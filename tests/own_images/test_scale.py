@@ -85,13 +85,12 @@ def test_images_without_a_common_size_get_a_common_side():
     assert {min(resize.size_of(*size)) for size in sizes} == {USUAL}
 
 
-@pytest.mark.parametrize('side', [8, 9, 32])
-def test_weights_of_tiny_images_can_be_rebuilt(side):
-    found = choose_scale(Sizes([(side, side)] * 9, dict(cat=5), {}), USUAL, PATCH, None, False)
+@pytest.mark.parametrize(('side', 'seen'), [(8, USUAL), (9, USUAL), (32, USUAL), (12_000, 12_000)])
+def test_weights_of_tiny_and_of_huge_images_can_be_rebuilt(side, seen):
+    found = choose_scale(Sizes([(side, side)] * 9, dict(cat=5), Counter()), USUAL, PATCH, None, False)
     step = dict(type='beit_mm.ResizeToScale', **found.arguments)
-    assert (
-        check_part(step, STEPS, 'step') == step and min(ResizeToScale(**found.arguments).size_of(side, side)) == USUAL
-    )
+    assert check_part(step, STEPS, 'step') == step
+    assert ResizeToScale(**found.arguments).size_of(side, side) == (seen, seen)
 
 
 def test_a_crop_shows_its_part_of_the_image_at_the_scale():
