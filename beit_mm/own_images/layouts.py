@@ -22,7 +22,9 @@ from beit_mm.datasets.segmentation_folder import label_map_name, role_of
 from beit_mm.errors import UserError
 from beit_mm.files import quoted
 
-BESIDE = ('_mask.png', '-mask.png', '_label.png')  # endings of maps that lie beside their images
+KINDS = ('mask', 'label', 'labels', 'gt', 'seg', 'segmentation', 'annotation', 'anno', '1stHO')
+ENDINGS = product('_-', KINDS, ('.png', '.bmp', '.tif', '.gif'))
+BESIDE = tuple(map(''.join, ENDINGS))  # how the names of maps that lie beside their images end
 READ = (*EXTENSIONS, '.npy')  # endings of images, some of them with many bands
 LOSSY = ('.jpg', '.jpeg', '.webp')
 OF_DATASETS = ('annotations', 'ann_dir', 'segmentationclass', 'gtfine')  # label maps, whatever lies beside them
@@ -248,7 +250,8 @@ def same_folder(folder: Path, least: int) -> MapFolders | None:
     """At least so many label maps that lie beside their images."""
     names = list_images(str(folder), READ)
     stems = {os.path.splitext(name)[0] for name in names}
-    beside = [name for name in names for end in BESIDE if name.endswith(end) and name[: -len(end)] in stems]
+    marked = [name for name in names if name.endswith(BESIDE)]
+    beside = [name for name in marked for end in BESIDE if name.endswith(end) and name[: -len(end)] in stems]
     return MapFolders(folder, [(folder, folder)], []) if len(beside) >= least else None
 
 

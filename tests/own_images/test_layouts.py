@@ -117,6 +117,8 @@ LAYOUTS = {  # how it is built -> first classes, images to learn from, images he
     'splits above': (split_pairs('{}/image/{{}}.tif', '{}/label/{{}}.tif', 'Train', 'Val', 'Test'), MASKS, 12, 3, ''),
     'SegNet': (split_pairs('{}/{{}}.png', '{}annot/{{}}.png', 'train', 'val', 'test'), MASKS, 12, 3, ''),
     'Carvana': (both(pairs('train/{}.jpg', 'train_masks/{}_mask.gif'), classes('test')), MASKS, 18, 2, ''),
+    'GlaS': (pairs('{}.bmp', '{}_anno.bmp'), MASKS, 18, 2, ''),
+    'CHASE': (pairs('{}.jpg', '{}_1stHO.png', '{}_2ndHO.png'), MASKS, 18, 2, '_2ndHO'),
     'DRIVE': (pairs('training/images/{}_training.tif', 'training/1st/{}_manual.gif'), MASKS, 18, 2, '1st'),
     'Pets': (pairs('images/a_{}.jpg', 'annotations/trimaps/a_{}.png', values=(1, 2)), ['1', '2'], 18, 2, ''),
     'tiles': (pairs('2_Ortho/p_{}_RGB.tif', '5_Labels/p_{}_label.tif'), MASKS, 18, 2, '5_Labels --classes'),
