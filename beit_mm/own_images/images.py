@@ -165,7 +165,7 @@ def hold_out(images: ImageList) -> tuple[ImageList, ImageList]:
 
 
 def divide(images: ImageList, held_out: Collection[str]) -> tuple[ImageList, ImageList]:
-    """Images to learn from, and those that are held out."""
+    """Splits images into the ones to learn from and the ones to hold out."""
     learned = {path: name for path, name in images.names.items() if path not in held_out}
     others = {path: name for path, name in images.names.items() if path in held_out}
     return ImageList(images.root, learned), ImageList(images.root, others)
@@ -218,7 +218,7 @@ def merge_classes(classes: Sequence[str], numbers: Sequence[object], merge: str)
             raise UserError(f'--merge is {merge!r}; expected NEW=OLD,OLD,... and ; between several, e.g. "road=1,2,7"')
     if unknown := new_names.keys() - {*classes} - {*map(str, numbers)}:
         known = preview(f'{quoted(name)} ({number})' for name, number in zip(classes, numbers, strict=True))
-        raise UserError(f'--merge: there is no class {preview(sorted(unknown))}; expected some of {known}')
+        raise UserError(f'--merge names {preview(sorted(unknown))}; expected classes or numbers among {known}')
     names = [
         new_names.get(str(number), new_names.get(name, name)) for name, number in zip(classes, numbers, strict=True)
     ]

@@ -225,18 +225,20 @@ def zero_is_unlabelled(numbers: Sequence[int], names: Sequence[str] | None, give
     """
     if given is not None:
         return given
+    if names is None and (0 not in numbers or numbers == [0]):
+        return False
     if names is None:
-        found = f'label maps contain {preview(map(str, numbers))}, and there is no classes.txt'
-        if 0 not in numbers or numbers == [0]:
-            return False
-    else:
-        found = f'label maps contain {numbers[0]} to {numbers[-1]}, but classes.txt names {len(names)} classes'
-        if numbers[-1] == len(names):
-            return True
-        if numbers[-1] == len(names) - 1 and 0 in numbers:
-            return False
+        raise UserError(
+            f'label maps contain {preview(map(str, numbers))}, and no classes.txt says what 0 means; give '
+            '--reduce-zero-label if it marks unlabelled pixels, or --keep-zero-label if it is a class'
+        )
+    if numbers[-1] == len(names):
+        return True
+    if numbers[-1] == len(names) - 1 and 0 in numbers:
+        return False
     raise UserError(
-        f'{found}: what is 0? Give --reduce-zero-label if it marks unlabelled pixels, or --keep-zero-label for a class'
+        f'label maps contain {numbers[0]} to {numbers[-1]}, but classes.txt names {len(names)} classes; give '
+        '--reduce-zero-label if 0 marks unlabelled pixels, or --keep-zero-label if it is a class'
     )
 
 

@@ -22,9 +22,9 @@ from beit_mm.datasets.segmentation_folder import label_map_name, role_of
 from beit_mm.errors import UserError
 from beit_mm.files import quoted
 
-KINDS = ('mask', 'label', 'labels', 'gt', 'seg', 'segmentation', 'annotation', 'anno', '1stHO')
-ENDINGS = product('_-', KINDS, ('.png', '.bmp', '.tif', '.gif'))
-BESIDE = tuple(map(''.join, ENDINGS))  # how the names of maps that lie beside their images end
+MARKS = ('mask', 'label', 'labels', 'gt', 'seg', 'segmentation', 'annotation', 'anno', '1stHO')
+# How the names of label maps that lie beside their images end
+BESIDE = tuple(map(''.join, product('_-', MARKS, ('.png', '.bmp', '.tif', '.gif'))))
 READ = (*EXTENSIONS, '.npy')  # endings of images, some of them with many bands
 LOSSY = ('.jpg', '.jpeg', '.webp')
 OF_DATASETS = ('annotations', 'ann_dir', 'segmentationclass', 'gtfine')  # label maps, whatever lies beside them
@@ -67,7 +67,9 @@ def existing_folder(folder: str | Path) -> Path:
         raise UserError(f'{quoted(str(root))} is a file; expected a folder of images')
     beside = {path.name.lower(): path for path in root.parent.glob('*/')}
     near = [quoted(str(beside[name])) for name in get_close_matches(root.name.lower(), beside)]
-    raise UserError(f'there is no folder {quoted(str(root))}; similar ones: {preview(near)}')
+    if near:
+        raise UserError(f'the folder {quoted(str(root))} does not exist; similar ones are {preview(near)}')
+    raise UserError(f'the folder {quoted(str(root))} does not exist; expected a folder of images')
 
 
 def children(folder: Path) -> dict[str, Path]:

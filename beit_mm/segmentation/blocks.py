@@ -49,7 +49,7 @@ def segment_blocks(
     """Segments an image of `size` (height, width) that the network sees resized to `seen`.
 
     Args:
-        read: gives rows and columns of the resized image (C, h, w), 0-255, or None where there is no data.
+        read: returns rows and columns of the resized image (C, h, w), 0-255; None if the image has no data there.
         bar: passes on the list of blocks, and may show how many are done.
 
     Returns:

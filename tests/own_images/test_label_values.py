@@ -212,7 +212,7 @@ def test_legends_of_other_data_sets(make, tmp_path, file, text):
     (folder / file).parent.mkdir(exist_ok=True)
     (folder / file).write_text(text)
     if 'void' not in text or file == 'labels.txt':
-        with pytest.raises(UserError, match='what is 0'):
+        with pytest.raises(UserError, match='keep-zero-label'):
             find_label_maps(folder)
         return
     found = find_label_maps(folder)

@@ -88,7 +88,7 @@ def test_maps_of_a_geotiff_lie_on_its_grid(tmp_path, in_blocks, size):
     """255 and confidence 0 where it has no data, which is not counted in the mean; read back by rasterio."""
     pixels = smooth_pixels()
     (plain,) = SegmentationInferencer(save_segmentor(tmp_path / 'model.pth'), 'cpu')(pixels)
-    pixels = np.where(np.arange(WIDTH)[:, None] < 40, 0, np.maximum(pixels, 1)).astype(np.uint8)  # 0 is no data
+    pixels = np.where(np.arange(WIDTH)[:, None] < 40, 0, np.maximum(pixels, 1)).astype(np.uint8)  # 0 marks missing data
     file = save_tiff(tmp_path / 'mosaic.tif', pixels, **PLACE, nodata=0)
     words = ['segment', tmp_path / 'model.pth', file, '--out', tmp_path / 'out', '--confidence']
     if size == 'in blocks':

@@ -217,7 +217,11 @@ def test_folders_that_are_not_there_are_named_with_those_that_are(tmp_path, monk
     for option, named in {'--classes a,crow': 'crow.*a, b', '--maps crows': 'crows.*a, b'}.items():
         with pytest.raises(UserError, match=named):
             understood(tmp_path / 'Photos', option)
-    for folder, named in {'Fotos': 'Fotos.*Photos', 'Photos/a/0.jpg': '0.jpg is a file'}.items():
+    for folder, named in {
+        'Fotos': 'Fotos.*Photos',
+        'xyz': 'xyz.*expected',
+        'Photos/a/0.jpg': '0.jpg is a file',
+    }.items():
         with pytest.raises(UserError, match=named):
             beit_mm.finetune(folder, 'run')
 
