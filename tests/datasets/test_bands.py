@@ -147,7 +147,7 @@ NODATA |= dict(zero=(0, 'uint16'), nan=(np.nan, 'float32'))
 
 
 def tiles(folder, nodata: float, dtype: str, tag: str = '') -> tuple[list[str], np.ndarray]:
-    """Paths of four images of three bands from 3,000 to 5,000, a sixth without data; and the pixels with data (N, 3)."""
+    """Paths of four images of three bands, 3,000 to 5,000, a sixth without data; and the pixels with data (N, 3)."""
     values = np.random.default_rng(0).integers(3000, 5000, (4, 48, 64, 3)).astype(dtype)
     values[:, :8] = nodata
     options = dict(extratags=[(42113, 's', 0, tag, True)]) if tag else {}
