@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from mmengine.config import Config
+from mmpretrain.evaluation import AveragePrecision
 from torch import Tensor
 
 from beit_mm.apis.configs import bundled_config, pipeline_for_size, warmup_and_cosine
@@ -20,7 +21,8 @@ from beit_mm.checkpoint.names import preview
 from beit_mm.errors import UserError
 from beit_mm.features import evaluation
 from beit_mm.own_images import report
-from beit_mm.own_images.images import Images, find_images, in_turn, merge_classes
+from beit_mm.own_images.annotations import FORMATS
+from beit_mm.own_images.images import Images, MultiLabelImages, evenly, find_images, in_turn, merge_classes
 from beit_mm.own_images.record import ALL, Record, words_of
 from beit_mm.own_images.report import Metric, Metrics, Report
 from beit_mm.own_images.task import NARROW, STARTS, FineTuning, Settings
@@ -36,6 +38,7 @@ BASELINES = dict(thumbnails='thumbnails', most_frequent='the most frequent class
 MIN_THUMBNAILS, MAX_THUMBNAILS = 100, 20_000  # for ridge regression to learn from; MIN_ even if time is short
 MIN_ANSWERS = 100  # held-out images to classify even if time is short
 MAX_CLASSES = 30  # in the table of a classifier
+RESAMPLED = 200  # bootstrap samples, for the standard errors of average precisions
 MISTAKES, MISTAKES_COLUMNS, MISTAKES_SIDE = 24, 4, 240  # how many are drawn, columns, side of a tile in pixels
 FOR_MAPS = ('reduce_zero_label', 'bands', 'head', 'maps', 'short_side', 'full_size')  # options
 
@@ -67,12 +70,12 @@ class Classification(FineTuning):
             raise UserError(
                 f'{record.images} has class folders: {preview(sorted(learned))}; only among held-out images: '
                 f'{preview(sorted(held_out - learned))}; expected <class>/<image>, at least two classes, each with '
-                'images that are not held out; or images/ and annotations/, or files of COCO, YOLO, labelme or VOC'
+                f'images that are not held out; or images/ and annotations/, or files of {", ".join(FORMATS)}'
             )
         return cls(record, images)
 
     def usual_start(self, device: str) -> tuple[str, str]:
-        if device == 'cuda':
+        if device == 'cuda' or isinstance(self.images, MultiLabelImages):
             return super().usual_start(device)
         minutes = math.ceil(SECONDS_PER_IMAGE * len(self.images.train.names) / 60)
         return DEMO, f'--init {[*STARTS][-1]} --freeze all would be better: about {minutes} min of one core'
@@ -126,7 +129,7 @@ class Classification(FineTuning):
             data['val_dataloader'].update(persistent_workers=False)  # for the only validation
         if self.call.balance:
             learned = self.images.learned
-            dataset = dict(type=base.train_dataloader.dataset.type, **train['dataset'])
+            dataset = dict(type=base.train_dataloader.dataset.type) | train['dataset']
             largest = max(learned.values()) / learned.total()  # the share of a class whose images are shown once
             balanced = dict(_delete_=True, type='ClassBalancedDataset', oversample_thr=largest, dataset=dataset)
             train['dataset'] = balanced
@@ -161,6 +164,43 @@ class Classification(FineTuning):
         toy = self.plan.init in (None, DEMO)
         verdict, following = judge(metrics, weights, images.unequal and not self.call.balance, toy)
         return Report(metrics, verdict, parts, following)
+
+
+class MultiLabelClassification(Classification):
+    """A classifier that gives each class a probability of its own."""
+
+    @classmethod
+    def find(cls, record: Record, table: Images | None = None) -> Classification:
+        if record.options['merge'] or record.options['freeze'] == ALL:
+            raise UserError(f'{record.images}: images have several labels; leave out --merge and --freeze {ALL}')
+        return super().find(record, table)
+
+    def settings(self, stage: str, lists: Path, steps: int, earlier: Mapping[str, Path]) -> Settings:
+        base, settings = super().settings(stage, lists, steps, earlier)
+        settings['model']['head'].update(_delete_=True, type='MultiLabelLinearClsHead')
+        settings['model']['data_preprocessor']['to_onehot'] = False  # the dataset's labels are
+        metrics = [dict(type='AveragePrecision'), dict(type='MultiLabelMetric', thr=0.5)]
+        return base, dict(settings, val_evaluator=metrics, test_evaluator=metrics)
+
+    def make_report(self, weights: Path, metrics: Metrics, seconds: float, images_in_time: float) -> Report:
+        held_out, number = self.images.held_out, max(MIN_ANSWERS, int(1.5 * images_in_time))
+        asked = {str(held_out.root / path): labels for path, labels in evenly(held_out.names.items(), number)}
+        found = classify_images(ClassificationInferencer(weights), [*asked])
+        answers = [answer for answer in found if 'error' not in answer]
+        scores = torch.tensor([[*answer['probabilities'].values()] for answer in answers])
+        truth = torch.tensor([self.images.digits(asked[answer['path']]) for answer in answers])
+        measured, gain = compare_precisions(scores, truth)
+        parts: list[report.Part] = [
+            f'At most {MAX_CLASSES} classes, worst first, on {len(answers):,} held-out images; the average precision '
+            'by frequency is what the same probability for all images would have:',
+            table_of_precisions(scores, truth, self.images),
+            report.draw_curves(weights.parent / 'finetune'),
+        ]
+        following, run = 'give it more images or more time', shlex.quote(str(weights.parent))
+        if gain.sign == report.BETTER:
+            following = f'beit-mm classify {run} new_images/ --out classes.csv; beit-mm export {run} model.onnx'
+        verdict = f'the classifier is {report.verdict({"class frequencies": gain})}'
+        return Report(metrics | measured, verdict, parts, following)
 
 
 def answers_of(weights: Path, images: Images, number: int) -> list[dict[str, Any]]:
@@ -251,3 +291,28 @@ def draw_mistakes(answers: Sequence[Mapping[str, Any]], classes: Sequence[str], 
     sheet(rows, MISTAKES_SIDE).save(out)
     which = f'The {len(tiles)} most confident of {len(wrong):,} mistakes on {len(answers):,} held-out images'
     return [report.Picture(out.name, f'{which}: correct class as predicted class')]
+
+
+def compare_precisions(scores: Tensor, truth: Tensor) -> tuple[Metrics, Metric]:
+    """The mAP of probabilities (N, K) and of class frequencies, and the gain, with errors by bootstrap."""
+    drawn = torch.randint(len(truth), (RESAMPLED, len(truth)), generator=torch.Generator().manual_seed(0))
+    means = torch.stack([precisions(scores[rows], truth[rows]).nanmean(dim=1) for rows in drawn])  # RESAMPLED, 2
+    (value, usual), errors = precisions(scores, truth).nanmean(dim=1).tolist(), means.std(dim=0).tolist()
+    gain = Metric(value - usual, float((means[:, 0] - means[:, 1]).std()))
+    return dict(mAP=Metric(value, errors[0], len(truth)), frequencies=Metric(usual, errors[1])), gain
+
+
+def precisions(scores: Tensor, truth: Tensor) -> Tensor:
+    """Average precision of each class in %, by probabilities and by frequency (2, K); nan for one without images."""
+    found = torch.stack([AveragePrecision.calculate(scores, truth, average=None), 100 * truth.float().mean(dim=0)])
+    return found.where(truth.any(dim=0), torch.nan)
+
+
+def table_of_precisions(scores: Tensor, truth: Tensor, images: Images) -> list[list[str]]:
+    """A row for each class, worst first."""
+    found, numbers = precisions(scores, truth), truth.sum(dim=0).tolist()
+    table = [['class', 'images to learn from', 'held-out images', 'average precision, %', 'by frequency, %']]
+    for label in found[0].nan_to_num(101).argsort(stable=True).tolist()[:MAX_CLASSES]:
+        name, shares = images.classes[label], found[:, label].tolist()
+        table.append([name, f'{images.learned[name]:,}', f'{numbers[label]:,}', *map(report.percentage, shares)])
+    return table
