@@ -393,11 +393,7 @@ class ImageFolder(UnlabeledImages):
 
 @DATASETS.register_module()
 class MultiLabelFolder(ImageFolder):
-    """Images with any number of labels: in `ann_file` each path is followed by a digit for each class, 1 or 0.
-
-    Args:
-        kwargs: as ImageFolder's, with `classes` and `ann_file`.
-    """
+    """An ImageFolder of images with any number of labels: in `ann_file` a digit for each class, 0 or 1, follows."""
 
     def get_cat_ids(self, idx: int) -> list[int]:
         return np.flatnonzero(self.get_data_info(idx)['gt_score']).tolist()

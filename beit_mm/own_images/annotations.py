@@ -249,11 +249,7 @@ def read_labelme(file: Path) -> list[Entry]:
     content, shapes = json.loads(file.read_bytes()), []
     for each in content['shapes']:
         name = BACKGROUND if each['label'] == '_background_' else str(each['label'])
-        kind, points = each.get('shape_type', 'polygon'), outline_of(each['points'])
-        if kind == 'rectangle':
-            shapes.append(box_of(name, *points.min(axis=0), *points.max(axis=0)))
-        else:
-            shapes.append(shape_of(name, points) if kind == 'polygon' else Shape(name, 0))
+        shapes.append(shape_of_kind(each.get('shape_type', 'polygon'), name, each['points']))
     return [('', shapes, size_of(content, 'imageWidth', 'imageHeight'))]
 
 
@@ -271,48 +267,40 @@ def read_via(file: Path) -> Iterator[Entry]:
     """Reads VGG's Image Annotator, whose regions have a dict of attributes in place of a name."""
     content = json.loads(file.read_bytes())
     for each in content.get('_via_img_metadata', content).values():
-        regions = each['regions']
-        shapes = [shape_of_via(one) for one in (regions.values() if isinstance(regions, dict) else regions)]
+        shapes, regions = [], each['regions']
+        for region in regions.values() if isinstance(regions, dict) else regions:
+            attributes, of = region['region_attributes'], region['shape_attributes']
+            if len(attributes) > 1:
+                raise UserError(f'{quoted(str(file))}: regions have {preview(attributes)}; keep the class alone')
+            name = next((str(value) for value in attributes.values()), UNNAMED)
+            if of['name'] == 'rect':
+                shapes.append(box_at(name, of['x'], of['y'], of['width'], of['height']))
+            else:
+                points = zip(of.get('all_points_x', ()), of.get('all_points_y', ()), strict=True)
+                shapes.append(shape_of_kind(of['name'], name, [*points]))
         yield each['filename'], shapes, None
-
-
-def shape_of_via(region: Mapping[str, Any]) -> Shape:
-    attributes, of = region['region_attributes'], region['shape_attributes']
-    if len(attributes) > 1:
-        raise UserError(f'regions of VIA have the attributes {preview(map(quoted, attributes))}; keep the class alone')
-    name = next((str(value) for value in attributes.values()), UNNAMED)
-    if of['name'] == 'rect':
-        return box_at(name, of['x'], of['y'], of['width'], of['height'])
-    if of['name'] == 'polygon':
-        return shape_of(name, [*zip(of['all_points_x'], of['all_points_y'], strict=True)])
-    return Shape(name, 0)
 
 
 def read_supervisely(file: Path) -> Iterator[Entry]:
     content, shapes = json.loads(file.read_bytes()), []
     for each in content['objects']:
-        name, kind, points = str(each['classTitle']), each['geometryType'], each.get('points', {})
-        if kind == 'rectangle':
-            shapes.append(box_of(name, *np.ravel(points['exterior'])))
-        else:
-            has_outline = kind == 'polygon' and not points['interior']
-            shapes.append(shape_of(name, points['exterior']) if has_outline else Shape(name, 0))
+        points = each.get('points', {})
+        kind = 'with holes' if points.get('interior') else each['geometryType']
+        shapes.append(shape_of_kind(kind, each['classTitle'], points.get('exterior', ())))
     yield '', shapes, size_of(content['size'], 'width', 'height')
 
 
 def read_label_studio(file: Path) -> Iterator[Entry]:
     """Reads coordinates in percent of an image's sides."""
     for task in json.loads(file.read_bytes()):
-        results = [result for each in task['annotations'] for result in each['result']]
         shapes = []
-        for kind, of in ((result['type'], result['value']) for result in results):
-            name = of.get(kind, [UNNAMED])[0]
-            if kind == 'polygonlabels':
-                shapes.append(shape_of(name, np.array(of['points']) / 100))
-            elif kind == 'rectanglelabels' and not of.get('rotation'):
-                shapes.append(box_at(name, *(of[side] / 100 for side in ('x', 'y', 'width', 'height'))))
+        for result in (result for each in task['annotations'] for result in each['result']):
+            kind, of = result['type'], result['value']
+            if kind == 'rectanglelabels' and not of.get('rotation'):
+                shapes.append(box_at(of[kind][0], *(of[side] / 100 for side in ('x', 'y', 'width', 'height'))))
             elif kind.endswith('labels'):
-                shapes.append(Shape(name, 0))
+                points = np.array(of.get('points', ())) / 100
+                shapes.append(shape_of_kind('polygon' if kind == 'polygonlabels' else kind, of[kind][0], points))
         yield task['data']['image'], shapes, SHARES
 
 
@@ -423,6 +411,14 @@ def outline_of(numbers: Any) -> np.ndarray:
 def shape_of(name: str, *parts: Any, is_box: bool = False) -> Shape:
     outlines = [outline_of(part) for part in parts]
     return Shape(name, sum(map(cv2.contourArea, outlines)), outlines, is_box)
+
+
+def shape_of_kind(kind: str, name: str, points: Any) -> Shape:
+    """A polygon, or a rectangle by two corners; without an area if it is something else."""
+    if kind == 'rectangle':
+        corners = outline_of(points)
+        return box_of(name, *corners.min(axis=0), *corners.max(axis=0))
+    return shape_of(name, points) if kind == 'polygon' else Shape(name, 0)
 
 
 def box_of(name: str, left: float, top: float, right: float, bottom: float) -> Shape:

@@ -56,6 +56,10 @@ class Classification(FineTuning):
             raise UserError(f'{record.images} has no label maps; leave out {shlex.join(given)}')
         fits_head = record.options['freeze'] == ALL
         images = table or find_images(record.images, record.options['classes'], fits_head=fits_head)
+        if isinstance(images, MultiLabelImages):
+            if record.options['merge'] or fits_head:
+                raise UserError(f'{record.images}: images have several labels; leave out --merge and --freeze {ALL}')
+            return MultiLabelClassification(record, images)
         if fits_head:
             images.train = in_turn(images.train)
         if images.classes and record.options['merge']:
@@ -168,12 +172,6 @@ class Classification(FineTuning):
 
 class MultiLabelClassification(Classification):
     """A classifier that gives each class a probability of its own."""
-
-    @classmethod
-    def find(cls, record: Record, table: Images | None = None) -> Classification:
-        if record.options['merge'] or record.options['freeze'] == ALL:
-            raise UserError(f'{record.images}: images have several labels; leave out --merge and --freeze {ALL}')
-        return super().find(record, table)
 
     def settings(self, stage: str, lists: Path, steps: int, earlier: Mapping[str, Path]) -> Settings:
         base, settings = super().settings(stage, lists, steps, earlier)

@@ -29,8 +29,8 @@ from beit_mm.engine.progress import MIN_STEPS, NOMINAL_STEPS, ClockHook
 from beit_mm.errors import UserError
 from beit_mm.files import quoted
 from beit_mm.own_images import report
-from beit_mm.own_images.classification import Classification, MultiLabelClassification
-from beit_mm.own_images.images import Images, MultiLabelImages, keep_split, read_names, write_lists
+from beit_mm.own_images.classification import Classification
+from beit_mm.own_images.images import Images, keep_split, read_names, write_lists
 from beit_mm.own_images.look import sizes_of
 from beit_mm.own_images.pretraining import Pretraining
 from beit_mm.own_images.record import Length, Record
@@ -171,8 +171,7 @@ def find_task(record: Record) -> Task:
         task: Task = Pretraining.find(record)
     else:
         table = find_table(record.images, record.options['labels'])
-        kind = MultiLabelClassification if isinstance(table, MultiLabelImages) else Classification
-        task = (None if table else Segmentation.find(record)) or kind.find(record, table)
+        task = (None if table else Segmentation.find(record)) or Classification.find(record, table)
     init = Path(str(record.options['init']))
     for folder in (init, *init.parents[:2]) if init.is_absolute() else ():  # a run's folder, or a checkpoint in it
         keep_split(task.images, folder / 'lists')

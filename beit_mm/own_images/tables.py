@@ -2,12 +2,15 @@
 
 import csv
 import io
+import os
+import re
 from collections import Counter
 from contextlib import suppress
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
 from beit_mm.checkpoint.names import preview
+from beit_mm.datasets.image_folder import read_list
 from beit_mm.errors import UserError, warn
 from beit_mm.files import quoted
 from beit_mm.own_images.annotations import SPLIT_OF, Files, find_annotations, shared_out, split_of
@@ -24,6 +27,10 @@ from beit_mm.own_images.images import (
 from beit_mm.own_images.layouts import existing_folder
 
 LABEL_COLUMNS, SPLIT_COLUMNS = ('label', 'labels', 'class', 'category', 'target'), ('split', 'set', 'subset', 'fold')
+
+
+NUMBERED = re.compile(r'([^\W\d]*[^\W\d_])[\W_]*\d+')  # cat.0, american_bulldog_12
+NO_CLASSES = 'img image images dsc dscn dscf pxl photo picture frame scan tile page'.split()  # words before numbers
 
 
 class Table(NamedTuple):
@@ -61,16 +68,32 @@ def find_table(folder: str | Path, column: str | None = None) -> Images | None:
             )
         separator = separator or separator_of(Counter(row[label] for row in table.rows))
         notes += read_labels(files, table, label, separator, labels, splits)
+    if not labels and not column:
+        labels, splits = labels_in_names(files), files.splits
+        notes = [f'classes are what file names begin with, before a number: {preview(sorted({*labels.values()}))}']
     if column and not labels:
         raise UserError(f'--labels {column}: no .csv or .tsv file in {str(folder)!r} labels its images; leave it out')
     return images_of(files.root, labels, splits, notes, bool(separator)) if labels else None
 
 
+def labels_in_names(files: Files) -> dict[str, str]:
+    """The class of each image where names say it, such as cat.0.jpg beside dog.0.jpg; empty if they do not."""
+    images = [image for image, split in files.splits.items() if split != 'test']
+    found = [NUMBERED.fullmatch(PurePosixPath(image).stem) for image in images]
+    labels = {image: match[1] for image, match in zip(images, found, strict=True) if match}
+    words = {*labels.values()}
+    if len(labels) < len(images) or len({*map(os.path.dirname, images)}) > 1 or len(words) < 2:
+        return {}
+    are_classes = not {word.lower() for word in words} & {*NO_CLASSES, *SPLIT_OF}
+    return labels if are_classes and not has_other_classes(files.root) else {}
+
+
 def tables_of(files: Files) -> list[Table]:
     """The table that names images, or those for training and validation."""
-    listed = [
-        file for file in files.ending('.csv', '.tsv') if 'submission' not in file.lower()
-    ]  # Kaggle's have no labels
+    # Kaggle's submissions have no labels
+    listed = [file for file in files.ending('.csv', '.tsv') if 'submission' not in file.lower()]
+    if not listed and not has_other_classes(files.root):
+        listed = [file for file in files.ending('.txt') if split_of(PurePosixPath(file).stem)]
     tables = [table for file in listed if (table := read_table(files, file))]
     train, val, others = ([each for each in tables if split_of(each.file) == split] for split in ('train', 'val', ''))
     if len(train or others) > 1:
@@ -80,6 +103,10 @@ def tables_of(files: Files) -> list[Table]:
 
 def read_table(files: Files, file: str) -> Table | None:
     """Reads a table; None if fewer than half of its rows name images."""
+    if file.endswith('.txt'):  # `a.jpg 3` in each line
+        listed = read_list(str(files.root / file))
+        rows = [dict(image=path, label=str(label)) for _, path, label in listed if label is not None]
+        return Table(file, rows, 'image') if rows and files.image_of(rows[0]['image'], file) else None
     text = (files.root / file).read_text(encoding='utf-8-sig', errors='surrogateescape')
     separator = max(',;\t', key=text.partition('\n')[0].count)
     read = csv.DictReader(io.StringIO(text, newline=''), delimiter=separator, restval='')
