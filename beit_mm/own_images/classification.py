@@ -189,15 +189,15 @@ class MultiLabelClassification(Classification):
         truth = torch.tensor([self.images.digits(asked[answer['path']]) for answer in answers])
         measured, gain = compare_precisions(scores, truth)
         parts: list[report.Part] = [
-            f'At most {MAX_CLASSES} classes, worst first, on {len(answers):,} held-out images; the average precision '
-            'by frequency is what the same probability for all images would have:',
+            f'At most {MAX_CLASSES} classes, worst first, on {len(answers):,} held-out images; a random '
+            'order of the images has the better average precision the more frequent a class is:',
             table_of_precisions(scores, truth, self.images),
             report.draw_curves(weights.parent / 'finetune'),
         ]
         following, run = 'give it more images or more time', shlex.quote(str(weights.parent))
         if gain.sign == report.BETTER:
             following = f'beit-mm classify {run} new_images/ --out classes.csv; beit-mm export {run} model.onnx'
-        verdict = f'the classifier is {report.verdict({"class frequencies": gain})}'
+        verdict = f'the classifier is {report.verdict({"a random order": gain})}'
         return Report(metrics | measured, verdict, parts, following)
 
 
@@ -292,24 +292,30 @@ def draw_mistakes(answers: Sequence[Mapping[str, Any]], classes: Sequence[str], 
 
 
 def compare_precisions(scores: Tensor, truth: Tensor) -> tuple[Metrics, Metric]:
-    """The mAP of probabilities (N, K) and of class frequencies, and the gain, with errors by bootstrap."""
+    """The mAP of probabilities (N, K) and of a random order, and the gain, with errors by bootstrap."""
     drawn = torch.randint(len(truth), (RESAMPLED, len(truth)), generator=torch.Generator().manual_seed(0))
     means = torch.stack([precisions(scores[rows], truth[rows]).nanmean(dim=1) for rows in drawn])  # RESAMPLED, 2
-    (value, usual), errors = precisions(scores, truth).nanmean(dim=1).tolist(), means.std(dim=0).tolist()
-    gain = Metric(value - usual, float((means[:, 0] - means[:, 1]).std()))
-    return dict(mAP=Metric(value, errors[0], len(truth)), frequencies=Metric(usual, errors[1])), gain
+    (value, chance), (error, _) = precisions(scores, truth).nanmean(dim=1).tolist(), means.std(dim=0).tolist()
+    gain = Metric(value - chance, float((means[:, 0] - means[:, 1]).std()))
+    return dict(mAP=Metric(value, error, len(truth)), random_order=Metric(chance)), gain
 
 
 def precisions(scores: Tensor, truth: Tensor) -> Tensor:
-    """Average precision of each class in %, by probabilities and by frequency (2, K); nan for one without images."""
-    found = torch.stack([AveragePrecision.calculate(scores, truth, average=None), 100 * truth.float().mean(dim=0)])
+    """Average precision of each class in %, of probabilities and of a random order (2, K); nan for one without images.
+
+    The latter exceeds the frequency of the class, because the first images of its few may come early.
+    """
+    number, harmonic = len(truth), float((1 / torch.arange(1, len(truth) + 1)).sum())
+    share_of_others = (truth.sum(dim=0) - 1) / (number - 1)
+    chance = 100 * (share_of_others * (number - harmonic) + harmonic) / number
+    found = torch.stack([AveragePrecision.calculate(scores, truth, average=None), chance])
     return found.where(truth.any(dim=0), torch.nan)
 
 
 def table_of_precisions(scores: Tensor, truth: Tensor, images: Images) -> list[list[str]]:
     """A row for each class, worst first."""
     found, numbers = precisions(scores, truth), truth.sum(dim=0).tolist()
-    table = [['class', 'images to learn from', 'held-out images', 'average precision, %', 'by frequency, %']]
+    table = [['class', 'images to learn from', 'held-out images', 'average precision, %', 'of a random order, %']]
     for label in found[0].nan_to_num(101).argsort(stable=True).tolist()[:MAX_CLASSES]:
         name, shares = images.classes[label], found[:, label].tolist()
         table.append([name, f'{images.learned[name]:,}', f'{numbers[label]:,}', *map(report.percentage, shares)])

@@ -37,7 +37,7 @@ ROWS = {  # of the report: a metric's name and its description
     'class_mean': 'the same, averaged over the classes, %',
     'mIoU': 'mIoU on held-out images, %',
     'mAP': 'mAP on held-out images, %',
-    'frequencies': 'mAP by class frequencies alone, %',
+    'random_order': 'mAP of a random order, by class frequencies alone, %',
     'multi-label/f1-score': 'F1 of the labels with a probability of 0.5 or more, %',
     'thumbnails': 'ridge regression on thumbnails of 8 x 8 pixels, %',
     'thumbnails_class_mean': 'the same, averaged over the classes, %',

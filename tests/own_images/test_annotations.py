@@ -81,14 +81,102 @@ def make_labelme(folder: Path) -> None:
         (folder / name.replace('jpg', 'json')).write_text(json.dumps(content))
 
 
+BOXES = [('car', 10, 5, 20, 20), ('sign', *SIGN), ('sign', *ON_CAR)]  # class, x, y, width, height
+CAR_POINTS = np.reshape(CAR, (4, 2)).tolist()
+
+
+def make_via(folder: Path) -> None:
+    """Regions as a list in one file, as a dict in another."""
+    for split, number, kind in (('train', NUMBER, list), ('val', 2, dict)):
+        polygon = dict(name='polygon', all_points_x=CAR[::2], all_points_y=CAR[1::2])
+        boxes = [dict(name='rect', **dict(zip(('x', 'y', 'width', 'height'), box, strict=True))) for _, *box in BOXES]
+        regions = [
+            dict(shape_attributes=shape, region_attributes=dict(kind=name))
+            for name, shape in zip(('car', 'sign', 'sign'), (polygon, *boxes[1:]), strict=True)
+        ]
+        held = regions if kind is list else {str(index): region for index, region in enumerate(regions)}
+        content = {f'{name}99': dict(filename=name, regions=held) for name in make_photos(folder / split, number)}
+        content = content if kind is list else {'_via_img_metadata': content}
+        (folder / split / 'via.json').write_text(json.dumps(content))
+
+
+def make_supervisely(folder: Path) -> None:
+    (folder / 'ds/ann').mkdir(parents=True)
+    for name in make_photos(folder / 'ds/img'):
+        objects = [
+            dict(
+                classTitle=label, geometryType='rectangle', points=dict(exterior=[[x, y], [x + w, y + h]], interior=[])
+            )
+            for label, x, y, w, h in BOXES[1:]
+        ]
+        car = dict(classTitle='car', geometryType='polygon', points=dict(exterior=CAR_POINTS, interior=[]))
+        bitmap = dict(classTitle='car', geometryType='bitmap', bitmap=dict(data='eJw=', origin=[1, 1]))
+        content = dict(size=dict(height=HEIGHT, width=WIDTH), objects=[*objects, bitmap, car])
+        (folder / 'ds/ann' / f'{name}.json').write_text(json.dumps(content))
+
+
+def make_label_studio(folder: Path) -> None:
+    sides = np.array([WIDTH, HEIGHT]) / 100  # pixels a percent
+    tasks = []
+    for name in make_photos(folder / 'photos'):
+        car = dict(points=(CAR_POINTS / sides).tolist(), polygonlabels=['car'])
+        results = [dict(type='polygonlabels', value=car), dict(type='choices', value=dict(choices=['sunny']))]
+        for label, x, y, w, h in BOXES[1:]:
+            box = dict(zip(('x', 'y', 'width', 'height'), np.divide((x, y, w, h), (*sides, *sides)), strict=True))
+            results.append(dict(type='rectanglelabels', value=dict(box, rectanglelabels=[label], rotation=0)))
+        image = f'/data/upload/1/0a1b2c3d-{name}'
+        tasks.append(dict(data=dict(image=image), annotations=[dict(result=results)]))
+    (folder / 'project.json').write_text(json.dumps(tasks))
+
+
+def make_createml(folder: Path) -> None:
+    content = []
+    for name in make_photos(folder):
+        places = [dict(x=x + w / 2, y=y + h / 2, width=w, height=h) for _, x, y, w, h in BOXES]
+        shapes = [dict(label=box[0], coordinates=place) for box, place in zip(BOXES, places, strict=True)]
+        content.append(dict(image=name, annotations=shapes))
+    (folder / '_annotations.createml.json').write_text(json.dumps(content))
+
+
+def make_cvat(folder: Path) -> None:
+    points = ';'.join(f'{x},{y}' for x, y in CAR_POINTS)
+    boxes = ''.join(
+        f'<box label="{label}" xtl="{x}" ytl="{y}" xbr="{x + w}" ybr="{y + h}"/>' for label, x, y, w, h in BOXES[1:]
+    )
+    images = ''.join(
+        f'<image name="photos/{name}" width="{WIDTH}" height="{HEIGHT}">{boxes}<polygon label="car" points="{points}"/>'
+        '<tag label="sunny"/></image>'
+        for name in make_photos(folder / 'photos')
+    )
+    (folder / 'annotations.xml').write_text(f'<annotations><version>1.1</version>{images}</annotations>')
+
+
+def make_box_table(folder: Path) -> None:
+    rows = ['filename,width,height,class,xmin,ymin,xmax,ymax']
+    for name in make_photos(folder):
+        rows += [f'{name},{WIDTH},{HEIGHT},{label},{x},{y},{x + w},{y + h}' for label, x, y, w, h in BOXES]
+    (folder / '_annotations.csv').write_text('\n'.join(rows))
+
+
+def make_dota(folder: Path) -> None:
+    for name in make_photos(folder / 'images'):
+        rows = [f'{x} {y} {x + w} {y} {x + w} {y + h} {x} {y + h} {label} 0' for label, x, y, w, h in BOXES]
+        (folder / 'labelTxt').mkdir(exist_ok=True)
+        text = '\n'.join(['imagesource:GoogleEarth', 'gsd:0.14', *rows])
+        (folder / 'labelTxt' / name.replace('jpg', 'txt')).write_text(text)
+
+
+MAKERS = [(make_coco, 2), (make_yolo, 2), (make_via, 2)]  # with the number of held-out images
+MAKERS += [(make, 1) for make in (make_supervisely, make_label_studio, make_createml, make_cvat, make_box_table)]
+
+
 def make_voc(folder: Path) -> None:
     (folder / 'Annotations').mkdir(parents=True)
     for name in make_photos(folder / 'JPEGImages'):
-        boxes = [('car', 10, 5, 20, 20), ('sign', *SIGN), ('sign', *ON_CAR)]
         objects = ''.join(
             f'<object><name>{label}</name><bndbox><xmin>{x + 1}</xmin><ymin>{y + 1}</ymin><xmax>{x + width}</xmax>'
             f'<ymax>{y + height}</ymax></bndbox></object>'
-            for label, x, y, width, height in boxes
+            for label, x, y, width, height in BOXES
         )
         (folder / 'Annotations' / name.replace('jpg', 'xml')).write_text(f'<annotation>{objects}</annotation>')
 
@@ -102,7 +190,7 @@ def drawn(found: LabelMaps, lists: Path, name: str) -> dict[str, np.ndarray]:
     return {image: np.asarray(Image.open((maps / image).with_suffix('.png'))) for image in images}
 
 
-@pytest.mark.parametrize(('make', 'held_out'), [(make_coco, 2), (make_yolo, 2), (make_labelme, 1), (make_voc, 1)])
+@pytest.mark.parametrize(('make', 'held_out'), [*MAKERS, (make_labelme, 1), (make_voc, 1), (make_dota, 1)])
 def test_each_format_gives_the_same_pixels(tmp_path, make, held_out):
     make(tmp_path / 'data')
     found = find_label_maps(tmp_path / 'data')
@@ -113,7 +201,7 @@ def test_each_format_gives_the_same_pixels(tmp_path, make, held_out):
         assert len(maps) == number
         for labels in maps.values():
             np.testing.assert_array_equal(labels, expected())
-    assert any('boxes' in note for note in found.notes)
+    assert make is make_dota or any('boxes' in note for note in found.notes)
     assert not [*(tmp_path / 'data').rglob('*.png')]
 
 
@@ -229,3 +317,16 @@ def test_a_later_call_draws_only_what_is_missing(tmp_path):
     write_lists(found, tmp_path / 'lists')
     np.testing.assert_array_equal(Image.open(missing), expected())
     assert (np.asarray(Image.open(kept)) == 1).all()
+
+
+def test_shapes_that_are_not_drawn_are_counted_and_their_kinds_asked_about(tmp_path):
+    make_supervisely(tmp_path / 'a')
+    assert any(note.startswith(f'{NUMBER} shapes left out') for note in find_annotations(tmp_path / 'a').notes)
+    make_via(tmp_path / 'b')
+    file = tmp_path / 'b/val/via.json'
+    unnamed = file.read_text().replace('"kind": "car"', '')
+    file.write_text(unnamed)
+    assert 'object' in find_annotations(tmp_path / 'b').classes
+    file.write_text(unnamed.replace('"kind"', '"colour": "red", "kind"'))
+    with pytest.raises(UserError, match='via.json: regions have colour, kind'):
+        find_annotations(tmp_path / 'b')
