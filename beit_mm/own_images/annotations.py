@@ -319,12 +319,10 @@ def read_cvat(file: Path) -> Iterator[Entry]:
         shapes = []
         for each in image.findall('*[@label]'):
             name, values = each.attrib['label'], each.attrib
-            if each.tag == 'polygon':
-                shapes.append(shape_of(name, re.split('[;,]', values['points'])))
-            elif each.tag == 'box' and not float(values.get('rotation', 0)):
+            if each.tag == 'box' and not float(values.get('rotation', 0)):
                 shapes.append(box_of(name, *(float(values[side]) for side in ('xtl', 'ytl', 'xbr', 'ybr'))))
             elif each.tag != 'tag':  # of the whole image
-                shapes.append(Shape(name, 0))
+                shapes.append(shape_of_kind(each.tag, name, re.findall('[^;,]+', values.get('points', ''))))
         yield image.attrib['name'], shapes, size_of(image.attrib, 'width', 'height')
 
 

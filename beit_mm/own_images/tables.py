@@ -27,8 +27,6 @@ from beit_mm.own_images.images import (
 from beit_mm.own_images.layouts import existing_folder
 
 LABEL_COLUMNS, SPLIT_COLUMNS = ('label', 'labels', 'class', 'category', 'target'), ('split', 'set', 'subset', 'fold')
-
-
 NUMBERED = re.compile(r'([^\W\d]*[^\W\d_])[\W_]*\d+')  # cat.0, american_bulldog_12
 NO_CLASSES = 'img image images dsc dscn dscf pxl photo picture frame scan tile page'.split()  # words before numbers
 
@@ -92,9 +90,10 @@ def tables_of(files: Files) -> list[Table]:
     """The table that names images, or those for training and validation."""
     # Kaggle's submissions have no labels
     listed = [file for file in files.ending('.csv', '.tsv') if 'submission' not in file.lower()]
-    if not listed and not has_other_classes(files.root):
-        listed = [file for file in files.ending('.txt') if split_of(PurePosixPath(file).stem)]
+    listed = listed or [file for file in files.ending('.txt') if split_of(PurePosixPath(file).stem)]
     tables = [table for file in listed if (table := read_table(files, file))]
+    if tables and tables[0].file.endswith('.txt') and has_other_classes(files.root):
+        return []
     train, val, others = ([each for each in tables if split_of(each.file) == split] for split in ('train', 'val', ''))
     if len(train or others) > 1:
         raise UserError(f'{preview(quoted(each.file) for each in train or others)} all name images; keep one of them')
