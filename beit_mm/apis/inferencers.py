@@ -84,7 +84,7 @@ class ClassificationInferencer(Inferencer):
     @property
     def has_several_labels(self) -> bool:
         """Whether an image may have several labels, each with a probability of its own."""
-        return isinstance(self.model.head, MultiLabelClsHead)
+        return isinstance(getattr(self.model, 'head', None), MultiLabelClsHead)  # a LinearProbe has several
 
     def __call__(
         self, images: Sources, batch_size: int = 32, top: int = TOP, on_error: str = 'raise'

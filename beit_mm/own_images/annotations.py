@@ -328,13 +328,12 @@ def read_cvat(file: Path) -> Iterator[Entry]:
 
 def read_box_table(file: Path) -> Iterator[Entry]:
     """Reads TensorFlow's table of boxes, one a row."""
-    shapes, sizes = defaultdict(list), {}
+    shapes = defaultdict(list)
     for row in csv.DictReader(read_lines(str(file))):
         box = (float(row[side]) for side in ('xmin', 'ymin', 'xmax', 'ymax'))
-        shapes[row['filename']].append(box_of(row['class'], *box))
-        sizes[row['filename']] = size_of(row, 'width', 'height')
-    for name, found in shapes.items():
-        yield name, found, sizes[name]
+        shapes[row['filename'], size_of(row, 'width', 'height')].append(box_of(row['class'], *box))
+    for (name, size), found in shapes.items():
+        yield name, found, size
 
 
 def read_dota(file: Path) -> Iterator[Entry]:
@@ -377,9 +376,8 @@ def read_yolo(names: dict[int, str], file: Path) -> list[Entry]:
 
 
 Reader = Callable[[Path], Iterable[Entry]]
-FORMATS: dict[
-    str, tuple[str, Reader, bool]
-] = {  # in the order in which they are looked for: ending, reader, whether each image has a file named like it
+# Ending, reader, whether each image has a file named like it; in the order in which they are looked for
+FORMATS: dict[str, tuple[str, Reader, bool]] = {
     'COCO': ('.json', read_coco, False),
     'labelme': ('.json', read_labelme, True),
     'VOC': ('.xml', read_voc, True),

@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 from mmengine.config import Config
-from mmpretrain.evaluation import AveragePrecision
 from torch import Tensor
 
 from beit_mm.apis.configs import bundled_config, pipeline_for_size, warmup_and_cosine
@@ -20,9 +19,10 @@ from beit_mm.checkpoint.find import DEMO
 from beit_mm.checkpoint.names import preview
 from beit_mm.errors import UserError
 from beit_mm.features import evaluation
+from beit_mm.features.evaluation import average_precisions
 from beit_mm.own_images import report
 from beit_mm.own_images.annotations import FORMATS
-from beit_mm.own_images.images import Images, MultiLabelImages, evenly, find_images, in_turn, merge_classes
+from beit_mm.own_images.images import Images, TaggedImages, evenly, find_images, in_turn, merge_classes
 from beit_mm.own_images.record import ALL, Record, words_of
 from beit_mm.own_images.report import Metric, Metrics, Report
 from beit_mm.own_images.task import NARROW, STARTS, FineTuning, Settings
@@ -56,7 +56,7 @@ class Classification(FineTuning):
             raise UserError(f'{record.images} has no label maps; leave out {shlex.join(given)}')
         fits_head = record.options['freeze'] == ALL
         images = table or find_images(record.images, record.options['classes'], fits_head=fits_head)
-        if isinstance(images, MultiLabelImages):
+        if isinstance(images, TaggedImages):
             if record.options['merge'] or fits_head:
                 raise UserError(f'{record.images}: images have several labels; leave out --merge and --freeze {ALL}')
             return MultiLabelClassification(record, images)
@@ -79,7 +79,7 @@ class Classification(FineTuning):
         return cls(record, images)
 
     def usual_start(self, device: str) -> tuple[str, str]:
-        if device == 'cuda' or isinstance(self.images, MultiLabelImages):
+        if device == 'cuda' or isinstance(self.images, TaggedImages):
             return super().usual_start(device)
         minutes = math.ceil(SECONDS_PER_IMAGE * len(self.images.train.names) / 60)
         return DEMO, f'--init {[*STARTS][-1]} --freeze all would be better: about {minutes} min of one core'
@@ -141,7 +141,8 @@ class Classification(FineTuning):
 
     def advice_on_passes(self, passes: float) -> str:
         """FREEZE if the whole backbone was tuned in too few passes."""
-        return FREEZE.format(passes) if self.plan.init and self.tunes_all and passes < FEW_PASSES else ''
+        may_freeze = self.plan.init and self.tunes_all and not isinstance(self.images, TaggedImages)
+        return FREEZE.format(passes) if may_freeze and passes < FEW_PASSES else ''
 
     def make_report(self, weights: Path, metrics: Metrics, seconds: float, images_in_time: float) -> Report:
         images, folder = self.images, weights.parent
@@ -294,27 +295,15 @@ def draw_mistakes(answers: Sequence[Mapping[str, Any]], classes: Sequence[str], 
 def compare_precisions(scores: Tensor, truth: Tensor) -> tuple[Metrics, Metric]:
     """The mAP of probabilities (N, K) and of a random order, and the gain, with errors by bootstrap."""
     drawn = torch.randint(len(truth), (RESAMPLED, len(truth)), generator=torch.Generator().manual_seed(0))
-    means = torch.stack([precisions(scores[rows], truth[rows]).nanmean(dim=1) for rows in drawn])  # RESAMPLED, 2
-    (value, chance), (error, _) = precisions(scores, truth).nanmean(dim=1).tolist(), means.std(dim=0).tolist()
+    means = torch.stack([average_precisions(scores[rows], truth[rows]).nanmean(dim=1) for rows in drawn])
+    value, chance = average_precisions(scores, truth).nanmean(dim=1).tolist()
     gain = Metric(value - chance, float((means[:, 0] - means[:, 1]).std()))
-    return dict(mAP=Metric(value, error, len(truth)), random_order=Metric(chance)), gain
-
-
-def precisions(scores: Tensor, truth: Tensor) -> Tensor:
-    """Average precision of each class in %, of probabilities and of a random order (2, K); nan for one without images.
-
-    The latter exceeds the frequency of the class, because the first images of its few may come early.
-    """
-    number, harmonic = len(truth), float((1 / torch.arange(1, len(truth) + 1)).sum())
-    share_of_others = (truth.sum(dim=0) - 1) / (number - 1)
-    chance = 100 * (share_of_others * (number - harmonic) + harmonic) / number
-    found = torch.stack([AveragePrecision.calculate(scores, truth, average=None), chance])
-    return found.where(truth.any(dim=0), torch.nan)
+    return dict(mAP=Metric(value, float(means[:, 0].std()), len(truth)), random_order=Metric(chance)), gain
 
 
 def table_of_precisions(scores: Tensor, truth: Tensor, images: Images) -> list[list[str]]:
     """A row for each class, worst first."""
-    found, numbers = precisions(scores, truth), truth.sum(dim=0).tolist()
+    found, numbers = average_precisions(scores, truth), truth.sum(dim=0).tolist()
     table = [['class', 'images to learn from', 'held-out images', 'average precision, %', 'of a random order, %']]
     for label in found[0].nan_to_num(101).argsort(stable=True).tolist()[:MAX_CLASSES]:
         name, shares = images.classes[label], found[:, label].tolist()

@@ -96,7 +96,7 @@ class Images:
 
 
 @dataclass
-class MultiLabelImages(Images):
+class TaggedImages(Images):
     """Images with any number of labels, which their `names` join by JOINT."""
 
     @property

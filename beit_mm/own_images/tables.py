@@ -14,16 +14,7 @@ from beit_mm.datasets.image_folder import read_list
 from beit_mm.errors import UserError, warn
 from beit_mm.files import quoted
 from beit_mm.own_images.annotations import SPLIT_OF, Files, find_annotations, shared_out, split_of
-from beit_mm.own_images.images import (
-    JOINT,
-    MIN_IMAGES,
-    ImageList,
-    Images,
-    MultiLabelImages,
-    evenly,
-    find_images,
-    hold_out,
-)
+from beit_mm.own_images.images import JOINT, MIN_IMAGES, ImageList, Images, TaggedImages, evenly, find_images, hold_out
 from beit_mm.own_images.layouts import existing_folder
 
 LABEL_COLUMNS, SPLIT_COLUMNS = ('label', 'labels', 'class', 'category', 'target'), ('split', 'set', 'subset', 'fold')
@@ -188,7 +179,7 @@ def images_of(root: Path, labels: dict[str, str], splits: dict[str, str], notes:
     parts, of_test = shared_out(splits)
     train, *others = (ImageList(root, {image: labels[image] for image in part}) for part in parts)
     train, held_out = (train, others[0]) if others else hold_out(train)
-    found = (MultiLabelImages if several else Images)(train, held_out, [], notes=[*notes, *of_test])
+    found = (TaggedImages if several else Images)(train, held_out, [], notes=[*notes, *of_test])
     found.classes = sorted(found.learned)
     if not several:  # of several labels those that are unknown are passed over
         known = {image: label for image, label in held_out.names.items() if label in found.classes}

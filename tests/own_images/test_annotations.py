@@ -83,72 +83,56 @@ def make_labelme(folder: Path) -> None:
 
 BOXES = [('car', 10, 5, 20, 20), ('sign', *SIGN), ('sign', *ON_CAR)]  # class, x, y, width, height
 CAR_POINTS = np.reshape(CAR, (4, 2)).tolist()
+SIDES = 'x', 'y', 'width', 'height'
 
 
 def make_via(folder: Path) -> None:
     """Regions as a list in one file, as a dict in another."""
-    for split, number, kind in (('train', NUMBER, list), ('val', 2, dict)):
-        polygon = dict(name='polygon', all_points_x=CAR[::2], all_points_y=CAR[1::2])
-        boxes = [dict(name='rect', **dict(zip(('x', 'y', 'width', 'height'), box, strict=True))) for _, *box in BOXES]
-        regions = [
-            dict(shape_attributes=shape, region_attributes=dict(kind=name))
-            for name, shape in zip(('car', 'sign', 'sign'), (polygon, *boxes[1:]), strict=True)
-        ]
-        held = regions if kind is list else {str(index): region for index, region in enumerate(regions)}
+    shapes = [dict(name='polygon', all_points_x=CAR[::2], all_points_y=CAR[1::2])]
+    shapes += [dict(zip(SIDES, box, strict=True), name='rect') for box in (SIGN, ON_CAR)]
+    pairs = zip(shapes, ('car', 'sign', 'sign'), strict=True)
+    regions = [dict(shape_attributes=shape, region_attributes=dict(kind=name)) for shape, name in pairs]
+    for split, number, held in (('train', NUMBER, regions), ('val', 2, dict(enumerate(regions)))):
         content = {f'{name}99': dict(filename=name, regions=held) for name in make_photos(folder / split, number)}
-        content = content if kind is list else {'_via_img_metadata': content}
+        content = content if split == 'val' else {'_via_img_metadata': content}
         (folder / split / 'via.json').write_text(json.dumps(content))
 
 
 def make_supervisely(folder: Path) -> None:
     (folder / 'ds/ann').mkdir(parents=True)
+    shapes = [('sign', 'rectangle', [[x, y], [x + w, y + h]]) for x, y, w, h in (SIGN, ON_CAR)]
+    shapes += [('car', 'bitmap', []), ('car', 'polygon', CAR_POINTS)]
+    objects = [dict(classTitle=name, geometryType=kind, points=dict(exterior=xy)) for name, kind, xy in shapes]
     for name in make_photos(folder / 'ds/img'):
-        objects = [
-            dict(
-                classTitle=label, geometryType='rectangle', points=dict(exterior=[[x, y], [x + w, y + h]], interior=[])
-            )
-            for label, x, y, w, h in BOXES[1:]
-        ]
-        car = dict(classTitle='car', geometryType='polygon', points=dict(exterior=CAR_POINTS, interior=[]))
-        bitmap = dict(classTitle='car', geometryType='bitmap', bitmap=dict(data='eJw=', origin=[1, 1]))
-        content = dict(size=dict(height=HEIGHT, width=WIDTH), objects=[*objects, bitmap, car])
+        content = dict(size=dict(height=HEIGHT, width=WIDTH), objects=objects)
         (folder / 'ds/ann' / f'{name}.json').write_text(json.dumps(content))
 
 
 def make_label_studio(folder: Path) -> None:
-    sides = np.array([WIDTH, HEIGHT]) / 100  # pixels a percent
-    tasks = []
-    for name in make_photos(folder / 'photos'):
-        car = dict(points=(CAR_POINTS / sides).tolist(), polygonlabels=['car'])
-        results = [dict(type='polygonlabels', value=car), dict(type='choices', value=dict(choices=['sunny']))]
-        for label, x, y, w, h in BOXES[1:]:
-            box = dict(zip(('x', 'y', 'width', 'height'), np.divide((x, y, w, h), (*sides, *sides)), strict=True))
-            results.append(dict(type='rectanglelabels', value=dict(box, rectanglelabels=[label], rotation=0)))
-        image = f'/data/upload/1/0a1b2c3d-{name}'
-        tasks.append(dict(data=dict(image=image), annotations=[dict(result=results)]))
+    percent = np.array([100 / WIDTH, 100 / HEIGHT] * 2)
+    values = [('polygonlabels', dict(points=(CAR_POINTS * percent[:2]).tolist(), polygonlabels=['car']))]
+    for box in (SIGN, ON_CAR):
+        values.append(('rectanglelabels', dict(zip(SIDES, box * percent, strict=True), rectanglelabels=['sign'])))
+    results = [dict(type=kind, value=value) for kind, value in (*values, ('choices', dict(choices=['sunny'])))]
+    names = [f'/data/upload/1/0a1b2c3d-{name}' for name in make_photos(folder / 'photos')]
+    tasks = [dict(data=dict(image=name), annotations=[dict(result=results)]) for name in names]
     (folder / 'project.json').write_text(json.dumps(tasks))
 
 
 def make_createml(folder: Path) -> None:
-    content = []
-    for name in make_photos(folder):
-        places = [dict(x=x + w / 2, y=y + h / 2, width=w, height=h) for _, x, y, w, h in BOXES]
-        shapes = [dict(label=box[0], coordinates=place) for box, place in zip(BOXES, places, strict=True)]
-        content.append(dict(image=name, annotations=shapes))
+    places = [dict(x=x + w / 2, y=y + h / 2, width=w, height=h) for _, x, y, w, h in BOXES]
+    shapes = [dict(label=box[0], coordinates=place) for box, place in zip(BOXES, places, strict=True)]
+    content = [dict(image=name, annotations=shapes) for name in make_photos(folder)]
     (folder / '_annotations.createml.json').write_text(json.dumps(content))
 
 
 def make_cvat(folder: Path) -> None:
-    points = ';'.join(f'{x},{y}' for x, y in CAR_POINTS)
-    boxes = ''.join(
-        f'<box label="{label}" xtl="{x}" ytl="{y}" xbr="{x + w}" ybr="{y + h}"/>' for label, x, y, w, h in BOXES[1:]
-    )
-    images = ''.join(
-        f'<image name="photos/{name}" width="{WIDTH}" height="{HEIGHT}">{boxes}<polygon label="car" points="{points}"/>'
-        '<tag label="sunny"/></image>'
-        for name in make_photos(folder / 'photos')
-    )
-    (folder / 'annotations.xml').write_text(f'<annotations><version>1.1</version>{images}</annotations>')
+    box = '<box label="sign" xtl="{}" ytl="{}" xbr="{}" ybr="{}"/>'
+    boxes = ''.join(box.format(x, y, x + w, y + h) for x, y, w, h in (SIGN, ON_CAR))
+    car = '<tag label="sunny"/><polygon label="car" points="10,5;30,5;30,25;10,25"/>'
+    image = f'<image name="photos/{{}}" width="{WIDTH}" height="{HEIGHT}">{boxes}{car}</image>'
+    images = ''.join(map(image.format, make_photos(folder / 'photos')))
+    (folder / 'annotations.xml').write_text(f'<annotations>{images}</annotations>')
 
 
 def make_box_table(folder: Path) -> None:
@@ -159,11 +143,10 @@ def make_box_table(folder: Path) -> None:
 
 
 def make_dota(folder: Path) -> None:
+    rows = [f'{x} {y} {x + w} {y} {x + w} {y + h} {x} {y + h} {label} 0' for label, x, y, w, h in BOXES]
+    (folder / 'labelTxt').mkdir(parents=True)
     for name in make_photos(folder / 'images'):
-        rows = [f'{x} {y} {x + w} {y} {x + w} {y + h} {x} {y + h} {label} 0' for label, x, y, w, h in BOXES]
-        (folder / 'labelTxt').mkdir(exist_ok=True)
-        text = '\n'.join(['imagesource:GoogleEarth', 'gsd:0.14', *rows])
-        (folder / 'labelTxt' / name.replace('jpg', 'txt')).write_text(text)
+        (folder / 'labelTxt' / name.replace('jpg', 'txt')).write_text('\n'.join(['gsd:0.14', *rows]))
 
 
 MAKERS = [(make_coco, 2), (make_yolo, 2), (make_via, 2)]  # with the number of held-out images

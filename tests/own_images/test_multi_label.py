@@ -14,6 +14,7 @@ from PIL import Image
 import beit_mm
 from beit_mm.checkpoint.checkpoint import Checkpoint
 from beit_mm.errors import UserError
+from beit_mm.features import evaluation
 from beit_mm.own_images import classification, tables
 from beit_mm.own_images import images as finding
 from beit_mm.own_images.run import Run
@@ -29,11 +30,6 @@ def few_images():
         yield
 
 
-def has(index: int) -> list[int]:
-    """Whether a picture has red, and green."""
-    return [index % 2, index // 2 % 2]
-
-
 @pytest.fixture(scope='module')
 def folder(tmp_path_factory) -> Path:
     """Pictures whose halves are red and green or dark, and a table of the colours."""
@@ -41,10 +37,11 @@ def folder(tmp_path_factory) -> Path:
     rows = ['image,red,green,=1+1']
     for index in range(NUMBER):
         pixels = np.random.default_rng(index).integers(0, 80, (40, 40, 3), dtype=np.uint8)
-        pixels[:20, :, 0] += np.uint8(150 * has(index)[0])
-        pixels[20:, :, 1] += np.uint8(150 * has(index)[1])
+        red, green = index % 2, index // 2 % 2
+        pixels[:20, :, 0] += np.uint8(150 * red)
+        pixels[20:, :, 1] += np.uint8(150 * green)
         Image.fromarray(pixels).save(root / f'{index}.png')
-        rows.append(f'{index},{has(index)[0]},{has(index)[1]},{int(index < 8)}')
+        rows.append(f'{index},{red},{green},{int(index < 8)}')
     (root / '5.png').write_bytes(b'broken')
     (root / 'table.csv').write_text('\n'.join(rows))
     return root
@@ -110,7 +107,7 @@ def test_average_precision_by_its_definition_and_gains_with_errors():
     generator = np.random.default_rng(0)
     truth = generator.random((60, 3)) < [0.5, 0.3, 0]
     scores = 0.7 * truth + generator.random((60, 3))
-    found = classification.precisions(torch.tensor(scores), torch.tensor(truth).int())
+    found = evaluation.average_precisions(torch.tensor(scores), torch.tensor(truth).int())
     for label in (0, 1):
         ranked = truth[np.argsort(-scores[:, label]), label]
         shares = ranked.cumsum() / np.arange(1, 61)
