@@ -41,12 +41,20 @@ def main() -> None:
                 image.save(out / name)
                 result = f'{out / name} with ' + ', '.join(model.notes['classes'][i] for i in np.unique(labels))
             else:
-                probabilities = softmax(model.logits(prepare(read(path), model.notes['steps'])))
-                result = f'{model.notes["classes"][probabilities.argmax()]} {probabilities.max():.3f}'
+                result = describe(model.logits(prepare(read(path), model.notes['steps'])), model.notes)
         except Exception as error:  # Pillow's decoders raise nearly everything; the other images are still done
             result, failed = f'failed: {str(error) or repr(error):.300}', failed + 1
         print(repr(f'{path}: {result}')[1:-1])  # escaped, so that a name cannot control the terminal
     raise SystemExit(f'{failed} of {len(args.images)} images failed' if failed else 0)
+
+
+def describe(logits: np.ndarray, notes: dict) -> str:
+    """The most likely class, or each class of probability 0.5 and more where an image may have several."""
+    if notes.get('multi_label'):
+        pairs = zip(notes['classes'], 1 / (1 + np.exp(-logits)), strict=True)
+        return ', '.join(f'{name} {share:.3f}' for name, share in pairs if share >= 0.5) or 'none'
+    probabilities = softmax(logits)
+    return f'{notes["classes"][probabilities.argmax()]} {probabilities.max():.3f}'
 
 
 class Model:

@@ -52,7 +52,8 @@ def export(
     Returns:
         The path. The metadata, see `export_onnx`, also hold `classes` and `steps`, what the test pipeline does to an
         image after reading it; for a segmentor also `palette`, `crop_size`, `stride` and `ratios` of all scales;
-        for a model of bands also `bands`, the settings of LoadBands.
+        for a model of bands also `bands`, the settings of LoadBands; `multi_label` if probabilities are the sigmoid of
+        logits, not their softmax, because an image may have several labels.
     """
     with quiet():
         opened = Checkpoint.open(checkpoint, mean=mean, std=std)
@@ -75,6 +76,8 @@ def describe_use(inferencer: ClassificationInferencer | SegmentationInferencer) 
     if isinstance(inferencer, SegmentationInferencer):
         notes |= {key: list(inferencer.model.test_cfg.get(key, ())) for key in ('crop_size', 'stride')}
         notes |= dict(palette=inferencer.palette, ratios=inferencer.ratios)
+    elif inferencer.has_several_labels:
+        notes['multi_label'] = True
     loader = inferencer.reader.loader
     if isinstance(loader, LoadBands):
         low, high = (np.asarray(value).tolist() for value in (loader.low, loader.high))

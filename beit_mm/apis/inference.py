@@ -74,26 +74,29 @@ def write_results(path: Path, results: Sequence[dict[str, Any]]) -> None:
     if path.suffix == '.json':
         with atomic_file(path) as file:
             file.write(os.fsencode(json.dumps(list(results), indent=1) + '\n'))
-    else:
-        write_table(path, ['path', 'class', 'probability'], [(row['path'], *summary_of(row)) for row in results])
+        return
+    classes = next((list(row['probabilities']) for row in results if 'probabilities' in row), None)
+    head = ['path', 'class', 'probability'] if classes is None else ['path', 'classes', *classes]
+    write_table(path, head, [(row['path'], *summary_of(row)) for row in results])
 
 
-def write_table(path: Path, head: Sequence[str], rows: Iterable[tuple[str | None, str, str]]) -> None:
-    """Writes rows (file, text, number) as CSV; text that a spreadsheet would run as a formula is prefixed."""
+def write_table(path: Path, head: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
+    """Writes rows (file, texts) as CSV; text that a spreadsheet would run as a formula is prefixed."""
     text = io.StringIO(newline='')
     table = csv.writer(text, quoting=csv.QUOTE_ALL)
-    table.writerow(head)
-    for file, name, number in rows:
+    for file, *others in [head, *rows]:
         file = f'./{file}' if file and file.startswith(FORMULA) else file  # None for an array
-        table.writerow([file, f"'{name}" if name.startswith(FORMULA) else name, number])
+        table.writerow([file, *(f"'{each}" if each.startswith(FORMULA) else each for each in others)])
     with atomic_file(path) as stream:
         stream.write(os.fsencode(text.getvalue()))  # file names may hold any bytes
 
 
-def summary_of(result: dict[str, Any]) -> tuple[str, str]:
-    """Name and probability in a result of `classify`, as text; for an unreadable image the error."""
+def summary_of(result: dict[str, Any]) -> tuple[str, ...]:
+    """Name and probability in a result of `classify`, or names and all probabilities; or the error."""
     if 'error' in result:
         return f'unreadable: {result["error"]}', ''
+    if 'probabilities' in result:
+        return '; '.join(result['names']), *(f'{share:.3f}' for share in result['probabilities'].values())
     return result['name'], f'{result["scores"][0][1]:.3f}'
 
 

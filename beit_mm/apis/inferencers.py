@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from mmengine.dataset import default_collate, pseudo_collate
 from mmengine.device import get_device
+from mmpretrain.models import MultiLabelClsHead
 
 from beit_mm.apis.rebuild import ConfigInput, rebuild
 from beit_mm.checkpoint.checkpoint import Checkpoint, CheckpointInput, PerChannel
@@ -80,6 +81,11 @@ class ClassificationInferencer(Inferencer):
 
     task, for_task = 'classifier', 'classification'
 
+    @property
+    def has_several_labels(self) -> bool:
+        """Whether an image may have several labels, each with a probability of its own."""
+        return isinstance(getattr(self.model, 'head', None), MultiLabelClsHead)  # a LinearProbe has several
+
     def __call__(
         self, images: Sources, batch_size: int = 32, top: int = TOP, on_error: str = 'raise'
     ) -> list[dict[str, Any]]:
@@ -92,7 +98,9 @@ class ClassificationInferencer(Inferencer):
 
         Returns:
             For each image dict(path=its file, None for an array or PIL image; label=the most likely class; name=its
-            name; scores=[[label, probability], ...] of the `top` most likely classes, best first).
+            name; scores=[[label, probability], ...] of the `top` most likely classes, best first). Of a classifier with
+            several labels per image also names=the classes of probability 0.5 and more, in the order of `classes`;
+            probabilities=a dict with all of these.
         """
         return list(self.reader.results(images, partial(self.predict, top=top), batch_size, on_error))
 
@@ -100,7 +108,11 @@ class ClassificationInferencer(Inferencer):
         """The label, name and scores of each sample of the pipeline."""
         with torch.no_grad(), inference_autocast(self.device):
             found = self.model.test_step(default_collate(samples))
-        return [describe(sample.pred_score, self.classes, None, top) for sample in found]
+        results = [describe(sample.pred_score, self.classes, None, top) for sample in found]
+        for result, sample in zip(results, found, strict=True) if self.has_several_labels else ():
+            result['names'] = [self.classes[label] for label in sample.pred_label]
+            result['probabilities'] = dict(zip(self.classes, sample.pred_score.tolist(), strict=True))
+        return results
 
 
 class SegmentationInferencer(Inferencer):

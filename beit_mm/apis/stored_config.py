@@ -38,7 +38,7 @@ LAYERS = 'beit_mm.BEiTBackbone BN SyncBN beit_mm.SyncBN LN GN ReLU GELU'
 PARTS = dict(
     classifier=f"""
         ImageClassifier beit_mm.LinearProbe beit_mm.AttentiveProbe LinearClsHead StackedLinearClsHead
-        ClsDataPreprocessor beit_mm.ClassificationDataPreprocessor {LAYERS}
+        MultiLabelLinearClsHead ClsDataPreprocessor beit_mm.ClassificationDataPreprocessor {LAYERS}
     """.split(),
     segmentor=f"""
         beit_mm.SlidingSegmentor beit_mm.MultiScaleTTA SegDataPreProcessor Feature2Pyramid UPerHead SETRUPHead FCNHead

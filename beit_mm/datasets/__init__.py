@@ -5,7 +5,7 @@ from contextlib import redirect_stdout
 with redirect_stdout(None):  # mmpretrain prints
     import mmpretrain.datasets  # noqa: F401
 
-from .image_folder import ImageFolder, UnlabeledImages
+from .image_folder import ImageFolder, MultiLabelFolder, UnlabeledImages
 from .masking import BlockwiseMask, RandomMask
 from .multi_crop import MultiCrop
 from .reading import LoadBands, LoadImage, UnreadableImageError

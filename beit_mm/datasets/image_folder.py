@@ -100,11 +100,11 @@ def walk(folder: str) -> Iterator[tuple[str, list[str]]]:
 
 @dataclass
 class Samples(Sequence[dict]):
-    """The data_list of a dataset: for each image a dict with `img_path` and, where labels exist, `gt_label`."""
+    """The data_list of a dataset: a dict with `img_path` and, where labels exist, `gt_label` or `gt_score`."""
 
     folder: str
     paths: Paths  # relative to the folder, or in its archives
-    labels: np.ndarray | None = None  # int (N,); shards have -1 for an image without one
+    labels: np.ndarray | None = None  # int (N,), in shards -1 for an image without one; or (N, classes) of 0 and 1
     archives: Paths | None = None  # file names of shards
     locations: np.ndarray | None = None  # int (N, 3): archive, first byte, number of bytes
 
@@ -123,7 +123,9 @@ class Samples(Sequence[dict]):
             shard, *byte_range = map(int, locations)
             archive = os.path.join(self.folder, self.archives[shard])
             sample = dict(img_path=MemberPath(f'{archive}/{path}', archive, *byte_range))
-        return sample if labels is None else dict(sample, gt_label=int(labels))
+        if labels is None:
+            return sample
+        return dict(sample, gt_score=labels.tolist()) if labels.ndim else dict(sample, gt_label=int(labels))
 
 
 def listed(paths: Paths, shards: Samples | None, folder: str) -> Samples:
@@ -387,3 +389,24 @@ class ImageFolder(UnlabeledImages):
             paths.append(path)
             labels.append(label)
         return Paths.of(paths), np.array(labels)
+
+
+@DATASETS.register_module()
+class MultiLabelFolder(ImageFolder):
+    """An ImageFolder of images with any number of labels: in `ann_file` a digit for each class, 0 or 1, follows."""
+
+    def get_cat_ids(self, idx: int) -> list[int]:
+        return np.flatnonzero(self.get_data_info(idx)['gt_score']).tolist()
+
+    def _read_list(self, label_of: dict[str, int]) -> tuple[Paths, np.ndarray]:
+        paths, rows = [], []
+        for number, path, label in read_list(self.ann_file):
+            digits = str(label).zfill(len(label_of))  # it was read as a number
+            if len(digits) > len(label_of) or {*digits} - {'0', '1'}:
+                raise UserError(
+                    f'{self.ann_file}, line {number}: {path!r} has label {label}; expected after the path '
+                    f'{len(label_of)} digits, 0 or 1 for each class'
+                )
+            paths.append(path)
+            rows.append([*map(int, digits)])
+        return Paths.of(paths), np.array(rows, np.uint8).reshape(-1, len(label_of))

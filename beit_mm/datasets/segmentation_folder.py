@@ -13,7 +13,7 @@ import numpy as np
 from mmcv.transforms import BaseTransform
 from PIL import Image
 
-from beit_mm.datasets.image_folder import Samples, UnlabeledImages, list_images, read_lines
+from beit_mm.datasets.image_folder import BAND_EXTENSIONS, EXTENSIONS, Samples, UnlabeledImages, list_images, read_lines
 from beit_mm.datasets.nodata import NODATA_TAG, is_missing, tag_value
 from beit_mm.datasets.reading import (
     MAX_PIXELS,
@@ -29,6 +29,7 @@ from beit_mm.errors import UserError, warn
 from beit_mm.files import quoted, unquoted
 from beit_mm.registry import DATASETS, TRANSFORMS
 
+MAPS = (*EXTENSIONS, '.npy')  # endings of label maps
 IGNORE_INDEX = 255  # label of pixels that do not count, as in mmseg
 NO_DATA = np.int64(-(2**31))  # in what `read_labels` returns: NaN, or the value in the map's GDAL_NODATA tag
 # Pillow's modes
@@ -138,7 +139,7 @@ class SegmentationFolder(UnlabeledImages):
     def _check_label_maps(self, images: list[str]) -> None:
         """Refuses images without a label map; warns about label maps without an image."""
         folder = self.data_prefix['seg_map_path']
-        existing = {os.path.join(folder, name) for name in list_images(folder)}
+        existing = {os.path.join(folder, name) for name in list_images(folder, MAPS)}
         expected = [self._label_map(image) for image in images]
         missing = [pair for pair in zip(expected, images, strict=True) if pair[0] not in existing]
         if missing:
@@ -321,8 +322,8 @@ def read_labels(path: str, by_colour: bool = False, max_pixels: int = MAX_PIXELS
         with open_image(path, max_pixels) as opened, unreadable(path, Exception):
             opened.load()
             image, nodata = opened, tag_value(opened.tag_v2.get(NODATA_TAG)) if opened.format == 'TIFF' else []
-    except UnreadableImageError:  # Pillow reads no TIFF of 64 bits
-        values = read_bands(path, max_pixels) if path.lower().endswith(('.tif', '.tiff')) else np.empty((0, 0, 0))
+    except UnreadableImageError:  # Pillow reads no TIFF of 64 bits, and no .npy
+        values = read_bands(path, max_pixels) if path.lower().endswith(BAND_EXTENSIONS) else np.empty((0, 0, 0))
         if values.shape[2] != 1:
             raise
         image, nodata = Image.fromarray(np.ma.filled(values[..., 0].astype(np.float32), np.nan)), []

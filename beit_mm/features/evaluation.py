@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from mmengine.dataset import BaseDataset, default_collate
 from mmengine.dist import all_gather
 from mmengine.registry import DefaultScope
+from mmpretrain.evaluation import AveragePrecision
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
@@ -479,6 +480,18 @@ def hits_and_unions(counts: Tensor) -> tuple[Tensor, Tensor]:
 def class_ious(hits: Tensor, unions: Tensor) -> Tensor:
     """Intersection over union of each class (..., K); NaN if it is neither present nor predicted."""
     return hits / unions
+
+
+def average_precisions(scores: Tensor, truth: Tensor) -> Tensor:
+    """Average precision of each class in %, of scores (N, K) and of a random order (2, K); nan without images of it.
+
+    The latter exceeds the frequency of the class, because the first images of its few may come early.
+    """
+    number, harmonic = len(truth), float((1 / torch.arange(1, len(truth) + 1)).sum())
+    share_of_others = (truth.sum(dim=0) - 1) / (number - 1)
+    chance = 100 * (share_of_others * (number - harmonic) + harmonic) / number
+    found = torch.stack([AveragePrecision.calculate(scores, truth, average=None), chance])
+    return found.where(truth.any(dim=0), torch.nan)
 
 
 def accuracy(counts: Tensor) -> float:

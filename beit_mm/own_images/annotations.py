@@ -1,14 +1,15 @@
-"""Polygons and boxes in files of COCO, YOLO, labelme and Pascal VOC, drawn as label maps.
+"""Polygons and boxes in files of COCO, YOLO, labelme and others (see FORMATS), drawn as label maps.
 
 The readers are our own because supervision, the library for these formats, holds a boolean mask of the image's size for
 each shape of a data set.
 """
 
+import csv
 import json
 import os
 import re
 from collections import Counter, defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -29,9 +30,10 @@ from beit_mm.files import quoted
 
 SPLIT_OF = {word: split for split, words in SPLITS.items() for word in words.split()}
 BACKGROUND, IGNORED = 'background', '__ignore__'  # names of classes; the latter is labelme's
-ENDINGS = dict(COCO='.json', labelme='.json', VOC='.xml', YOLO='.txt')
+UNNAMED = 'object'  # class of shapes without a name
 SHARES = (1, 1)  # size of an image whose shapes are in shares of its sides
 FINE = 5  # small outlines are drawn on a grid of so many points for each side of a pixel
+UPLOADED = re.compile('[0-9a-f]{8}-')  # what Label Studio puts before the names of images
 FARTHEST = 1 << 20  # coordinate on that grid; OpenCV's numbers would overflow
 DAMAGE = (KeyError, IndexError, TypeError, ValueError, AttributeError, ElementTree.ParseError)
 
@@ -99,6 +101,7 @@ class Files:
         self.named: dict[str, list[str]] = defaultdict(list)  # name without its ending -> images
         for image in self.splits:
             self.named[PurePosixPath(image).stem].append(image)
+            self.named[PurePosixPath(image).name].append(image)
         folders = {folder for image in self.splits for folder in os.path.dirname(image).split('/')}
         self.have_maps = any(role_of(folder)[1] == 'maps' for folder in folders)  # beside the images
 
@@ -113,7 +116,8 @@ class Files:
     def image_of(self, name: str, place: str) -> str | None:
         """The image of a name in a list or folder; of several, the one whose path shares most words with both."""
         path = PurePosixPath(name.replace('\\', '/'))
-        named = self.named.get(path.name) or self.named.get(path.stem, [])
+        keys = path.name, path.stem, UPLOADED.sub('', path.name, 1)
+        named = next((self.named[key] for key in keys if key in self.named), [])
         found = [image for image in named if len({self.splits[image], split_of(place)} - {''}) < 2]
         words = {*words_of(f'{name}/{place}')}
         shared = {image: len(words & {*words_of(image)}) for image in found}
@@ -146,7 +150,7 @@ def find_annotations(root: Path) -> Annotations | None:
     files = Files(root)
     if files.have_maps:
         return None
-    for format in ENDINGS:
+    for format in FORMATS:
         found, lost = read_all(files, format)
         if found and format == 'YOLO':  # where images without a file have no objects
             found = {image: Annotation('', split, [], None) for image, split in files.splits.items()} | found
@@ -157,16 +161,17 @@ def find_annotations(root: Path) -> Annotations | None:
 
 def read_all(files: Files, format: str) -> tuple[dict[str, Annotation], list[str]]:
     """The images in files of a format, and names without an image; nothing if no file has shapes."""
-    readers: dict[str, Callable[[Path], list[Entry]]] = dict(COCO=read_coco, labelme=read_labelme, VOC=read_voc)
-    read = readers.get(format) or partial(read_yolo, yolo_names(files))
-    listed = [file for file in files.ending(ENDINGS[format]) if files.has_beside(file) == (format != 'COCO')]
+    ending, read, one_each = FORMATS[format]
+    if format == 'YOLO':
+        read = partial(read_yolo, yolo_names(files))
+    listed = [file for file in files.ending(ending) if files.has_beside(file) == one_each]
     if format == 'COCO':  # beside its instances may lie the captions and key points of the same images
         listed = [file for file in listed if 'instances' in os.path.basename(file)] or listed
     found: dict[str, Annotation] = {}
     lost, refusal, has_shapes = [], '', False
     for file in listed:
         try:
-            entries = read(files.root / file)
+            entries = [*read(files.root / file)]
         except DAMAGE as error:
             refusal = f'{quoted(file)} is damaged as {format}: {error!r}; repair or remove it'
             continue
@@ -206,6 +211,7 @@ def annotations_of(files: Files, format: str, found: dict[str, Annotation], lost
     numbers = {
         'boxes are filled whole, so borders are coarse': sum(shape.is_box for shape in drawn),
         'images have no shapes: all background': areas.count(0),
+        f'shapes without the name of a class are called {UNNAMED}': [shape.name for shape in drawn].count(UNNAMED),
         'shapes left out, which are not polygons or boxes with an area': len(shapes) - len(drawn),
         'images left out, without annotations': len(files.splits) - len(found),
         f'annotations left out, without an image of their name: {preview(map(quoted, lost))}': len(lost),
@@ -232,8 +238,7 @@ def read_coco(file: Path) -> list[Entry]:
         elif parts:
             shape = shape_of(name, *parts)
         else:
-            left, top, width, height = each['bbox']
-            shape = box_of(name, left, top, left + width, top + height)
+            shape = box_at(name, *each['bbox'])
         shapes[each['image_id']].append(shape)
     return [
         (str(each['file_name']), shapes[each['id']], size_of(each, 'width', 'height')) for each in content['images']
@@ -244,11 +249,7 @@ def read_labelme(file: Path) -> list[Entry]:
     content, shapes = json.loads(file.read_bytes()), []
     for each in content['shapes']:
         name = BACKGROUND if each['label'] == '_background_' else str(each['label'])
-        kind, points = each.get('shape_type', 'polygon'), outline_of(each['points'])
-        if kind == 'rectangle':
-            shapes.append(box_of(name, *points.min(axis=0), *points.max(axis=0)))
-        else:
-            shapes.append(shape_of(name, points) if kind == 'polygon' else Shape(name, 0))
+        shapes.append(shape_of_kind(each.get('shape_type', 'polygon'), name, each['points']))
     return [('', shapes, size_of(content, 'imageWidth', 'imageHeight'))]
 
 
@@ -260,6 +261,85 @@ def read_voc(file: Path) -> list[Entry]:
         shapes.append(box_of(each.findtext('name', ''), left - 1, top - 1, *others))
     size = {side: root.findtext(f'size/{side}') for side in ('width', 'height')}
     return [('', shapes, size_of(size, 'width', 'height'))]
+
+
+def read_via(file: Path) -> Iterator[Entry]:
+    """Reads VGG's Image Annotator, whose regions have a dict of attributes in place of a name."""
+    content = json.loads(file.read_bytes())
+    for each in content.get('_via_img_metadata', content).values():
+        shapes, regions = [], each['regions']
+        for region in regions.values() if isinstance(regions, dict) else regions:
+            attributes, of = region['region_attributes'], region['shape_attributes']
+            if len(attributes) > 1:
+                raise UserError(f'{quoted(str(file))}: regions have {preview(attributes)}; keep the class alone')
+            name = next((str(value) for value in attributes.values()), UNNAMED)
+            if of['name'] == 'rect':
+                shapes.append(box_at(name, of['x'], of['y'], of['width'], of['height']))
+            else:
+                points = zip(of.get('all_points_x', ()), of.get('all_points_y', ()), strict=True)
+                shapes.append(shape_of_kind(of['name'], name, [*points]))
+        yield each['filename'], shapes, None
+
+
+def read_supervisely(file: Path) -> Iterator[Entry]:
+    content, shapes = json.loads(file.read_bytes()), []
+    for each in content['objects']:
+        points = each.get('points', {})
+        kind = 'with holes' if points.get('interior') else each['geometryType']
+        shapes.append(shape_of_kind(kind, each['classTitle'], points.get('exterior', ())))
+    yield '', shapes, size_of(content['size'], 'width', 'height')
+
+
+def read_label_studio(file: Path) -> Iterator[Entry]:
+    """Reads coordinates in percent of an image's sides."""
+    for task in json.loads(file.read_bytes()):
+        shapes = []
+        for result in (result for each in task['annotations'] for result in each['result']):
+            kind, of = result['type'], result['value']
+            if kind == 'rectanglelabels' and not of.get('rotation'):
+                shapes.append(box_at(of[kind][0], *(of[side] / 100 for side in ('x', 'y', 'width', 'height'))))
+            elif kind.endswith('labels'):
+                points = np.array(of.get('points', ())) / 100
+                shapes.append(shape_of_kind('polygon' if kind == 'polygonlabels' else kind, of[kind][0], points))
+        yield task['data']['image'], shapes, SHARES
+
+
+def read_createml(file: Path) -> Iterator[Entry]:
+    """Reads boxes by their centres."""
+    for each in json.loads(file.read_bytes()):
+        shapes = []
+        for one in each['annotations']:
+            x, y, width, height = (one['coordinates'][side] for side in ('x', 'y', 'width', 'height'))
+            shapes.append(box_at(str(one['label']), x - width / 2, y - height / 2, width, height))
+        yield each['image'], shapes, None
+
+
+def read_cvat(file: Path) -> Iterator[Entry]:
+    for image in ElementTree.parse(file).getroot().iter('image'):
+        shapes = []
+        for each in image.findall('*[@label]'):
+            name, values = each.attrib['label'], each.attrib
+            if each.tag == 'box' and not float(values.get('rotation', 0)):
+                shapes.append(box_of(name, *(float(values[side]) for side in ('xtl', 'ytl', 'xbr', 'ybr'))))
+            elif each.tag != 'tag':  # of the whole image
+                shapes.append(shape_of_kind(each.tag, name, re.findall('[^;,]+', values.get('points', ''))))
+        yield image.attrib['name'], shapes, size_of(image.attrib, 'width', 'height')
+
+
+def read_box_table(file: Path) -> Iterator[Entry]:
+    """Reads TensorFlow's table of boxes, one a row."""
+    shapes = defaultdict(list)
+    for row in csv.DictReader(read_lines(str(file))):
+        box = (float(row[side]) for side in ('xmin', 'ymin', 'xmax', 'ymax'))
+        shapes[row['filename'], size_of(row, 'width', 'height')].append(box_of(row['class'], *box))
+    for (name, size), found in shapes.items():
+        yield name, found, size
+
+
+def read_dota(file: Path) -> Iterator[Entry]:
+    """Reads lines of four corners, a class and a difficulty, below a header such as `gsd:0.14`."""
+    rows = [line.split() for line in read_lines(str(file)) if line and ':' not in line]
+    yield '', [shape_of(row[8], row[:8]) for row in rows], None
 
 
 def yolo_names(files: Files) -> dict[int, str]:
@@ -295,6 +375,23 @@ def read_yolo(names: dict[int, str], file: Path) -> list[Entry]:
     return [('', shapes, SHARES)]
 
 
+Reader = Callable[[Path], Iterable[Entry]]
+# Ending, reader, whether each image has a file named like it; in the order in which they are looked for
+FORMATS: dict[str, tuple[str, Reader, bool]] = {
+    'COCO': ('.json', read_coco, False),
+    'labelme': ('.json', read_labelme, True),
+    'VOC': ('.xml', read_voc, True),
+    'YOLO': ('.txt', partial(read_yolo, {}), True),
+    'VIA': ('.json', read_via, False),
+    'Supervisely': ('.json', read_supervisely, True),
+    'Label Studio': ('.json', read_label_studio, False),
+    'CreateML': ('.json', read_createml, False),
+    'CVAT': ('.xml', read_cvat, False),
+    'DOTA': ('.txt', read_dota, True),
+    'TensorFlow': ('.csv', read_box_table, False),
+}
+
+
 def size_of(content: Mapping[str, Any], width: str, height: str) -> Size:
     size = int(content.get(width) or 0), int(content.get(height) or 0)
     return size if all(size) else None
@@ -312,8 +409,20 @@ def shape_of(name: str, *parts: Any, is_box: bool = False) -> Shape:
     return Shape(name, sum(map(cv2.contourArea, outlines)), outlines, is_box)
 
 
+def shape_of_kind(kind: str, name: str, points: Any) -> Shape:
+    """A polygon, or a rectangle by two corners; without an area if it is something else."""
+    if kind == 'rectangle':
+        corners = outline_of(points)
+        return box_of(name, *corners.min(axis=0), *corners.max(axis=0))
+    return shape_of(name, points) if kind == 'polygon' else Shape(name, 0)
+
+
 def box_of(name: str, left: float, top: float, right: float, bottom: float) -> Shape:
     return shape_of(name, [left, top, right, top, right, bottom, left, bottom], is_box=True)
+
+
+def box_at(name: str, left: float, top: float, width: float, height: float) -> Shape:
+    return box_of(name, left, top, left + width, top + height)
 
 
 def mask_of(run_lengths: dict[str, Any]) -> np.ndarray:

@@ -19,8 +19,10 @@ from beit_mm.checkpoint.find import DEMO
 from beit_mm.checkpoint.names import preview
 from beit_mm.errors import UserError
 from beit_mm.features import evaluation
+from beit_mm.features.evaluation import average_precisions
 from beit_mm.own_images import report
-from beit_mm.own_images.images import Images, find_images, in_turn, merge_classes
+from beit_mm.own_images.annotations import FORMATS
+from beit_mm.own_images.images import Images, TaggedImages, evenly, find_images, in_turn, merge_classes
 from beit_mm.own_images.record import ALL, Record, words_of
 from beit_mm.own_images.report import Metric, Metrics, Report
 from beit_mm.own_images.task import NARROW, STARTS, FineTuning, Settings
@@ -36,6 +38,7 @@ BASELINES = dict(thumbnails='thumbnails', most_frequent='the most frequent class
 MIN_THUMBNAILS, MAX_THUMBNAILS = 100, 20_000  # for ridge regression to learn from; MIN_ even if time is short
 MIN_ANSWERS = 100  # held-out images to classify even if time is short
 MAX_CLASSES = 30  # in the table of a classifier
+RESAMPLED = 200  # bootstrap samples, for the standard errors of average precisions
 MISTAKES, MISTAKES_COLUMNS, MISTAKES_SIDE = 24, 4, 240  # how many are drawn, columns, side of a tile in pixels
 FOR_MAPS = ('reduce_zero_label', 'bands', 'head', 'maps', 'short_side', 'full_size')  # options
 
@@ -53,6 +56,10 @@ class Classification(FineTuning):
             raise UserError(f'{record.images} has no label maps; leave out {shlex.join(given)}')
         fits_head = record.options['freeze'] == ALL
         images = table or find_images(record.images, record.options['classes'], fits_head=fits_head)
+        if isinstance(images, TaggedImages):
+            if record.options['merge'] or fits_head:
+                raise UserError(f'{record.images}: images have several labels; leave out --merge and --freeze {ALL}')
+            return MultiLabelClassification(record, images)
         if fits_head:
             images.train = in_turn(images.train)
         if images.classes and record.options['merge']:
@@ -67,12 +74,12 @@ class Classification(FineTuning):
             raise UserError(
                 f'{record.images} has class folders: {preview(sorted(learned))}; only among held-out images: '
                 f'{preview(sorted(held_out - learned))}; expected <class>/<image>, at least two classes, each with '
-                'images that are not held out; or images/ and annotations/, or files of COCO, YOLO, labelme or VOC'
+                f'images that are not held out; or images/ and annotations/, or files of {", ".join(FORMATS)}'
             )
         return cls(record, images)
 
     def usual_start(self, device: str) -> tuple[str, str]:
-        if device == 'cuda':
+        if device == 'cuda' or isinstance(self.images, TaggedImages):
             return super().usual_start(device)
         minutes = math.ceil(SECONDS_PER_IMAGE * len(self.images.train.names) / 60)
         return DEMO, f'--init {[*STARTS][-1]} --freeze all would be better: about {minutes} min of one core'
@@ -126,7 +133,7 @@ class Classification(FineTuning):
             data['val_dataloader'].update(persistent_workers=False)  # for the only validation
         if self.call.balance:
             learned = self.images.learned
-            dataset = dict(type=base.train_dataloader.dataset.type, **train['dataset'])
+            dataset = dict(type=base.train_dataloader.dataset.type) | train['dataset']
             largest = max(learned.values()) / learned.total()  # the share of a class whose images are shown once
             balanced = dict(_delete_=True, type='ClassBalancedDataset', oversample_thr=largest, dataset=dataset)
             train['dataset'] = balanced
@@ -134,7 +141,8 @@ class Classification(FineTuning):
 
     def advice_on_passes(self, passes: float) -> str:
         """FREEZE if the whole backbone was tuned in too few passes."""
-        return FREEZE.format(passes) if self.plan.init and self.tunes_all and passes < FEW_PASSES else ''
+        may_freeze = self.plan.init and self.tunes_all and not isinstance(self.images, TaggedImages)
+        return FREEZE.format(passes) if may_freeze and passes < FEW_PASSES else ''
 
     def make_report(self, weights: Path, metrics: Metrics, seconds: float, images_in_time: float) -> Report:
         images, folder = self.images, weights.parent
@@ -161,6 +169,37 @@ class Classification(FineTuning):
         toy = self.plan.init in (None, DEMO)
         verdict, following = judge(metrics, weights, images.unequal and not self.call.balance, toy)
         return Report(metrics, verdict, parts, following)
+
+
+class MultiLabelClassification(Classification):
+    """A classifier that gives each class a probability of its own."""
+
+    def settings(self, stage: str, lists: Path, steps: int, earlier: Mapping[str, Path]) -> Settings:
+        base, settings = super().settings(stage, lists, steps, earlier)
+        settings['model']['head'].update(_delete_=True, type='MultiLabelLinearClsHead')
+        settings['model']['data_preprocessor']['to_onehot'] = False  # the dataset's labels are
+        metrics = [dict(type='AveragePrecision'), dict(type='MultiLabelMetric', thr=0.5)]
+        return base, dict(settings, val_evaluator=metrics, test_evaluator=metrics)
+
+    def make_report(self, weights: Path, metrics: Metrics, seconds: float, images_in_time: float) -> Report:
+        held_out, number = self.images.held_out, max(MIN_ANSWERS, int(1.5 * images_in_time))
+        asked = {str(held_out.root / path): labels for path, labels in evenly(held_out.names.items(), number)}
+        found = classify_images(ClassificationInferencer(weights), [*asked])
+        answers = [answer for answer in found if 'error' not in answer]
+        scores = torch.tensor([[*answer['probabilities'].values()] for answer in answers])
+        truth = torch.tensor([self.images.digits(asked[answer['path']]) for answer in answers])
+        measured, gain = compare_precisions(scores, truth)
+        parts: list[report.Part] = [
+            f'At most {MAX_CLASSES} classes, worst first, on {len(answers):,} held-out images; a random '
+            'order of the images has the better average precision the more frequent a class is:',
+            table_of_precisions(scores, truth, self.images),
+            report.draw_curves(weights.parent / 'finetune'),
+        ]
+        following, run = 'give it more images or more time', shlex.quote(str(weights.parent))
+        if gain.sign == report.BETTER:
+            following = f'beit-mm classify {run} new_images/ --out classes.csv; beit-mm export {run} model.onnx'
+        verdict = f'the classifier is {report.verdict({"a random order": gain})}'
+        return Report(metrics | measured, verdict, parts, following)
 
 
 def answers_of(weights: Path, images: Images, number: int) -> list[dict[str, Any]]:
@@ -251,3 +290,22 @@ def draw_mistakes(answers: Sequence[Mapping[str, Any]], classes: Sequence[str], 
     sheet(rows, MISTAKES_SIDE).save(out)
     which = f'The {len(tiles)} most confident of {len(wrong):,} mistakes on {len(answers):,} held-out images'
     return [report.Picture(out.name, f'{which}: correct class as predicted class')]
+
+
+def compare_precisions(scores: Tensor, truth: Tensor) -> tuple[Metrics, Metric]:
+    """The mAP of probabilities (N, K) and of a random order, and the gain, with errors by bootstrap."""
+    drawn = torch.randint(len(truth), (RESAMPLED, len(truth)), generator=torch.Generator().manual_seed(0))
+    means = torch.stack([average_precisions(scores[rows], truth[rows]).nanmean(dim=1) for rows in drawn])
+    value, chance = average_precisions(scores, truth).nanmean(dim=1).tolist()
+    gain = Metric(value - chance, float((means[:, 0] - means[:, 1]).std()))
+    return dict(mAP=Metric(value, float(means[:, 0].std()), len(truth)), random_order=Metric(chance)), gain
+
+
+def table_of_precisions(scores: Tensor, truth: Tensor, images: Images) -> list[list[str]]:
+    """A row for each class, worst first."""
+    found, numbers = average_precisions(scores, truth), truth.sum(dim=0).tolist()
+    table = [['class', 'images to learn from', 'held-out images', 'average precision, %', 'of a random order, %']]
+    for label in found[0].nan_to_num(101).argsort(stable=True).tolist()[:MAX_CLASSES]:
+        name, shares = images.classes[label], found[:, label].tolist()
+        table.append([name, f'{images.learned[name]:,}', f'{numbers[label]:,}', *map(report.percentage, shares)])
+    return table

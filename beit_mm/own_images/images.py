@@ -24,6 +24,7 @@ MIN_IMAGES = 100  # needed to learn from
 MIN_FITTED, MIN_OF_CLASS = 10, 2  # needed to fit a head to frozen features, in all and of each class
 FEW, UNEQUAL = 10, 5  # images that a class should have; largest acceptable ratio of class sizes
 LIST = re.compile(r'train(val)?(_list|_test_split|1)?\.txt')  # names of lists that data sets come with
+JOINT = '|'  # between the labels of an image
 MAX_NAMED = 8  # classes in the plan
 
 
@@ -81,6 +82,10 @@ class Images:
         """The lines of classes.txt."""
         return [*map(class_line, self.classes)]
 
+    def listed_labels(self) -> dict[str, str]:
+        """What follows an image's path in lists, by what the image has in `names`."""
+        return {name: f' {label}' for label, name in enumerate(self.classes)}
+
     def write_maps(self, lists: Path) -> None:
         """Draws label maps that are no files yet, for `dataset`."""
 
@@ -88,6 +93,26 @@ class Images:
         """Arguments of a dataset for the list `name` that `write_lists` wrote."""
         root = self.train.root if name == 'train' else self.held_out.root
         return dict(data_root=str(root), data_prefix='', ann_file=str(lists / f'{name}.txt'))
+
+
+@dataclass
+class TaggedImages(Images):
+    """Images with any number of labels, which their `names` join by JOINT."""
+
+    @property
+    def learned(self) -> Counter[str]:
+        return Counter(label for labels in self.train.names.values() for label in labels.split(JOINT) if label)
+
+    def digits(self, labels: str) -> list[int]:
+        """1 for each class that joined labels hold, else 0."""
+        return [int(name in labels.split(JOINT)) for name in self.classes]
+
+    def listed_labels(self) -> dict[str, str]:
+        names = {*self.train.names.values(), *self.held_out.names.values()}
+        return {labels: f' {"".join(map(str, self.digits(labels)))}' for labels in names}
+
+    def dataset(self, lists: Path, name: str) -> dict[str, Any]:
+        return dict(super().dataset(lists, name), type='beit_mm.MultiLabelFolder')
 
 
 def find_images(
@@ -193,7 +218,7 @@ def evenly(items: Iterable[Any], number: int) -> list[Any]:
 
 def write_lists(images: Images, folder: Path, num_validated: int = 256) -> None:
     """Writes train.txt, held_out.txt, validated.txt (at most so many of the latter) and, with classes, classes.txt."""
-    labels = {name: f' {label}' for label, name in enumerate(images.classes)}
+    labels = images.listed_labels()
     validated = dict(evenly(images.held_out.names.items(), num_validated))
     for name, listed in dict(train=images.train.names, held_out=images.held_out.names, validated=validated).items():
         write_lines(folder / f'{name}.txt', [quoted(path) + labels.get(of, '') for path, of in listed.items()])

@@ -352,11 +352,8 @@ def measure_bands(train: Maps, bands: str | Sequence[int] | None) -> tuple[dict[
 
 def choose_suffixes(images: Path, maps: Path) -> tuple[Suffixes, list[str]]:
     """What replaces what in an image's name to give the map's: '.png', '_mask.png', ..., and a note on others."""
-    names = layouts.some(list_images(str(maps)))
-    if images == maps:
-        counts = Counter(Suffixes(None, ending) for name in names for ending in layouts.BESIDE if name.endswith(ending))
-    else:
-        counts = layouts.count_suffixes(images, names)
+    names = layouts.maps_beside(maps) if images == maps else list_images(str(maps), READ)
+    counts = layouts.count_suffixes(images, layouts.some(names))
     if not counts:
         map_name, image_name = (next(iter(list_images(str(folder), READ)), 'none') for folder in (maps, images))
         raise UserError(
@@ -378,7 +375,7 @@ def choose_suffixes(images: Path, maps: Path) -> tuple[Suffixes, list[str]]:
 
 def have_colours(maps: Path, suffixes: Suffixes) -> bool:
     """Whether the first label map is stored with red, green and blue."""
-    first = next(name for name in list_images(str(maps)) if name.endswith(suffixes.maps))
+    first = next(name for name in list_images(str(maps), READ) if name.endswith(suffixes.maps))
     with suppress(UnreadableImageError), open_image(str(maps / first)) as opened:
         return opened.mode in ('RGB', 'RGBA')
     return False
@@ -392,7 +389,7 @@ def pair_up(images: Path, folder: Path, suffixes: Suffixes) -> tuple[dict[str, s
     elif images in folder.parents:
         listed = [path for path in listed if not (images / path).is_relative_to(folder)]
     pairs = {path: label_map_name(path, *suffixes) for path in listed}
-    existing = {*list_images(str(folder))}
+    existing = {*list_images(str(folder), READ)}
     bare = [path for path, name in pairs.items() if name not in existing]
     unused = [name for name in existing - {*pairs.values()} if name.endswith(suffixes.maps)]
     notes = []

@@ -24,7 +24,7 @@ from beit_mm.files import quoted
 
 MARKS = ('mask', 'label', 'labels', 'gt', 'seg', 'segmentation', 'annotation', 'anno', '1stHO')
 # How the names of label maps that lie beside their images end
-BESIDE = tuple(map(''.join, product('_-', MARKS, ('.png', '.bmp', '.tif', '.gif'))))
+BESIDE = tuple(map(''.join, product('_-', MARKS, ('.png', '.bmp', '.tif', '.gif', '.npy'))))
 READ = (*EXTENSIONS, '.npy')  # endings of images, some of them with many bands
 LOSSY = ('.jpg', '.jpeg', '.webp')
 OF_DATASETS = ('annotations', 'ann_dir', 'segmentationclass', 'gtfine')  # label maps, whatever lies beside them
@@ -220,8 +220,8 @@ def find_map_folders(folder: str | Path, least: int = 1, maps: str | None = None
     if parts.held_out:
         held_out = folders_in(parts.held_out, 1, maps)
         if held_out is None:
-            raise UserError(f'{quoted(str(parts.held_out))} has no label maps, unlike {quoted(str(parts.train))}')
-        found.pairs[1:] = held_out.pairs[:1]
+            found.notes.append(f'not used, without label maps: {quoted(parts.held_out.name)}')
+        found.pairs[1:] = held_out.pairs[:1] if held_out else []
     return MapFolders(root, found.pairs, parts.notes + found.notes)
 
 
@@ -250,11 +250,12 @@ def folders_in(folder: Path, least: int, maps: str | None) -> MapFolders | None:
 
 def same_folder(folder: Path, least: int) -> MapFolders | None:
     """At least so many label maps that lie beside their images."""
-    names = list_images(str(folder), READ)
-    stems = {os.path.splitext(name)[0] for name in names}
-    marked = [name for name in names if name.endswith(BESIDE)]
-    beside = [name for name in marked for end in BESIDE if name.endswith(end) and name[: -len(end)] in stems]
-    return MapFolders(folder, [(folder, folder)], []) if len(beside) >= least else None
+    counts = count_suffixes(folder, maps_beside(folder))
+    return MapFolders(folder, [(folder, folder)], []) if counts.total() >= least else None
+
+
+def maps_beside(folder: Path) -> list[str]:
+    return [name for name in list_images(str(folder), READ) if name.endswith(BESIDE)]
 
 
 def side_by_side(root: Path, folders: list[Path]) -> MapFolders | None:
@@ -309,7 +310,7 @@ def compare(images: Path, maps: Path) -> str:
     """
     if not have_same_names(images, maps):
         return ''
-    ((suffixes, _),) = count_suffixes(images, some([*list_images(str(maps))])).most_common(1)
+    ((suffixes, _),) = count_suffixes(images, some([*list_images(str(maps), READ)])).most_common(1)
     colours = []
     for name in some(list_images(str(images)))[:NUM_OPENED]:
         with suppress(UnreadableImageError, OSError):
@@ -341,13 +342,14 @@ def some(names: Sequence[str]) -> list[str]:
 
 def have_same_names(images: Path, maps: Path) -> bool:
     """Whether most files of a folder of maps have the name of an image, perhaps with another ending."""
-    names = some(list_images(str(maps)))
+    names = some(list_images(str(maps), READ))
     return count_suffixes(images, names).total() >= SAME_NAMES * len(names) > 0
 
 
 def count_suffixes(images: Path, maps: Sequence[str]) -> Counter[Suffixes]:
     """What follows the name of an image in the names of maps, with what it replaces there, and how often."""
-    names = list_images(str(images), READ)
+    names = [*list_images(str(images), READ)]
+    names = [name for name in names if not name.endswith(BESIDE)] or names
     shared = os.path.commonprefix([name[::-1] for name in names])[::-1]
     last_word = re.search(r'[-_][^-_/]*\.\w+$', shared)  # that all images end in, such as _leftImg8bit.png
     counts: Counter[Suffixes] = Counter()

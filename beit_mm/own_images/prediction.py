@@ -59,7 +59,10 @@ def classify(
         raise UserError(f'{path} has folders already, which would be learned from too; give another --out')
     with quiet():
         if labelled is None:
-            results = inference.classify_images(ClassificationInferencer(checkpoint, mean=mean, std=std), images)
+            classifier = ClassificationInferencer(checkpoint, mean=mean, std=std)
+            if is_folder and classifier.has_several_labels:
+                raise UserError(f'{checkpoint} gives several labels; leave out --min-confidence, give --out FILE.csv')
+            results = inference.classify_images(classifier, images)
         else:
             results = classify_by_nearest(FeatureExtractor(checkpoint, mean=mean, std=std), images, labelled)
     if min_confidence is not None:

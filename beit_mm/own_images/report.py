@@ -36,6 +36,9 @@ ROWS = {  # of the report: a metric's name and its description
     'accuracy/top1': 'classified correctly, %',
     'class_mean': 'the same, averaged over the classes, %',
     'mIoU': 'mIoU on held-out images, %',
+    'mAP': 'mAP on held-out images, %',
+    'random_order': 'mAP of a random order, by class frequencies alone, %',
+    'multi-label/f1-score': 'F1 of the labels with a probability of 0.5 or more, %',
     'thumbnails': 'ridge regression on thumbnails of 8 x 8 pixels, %',
     'thumbnails_class_mean': 'the same, averaged over the classes, %',
     'most_frequent': 'always the most frequent class, %',
@@ -231,7 +234,7 @@ def draw_curves(work_dir: Path) -> Picture:
         last |= row
         row |= {'loss': row['mim_loss']} if 'mim_loss' in row else {}
     labels = {'loss': 'loss' if 'explained' in last else 'loss, nats', 'explained': 'explained share of variance'}
-    labels |= {'accuracy/top1': 'classified correctly, %', 'mIoU': 'mIoU, %'}
+    labels |= {'accuracy/top1': 'classified correctly, %', 'mIoU': 'mIoU, %', 'multi-label/mAP': 'mAP, %'}
     shown = [key for key in labels if key == 'loss' or key in last]
     figure = draw_runs({work_dir.name: (training, validation)}, shown)
     guesses = ('token_entropy', '--', 'token frequency'), ('position_entropy', ':', 'frequency at each position')

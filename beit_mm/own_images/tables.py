@@ -2,20 +2,24 @@
 
 import csv
 import io
+import os
 import re
 from collections import Counter
 from contextlib import suppress
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
 from beit_mm.checkpoint.names import preview
+from beit_mm.datasets.image_folder import read_list
 from beit_mm.errors import UserError, warn
 from beit_mm.files import quoted
 from beit_mm.own_images.annotations import SPLIT_OF, Files, find_annotations, shared_out, split_of
-from beit_mm.own_images.images import MIN_IMAGES, ImageList, Images, evenly, find_images, hold_out
+from beit_mm.own_images.images import JOINT, MIN_IMAGES, ImageList, Images, TaggedImages, evenly, find_images, hold_out
 from beit_mm.own_images.layouts import existing_folder
 
 LABEL_COLUMNS, SPLIT_COLUMNS = ('label', 'labels', 'class', 'category', 'target'), ('split', 'set', 'subset', 'fold')
+NUMBERED = re.compile(r'([^\W\d]*[^\W\d_])[\W_]*\d+')  # cat.0, american_bulldog_12
+NO_CLASSES = 'img image images dsc dscn dscf pxl photo picture frame scan tile page'.split()  # words before numbers
 
 
 class Table(NamedTuple):
@@ -32,7 +36,7 @@ def find_table(folder: str | Path, column: str | None = None) -> Images | None:
         column: the labels; None: the only column that can be meant.
 
     Raises:
-        UserError: it cannot be told which table or column is meant, or images have several labels.
+        UserError: it cannot be told which table or column is meant, or rows give an image different labels.
     """
     files = Files(existing_folder(folder))
     if files.have_maps and not column:
@@ -40,6 +44,7 @@ def find_table(folder: str | Path, column: str | None = None) -> Images | None:
     labels: dict[str, str] = {}
     splits: dict[str, str] = {}
     notes: list[str] = []
+    separator = ''
     for table in tables_of(files):
         label = column or label_column(table)
         if not label and has_other_classes(files.root):
@@ -50,18 +55,36 @@ def find_table(folder: str | Path, column: str | None = None) -> Images | None:
                 f'{quoted(table.file)} has the columns {", ".join(map(quoted, table.rows[0]))}; say which one has the '
                 'labels: --labels COLUMN'
             )
-        notes += read_labels(files, table, label, labels, splits)
+        separator = separator or separator_of(Counter(row[label] for row in table.rows))
+        notes += read_labels(files, table, label, separator, labels, splits)
+    if not labels and not column:
+        labels, splits = labels_in_names(files), files.splits
+        notes = [f'classes are what file names begin with, before a number: {preview(sorted({*labels.values()}))}']
     if column and not labels:
         raise UserError(f'--labels {column}: no .csv or .tsv file in {str(folder)!r} labels its images; leave it out')
-    return images_of(files.root, labels, splits, notes) if labels else None
+    return images_of(files.root, labels, splits, notes, bool(separator)) if labels else None
+
+
+def labels_in_names(files: Files) -> dict[str, str]:
+    """The class of each image where names say it, such as cat.0.jpg beside dog.0.jpg; empty if they do not."""
+    images = [image for image, split in files.splits.items() if split != 'test']
+    found = [NUMBERED.fullmatch(PurePosixPath(image).stem) for image in images]
+    labels = {image: match[1] for image, match in zip(images, found, strict=True) if match}
+    words = {*labels.values()}
+    if len(labels) < len(images) or len({*map(os.path.dirname, images)}) > 1 or len(words) < 2:
+        return {}
+    are_classes = not {word.lower() for word in words} & {*NO_CLASSES, *SPLIT_OF}
+    return labels if are_classes and not has_other_classes(files.root) else {}
 
 
 def tables_of(files: Files) -> list[Table]:
     """The table that names images, or those for training and validation."""
-    listed = [
-        file for file in files.ending('.csv', '.tsv') if 'submission' not in file.lower()
-    ]  # Kaggle's have no labels
+    # Kaggle's submissions have no labels
+    listed = [file for file in files.ending('.csv', '.tsv') if 'submission' not in file.lower()]
+    listed = listed or [file for file in files.ending('.txt') if split_of(PurePosixPath(file).stem)]
     tables = [table for file in listed if (table := read_table(files, file))]
+    if tables and tables[0].file.endswith('.txt') and has_other_classes(files.root):
+        return []
     train, val, others = ([each for each in tables if split_of(each.file) == split] for split in ('train', 'val', ''))
     if len(train or others) > 1:
         raise UserError(f'{preview(quoted(each.file) for each in train or others)} all name images; keep one of them')
@@ -70,6 +93,10 @@ def tables_of(files: Files) -> list[Table]:
 
 def read_table(files: Files, file: str) -> Table | None:
     """Reads a table; None if fewer than half of its rows name images."""
+    if file.endswith('.txt'):  # `a.jpg 3` in each line
+        listed = read_list(str(files.root / file))
+        rows = [dict(image=path, label=str(label)) for _, path, label in listed if label is not None]
+        return Table(file, rows, 'image') if rows and files.image_of(rows[0]['image'], file) else None
     text = (files.root / file).read_text(encoding='utf-8-sig', errors='surrogateescape')
     separator = max(',;\t', key=text.partition('\n')[0].count)
     read = csv.DictReader(io.StringIO(text, newline=''), delimiter=separator, restval='')
@@ -77,7 +104,7 @@ def read_table(files: Files, file: str) -> Table | None:
         rows = [{(key or '').strip(): str(value).strip() for key, value in row.items()} for row in read]
     except csv.Error:  # a file of something else
         return None
-    if not rows or len(rows[0]) < 2:
+    if not rows or len(rows[0]) < 2 or 'xmin' in rows[0]:  # boxes are read as annotations
         return None
     sample = evenly(rows, 100)
     misses = {key: [files.image_of(row[key], file) for row in sample].count(None) for key in rows[0]}
@@ -88,11 +115,9 @@ def read_table(files: Files, file: str) -> Table | None:
 def label_column(table: Table) -> str | None:
     """The column of labels; None if several can be meant."""
     others = [key for key in table.rows[0] if key != table.names and key.lower() not in SPLIT_COLUMNS]
-    if {'xmin', 'ymin'} <= {key.lower() for key in others}:
-        raise UserError(f'{quoted(table.file)} has boxes; export them as COCO, YOLO or Pascal VOC')
     if len(others) > 1 and {row[key] for row in table.rows for key in others} == {'0', '1'}:  # a column for each class
         for row in table.rows:
-            row['label'] = '|'.join(key for key in others if row[key] == '1')
+            row['label'] = JOINT.join(key for key in others if row[key] == '1')
         return 'label'
     known = [key for key in others if key.lower() in LABEL_COLUMNS] or others
     return known[0] if len(known) == 1 else None
@@ -105,25 +130,30 @@ def has_other_classes(root: Path) -> bool:
     return False
 
 
-def read_labels(files: Files, table: Table, column: str, labels: dict[str, str], splits: dict[str, str]) -> list[str]:
+def read_labels(
+    files: Files, table: Table, column: str, separator: str, labels: dict[str, str], splits: dict[str, str]
+) -> list[str]:
     """Adds the images of a table to `labels` and `splits`; returns notes for the user."""
     file, rows, names = table
     candidates = [key for key in rows[0] if key.lower() in SPLIT_COLUMNS and key != column]
     parts = [key for key in candidates if {row[key].lower() for row in rows} <= {*SPLIT_OF}]
-    values = {row[column] for row in rows}
     left_out: Counter[str] = Counter()
     for row in rows:
         image, label = files.image_of(row[names], file), row[column]
-        if not image or not label:
+        if separator:
+            label = JOINT.join(map(str.strip, label.split(separator)))
+        if not image or not (label or separator):
             left_out['without a label' if image else 'whose images are not there'] += 1
             continue
-        if holds_several(label, values) or labels.setdefault(image, label) != label:
+        if labels.setdefault(image, label) != label:
             raise UserError(
-                f'{quoted(file)} gives {quoted(image)} several labels ({quoted(label)}); a classifier has one for each '
-                'image: keep one, or give another column with --labels COLUMN'
+                f'{quoted(file)} gives {quoted(image)} {quoted(labels[image])} in one row, {quoted(label)} in another; '
+                f'keep one row, with "{labels[image]}{JOINT}{label}" if both are true'
             )
         splits[image] = SPLIT_OF[row[parts[0]].lower()] if parts else split_of(file) or files.splits[image]
     notes = [f'{quoted(file)}: images in column {quoted(names)}, labels in column {quoted(column)}']
+    if separator:
+        notes[0] += f', several of them between {separator!r}'
     if parts:
         notes.append(f'splits as in column {quoted(parts[0])}')
     elif candidates:
@@ -131,26 +161,35 @@ def read_labels(files: Files, table: Table, column: str, labels: dict[str, str],
     return notes + [f'{number:,} rows left out, {why}' for why, number in left_out.items()]
 
 
-def holds_several(label: str, labels: set[str]) -> bool:
-    """Whether a cell has several labels; commas and spaces may belong to a name, unless parts are labels."""
-    words = label.split()
-    if len(words) > 1 and {*words} <= labels:
-        return True
-    return bool(re.search(r'[|;]', label) or ({*re.split(', ?', label)} - {label}) & labels)
+def separator_of(cells: Counter[str]) -> str:
+    """What separates several labels in some of the cells; '' if each cell has one.
+
+    Commas and spaces may belong to a name, unless all parts are labels of other images, or make up many combinations.
+    """
+    for separator in (JOINT, ';', ',', ' '):
+        several = {cell: [*map(str.strip, cell.split(separator))] for cell in cells if separator in cell}
+        parts = {part for found in several.values() for part in found}
+        if several and (separator in f'{JOINT};' or parts <= cells.keys() or 2 * len(parts) <= len(cells)):
+            return separator
+    return ''
 
 
-def images_of(root: Path, labels: dict[str, str], splits: dict[str, str], notes: list[str]) -> Images:
+def images_of(root: Path, labels: dict[str, str], splits: dict[str, str], notes: list[str], several: bool) -> Images:
     """The images with their labels: held out as the splits say, else a tenth."""
     parts, of_test = shared_out(splits)
     train, *others = (ImageList(root, {image: labels[image] for image in part}) for part in parts)
     train, held_out = (train, others[0]) if others else hold_out(train)
-    classes = sorted({*train.names.values()})
-    known = ImageList(root, {image: label for image, label in held_out.names.items() if label in classes})
-    if unknown := len(held_out.names) - len(known.names):
-        notes.append(f'{unknown:,} held-out images left out: no image to learn from has their label')
-    if not 1 < len(classes) <= len(train.names) / 2 or len(train.names) < MIN_IMAGES:
+    found = (TaggedImages if several else Images)(train, held_out, [], notes=[*notes, *of_test])
+    found.classes = sorted(found.learned)
+    if not several:  # of several labels those that are unknown are passed over
+        known = {image: label for image, label in held_out.names.items() if label in found.classes}
+        found.held_out = ImageList(root, known)
+    if unknown := len(held_out.names) - len(found.held_out.names):
+        found.notes.append(f'{unknown:,} held-out images left out: no image to learn from has their label')
+    if not 1 < len(found.classes) <= len(train.names) / 2 or len(train.names) < MIN_IMAGES:
         raise UserError(
-            f'{len(train.names):,} images of {len(classes)} classes to learn from in {str(root)!r} '
-            f'({"; ".join(notes)}); expected at least {MIN_IMAGES}, of 2 classes or more, with several images of each'
+            f'{len(train.names):,} images of {len(found.classes)} classes to learn from in {str(root)!r} '
+            f'({"; ".join(found.notes)}); expected at least {MIN_IMAGES}, of 2 classes or more, with several images of '
+            'each'
         )
-    return Images(train, known, classes, notes=[*notes, *of_test])
+    return found

@@ -81,14 +81,85 @@ def make_labelme(folder: Path) -> None:
         (folder / name.replace('jpg', 'json')).write_text(json.dumps(content))
 
 
+BOXES = [('car', 10, 5, 20, 20), ('sign', *SIGN), ('sign', *ON_CAR)]  # class, x, y, width, height
+CAR_POINTS = np.reshape(CAR, (4, 2)).tolist()
+SIDES = 'x', 'y', 'width', 'height'
+
+
+def make_via(folder: Path) -> None:
+    """Regions as a list in one file, as a dict in another."""
+    shapes = [dict(name='polygon', all_points_x=CAR[::2], all_points_y=CAR[1::2])]
+    shapes += [dict(zip(SIDES, box, strict=True), name='rect') for box in (SIGN, ON_CAR)]
+    pairs = zip(shapes, ('car', 'sign', 'sign'), strict=True)
+    regions = [dict(shape_attributes=shape, region_attributes=dict(kind=name)) for shape, name in pairs]
+    for split, number, held in (('train', NUMBER, regions), ('val', 2, dict(enumerate(regions)))):
+        content = {f'{name}99': dict(filename=name, regions=held) for name in make_photos(folder / split, number)}
+        content = content if split == 'val' else {'_via_img_metadata': content}
+        (folder / split / 'via.json').write_text(json.dumps(content))
+
+
+def make_supervisely(folder: Path) -> None:
+    (folder / 'ds/ann').mkdir(parents=True)
+    shapes = [('sign', 'rectangle', [[x, y], [x + w, y + h]]) for x, y, w, h in (SIGN, ON_CAR)]
+    shapes += [('car', 'bitmap', []), ('car', 'polygon', CAR_POINTS)]
+    objects = [dict(classTitle=name, geometryType=kind, points=dict(exterior=xy)) for name, kind, xy in shapes]
+    for name in make_photos(folder / 'ds/img'):
+        content = dict(size=dict(height=HEIGHT, width=WIDTH), objects=objects)
+        (folder / 'ds/ann' / f'{name}.json').write_text(json.dumps(content))
+
+
+def make_label_studio(folder: Path) -> None:
+    percent = np.array([100 / WIDTH, 100 / HEIGHT] * 2)
+    values = [('polygonlabels', dict(points=(CAR_POINTS * percent[:2]).tolist(), polygonlabels=['car']))]
+    for box in (SIGN, ON_CAR):
+        values.append(('rectanglelabels', dict(zip(SIDES, box * percent, strict=True), rectanglelabels=['sign'])))
+    results = [dict(type=kind, value=value) for kind, value in (*values, ('choices', dict(choices=['sunny'])))]
+    names = [f'/data/upload/1/0a1b2c3d-{name}' for name in make_photos(folder / 'photos')]
+    tasks = [dict(data=dict(image=name), annotations=[dict(result=results)]) for name in names]
+    (folder / 'project.json').write_text(json.dumps(tasks))
+
+
+def make_createml(folder: Path) -> None:
+    places = [dict(x=x + w / 2, y=y + h / 2, width=w, height=h) for _, x, y, w, h in BOXES]
+    shapes = [dict(label=box[0], coordinates=place) for box, place in zip(BOXES, places, strict=True)]
+    content = [dict(image=name, annotations=shapes) for name in make_photos(folder)]
+    (folder / '_annotations.createml.json').write_text(json.dumps(content))
+
+
+def make_cvat(folder: Path) -> None:
+    box = '<box label="sign" xtl="{}" ytl="{}" xbr="{}" ybr="{}"/>'
+    boxes = ''.join(box.format(x, y, x + w, y + h) for x, y, w, h in (SIGN, ON_CAR))
+    car = '<tag label="sunny"/><polygon label="car" points="10,5;30,5;30,25;10,25"/>'
+    image = f'<image name="photos/{{}}" width="{WIDTH}" height="{HEIGHT}">{boxes}{car}</image>'
+    images = ''.join(map(image.format, make_photos(folder / 'photos')))
+    (folder / 'annotations.xml').write_text(f'<annotations>{images}</annotations>')
+
+
+def make_box_table(folder: Path) -> None:
+    rows = ['filename,width,height,class,xmin,ymin,xmax,ymax']
+    for name in make_photos(folder):
+        rows += [f'{name},{WIDTH},{HEIGHT},{label},{x},{y},{x + w},{y + h}' for label, x, y, w, h in BOXES]
+    (folder / '_annotations.csv').write_text('\n'.join(rows))
+
+
+def make_dota(folder: Path) -> None:
+    rows = [f'{x} {y} {x + w} {y} {x + w} {y + h} {x} {y + h} {label} 0' for label, x, y, w, h in BOXES]
+    (folder / 'labelTxt').mkdir(parents=True)
+    for name in make_photos(folder / 'images'):
+        (folder / 'labelTxt' / name.replace('jpg', 'txt')).write_text('\n'.join(['gsd:0.14', *rows]))
+
+
+MAKERS = [(make_coco, 2), (make_yolo, 2), (make_via, 2)]  # with the number of held-out images
+MAKERS += [(make, 1) for make in (make_supervisely, make_label_studio, make_createml, make_cvat, make_box_table)]
+
+
 def make_voc(folder: Path) -> None:
     (folder / 'Annotations').mkdir(parents=True)
     for name in make_photos(folder / 'JPEGImages'):
-        boxes = [('car', 10, 5, 20, 20), ('sign', *SIGN), ('sign', *ON_CAR)]
         objects = ''.join(
             f'<object><name>{label}</name><bndbox><xmin>{x + 1}</xmin><ymin>{y + 1}</ymin><xmax>{x + width}</xmax>'
             f'<ymax>{y + height}</ymax></bndbox></object>'
-            for label, x, y, width, height in boxes
+            for label, x, y, width, height in BOXES
         )
         (folder / 'Annotations' / name.replace('jpg', 'xml')).write_text(f'<annotation>{objects}</annotation>')
 
@@ -102,7 +173,7 @@ def drawn(found: LabelMaps, lists: Path, name: str) -> dict[str, np.ndarray]:
     return {image: np.asarray(Image.open((maps / image).with_suffix('.png'))) for image in images}
 
 
-@pytest.mark.parametrize(('make', 'held_out'), [(make_coco, 2), (make_yolo, 2), (make_labelme, 1), (make_voc, 1)])
+@pytest.mark.parametrize(('make', 'held_out'), [*MAKERS, (make_labelme, 1), (make_voc, 1), (make_dota, 1)])
 def test_each_format_gives_the_same_pixels(tmp_path, make, held_out):
     make(tmp_path / 'data')
     found = find_label_maps(tmp_path / 'data')
@@ -113,7 +184,7 @@ def test_each_format_gives_the_same_pixels(tmp_path, make, held_out):
         assert len(maps) == number
         for labels in maps.values():
             np.testing.assert_array_equal(labels, expected())
-    assert any('boxes' in note for note in found.notes)
+    assert make is make_dota or any('boxes' in note for note in found.notes)
     assert not [*(tmp_path / 'data').rglob('*.png')]
 
 
@@ -229,3 +300,16 @@ def test_a_later_call_draws_only_what_is_missing(tmp_path):
     write_lists(found, tmp_path / 'lists')
     np.testing.assert_array_equal(Image.open(missing), expected())
     assert (np.asarray(Image.open(kept)) == 1).all()
+
+
+def test_shapes_that_are_not_drawn_are_counted_and_their_kinds_asked_about(tmp_path):
+    make_supervisely(tmp_path / 'a')
+    assert any(note.startswith(f'{NUMBER} shapes left out') for note in find_annotations(tmp_path / 'a').notes)
+    make_via(tmp_path / 'b')
+    file = tmp_path / 'b/val/via.json'
+    unnamed = file.read_text().replace('"kind": "car"', '')
+    file.write_text(unnamed)
+    assert 'object' in find_annotations(tmp_path / 'b').classes
+    file.write_text(unnamed.replace('"kind"', '"colour": "red", "kind"'))
+    with pytest.raises(UserError, match='via.json: regions have colour, kind'):
+        find_annotations(tmp_path / 'b')

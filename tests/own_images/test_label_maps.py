@@ -198,6 +198,16 @@ MODES = {  # how maps by colour may be stored
 GRAYS = {'RGB': lambda gray: gray.convert('RGB'), 'LA': lambda gray: gray.convert('LA'), 'L': lambda gray: gray}
 
 
+def test_maps_may_be_arrays_of_numpy(folder, tmp_path):
+    expected = pairs(find_label_maps(folder), tmp_path / 'a')
+    for file in folder.glob('annotations/*/*.png'):
+        np.save(file.with_suffix('.npy'), np.asarray(Image.open(file)).astype(np.int64))
+        file.unlink()
+    read = pairs(find_label_maps(folder), tmp_path / 'b')
+    for (name, labels), (known, truth) in zip(sum(read.values(), []), sum(expected.values(), []), strict=True):
+        assert name == known and np.array_equal(labels, truth)
+
+
 def store(folder: Path, new: Callable[[np.ndarray], Image.Image]) -> None:
     for file in folder.glob('annotations/*/*.png'):
         new(np.asarray(Image.open(file))).save(file)

@@ -118,6 +118,13 @@ LAYOUTS = {  # how it is built -> first classes, images to learn from, images he
     'SegNet': (split_pairs('{}/{{}}.png', '{}annot/{{}}.png', 'train', 'val', 'test'), MASKS, 12, 3, ''),
     'Carvana': (both(pairs('train/{}.jpg', 'train_masks/{}_mask.gif'), classes('test')), MASKS, 18, 2, ''),
     'GlaS': (pairs('{}.bmp', '{}_anno.bmp'), MASKS, 18, 2, ''),
+    'DeepGlobe': (
+        both(pairs('train/{}_sat.jpg', 'train/{}_mask.png'), classes('valid', 'test')),
+        MASKS,
+        18,
+        2,
+        'valid',
+    ),
     'CHASE': (pairs('{}.jpg', '{}_1stHO.png', '{}_2ndHO.png'), MASKS, 18, 2, '_2ndHO'),
     'DRIVE': (pairs('training/images/{}_training.tif', 'training/1st/{}_manual.gif'), MASKS, 18, 2, '1st'),
     'Pets': (pairs('images/a_{}.jpg', 'annotations/trimaps/a_{}.png', values=(1, 2)), ['1', '2'], 18, 2, ''),

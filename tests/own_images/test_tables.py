@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from beit_mm.datasets.image_folder import ImageFolder
+from beit_mm.datasets.image_folder import ImageFolder, MultiLabelFolder
 from beit_mm.errors import UserError
 from beit_mm.own_images import tables
 from beit_mm.own_images.images import write_lists
@@ -85,11 +85,7 @@ def test_what_is_left_out_is_named(tmp_path):
 
 ASKED = {
     'two columns': (lines('{0}.jpg,{1},{1}'.format, 'image,dx,site'), 'dx, site'),
-    'several in a cell': (FORMS['ending'].replace('i3.jpg,cat', 'i3.jpg,cat|dog'), 'i3.jpg .*several labels'),
-    'several in quotes': (FORMS['ending'].replace('i3.jpg,cat', 'i3.jpg,"cat, dog"'), 'i3.jpg .*several labels'),
-    'several words': (FORMS['ending'].replace('i3.jpg,cat', 'i3.jpg,cat dog'), 'i3.jpg .*several labels'),
-    'several rows': (FORMS['ending'] + 'i3.jpg,dog\n', 'i3.jpg .*several labels'),
-    'boxes': (lines('{}.jpg,{},1,1,3,3'.format, 'filename,class,xmin,ymin,xmax,ymax'), 'has boxes'),
+    'several rows': (FORMS['ending'] + 'i3.jpg,dog\n', 'i3.jpg cat in one row, dog in another'),
     'numbers to predict': (lines('{0}.jpg,{0}'.format, 'image,age'), 'several images of each'),
 }
 
@@ -113,7 +109,8 @@ def test_the_column_may_be_given(tmp_path):
 
 def test_other_tables_and_tables_beside_label_maps_mean_nothing(tmp_path):
     folder = make(tmp_path)
-    for text in ('a,b\n1,2\n', '', 'image\ni1.jpg\n', f'image,label\ni1.jpg,"{"x" * 200_000}"\n'):
+    boxes = lines('{}.jpg,{},1,1,3,3'.format, 'filename,class,xmin,ymin,xmax,ymax')
+    for text in (boxes, 'a,b\n1,2\n', '', 'image\ni1.jpg\n', f'image,label\ni1.jpg,"{"x" * 200_000}"\n'):
         (folder / 'any.csv').write_text(text)
         assert find_table(folder) is None
     (folder / 'any.csv').write_text(FORMS['ending'])
@@ -124,3 +121,76 @@ def test_two_tables_are_refused(tmp_path):
     assert find_table(make(tmp_path / 'a', a_csv=FORMS['ending'], sample_submission_csv=FORMS['ending']))
     with pytest.raises(UserError, match='a.csv, b.csv'):
         find_table(make(tmp_path / 'b', a_csv=FORMS['ending'], b_csv=FORMS['ending']))
+
+
+SEVERAL = {  # labels of i3 to i5
+    'bars': lambda table: table.replace('i3.jpg,cat', 'i3.jpg,cat|dog').replace('i5.jpg,owl', 'i5.jpg,'),
+    'semicolons': lambda table: table.replace('i3.jpg,cat', 'i3.jpg,cat; dog').replace('i5.jpg,owl', 'i5.jpg,'),
+    'commas': lambda table: table.replace('i3.jpg,cat', 'i3.jpg,"cat, dog"').replace('i5.jpg,owl', 'i5.jpg,'),
+    'words': lambda table: table.replace('i3.jpg,cat', 'i3.jpg,cat dog').replace('i5.jpg,owl', 'i5.jpg,'),
+    'columns': lambda _: FORMS['one column a class'].replace('i3,0,0,1', 'i3,0,1,1').replace('i5,1,0,0', 'i5,0,0,0'),
+}
+
+
+@pytest.mark.parametrize('form', SEVERAL)
+def test_images_may_have_several_labels_or_none(tmp_path, form):
+    found = find_table(make(tmp_path / 'data', any_csv=SEVERAL[form](FORMS['ending'])))
+    assert found.classes == ['cat', 'dog', 'owl'] and len(found.train.names) == 27
+    write_lists(found, tmp_path / 'lists')
+    expected = {name: {label} for name, label in LABELS.items()} | dict(i3={'cat', 'dog'}, i5=set())
+    for name in ('train', 'held_out'):
+        options = found.dataset(tmp_path / 'lists', name)
+        assert options.pop('type') == 'beit_mm.MultiLabelFolder'
+        dataset = MultiLabelFolder(**options, classes=str(tmp_path / 'lists/classes.txt'))
+        for index, sample in enumerate(dataset):
+            held = {found.classes[label] for label, score in enumerate(sample['gt_score']) if score}
+            assert held == expected[Path(sample['img_path']).stem]
+            assert {found.classes[label] for label in dataset.get_cat_ids(index)} == held
+    assert found.learned['dog'] >= 9
+
+
+def test_names_of_several_words_are_one_label_unless_their_parts_are_few(tmp_path):
+    spaced = FORMS['ending'].replace('cat', 'tabby cat').replace('owl', 'barn, owl'.replace(',', ''))
+    assert find_table(make(tmp_path / 'a', any_csv=spaced)).classes == ['barn owl', 'dog', 'tabby cat']
+    tags = ['a b', 'a c', 'a b c', 'b c', 'c b', 'b a']
+    many = 'image,tags\n' + ''.join(f'{name},{tags[index % 6]}\n' for index, name in enumerate(LABELS))
+    assert find_table(make(tmp_path / 'b', any_csv=many)).classes == ['a', 'b', 'c']
+
+
+def test_a_list_with_wrong_digits_is_refused(tmp_path):
+    make(tmp_path)
+    for digits in ('012', '1111', 'cat'):
+        (tmp_path / 'list.txt').write_text(f'i3.jpg {digits}')
+        with pytest.raises(UserError, match='list.txt, line 1: .* 3 digits'):
+            MultiLabelFolder(
+                str(tmp_path), classes=['a', 'b', 'c'], data_prefix='images', ann_file='list.txt'
+            ).full_init()
+
+
+def test_lists_of_paths_and_numbers_are_read_where_no_folder_is_a_class(tmp_path):
+    numbers = dict(cat=0, dog=1, owl=2)
+    rows = [f'images/{name}.jpg {numbers[label]}\n' for name, label in LABELS.items()]
+    lists = {'train.txt': ''.join(rows[:20]), 'val.txt': ''.join(rows[20:])}
+    found = find_table(make(tmp_path / 'a', **lists))
+    assert found.classes == ['0', '1', '2'] and (len(found.train.names), len(found.held_out.names)) == (20, 10)
+    assert all(str(numbers[LABELS[Path(path).stem]]) == label for path, label in found.train.names.items())
+    make(tmp_path / 'b', 'one', **lists)
+    assert find_table(make(tmp_path / 'b', 'two')) is None
+
+
+def numbered(folder: Path, *words: str) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    for index in range(24):
+        Image.new('L', (4, 4)).save(folder / f'{words[index % len(words)]}{index}.png')
+    return folder
+
+
+def test_classes_in_the_names_of_files(tmp_path):
+    numbered(tmp_path / 'a/train', 'cat.', 'large_dog-')
+    numbered(tmp_path / 'a/test1', '')
+    found = find_table(tmp_path / 'a')
+    assert found.classes == ['cat', 'large_dog'] and any('cat, large_dog' in note for note in found.notes)
+    assert all(Path(path).name.startswith(label) for path, label in found.train.names.items())
+    assert len(found.train.names) + len(found.held_out.names) == 24
+    for index, words in enumerate((['cat'], ['IMG_', 'DSC_'], ['train_', 'cat_'], ['cat', 'dog', ''], ['a1_', 'b2_'])):
+        assert find_table(numbered(tmp_path / str(index), *words)) is None
