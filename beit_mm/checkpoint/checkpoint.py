@@ -37,7 +37,7 @@ class Checkpoint:
         content: what it holds, tensors on the CPU, without the text `meta['config']`, which mmengine would execute.
         weights: the state dict under the file's own names, without what trainers add (`module.`, `_orig_mod.`).
         converted, state_dict: the weights under our models' names, computed once, and in a form for any model to load.
-        format: one of `names.FORMATS`, or None if it is not a BEiT.
+        format: one of `formats.FORMATS`, or None if it is not a BEiT.
         meta, preprocessing, architecture: see `description.describe_source`.
         mean_std: the `mean` and `std` that the user gave, if any.
     """
@@ -351,11 +351,12 @@ def _check_coverage(wanted: StateDict, report: LoadReport) -> None:
     """Raises CheckpointError if too much of the backbone, or its positions, would keep initial values."""
     needed, missing = len(drop_task_parts([*wanted])), drop_task_parts(report.missing_keys)
     # A backbone may lack positions on purpose, but trained ones of another kind must not get lost unnoticed.
-    lost = [key for key in report.unexpected_keys if key.endswith(names.POSITIONS)]
-    loses_positions = lost and any(key.endswith(names.POSITIONS) for key in missing)
+    positions = (*names.POSITIONS, 'rotary_base')
+    lost = [key for key in report.unexpected_keys if key.endswith(positions)]
+    loses_positions = lost and any(key.endswith(positions) for key in missing)
     if loses_positions or len(missing) > (1 - MIN_COVERAGE) * needed:
         raise CheckpointError(
             f"has {needed - len(missing)} of the backbone's {needed} tensors: missing ({names.preview(missing)}), "
             f'without a place in it ({names.preview(lost)}). Nothing was loaded; build the backbone like the weights '
-            '(rel_pos_bias, layer_scale_init, abs_pos_embed).'
+            '(rel_pos_bias, rotary_base, layer_scale_init, abs_pos_embed).'
         )

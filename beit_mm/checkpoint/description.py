@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from beit_mm.checkpoint.find import HUB_FILES
-from beit_mm.checkpoint.names import TABLE, released_out_indices
+from beit_mm.checkpoint.names import ROTARY_BASE, TABLE, released_out_indices
 from beit_mm.errors import CheckpointError, warn
 from beit_mm.files import quoted
 
@@ -64,8 +64,11 @@ def describe_source(content: Mapping[str, Any], path: Path, format: str | None =
     model, activation = config.get('architecture') or content.get('arch'), config.get('hidden_act', 'gelu')
     if format and re.search('rope|enormous', str(model)):  # timm's; no tensor shows it, nor the activation
         raise CheckpointError(f'is not a BEiT or plain ViT: {ascii(model):.60} has rotary positions or post-norm')
-    if format == 'hf' and activation != 'gelu':
-        raise CheckpointError(f'is not a BEiT or plain ViT: its activation is {ascii(activation):.40}, not gelu')
+    expected = 'silu' if config.get('use_gated_mlp') else 'gelu'
+    if format == 'hf' and activation != expected:
+        raise CheckpointError(f'is not a BEiT or plain ViT: its activation is {ascii(activation):.40}, not {expected}')
+    if format == 'hf' and config.get('rope_theta', ROTARY_BASE) != ROTARY_BASE:
+        raise CheckpointError(f'has rope_theta {ascii(config["rope_theta"]):.40}; expected {ROTARY_BASE}')
     meta['preprocessing'] = _find_preprocessing(content, config, path)
     architecture = meta.get('architecture') or _architecture_of_json(config)
     known = architecture.items() if isinstance(architecture, dict) else ()

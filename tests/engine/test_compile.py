@@ -15,7 +15,8 @@ from torch._dynamo.testing import CompileCounter
 from beit_mm.datasets.masking import masked_positions
 from beit_mm.engine.steps import CompiledInTraining, CompileHook
 from beit_mm.errors import UserError
-from beit_mm.models.vit import BEiTBackbone, DropPath
+from beit_mm.models.layers import DropPath
+from beit_mm.models.vit import BEiTBackbone
 from beit_mm.positions import bias_from_table, num_relative_positions
 from beit_mm.registry import MODELS
 

@@ -8,7 +8,7 @@ from helpers import positions_of
 
 from beit_mm.errors import UserError
 from beit_mm.models import BEiTBackbone, vit
-from beit_mm.models.vit import DropPath
+from beit_mm.models.layers import DropPath
 from beit_mm.positions import take_tokens
 
 SMALL = dict(arch=dict(embed_dims=32, num_layers=3, num_heads=4), img_size=64, patch_size=8)
