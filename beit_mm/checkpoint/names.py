@@ -53,6 +53,7 @@ PATCH_EMBEDDING = re.compile(
 )
 # Parts of other encoders; to drop them would change what the backbone computes.
 ENCODER_PARTS = tuple(f'backbone.{part}.' for part in ('blocks', 'patch_embed', 'norm_pre', 'pre_norm', 'rope'))
+HF_DINOV3_PATCHES = 'embeddings.patch_embeddings.weight'
 HF_ENCODER_PARTS = ('beit.embeddings.', 'beit.encoder.')
 DISTILLATION, REGISTERS = 'backbone.dist_token', 'backbone.register_tokens'
 ROTARY = 'backbone.rotary_base'
@@ -139,7 +140,7 @@ def detect_format(names: Iterable[str]) -> str | None:
     embeddings = {'beit.embeddings.cls_token', 'beit.embeddings.patch_embeddings.projection.weight'}
     if embeddings <= {HF_ROOT.sub('beit.', name) for name in names}:
         return 'hf'
-    if {'embeddings.cls_token', 'embeddings.patch_embeddings.weight'} <= names:  # DINOv3
+    if {'embeddings.cls_token', HF_DINOV3_PATCHES} <= names:
         return 'hf'
     if not {'cls_token', 'backbone.cls_token'} & names:
         return None
@@ -290,7 +291,8 @@ def expand_shared_table(weights: Weights) -> None:
 
 def _to_ours(weights: Weights, source: str, grid: Grid | None) -> tuple[Weights, list[str]]:
     """Weights of a format under our names and in our shapes, and the names in the file that have no place there."""
-    if source == 'hf' and any('encoder.' in name and '.q_proj.' in name for name in weights):
+    is_dinov3 = HF_DINOV3_PATCHES in weights
+    if source == 'hf' and not is_dinov3 and any('.q_proj.' in name for name in weights):
         raise CheckpointError('has the names of a transformers model in memory: save it with save_pretrained')
     if source == 'hf':
         weights = {HF_ROOT.sub('beit.', name.removeprefix('model.')): tensor for name, tensor in weights.items()}
@@ -299,9 +301,11 @@ def _to_ours(weights: Weights, source: str, grid: Grid | None) -> tuple[Weights,
     is_unilm_segmentation = source == 'unilm' and 'backbone.fpn1.0.weight' in weights
     table = UNILM_SEGMENTATION if is_unilm_segmentation else READ[source]
     ours, dropped = _rename(weights, tuple((theirs, mine) for mine, theirs in table if theirs is not None))
+    _fuse_gates(ours)
     if source in ('timm', 'hf'):
-        _fuse_gates(ours)
         _find_rotary(ours)
+    elif is_gated(ours) and source == 'unilm':
+        raise CheckpointError("has BEiT's attention and gated MLPs: EVA-02, whose rotary positions no tensor shows")
     _fuse_qkv(ours)
     dropped += _split_foreign(ours, dropped)
     if source in ('timm', 'hf', 'mmpretrain'):
@@ -397,10 +401,7 @@ def _new_name(name: str, table: Table) -> str | None:
 
 def _fuse_gates(weights: Weights) -> None:
     """Fuses the two layers at the input of each gated MLP, in place."""
-    gates = [name for name in weights if '.mlp.gate.' in name]
-    if gates and 'backbone.pos_embed' in weights:
-        raise CheckpointError('has gated MLPs (SwiGLU) and a position embedding: EVA-02, whose rotary positions differ')
-    for name in gates:
+    for name in [name for name in weights if '.mlp.gate.' in name]:
         value = name.replace('gate', 'fc1')
         weights[value] = torch.cat([weights.pop(name), weights[value]])
 

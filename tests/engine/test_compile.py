@@ -31,6 +31,7 @@ def fresh_compiler():
 BACKBONE = narrow_model()['backbone']
 MODELS_OF = dict(
     tokens=narrow_model(backbone=dict(BACKBONE, rel_pos_bias='shared', abs_pos_embed=False)),
+    rotary=narrow_model(backbone=dict(BACKBONE, rotary_base=100.0, abs_pos_embed=False, feedforward='swiglu')),
     dino=narrow_dino_model(),
     average=narrow_feature_model(layers=[0, 1]),
 )
