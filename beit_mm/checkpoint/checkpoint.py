@@ -111,7 +111,7 @@ class Checkpoint:
     def normalisation(self) -> tuple[dict[str, list[float]], str]:
         found, name, weights = self.preprocessing, self.path.stem, self.converted.state_dict
         if 'mean' not in found and name in plain_vits():
-            found = description.IMAGENET if plain_vits()[name]['normalisation'] == 'imagenet' else description.HALF
+            found = description.NORMALISATIONS[plain_vits()[name]['normalisation']]
         elif 'mean' not in found and name in released().keys() - {DEMO}:  # OpenMMLab's files do not record it
             found = Config.fromfile(released()[name].config).model.data_preprocessor
         return normalisation_of(str(self), found, weights, weights[f'backbone.{PATCHES}'].shape[1], **self.mean_std)

@@ -17,6 +17,8 @@ MAX_SIDE = 8192  # pixels of an image that is resized as a file says
 FORMAT_VERSION = 1  # stored as `meta['beit_mm_format']` in the checkpoints that we write
 IMAGENET = dict(mean=[123.675, 116.28, 103.53], std=[58.395, 57.12, 57.375])
 HALF = dict(mean=[127.5] * 3, std=[127.5] * 3)
+SATELLITE = dict(mean=[109.65, 104.805, 75.48], std=[54.315, 39.78, 36.465])  # of DINOv3's SAT-493M
+NORMALISATIONS = dict(imagenet=IMAGENET, half=HALF, satellite=SATELLITE, none=dict(mean=[0.0] * 3, std=[255.0] * 3))
 CROP_RATIO = 0.875  # of the configs' test pipelines, which crop nothing at 384 pixels or more
 INTERPOLATIONS = ('nearest', 'lanczos', 'bilinear', 'bicubic', 'box', 'hamming')  # in the order of Pillow's numbers
 # steps of transformers' processors that are done here too, or that do not concern images
