@@ -210,3 +210,21 @@ def test_trained_positions_of_another_kind_are_not_lost():
             model.load_state_dict(weights)
     with pytest.raises(UserError, match='abs_pos_embed'):
         BEiTBackbone(arch, SIZE, rotary_base=100.0)
+
+
+@torch.no_grad()
+def test_attention_is_timms_and_queries_have_the_position_of_their_patch(images, tmp_path):
+    peer, shape, seen = timm_peer(BIASED), SHAPES[-1], []
+    torch.save(peer.state_dict(), tmp_path / 'vit.pth')
+    backbone = BEiTBackbone.from_checkpoint(tmp_path / 'vit.pth')
+    attention = peer.blocks[2].attn
+    attention.fused_attn = False
+    attention.attn_drop.register_forward_hook(lambda _, inputs, output: seen.append(output))
+    peer(images[shape])
+    found, grid = backbone.attention_maps(images[shape], 2)
+    assert grid == (4, 8)
+    torch.testing.assert_close(found, seen[0], atol=1e-5, rtol=1e-5)
+    queries = torch.tensor([[0, 7, 30], [36, 5, 1]])
+    few, _ = backbone.attention_maps(images[shape], 2, queries)
+    expected = found.take_along_dim(queries[:, None, :, None], dim=2)
+    torch.testing.assert_close(few, expected, atol=1e-6, rtol=1e-5)
