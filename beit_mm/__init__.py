@@ -17,7 +17,7 @@ The plugin:
     apis/           What users call from Python: imports nothing, so that each call loads only what it needs: commands,
                     configs, export, inference, inferencers, rebuild, stored_config
     checkpoint/     Weights from any BEiT file into a model and out again, without running what a file holds:
-                    checkpoint, convert, description, find, names, read
+                    checkpoint, convert, description, find, formats, names, read
     datasets/       Images, their transforms, masks and samplers: geotiff, image_folder, masking, multi_crop, nodata,
                     reading, samplers, segmentation_folder, transforms
     engine/         How a run goes: loops, signals, steps, logs, checkpoints, checks, optimizer wrappers, metrics:
@@ -25,8 +25,8 @@ The plugin:
                     steps, unreadable
     features/       Features of images, and what a classifier of them alone reaches: evaluation, extractor
     models/         Backbone, tokenizers, heads and algorithms, registered in mmengine's MODELS under `beit_mm`: base,
-                    beit, beit_v2, dalle, dino, discrete_vae, feature_targets, lora, probe, provenance, vit, vqkd,
-                    vqkd_training
+                    beit, beit_v2, dalle, dino, discrete_vae, feature_targets, layers, lora, probe, provenance, vit,
+                    vqkd, vqkd_training
     segmentation/   Semantic segmentation with MMSegmentation. Outside this folder only functions in apis import mmseg:
                     blocks, heads, mask_head, segmentor
 

@@ -3,8 +3,10 @@
 A bias table has one row for each offset between two patches of an h x w grid, (2h-1)(2w-1) of them, and three rows for
 the class token: cls -> patch, patch -> cls, cls -> cls. A position embedding has a row for the class token and each
 patch. Other tokens before the patches, such as registers, share the class token's rows of a table and have no position.
+Rotary positions are computed for the grid at hand.
 """
 
+import math
 from functools import lru_cache
 from typing import Any
 
@@ -63,6 +65,12 @@ def _offset_splines(source: Grid, target: Grid, device: torch.device) -> Tensor:
     return _constant(_compute_offset_splines, source, target, device)
 
 
+@torch.compiler.assume_constant_result
+def rotary_table(grid: Grid, num_prefix: int, dims: int, base: float, device: torch.device) -> Tensor:
+    """`compute_rotary_table`, once for each grid and device."""
+    return _constant(_cached_rotary_table, grid, num_prefix, dims, base, device)
+
+
 @lru_cache(maxsize=8)  # 20 MB each at 640 x 640 pixels
 def _compute_padded_index(grid: Grid, num_prefix: int, device: torch.device) -> Tensor:
     """The relative position index, each row padded to a multiple of ALIGNMENT: int64 (N * P,), on the device."""
@@ -94,6 +102,25 @@ def bias_from_table(table: Tensor, table_grid: Grid, grid: Grid, dtype: torch.dt
     index = _padded_index(grid, num_prefix, table.device)
     bias = table.t().contiguous().index_select(1, index)  # heads, N * P: a third of the time that table[index] takes
     return bias.to(dtype).view(1, table.shape[1], num_prefix + grid[0] * grid[1], -1)
+
+
+def compute_rotary_table(grid: Grid, num_prefix: int, dims: int, base: float, device: torch.device) -> Tensor:
+    """Cosines and sines that rotate the queries and keys of a patch grid, float32 (2, N, dims), N = num_prefix + h*w.
+
+    The rows and columns of patches have coordinates in [-1, 1]. Channel k of the first quarter turns by 2 pi times the
+    row's coordinate over base**(4k / dims), the second quarter likewise by the column's; the other half repeats this.
+    Tokens before the patches are not rotated. Source: facebookresearch/dinov3 `layers/rope_position_encoding.py`.
+    """
+    periods = base ** (torch.arange(dims // 4, device=device) / (dims // 4))
+    centres = (2 * ((torch.arange(side, device=device) + 0.5) / side) - 1 for side in grid)
+    rows, columns = (2 * math.pi * centre[:, None] / periods for centre in centres)  # h, dims/4 and w, dims/4
+    by_row, by_column = rows[:, None].expand(*grid, -1), columns[None].expand(*grid, -1)
+    angles = torch.cat([by_row, by_column], dim=-1).flatten(0, 1).repeat(1, 2)  # h*w, dims
+    angles = F.pad(angles, (0, 0, num_prefix, 0))
+    return torch.stack([angles.cos(), angles.sin()])
+
+
+_cached_rotary_table = lru_cache(maxsize=8)(compute_rotary_table)
 
 
 def resize_bias_table(table: Tensor, source: Grid, target: Grid) -> Tensor:

@@ -16,6 +16,7 @@ CLASSES, WIDTH, CROP, STRIDE = 5, 32, 64, 43
 VARIANTS = {
     'absolute': dict(abs_pos_embed=True, rel_pos_bias=None, layer_scale_init=None),
     'bias': dict(abs_pos_embed=False, rel_pos_bias='per_layer', layer_scale_init=0.1),
+    'rotary': dict(abs_pos_embed=False, rel_pos_bias=None, rotary_base=100.0, num_registers=4, feedforward='swiglu'),
 }
 LEVELS = [0, 1, 2, 3]
 UPERNET = dict(num_classes=CLASSES, in_channels=[WIDTH] * 4, in_index=LEVELS, channels=WIDTH, norm_cfg=dict(type='BN'))

@@ -47,7 +47,7 @@ def randomise(model: nn.Module, seed: int = 0) -> nn.Module:
                 tensor.uniform_(0.5, 1.5, generator=generator)
             elif name.endswith('num_batches_tracked'):
                 tensor.random_(1, 100, generator=generator)
-            elif tensor.is_floating_point():
+            elif tensor.is_floating_point() and tensor.ndim:  # not the base of rotary positions
                 single = tensor.ndim == 1 or name.endswith(('token', 'tokens', 'pos_embed', 'embeddings', 'table'))
                 tensor.normal_(0, 0.5 if single else tensor[0].numel() ** -0.5, generator=generator)
     return model.eval()

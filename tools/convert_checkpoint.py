@@ -9,7 +9,7 @@ import argparse
 import functools
 
 from beit_mm.checkpoint.convert import convert_checkpoint, publish_checkpoint
-from beit_mm.checkpoint.names import FORMATS
+from beit_mm.checkpoint.formats import FORMATS
 from beit_mm.terminal import run
 
 

@@ -24,7 +24,7 @@ from beit_mm.engine.checks import swaps_colours
 from beit_mm.errors import UserError
 from beit_mm.models.provenance import preprocessing_of_model
 from beit_mm.models.vit import Attention, BEiTBackbone, SharedRelativePositionBias
-from beit_mm.positions import NUM_CLS_ROWS, Grid, offset_spline, resize_position_embedding
+from beit_mm.positions import NUM_CLS_ROWS, Grid, compute_rotary_table, offset_spline, resize_position_embedding
 from beit_mm.terminal import quiet, say
 
 PACKAGES = ('onnx', 'onnxruntime', 'onnxscript')
@@ -262,6 +262,8 @@ def store_resampling(backbone: BEiTBackbone, most: int) -> None:
     for module in backbone.modules():
         if isinstance(module, Attention | SharedRelativePositionBias) and module.table_grid is not None:
             module.resample = bias
+        if isinstance(module, Attention):
+            module.rotation = compute_rotary_table  # from the shape, not a constant
     if backbone.pos_embed is not None:
         backbone.resample = StoredPositions(backbone.grid, most, partial(interpolation, mode=backbone.interpolate_mode))
 

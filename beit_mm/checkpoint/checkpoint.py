@@ -37,7 +37,7 @@ class Checkpoint:
         content: what it holds, tensors on the CPU, without the text `meta['config']`, which mmengine would execute.
         weights: the state dict under the file's own names, without what trainers add (`module.`, `_orig_mod.`).
         converted, state_dict: the weights under our models' names, computed once, and in a form for any model to load.
-        format: one of `names.FORMATS`, or None if it is not a BEiT.
+        format: one of `formats.FORMATS`, or None if it is not a BEiT.
         meta, preprocessing, architecture: see `description.describe_source`.
         mean_std: the `mean` and `std` that the user gave, if any.
     """
@@ -111,7 +111,7 @@ class Checkpoint:
     def normalisation(self) -> tuple[dict[str, list[float]], str]:
         found, name, weights = self.preprocessing, self.path.stem, self.converted.state_dict
         if 'mean' not in found and name in plain_vits():
-            found = description.IMAGENET if plain_vits()[name]['normalisation'] == 'imagenet' else description.HALF
+            found = description.NORMALISATIONS[plain_vits()[name]['normalisation']]
         elif 'mean' not in found and name in released().keys() - {DEMO}:  # OpenMMLab's files do not record it
             found = Config.fromfile(released()[name].config).model.data_preprocessor
         return normalisation_of(str(self), found, weights, weights[f'backbone.{PATCHES}'].shape[1], **self.mean_std)
@@ -246,6 +246,8 @@ def fit_weights(
     Raises CheckpointError, whose message lacks the path.
     """
     origin = origin or dict(path='the state dict', format=None, preprocessing={}, architecture={})
+    if origin['format'] is None and state_dict.keys() == wanted.keys():  # a backbone's own, for example of an average
+        origin = dict(origin, format='beit_mm', is_converted=True)
     weights, dropped, format = _of_backbone(state_dict, origin, grid)
     report = LoadReport(f'{origin["path"]} ({format})', origin['preprocessing'])
     check_finite(weights, report.source)
@@ -282,6 +284,9 @@ def _check_sizes(weights: names.Weights, wanted: StateDict, file_heads: Any, num
     """Raises CheckpointError if weights that are fitted to a backbone belong to one of other sizes."""
     blocks, wanted_blocks = (sum(name.endswith('attn.qkv.weight') for name in part) for part in (weights, wanted))
     sizes: list[tuple[str, Any, Any]] = [('heads', file_heads, num_heads), ('blocks', blocks, wanted_blocks)]
+    bases = [float(part['rotary_base']) if 'rotary_base' in part else None for part in (weights, wanted)]
+    if None not in bases and not math.isclose(*bases, rel_tol=1e-3):  # half precision and averages round it
+        sizes.append(('rotary_base', *bases))
     if 'register_tokens' in weights and 'register_tokens' not in wanted:
         sizes.append(('num_registers', weights['register_tokens'].shape[1], 0))
     shapes = [(name, tuple(weights[name].shape), tuple(wanted[name].shape)) for name in wanted if name in weights]
@@ -351,11 +356,12 @@ def _check_coverage(wanted: StateDict, report: LoadReport) -> None:
     """Raises CheckpointError if too much of the backbone, or its positions, would keep initial values."""
     needed, missing = len(drop_task_parts([*wanted])), drop_task_parts(report.missing_keys)
     # A backbone may lack positions on purpose, but trained ones of another kind must not get lost unnoticed.
-    lost = [key for key in report.unexpected_keys if key.endswith(names.POSITIONS)]
-    loses_positions = lost and any(key.endswith(names.POSITIONS) for key in missing)
+    positions = (*names.POSITIONS, 'rotary_base')
+    lost = [key for key in report.unexpected_keys if key.endswith(positions)]
+    loses_positions = lost and any(key.endswith(positions) for key in missing)
     if loses_positions or len(missing) > (1 - MIN_COVERAGE) * needed:
         raise CheckpointError(
             f"has {needed - len(missing)} of the backbone's {needed} tensors: missing ({names.preview(missing)}), "
             f'without a place in it ({names.preview(lost)}). Nothing was loaded; build the backbone like the weights '
-            '(rel_pos_bias, layer_scale_init, abs_pos_embed).'
+            '(rel_pos_bias, rotary_base, layer_scale_init, abs_pos_embed).'
         )

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from beit_mm.checkpoint import description, names
 from beit_mm.checkpoint.checkpoint import Checkpoint, CheckpointInput
+from beit_mm.checkpoint.formats import FORMATS
 from beit_mm.checkpoint.read import as_checkpoint_error, write_checkpoint
 from beit_mm.errors import CheckpointError, check_choice, warn
 from beit_mm.files import file_sha256
@@ -68,9 +69,9 @@ def convert_checkpoint(source: CheckpointInput, target: str | Path, to: str = 'b
         source: see `Checkpoint.open`.
         target: the file to write, .pth or .safetensors; for 'hf' a folder, which gets config.json, a model card
             (README.md) and, if the source says how images were prepared, preprocessor_config.json.
-        to: one of `names.FORMATS`. DALL-E networks always become a plain state dict.
+        to: one of FORMATS. DALL-E networks always become a plain state dict.
     """
-    check_choice('to', to, names.FORMATS)
+    check_choice('to', to, FORMATS)
     checkpoint, target = Checkpoint.open(source), Path(target)
     if 'blocks.input.w' in checkpoint.weights:
         write_checkpoint(target, checkpoint.weights)
@@ -112,6 +113,8 @@ def publish_checkpoint(source: CheckpointInput, target: str | Path) -> Path:
 def _hf_config(weights: Mapping[str, Tensor], meta: Mapping[str, Any]) -> dict[str, Any]:
     """Content of transformers' config.json; CheckpointError for what its BEiT would compute in another way."""
     task, model = names.task_of(weights), names.backbone_arguments(weights, meta)
+    if model['rotary_base']:
+        return _hf_rotary(model)
     dims, depth = model['arch']['embed_dims'], model['arch']['num_layers']
     side, width = model['img_size']
     if side != width or side % model['patch_size']:  # of others it runs none, or takes wrong rows of the bias tables
@@ -149,6 +152,27 @@ def _hf_config(weights: Mapping[str, Tensor], meta: Mapping[str, Any]) -> dict[s
     if task == 'segmentation':
         config |= _hf_upernet(weights, meta, dims, depth)
     return config
+
+
+def _hf_rotary(model: Mapping[str, Any]) -> dict[str, Any]:
+    """Content of config.json for a backbone with rotary positions, to transformers a DINOv3."""
+    is_gated = model['feedforward'] == 'swiglu'
+    return dict(
+        model_type='dinov3_vit',
+        architectures=['DINOv3ViTModel'],
+        hidden_size=model['arch']['embed_dims'],
+        num_hidden_layers=model['arch']['num_layers'],
+        num_attention_heads=model['arch']['num_heads'],
+        intermediate_size=model['arch']['feedforward_channels'],
+        use_gated_mlp=is_gated,
+        hidden_act='silu' if is_gated else 'gelu',
+        num_register_tokens=model['num_registers'],
+        image_size=list(model['img_size']),
+        patch_size=model['patch_size'],
+        num_channels=model['in_channels'],
+        layer_norm_eps=1e-5,
+        rope_theta=model['rotary_base'],
+    )
 
 
 def _hf_upernet(weights: Mapping[str, Tensor], meta: Mapping[str, Any], dims: int, depth: int) -> dict[str, Any]:

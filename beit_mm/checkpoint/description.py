@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from beit_mm.checkpoint.find import HUB_FILES
-from beit_mm.checkpoint.names import TABLE, released_out_indices
+from beit_mm.checkpoint.names import ROTARY_BASE, TABLE, released_out_indices
 from beit_mm.errors import CheckpointError, warn
 from beit_mm.files import quoted
 
@@ -17,6 +17,8 @@ MAX_SIDE = 8192  # pixels of an image that is resized as a file says
 FORMAT_VERSION = 1  # stored as `meta['beit_mm_format']` in the checkpoints that we write
 IMAGENET = dict(mean=[123.675, 116.28, 103.53], std=[58.395, 57.12, 57.375])
 HALF = dict(mean=[127.5] * 3, std=[127.5] * 3)
+SATELLITE = dict(mean=[109.65, 104.805, 75.48], std=[54.315, 39.78, 36.465])  # of DINOv3's SAT-493M
+NORMALISATIONS = dict(imagenet=IMAGENET, half=HALF, satellite=SATELLITE, none=dict(mean=[0.0] * 3, std=[255.0] * 3))
 CROP_RATIO = 0.875  # of the configs' test pipelines, which crop nothing at 384 pixels or more
 INTERPOLATIONS = ('nearest', 'lanczos', 'bilinear', 'bicubic', 'box', 'hamming')  # in the order of Pillow's numbers
 # steps of transformers' processors that are done here too, or that do not concern images
@@ -64,8 +66,11 @@ def describe_source(content: Mapping[str, Any], path: Path, format: str | None =
     model, activation = config.get('architecture') or content.get('arch'), config.get('hidden_act', 'gelu')
     if format and re.search('rope|enormous', str(model)):  # timm's; no tensor shows it, nor the activation
         raise CheckpointError(f'is not a BEiT or plain ViT: {ascii(model):.60} has rotary positions or post-norm')
-    if format == 'hf' and activation != 'gelu':
-        raise CheckpointError(f'is not a BEiT or plain ViT: its activation is {ascii(activation):.40}, not gelu')
+    expected = 'silu' if config.get('use_gated_mlp') else 'gelu'
+    if format == 'hf' and activation != expected:
+        raise CheckpointError(f'is not a BEiT or plain ViT: its activation is {ascii(activation):.40}, not {expected}')
+    if format == 'hf' and config.get('rope_theta', ROTARY_BASE) != ROTARY_BASE:
+        raise CheckpointError(f'has rope_theta {ascii(config["rope_theta"]):.40}; expected {ROTARY_BASE}')
     meta['preprocessing'] = _find_preprocessing(content, config, path)
     architecture = meta.get('architecture') or _architecture_of_json(config)
     known = architecture.items() if isinstance(architecture, dict) else ()

@@ -24,7 +24,7 @@ from beit_mm.files import atomic_file, config_folders
 
 WEIGHTS_VARIABLE = 'BEIT_MM_WEIGHTS'  # a folder with weight files, for machines without a network
 HUB_SCHEME = 'hf://'  # a repository of the Hugging Face Hub
-HUB_FILES = ('model.safetensors', 'pytorch_model.bin')  # names of transformers' and timm's weight files
+HUB_FILES = ('model.safetensors', 'pytorch_model.bin', 'model.pt')  # of transformers, timm and LingBot-Vision
 DEMO, PACKAGED = 'demo', Path(__file__).resolve().parents[1] / 'weights'  # a name, and the folder of its files
 PHOTOS, SCENES = PACKAGED / 'photos', PACKAGED / 'scenes'  # images for users who have none at hand
 RUN_FILES = ('finetuned.pth', 'pretrained.pth')  # weights in a run folder of python -m beit_mm
@@ -89,10 +89,12 @@ def fetch_hub_folder(source: str, advice: str) -> Path:
         from huggingface_hub.errors import EntryNotFoundError
 
         fetch = functools.partial(hf_hub_download, name, revision=revision or None)
-        try:
-            path = fetch(HUB_FILES[0])
-        except EntryNotFoundError:
-            path = fetch(HUB_FILES[1])
+        for name_of_file in HUB_FILES[:-1]:
+            with suppress(EntryNotFoundError):
+                path = fetch(name_of_file)
+                break
+        else:
+            path = fetch(HUB_FILES[-1])
         for about in ('config.json', 'preprocessor_config.json'):
             with suppress(EntryNotFoundError):
                 fetch(about)
@@ -171,7 +173,7 @@ def list_models(pattern: str = '*', details: bool = False) -> Any:
 
     Returns:
         A sorted list of names; with details, a dict from name to dict(url=..., model=..., licence=..., figures=...),
-        these as reported. A BEiT also has its config, a plain ViT its normalisation ('imagenet' or 'half').
+        these as reported. A BEiT also has its config, a plain ViT its normalisation.
     """
     known = {name: dict(entry.about, url=entry.url, config=str(entry.config)) for name, entry in released().items()}
     known |= plain_vits()
@@ -189,7 +191,7 @@ def is_at_hand(url: str) -> bool:
     with suppress(ImportError):
         from huggingface_hub import try_to_load_from_cache
 
-        return isinstance(try_to_load_from_cache(name, HUB_FILES[0]), str)
+        return any(isinstance(try_to_load_from_cache(name, file), str) for file in HUB_FILES)
     return False
 
 
@@ -205,7 +207,7 @@ def path_of_checkpoint(source: str | Path, part: str = 'pretrained') -> Path:
     if '://' in str(source) or Path(source).expanduser().exists():
         return locate_weights(str(source), ADVICE)
     if known := list_models(details=True).get(str(source)):
-        if 'forbids' in known.get('licence', ''):
+        if any(word in known.get('licence', '') for word in ('forbids', 'own')):
             warn(f'{source}: its licence is {known["licence"]}')
         return locate_weights(known['url'], ADVICE)
     raise FileNotFoundError(

@@ -1,8 +1,4 @@
-"""Translates tensor names between published formats, and reads a model's arguments from tensors.
-
-Each row of a table gives a group of tensors: how their names begin in our models, and in the other format. `*` stands
-for the number of a block, and None means that the format has no such tensors. The first row that fits a name decides.
-"""
+"""Translates tensor names between published formats, and reads a model's arguments from tensors."""
 
 import math
 import re
@@ -12,107 +8,26 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from beit_mm.checkpoint.formats import (
+    EVA,
+    HF_ROOT,
+    HF_ROTARY,
+    MMPRETRAIN_V2,
+    READ,
+    TABLES,
+    TABLES_OF_TASKS,
+    UNILM_SEGMENTATION,
+    VIT,
+    Table,
+)
 from beit_mm.errors import CheckpointError
 from beit_mm.positions import Grid, num_relative_positions, relative_position_index
 
 Weights = dict[str, Tensor]
-Table = tuple[tuple[str, str | None], ...]
 TABLE = 'relative_position_bias_table'
 INDEX = 'relative_position_index'  # the table's row for each pair of tokens: computed, never read
 POSITIONS = (TABLE, 'pos_embed')  # parameters with a row for each position or offset
 SHARED_TABLE = f'rel_pos_bias.{TABLE}'
-
-# microsoft/unilm `beit/` and `beit2/`; timm's BEiT has the same names
-UNILM: Table = (
-    ('patch_aggregation.', 'cls_pt_layers.'),
-    ('head.lm_head.', 'lm_head.'),
-    ('head.fc.', 'head.'),
-    ('backbone.', ''),
-)
-# microsoft/unilm `beit/semantic_segmentation`: the pyramid is part of the backbone
-UNILM_SEGMENTATION: Table = (
-    ('neck.upsample_4x.', 'backbone.fpn1.'),
-    ('neck.upsample_2x.', 'backbone.fpn2.'),
-    *((name, name) for name in ('backbone.', 'decode_head.', 'auxiliary_head.')),
-)
-TIMM: Table = (('backbone.mask_token', None), *UNILM[2:])  # timm's BEiT has no pretraining head
-# A plain ViT as named by timm, DeiT, MAE and DINO; the second name of the registers is that of DINOv2's own files
-VIT: Table = (
-    *((f'backbone.blocks.*.gamma_{i}', f'blocks.*.ls{i}.gamma') for i in (1, 2)),
-    *(('backbone.register_tokens', name) for name in ('reg_token', 'register_tokens')),
-    *TIMM,
-)
-OPENMMLAB_BLOCK: Table = (
-    ('norm1.', 'ln1.'),
-    ('norm2.', 'ln2.'),
-    ('mlp.fc1.', 'ffn.layers.0.0.'),
-    ('mlp.fc2.', 'ffn.layers.1.'),
-    ('', ''),
-)
-MMPRETRAIN: Table = (
-    ('backbone.patch_embed.proj.', 'backbone.patch_embed.projection.'),
-    *((f'backbone.blocks.*.{ours}', f'backbone.layers.*.{theirs}') for ours, theirs in OPENMMLAB_BLOCK),
-    *((f'patch_aggregation.*.{ours}', f'neck.patch_aggregation.*.{theirs}') for ours, theirs in OPENMMLAB_BLOCK),
-    ('backbone.norm.', 'backbone.ln1.'),
-    ('backbone.fc_norm.', 'backbone.ln2.'),
-    ('head.lm_head.', 'head.cls_head.'),
-    *((name, name) for name in ('backbone.', 'head.', 'neck.', 'decode_head.', 'auxiliary_head.')),
-)
-MMPRETRAIN_VIT: Table = (
-    ('backbone.blocks.*.gamma_1', 'backbone.layers.*.attn.gamma1.weight'),
-    ('backbone.blocks.*.gamma_2', 'backbone.layers.*.ffn.gamma2.weight'),
-)
-MMPRETRAIN_V2: Table = (('backbone.norm.', 'neck.norm.'), *MMPRETRAIN)  # BEiT v2 in pretraining
-NOT_IN_MMSEG = ('backbone.mask_token', 'backbone.norm.', 'backbone.fc_norm.', 'head.', 'patch_aggregation.')
-MMSEG: Table = (*((name, None) for name in NOT_IN_MMSEG), *MMPRETRAIN)
-# transformers' names in files of `save_pretrained`; since version 5 a model's own state_dict() has other names
-HF: Table = (
-    ('backbone.norm.', 'beit.layernorm.'),
-    ('backbone.fc_norm.', 'beit.pooler.layernorm.'),
-    ('backbone.cls_token', 'beit.embeddings.cls_token'),
-    ('backbone.mask_token', 'beit.embeddings.mask_token'),
-    ('backbone.pos_embed', 'beit.embeddings.position_embeddings'),
-    ('backbone.patch_embed.proj.', 'beit.embeddings.patch_embeddings.projection.'),
-    ('backbone.rel_pos_bias.', 'beit.encoder.relative_position_bias.'),
-    ('backbone.blocks.*.norm1.', 'beit.encoder.layer.*.layernorm_before.'),
-    ('backbone.blocks.*.norm2.', 'beit.encoder.layer.*.layernorm_after.'),
-    ('backbone.blocks.*.attn.relative_', 'beit.encoder.layer.*.attention.attention.relative_position_bias.relative_'),
-    ('backbone.blocks.*.attn.proj.', 'beit.encoder.layer.*.attention.output.dense.'),
-    ('backbone.blocks.*.attn.q_bias', 'beit.encoder.layer.*.attention.attention.query.bias'),
-    ('backbone.blocks.*.attn.v_bias', 'beit.encoder.layer.*.attention.attention.value.bias'),
-    ('backbone.blocks.*.attn.', 'beit.encoder.layer.*.attention.attention.'),  # query, key, value
-    ('backbone.blocks.*.mlp.fc1.', 'beit.encoder.layer.*.intermediate.dense.'),
-    ('backbone.blocks.*.mlp.fc2.', 'beit.encoder.layer.*.output.dense.'),
-    ('backbone.blocks.*.gamma_', 'beit.encoder.layer.*.lambda_'),
-    ('head.lm_head.', 'lm_head.'),
-    ('head.fc.', 'classifier.'),
-    ('neck.upsample_4x.', 'fpn1.'),
-    ('neck.upsample_2x.', 'fpn2.'),
-    ('decode_head.conv_seg.', 'decode_head.classifier.'),
-    ('auxiliary_head.conv_seg.', 'auxiliary_head.classifier.'),
-    *((name, name) for name in ('decode_head.', 'auxiliary_head.')),
-)
-HF_PRETRAINING: Table = (('backbone.norm.', 'layernorm.'), *HF)
-# transformers' plain ViTs: what differs from its BEiT, once `beit.` has replaced the root of their names
-HF_ROOT = re.compile(r'^((beit|vit|deit|dinov2|dinov2_with_registers)\.)?(?=embeddings|encoder|pooler|layernorm)')
-HF_VIT: Table = (
-    ('backbone.dist_token', 'beit.embeddings.distillation_token'),
-    ('backbone.register_tokens', 'beit.embeddings.register_tokens'),
-    ('backbone.blocks.*.norm', 'beit.encoder.layer.*.norm'),
-    ('backbone.blocks.*.mlp.fc', 'beit.encoder.layer.*.mlp.fc'),
-    ('backbone.blocks.*.gamma_1', 'beit.encoder.layer.*.layer_scale1.lambda1'),
-    ('backbone.blocks.*.gamma_2', 'beit.encoder.layer.*.layer_scale2.lambda1'),
-    ('head.fc.', 'cls_classifier.'),
-)
-TABLES: dict[str, Table] = dict(beit_mm=(('', ''),), unilm=UNILM, timm=TIMM, hf=HF, mmpretrain=MMPRETRAIN, mmseg=MMSEG)
-TABLES_OF_TASKS = {('unilm', 'segmentation'): UNILM_SEGMENTATION, ('hf', 'pretraining'): HF_PRETRAINING}
-READ = (
-    TABLES
-    | dict(  # these cover all tasks and models of a format
-        timm=(*VIT[:4], *UNILM), hf=(*HF_VIT, *HF_PRETRAINING), mmpretrain=(*MMPRETRAIN_VIT, *MMPRETRAIN_V2)
-    )
-)
-FORMATS = tuple(TABLES)
 
 # All tensors that our backbone can have. Any other name in a block means a layer that BEiT does not have.
 STEM_PARTS = ('cls_token', 'patch_embed.proj.weight', 'patch_embed.proj.bias')
@@ -120,7 +35,7 @@ BLOCK_PARTS = ('attn.qkv.weight', 'attn.q_bias', 'attn.v_bias', 'attn.proj.weigh
     f'{part}.{kind}' for part in ('norm1', 'norm2', 'mlp.fc1', 'mlp.fc2') for kind in ('weight', 'bias')
 )
 OPTIONAL_PARTS = ['mask_token', 'register_tokens', 'pos_embed', 'gamma_1', 'gamma_2', SHARED_TABLE, f'attn.{TABLE}']
-OPTIONAL_PARTS += ['norm.weight', 'norm.bias', 'fc_norm.weight', 'fc_norm.bias']
+OPTIONAL_PARTS += ['rotary_base', 'norm.weight', 'norm.bias', 'fc_norm.weight', 'fc_norm.bias']
 ARCHITECTURES = {
     'tiny': dict(embed_dims=192, num_layers=12, num_heads=3),
     'small': dict(embed_dims=384, num_layers=12, num_heads=6),
@@ -129,15 +44,24 @@ ARCHITECTURES = {
     'huge': dict(embed_dims=1280, num_layers=32, num_heads=16),
 }
 HEAD_DIMS = 64  # channels of an attention head in every published BEiT and most ViTs
-OTHER_HEADS = {1152: 16, 1280: 16, 1408: 16, 1664: 16}  # width -> number of heads, of published ViTs that differ
+# Width -> number of heads, of published ViTs that differ
+OTHER_HEADS = {1152: 16, 1280: 16, 1408: 16, 1664: 16}
+OTHER_ROTARY_HEADS = {4096: 32}
 # The patch embedding's name in every format, after any prefix that a trainer's module adds
-PATCH_EMBEDDING = re.compile(r'^(.*?)(backbone\.)?((\w+\.)?embeddings\.)?patch_embed\w*\.proj\w*\.weight$')
+PATCH_EMBEDDING = re.compile(
+    r'^(.*?)(backbone\.)?((\w+\.)?embeddings\.)?(patch_embed\w*\.proj\w*|patch_embeddings)\.weight$'
+)
 # Parts of other encoders; to drop them would change what the backbone computes.
 ENCODER_PARTS = tuple(f'backbone.{part}.' for part in ('blocks', 'patch_embed', 'norm_pre', 'pre_norm', 'rope'))
+HF_DINOV3_PATCHES = 'embeddings.patch_embeddings.weight'
 HF_ENCODER_PARTS = ('beit.embeddings.', 'beit.encoder.')
 DISTILLATION, REGISTERS = 'backbone.dist_token', 'backbone.register_tokens'
+ROTARY = 'backbone.rotary_base'
+ROTARY_BASE = 100.0  # of DINOv3 and LingBot-Vision; in other formats no tensor says it, or their PERIODS do
+PERIODS = 'backbone.rope_embed.periods'  # Meta's: for each turned pair of channels, channels / 4
 # Keys under which files hold a state dict, averages first; DINO's teacher is the average of its student.
 WRAPPERS = ('state_dict_ema', 'model_ema', 'ema', 'state_dict', 'model', 'module', 'weights', 'teacher', 'student')
+WRAPPERS += ('backbone',)  # LingBot-Vision's
 
 
 class Converted(NamedTuple):
@@ -184,9 +108,13 @@ def from_ours(weights: Mapping[str, Tensor], target: str, grid: Grid | None = No
     weights = dict(weights)
     if target == 'beit_mm':
         return weights, []
+    if ROTARY in weights and target in ('timm', 'hf'):
+        return _from_rotary(weights, target)
     if target == 'timm' and not any(name.endswith(TABLE) for name in weights):
         _join_bias(weights)
         return _rename(weights, VIT)
+    if ROTARY in weights or is_gated(weights):
+        raise CheckpointError(f'has rotary positions or gated MLPs, which the models of {target} do not have')
     if REGISTERS in weights:
         raise CheckpointError(f'has registers, which the models of {target} do not have')
     if target == 'mmseg':
@@ -212,6 +140,8 @@ def detect_format(names: Iterable[str]) -> str | None:
     embeddings = {'beit.embeddings.cls_token', 'beit.embeddings.patch_embeddings.projection.weight'}
     if embeddings <= {HF_ROOT.sub('beit.', name) for name in names}:
         return 'hf'
+    if {'embeddings.cls_token', HF_DINOV3_PATCHES} <= names:
+        return 'hf'
     if not {'cls_token', 'backbone.cls_token'} & names:
         return None
     if {'layers.0.attn.qkv.weight', 'backbone.layers.0.attn.qkv.weight'} & names:
@@ -221,6 +151,7 @@ def detect_format(names: Iterable[str]) -> str | None:
     if 'blocks.0.attn.qkv.weight' not in names:
         return None
     of_vit = {'blocks.0.attn.qkv.bias', 'blocks.0.ls1.gamma', 'dist_token', 'reg_token', 'register_tokens'}
+    of_vit |= {'storage_tokens'}
     return 'timm' if of_vit & names else 'unilm'
 
 
@@ -239,8 +170,9 @@ def backbone_arguments(weights: Mapping[str, Tensor], meta: Mapping[str, Any]) -
     check_complete(weights)
     dims, channels, patch, _ = weights['backbone.patch_embed.proj.weight'].shape
     depth = sum(name.startswith('backbone.blocks.') and name.endswith('attn.qkv.weight') for name in weights)
-    hidden = len(weights['backbone.blocks.0.mlp.fc1.bias'])
-    heads = heads_of(weights, meta) or OTHER_HEADS.get(dims, dims / HEAD_DIMS)
+    hidden = weights['backbone.blocks.0.mlp.fc2.weight'].shape[1]
+    others = OTHER_ROTARY_HEADS if ROTARY in weights else OTHER_HEADS
+    heads = heads_of(weights, meta) or others.get(dims, dims / HEAD_DIMS)
     if heads != int(heads) or heads < 1 or dims % heads:
         raise CheckpointError(f'has {heads:g} attention heads at a width of {dims}, or does not say how many')
     size, grid = meta['preprocessing'].get('size'), trained_grid(meta, patch)
@@ -258,6 +190,8 @@ def backbone_arguments(weights: Mapping[str, Tensor], meta: Mapping[str, Any]) -
         in_channels=channels,
         abs_pos_embed='backbone.pos_embed' in weights,
         rel_pos_bias=next((kind for name, kind in bias.items() if name in weights), None),
+        rotary_base=float(weights[ROTARY]) if ROTARY in weights else None,
+        feedforward='swiglu' if is_gated(weights) else 'mlp',
         num_registers=registers,
         interpolate_mode='bicubic_antialias' if registers > 1 else 'bicubic',  # as DINOv2 with registers, or DeiT
         layer_scale_init=0.1 if 'backbone.blocks.0.gamma_1' in weights else None,
@@ -275,6 +209,12 @@ def heads_of(weights: Mapping[str, Tensor], meta: Mapping[str, Any]) -> Any:
 def released_out_indices(depth: int) -> list[int]:
     """The four blocks whose outputs the released UperNet takes; at other depths, the last of each quarter."""
     return {12: [3, 5, 7, 11], 24: [7, 11, 15, 23]}.get(depth) or [depth * part // 4 - 1 for part in (1, 2, 3, 4)]
+
+
+def is_gated(weights: Mapping[str, Tensor]) -> bool:
+    """Whether weights under our names have gated MLPs (SwiGLU), whose first layer holds two."""
+    fc1, fc2 = (weights.get(f'backbone.blocks.0.mlp.{layer}.weight') for layer in ('fc1', 'fc2'))
+    return fc1 is not None and fc2 is not None and fc1.shape[0] == 2 * fc2.shape[1]
 
 
 def check_complete(weights: Mapping[str, Tensor]) -> None:
@@ -351,15 +291,21 @@ def expand_shared_table(weights: Weights) -> None:
 
 def _to_ours(weights: Weights, source: str, grid: Grid | None) -> tuple[Weights, list[str]]:
     """Weights of a format under our names and in our shapes, and the names in the file that have no place there."""
-    if source == 'hf' and any('.q_proj.' in name for name in weights):
+    is_dinov3 = HF_DINOV3_PATCHES in weights
+    if source == 'hf' and not is_dinov3 and any('.q_proj.' in name for name in weights):
         raise CheckpointError('has the names of a transformers model in memory: save it with save_pretrained')
     if source == 'hf':
-        weights = {HF_ROOT.sub('beit.', name): tensor for name, tensor in weights.items()}
+        weights = {HF_ROOT.sub('beit.', name.removeprefix('model.')): tensor for name, tensor in weights.items()}
     elif 'layers.0.attn.qkv.weight' in weights:  # mmpretrain's backbone without the rest of the model
         weights = {f'backbone.{name}': tensor for name, tensor in weights.items()}
     is_unilm_segmentation = source == 'unilm' and 'backbone.fpn1.0.weight' in weights
     table = UNILM_SEGMENTATION if is_unilm_segmentation else READ[source]
     ours, dropped = _rename(weights, tuple((theirs, mine) for mine, theirs in table if theirs is not None))
+    _fuse_gates(ours)
+    if source in ('timm', 'hf'):
+        _find_rotary(ours)
+    elif is_gated(ours) and source == 'unilm':
+        raise CheckpointError("has BEiT's attention and gated MLPs: EVA-02, whose rotary positions no tensor shows")
     _fuse_qkv(ours)
     dropped += _split_foreign(ours, dropped)
     if source in ('timm', 'hf', 'mmpretrain'):
@@ -376,8 +322,8 @@ def _split_foreign(weights: Weights, dropped: list[str]) -> list[str]:
     if foreign:
         raise CheckpointError(f'is not a BEiT or plain ViT: it has {preview(foreign)}')
     fc1, fc2 = (weights.get(f'backbone.blocks.0.mlp.{layer}.weight') for layer in ('fc1', 'fc2'))
-    if fc1 is not None and fc2 is not None and fc1.shape[0] != fc2.shape[1]:
-        raise CheckpointError(f'has gated MLPs (SwiGLU): blocks.0.mlp.fc2 reads {fc2.shape[1]} of {len(fc1)} values')
+    if fc1 is not None and fc2 is not None and fc1.shape[0] not in (fc2.shape[1], 2 * fc2.shape[1]):
+        raise CheckpointError(f'has another MLP: blocks.0.mlp.fc2 reads {fc2.shape[1]} of {len(fc1)} values')
     for name in unknown:
         del weights[name]
     return unknown
@@ -385,8 +331,8 @@ def _split_foreign(weights: Weights, dropped: list[str]) -> list[str]:
 
 def _fit_plain_vit(weights: Weights, dropped: list[str], grid: Grid | None) -> list[str]:
     """Brings another ViT into our shapes, in place, and returns the names without a place; `dropped` were before."""
-    if not any(name.endswith(POSITIONS) for name in weights):
-        raise CheckpointError('has no position embedding or bias table: its positions are computed (rotary)')
+    if ROTARY not in weights and not any(name.endswith(POSITIONS) for name in weights):
+        raise CheckpointError("has no position embedding or bias table, nor DINOv3's registers: an unknown rotary ViT")
     dims = weights['backbone.patch_embed.proj.weight'].shape[0]
     misfits = []
     if 'backbone.mask_token' in weights:
@@ -453,6 +399,56 @@ def _new_name(name: str, table: Table) -> str | None:
     return None
 
 
+def _fuse_gates(weights: Weights) -> None:
+    """Fuses the two layers at the input of each gated MLP, in place."""
+    for name in [name for name in weights if '.mlp.gate.' in name]:
+        value = name.replace('gate', 'fc1')
+        weights[value] = torch.cat([weights.pop(name), weights[value]])
+
+
+def _find_rotary(weights: Weights) -> None:
+    """Adds the base of DINOv3's rotary positions to its weights, in place; CheckpointError for positions that differ.
+
+    DINOv3 and LingBot-Vision have registers, LayerScale and no tensor of positions but, in Meta's files, the periods.
+    """
+    periods = weights.pop(PERIODS, None)
+    of_dinov3 = {REGISTERS, 'backbone.blocks.0.gamma_1'} <= weights.keys()
+    if any(name.endswith(POSITIONS) for name in weights) or (periods is None and not of_dinov3):
+        return
+    weights[ROTARY] = torch.tensor(ROTARY_BASE)
+    if periods is not None:
+        expected = ROTARY_BASE ** (torch.arange(len(periods)) / len(periods))
+        if not torch.allclose(periods.float(), expected, rtol=1e-2):
+            raise CheckpointError(f'has rotary periods up to {periods.max():.3g}; expected {expected[-1]:.3g}')
+    for name in [name for name in weights if name.endswith(('attn.qkv.bias', 'attn.key.bias'))]:
+        mask = weights.pop(name.replace('bias', 'bias_mask'), None)  # 0 at the keys
+        key_bias = weights[name].chunk(3)[1] if 'qkv' in name else weights[name]
+        if mask is None and key_bias.any():
+            raise CheckpointError(f'has {name}, a bias of keys, which the softmax does not cancel after a rotation')
+
+
+def _from_rotary(weights: Weights, target: str) -> tuple[Weights, list[str]]:
+    """DINOv3 in timm's or transformers' names; the biases of queries and values are left out for timm if all are 0."""
+    base = weights.pop(ROTARY)
+    if base != ROTARY_BASE:
+        raise CheckpointError(f'has rotary positions with base {base:g}, other than {ROTARY_BASE:g} in {target}')
+    if is_gated(weights):
+        for name in [name for name in weights if '.mlp.fc1.' in name]:
+            gate, value = weights.pop(name).chunk(2)
+            weights[name.replace('fc1', 'gate')], weights[name.replace('fc1', 'value')] = gate, value
+    biases = [name for name in weights if name.endswith(('attn.q_bias', 'attn.v_bias'))]
+    if target == 'timm':
+        if not any(weights[name].any() for name in biases):
+            weights = {name: tensor for name, tensor in weights.items() if name not in biases}
+        return _rename(weights, EVA)
+    _split_qkv(weights)
+    for name in [name for name in weights if name.endswith('attn.proj.bias')]:  # its class always has LayerScale
+        for gamma in ('gamma_1', 'gamma_2'):
+            weights.setdefault(name.replace('attn.proj.bias', gamma), torch.ones_like(weights[name]))
+    converted, without_place = _rename(weights, HF_ROTARY)
+    return {name.removeprefix('beit.'): tensor for name, tensor in converted.items()}, without_place
+
+
 def _fuse_qkv(weights: Weights) -> None:
     """Fuses the query, key and value layers into one, without the key bias, in place."""
     for name in [name for name in weights if name.endswith('attn.query.weight')]:
@@ -460,7 +456,9 @@ def _fuse_qkv(weights: Weights) -> None:
         parts = [weights.pop(f'{stem}{part}.weight') for part in ('query', 'key', 'value')]
         weights[f'{stem}qkv.weight'] = torch.cat(parts)
         weights.pop(f'{stem}key.bias', None)
-    if 'backbone.pos_embed' in weights and not any(name.endswith(('q_bias', 'qkv.bias')) for name in weights):
+    if {ROTARY, 'backbone.pos_embed'} & weights.keys() and not any(
+        name.endswith(('q_bias', 'qkv.bias')) for name in weights
+    ):
         for name in [name for name in weights if name.endswith('attn.qkv.weight')]:  # built with qkv_bias=False
             weights[name.replace('weight', 'bias')] = torch.zeros_like(weights[name][:, 0])
     for name in [name for name in weights if name.endswith('attn.qkv.bias')]:

@@ -12,7 +12,7 @@ from mmpretrain.structures import DataSample
 from torch import Tensor
 
 from beit_mm.errors import check_choice
-from beit_mm.models.vit import INIT_STD, NORM_EPS, sizes_of
+from beit_mm.models.vit import INIT_STD, sizes_of
 from beit_mm.registry import MODELS
 
 
@@ -139,7 +139,7 @@ class AttentiveProbe(LinearProbe):
     def __init__(self, backbone: dict, num_classes: int, num_queries: int = 1, **others: Any):
         super().__init__(backbone, num_classes, feature='mean', **others)
         dims = self.backbone.embed_dims
-        self.backbone.norm = nn.LayerNorm(dims, eps=NORM_EPS)
+        self.backbone.norm = nn.LayerNorm(dims, eps=self.backbone.norm_eps)
         self.backbone.requires_grad_(False)
         for layer in self.heads:
             self.heads[layer] = attentive_classifier(dims, num_queries, num_classes)

@@ -6,7 +6,6 @@ P >= N columns of a bias (see bias_from_table).
 
 import logging
 import math
-from collections import OrderedDict
 from collections.abc import Sequence
 from typing import Any
 
@@ -17,63 +16,32 @@ import torch.nn.functional as F
 from mmengine.model import BaseModule
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
-from torchvision.ops import StochasticDepth
 
 from beit_mm.checkpoint.checkpoint import ORIGIN, Checkpoint, CheckpointInput, LoadReport, drop_task_parts, fit_weights
 from beit_mm.checkpoint.names import ARCHITECTURES, is_part
 from beit_mm.checkpoint.read import CheckpointError, as_checkpoint_error
 from beit_mm.errors import UserError, check_choice, log
-from beit_mm.positions import Grid, bias_from_table, num_relative_positions, resize_position_embedding, take_tokens
+from beit_mm.models.layers import FEEDFORWARD, DropPath, PatchEmbed, is_plain
+from beit_mm.positions import (
+    Grid,
+    bias_from_table,
+    num_relative_positions,
+    resize_position_embedding,
+    rotary_table,
+    take_tokens,
+)
 from beit_mm.registry import MODELS
 
 INIT_STD = 0.02
 NORM_EPS = 1e-6
+ROTARY_NORM_EPS = 1e-5  # of all published ViTs with rotary positions of DINOv3's kind
 EMBEDDINGS = ('cls_token', 'mask_token', 'register_tokens', 'pos_embed', 'patch_embed')
-# The attributes where a layer keeps its hooks: torch 2.6 to 2.13 has no public way to list them.
-HOOKS = ('_forward_pre_hooks', '_forward_hooks', '_backward_pre_hooks', '_backward_hooks')
 
 
 def truncated_normal_(tensor: Tensor, bound: float = INIT_STD) -> None:
     """Draws from N(0, 0.02^2), by default cut at one sigma. Source: microsoft/unilm `beit/modeling_pretrain.py`."""
     # unilm's fine-tuning code and mmpretrain cut at an absolute +-2, which is 100 sigma.
     nn.init.trunc_normal_(tensor, std=INIT_STD, a=-bound, b=bound)
-
-
-def is_plain(layer: nn.Module) -> bool:
-    """Whether a product with the layer's weight may replace a call of the layer.
-
-    LoRA, quantisation, pruning, weight norm and hooks take effect only in a call.
-    """
-    is_hooked = any(getattr(layer, name, True) for name in HOOKS)
-    return type(layer) in (nn.Linear, nn.Conv2d) and type(layer.weight) is nn.Parameter and not is_hooked
-
-
-class PatchEmbed(nn.Module):
-    """Linear projection of patches of `patch_size` pixels, as a strided convolution (paper section 2.1.1)."""
-
-    def __init__(self, patch_size: int, in_channels: int, embed_dims: int):
-        super().__init__()
-        self.patch_size = patch_size
-        self.proj = nn.Conv2d(in_channels, embed_dims, patch_size, patch_size)
-
-    def forward(self, images: Tensor) -> tuple[Tensor, Grid]:
-        """Images (B, 3, H, W), padded with zeros to whole patches, to tokens (B, h*w, C) and their grid (h, w)."""
-        # not -side % patch_size, which torch.compile cannot trace for an open size
-        bottom, right = ((self.patch_size - side % self.patch_size) % self.patch_size for side in images.shape[2:])
-        if bottom or right:
-            images = F.pad(images, (0, right, 0, bottom))
-        if images.is_cuda and is_plain(self.proj):  # cuDNN takes several times as long for three channels
-            return self.as_product(images)
-        x = self.proj(images)  # B, C, h, w
-        return x.flatten(2).transpose(1, 2), (x.shape[2], x.shape[3])
-
-    def as_product(self, images: Tensor) -> tuple[Tensor, Grid]:
-        """The same as a matrix product, for images of whole patches."""
-        side = self.patch_size
-        patches = images.unfold(2, side, side).unfold(3, side, side)  # B, 3, h, w, side, side
-        patches = patches.permute(0, 2, 3, 1, 4, 5).flatten(3)  # B, h, w, 3 * side**2
-        x = F.linear(patches.flatten(1, 2), self.proj.weight.flatten(1), self.proj.bias)  # B, h*w, C
-        return x, (patches.shape[1], patches.shape[2])
 
 
 class SharedRelativePositionBias(nn.Module):
@@ -93,11 +61,12 @@ class SharedRelativePositionBias(nn.Module):
 class Attention(nn.Module):
     """Self-attention over class token and patches; query and value have a bias, the key has none.
 
-    With a `table_grid`, a patch grid (h, w), the layer has its own relative position bias table.
+    With a `table_grid`, a patch grid (h, w), the layer has its own relative position bias table. With a `rotary_base`,
+    queries and keys of patches are rotated by their position.
     Source: microsoft/unilm `beit/modeling_finetune.py`.
     """
 
-    def __init__(self, dims: int, num_heads: int, table_grid: Grid | None = None):
+    def __init__(self, dims: int, num_heads: int, table_grid: Grid | None = None, rotary_base: float | None = None):
         super().__init__()
         self.num_heads = num_heads
         self.qkv = nn.Linear(dims, 3 * dims, bias=False)
@@ -105,7 +74,8 @@ class Attention(nn.Module):
         self.v_bias = nn.Parameter(torch.zeros(dims))
         self.proj = nn.Linear(dims, dims)
         self.table_grid = table_grid
-        self.resample = bias_from_table  # an export replaces it
+        self.rotary_base = rotary_base
+        self.resample, self.rotation = bias_from_table, rotary_table  # an export replaces them
         self.relative_position_bias_table = None
         if table_grid is not None:
             self.relative_position_bias_table = nn.Parameter(torch.zeros(num_relative_positions(table_grid), num_heads))
@@ -130,7 +100,7 @@ class Attention(nn.Module):
         Returns:
             (B, K, C), where K = N without queries.
         """
-        q, k, v = self._qkv(x, queries)  # B, heads, K, d; B, heads, N, d twice
+        q, k, v = self._qkv(x, grid, queries)  # B, heads, K, d; B, heads, N, d twice
         bias = self._bias(grid, x.shape[1], shared_bias, queries, q.dtype)  # 1 or B, heads, K, N
         if hidden is None:
             x = _attend(q, k, v, bias)
@@ -145,10 +115,10 @@ class Attention(nn.Module):
 
     def attention_scores(self, x: Tensor, grid: Grid, shared_bias: Tensor | None, queries: Tensor | None) -> Tensor:
         """Input of the softmax, (B, heads, K, N); Args as in forward."""
-        q, k, _ = self._qkv(x, queries)
+        q, k, _ = self._qkv(x, grid, queries)
         return _attention_scores(q, k, self._bias(grid, x.shape[1], shared_bias, queries, q.dtype))
 
-    def _qkv(self, x: Tensor, queries: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+    def _qkv(self, x: Tensor, grid: Grid, queries: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
         """Queries (B, heads, K, d), keys and values (B, heads, N, d)."""
         bias = torch.cat([self.q_bias, torch.zeros_like(self.v_bias), self.v_bias])  # 3C
         if not is_plain(self.qkv):
@@ -162,7 +132,13 @@ class Attention(nn.Module):
             (q_weight, kv_weight), (q_bias, kv_bias) = self.qkv.weight.split(sizes), bias.split(sizes)
             q = F.linear(take_tokens(x, queries), q_weight, q_bias)
             k, v = F.linear(x, kv_weight, kv_bias).chunk(2, dim=-1)
-        return tuple(t.unflatten(-1, (self.num_heads, -1)).transpose(1, 2) for t in (q, k, v))
+        q, k, v = (t.unflatten(-1, (self.num_heads, -1)).transpose(1, 2) for t in (q, k, v))
+        if self.rotary_base is None:
+            return q, k, v
+        num_prefix = x.shape[1] - grid[0] * grid[1]
+        table = self.rotation(grid, num_prefix, q.shape[-1], self.rotary_base, x.device)  # 2, N, d
+        of_queries = table if queries is None else table[:, queries].unsqueeze(2)  # 2, B, 1, K, d
+        return _rotate(q, of_queries), _rotate(k, table), v
 
     def _bias(
         self, grid: Grid, num_tokens: int, bias: Tensor | None, queries: Tensor | None, dtype: torch.dtype
@@ -176,6 +152,13 @@ class Attention(nn.Module):
         if queries is not None:
             bias = bias[0][:, queries].transpose(0, 1)  # heads, B, K, P -> B, heads, K, P
         return bias[..., :num_tokens]
+
+
+def _rotate(x: Tensor, table: Tensor) -> Tensor:
+    """Rotates queries or keys (B, heads, N, d) by cosines and sines, float32 (2, N, d) or (2, B, 1, N, d)."""
+    cos, sin = table
+    first, second = x.chunk(2, dim=-1)
+    return (x * cos + torch.cat([-second, first], dim=-1) * sin).to(x.dtype)  # in float32
 
 
 def _attend(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None) -> Tensor:
@@ -192,43 +175,31 @@ def _attention_scores(q: Tensor, k: Tensor, bias: Tensor | None) -> Tensor:
     return scores if bias is None else scores + bias
 
 
-class MLP(nn.Sequential):
-    """Two linear layers with an exact GELU between them, without dropout."""
-
-    def __init__(self, dims: int, hidden_dims: int):
-        fc1, fc2 = nn.Linear(dims, hidden_dims), nn.Linear(hidden_dims, dims)
-        super().__init__(OrderedDict(fc1=fc1, act=nn.GELU(), fc2=fc2))
-
-
-class DropPath(StochasticDepth):
-    """Sets the branch of a sample to zero with probability p, and divides the other branches by 1 - p."""
-
-    def __init__(self, p: float):
-        super().__init__(p, mode='row')
-
-    def forward(self, branch: Tensor) -> Tensor:
-        if not self.training or self.p == 0:
-            return branch
-        # The factor is float32: torchvision's has the branch's type, and in bfloat16 1 / 0.9 becomes 1.109.
-        ones = torch.ones(branch.shape[0], 1, 1, device=branch.device)
-        return (branch * super().forward(ones)).to(branch.dtype)
-
-
 class Block(nn.Module):
     """x + DropPath(gamma_1 * Attention(norm(x))), then the same with the MLP and gamma_2.
 
     `drop_path` is the probability that a sample skips a branch, `gamma` the initial value of both gammas (None: no
-    LayerScale). Source: microsoft/unilm `beit/modeling_finetune.py`.
+    LayerScale), `feedforward` a key of FEEDFORWARD; for the others see Attention.
+    Source: microsoft/unilm `beit/modeling_finetune.py`.
     """
 
     def __init__(
-        self, dims: int, num_heads: int, hidden_dims: int, drop_path: float, gamma: float | None, grid: Grid | None
+        self,
+        dims: int,
+        num_heads: int,
+        hidden_dims: int,
+        drop_path: float,
+        gamma: float | None,
+        grid: Grid | None,
+        rotary_base: float | None = None,
+        feedforward: str = 'mlp',
     ):
         super().__init__()
-        self.norm1 = nn.LayerNorm(dims, eps=NORM_EPS)
-        self.attn = Attention(dims, num_heads, grid)
-        self.norm2 = nn.LayerNorm(dims, eps=NORM_EPS)
-        self.mlp = MLP(dims, hidden_dims)
+        eps = norm_eps(rotary_base)
+        self.norm1 = nn.LayerNorm(dims, eps=eps)
+        self.attn = Attention(dims, num_heads, grid, rotary_base)
+        self.norm2 = nn.LayerNorm(dims, eps=eps)
+        self.mlp = FEEDFORWARD[feedforward](dims, hidden_dims)
         self.drop_path = DropPath(drop_path)
         self.gamma_1 = None if gamma is None else nn.Parameter(torch.full((dims,), float(gamma)))
         self.gamma_2 = None if gamma is None else nn.Parameter(torch.full((dims,), float(gamma)))
@@ -272,6 +243,9 @@ class BEiTBackbone(BaseModule):
         abs_pos_embed: add an absolute position embedding.
         rel_pos_bias: None, 'shared' by all blocks (pretraining) or 'per_layer' (fine-tuning). With one, torch.compile
             needs dynamic=False for images of several sizes: it compiles anew for each.
+        rotary_base: base of the periods of rotary positions, 100 in DINOv3; None for none. They are computed for any
+            image size, and need abs_pos_embed=False.
+        feedforward: 'mlp', or 'swiglu', a gated MLP.
         num_registers: tokens between the class token and the patches, as in DINOv2 with registers.
         layer_scale_init: initial value of LayerScale (released: 0.1 base, 1e-5 large); None or 0 for no LayerScale.
         drop_path_rate: drop path rate of the last block; rises linearly from 0 in the first block.
@@ -297,6 +271,8 @@ class BEiTBackbone(BaseModule):
         masked_input: bool = False,
         abs_pos_embed: bool = True,
         rel_pos_bias: str | None = None,
+        rotary_base: float | None = None,
+        feedforward: str = 'mlp',
         num_registers: int = 0,
         layer_scale_init: float | None = None,
         drop_path_rate: float = 0.0,
@@ -313,6 +289,9 @@ class BEiTBackbone(BaseModule):
         super().__init__(init_cfg)
         check_choice('out_type', out_type, ('raw', 'cls_token', 'avg_featmap', 'featmap'))
         check_choice('rel_pos_bias', rel_pos_bias, (None, 'shared', 'per_layer'))
+        check_choice('feedforward', feedforward, FEEDFORWARD)
+        if rotary_base is not None and (abs_pos_embed or rel_pos_bias):
+            raise UserError('rotary_base excludes other positions; set abs_pos_embed=False and rel_pos_bias=None')
         sizes = sizes_of(arch)
         self.embed_dims = dims = sizes['embed_dims']
         self.num_layers = depth = sizes['num_layers']
@@ -338,12 +317,18 @@ class BEiTBackbone(BaseModule):
         drop_paths = [drop_path_rate * index / max(depth - 1, 1) for index in range(depth)]
         own_grid = self.grid if rel_pos_bias == 'per_layer' else None
         self.blocks = nn.ModuleList(
-            Block(dims, heads, hidden, drop_path, layer_scale_init or None, own_grid) for drop_path in drop_paths
+            Block(dims, heads, hidden, drop_path, layer_scale_init or None, own_grid, rotary_base, feedforward)
+            for drop_path in drop_paths
         )
+        if rotary_base is not None:
+            if dims % (4 * heads):
+                raise UserError(f'rotary positions turn quarters of a head, which here has {dims}/{heads} channels')
+            self.register_buffer('rotary_base', torch.tensor(float(rotary_base)))  # for those who read its weights
+        self.norm_eps = norm_eps(rotary_base)
         self.norm = self.fc_norm = None
         if depth - 1 in self.out_indices:
-            self.norm = nn.LayerNorm(dims, eps=NORM_EPS) if out_type in ('raw', 'cls_token') else None
-            self.fc_norm = nn.LayerNorm(dims, eps=NORM_EPS) if out_type == 'avg_featmap' else None
+            self.norm = nn.LayerNorm(dims, eps=self.norm_eps) if out_type in ('raw', 'cls_token') else None
+            self.fc_norm = nn.LayerNorm(dims, eps=self.norm_eps) if out_type == 'avg_featmap' else None
 
         self.init_transformer()
         for name, parameter in self.named_parameters():
@@ -534,6 +519,11 @@ def sizes_of(arch: str | dict) -> dict:
     for key in arch:  # an unknown one would have no effect
         check_choice('a key of arch', key, (*ARCHITECTURES['base'], 'feedforward_channels'))
     return arch
+
+
+def norm_eps(rotary_base: float | None) -> float:
+    """Epsilon of the layer norms, which belongs to the kind of positions."""
+    return NORM_EPS if rotary_base is None else ROTARY_NORM_EPS
 
 
 def block_indices(indices: int | Sequence[int], depth: int) -> list[int]:

@@ -13,7 +13,7 @@ from mmseg.models.decode_heads.decode_head import BaseDecodeHead
 from mmseg.structures import SegDataSample
 from torch import Tensor, nn
 
-from beit_mm.models.vit import is_plain
+from beit_mm.models.layers import is_plain
 from beit_mm.registry import MODELS
 
 from .segmentor import bilinear_matrix

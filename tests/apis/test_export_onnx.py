@@ -221,10 +221,11 @@ def test_metadata_are_believed_within_limits(segmentor, images, tmp_path, change
 
 
 @pytest.mark.slow
-def test_a_graph_gives_the_models_logits_at_any_size(tmp_path, trace_once):
-    """SETR-PUP, whose resizings share a factor, on a position embedding alone; also at that of its long windows."""
+@pytest.mark.parametrize('variant', ['absolute', 'rotary'])
+def test_a_graph_gives_the_models_logits_at_any_size(variant, tmp_path, trace_once):
+    """SETR-PUP, whose resizings share a factor, on positions without a bias; also at that of its long windows."""
     windows = dict(crop_size=(1056, CROP), stride=(700, CROP))
-    model = build_segmentor(narrow_config('absolute', 'beit_mm.EfficientSETRUPHead', **windows).to_dict())
+    model = build_segmentor(narrow_config(variant, 'beit_mm.EfficientSETRUPHead', **windows).to_dict())
     state = copy.deepcopy(model.state_dict())
     export_onnx(model, tmp_path / 'model.onnx')
     export_onnx(model, tmp_path / 'half.onnx', float16=True)  # which compares it with the model

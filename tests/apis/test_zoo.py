@@ -60,7 +60,7 @@ def test_models_are_listed_with_what_is_known_and_whether_their_files_are_at_han
     main(['models', 'dinov2'])
     assert len(capsys.readouterr().out.splitlines()) == 1 + len(list_models('dinov2*'))
     with pytest.raises(UserError, match='dinov2_vits14_pretrain'):
-        main(['models', 'dinov3_vits16'])
+        main(['models', 'dinov4_vits14'])
     monkeypatch.delenv('BEIT_MM_WEIGHTS')
     monkeypatch.chdir(tmp_path)  # where a folder of this name is not a place of weights
     assert not find.is_at_hand(details[names[-1]]['url'])

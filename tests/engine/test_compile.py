@@ -15,7 +15,8 @@ from torch._dynamo.testing import CompileCounter
 from beit_mm.datasets.masking import masked_positions
 from beit_mm.engine.steps import CompiledInTraining, CompileHook
 from beit_mm.errors import UserError
-from beit_mm.models.vit import BEiTBackbone, DropPath
+from beit_mm.models.layers import DropPath
+from beit_mm.models.vit import BEiTBackbone
 from beit_mm.positions import bias_from_table, num_relative_positions
 from beit_mm.registry import MODELS
 
@@ -30,6 +31,7 @@ def fresh_compiler():
 BACKBONE = narrow_model()['backbone']
 MODELS_OF = dict(
     tokens=narrow_model(backbone=dict(BACKBONE, rel_pos_bias='shared', abs_pos_embed=False)),
+    rotary=narrow_model(backbone=dict(BACKBONE, rotary_base=100.0, abs_pos_embed=False, feedforward='swiglu')),
     dino=narrow_dino_model(),
     average=narrow_feature_model(layers=[0, 1]),
 )

@@ -8,7 +8,7 @@ from helpers import positions_of
 
 from beit_mm.errors import UserError
 from beit_mm.models import BEiTBackbone, vit
-from beit_mm.models.vit import DropPath
+from beit_mm.models.layers import DropPath
 from beit_mm.positions import take_tokens
 
 SMALL = dict(arch=dict(embed_dims=32, num_layers=3, num_heads=4), img_size=64, patch_size=8)
@@ -29,9 +29,12 @@ def test_patches_are_embedded_alike_on_a_gpu():
     assert grid == same == (3, 5)
 
 
-@pytest.mark.parametrize('bias', [None, 'shared', 'per_layer'])
-def test_chosen_positions_equal_the_full_computation(bias):
-    model = BEiTBackbone(**SMALL, masked_input=True, rel_pos_bias=bias, layer_scale_init=0.1).double()
+ROTARY = dict(abs_pos_embed=False, rotary_base=100.0, feedforward='swiglu')
+
+
+@pytest.mark.parametrize('options', [dict(), dict(rel_pos_bias='shared'), dict(rel_pos_bias='per_layer'), ROTARY])
+def test_chosen_positions_equal_the_full_computation(options):
+    model = BEiTBackbone(**SMALL, masked_input=True, layer_scale_init=0.1, **options).double()
     for name, parameter in model.named_parameters():
         if 'table' in name:
             torch.nn.init.normal_(parameter)
@@ -47,8 +50,9 @@ def test_chosen_positions_equal_the_full_computation(bias):
     torch.testing.assert_close(got, wanted)
 
 
-def test_recomputation_gives_the_same_gradients():
-    plain = BEiTBackbone(**SMALL, rel_pos_bias='shared').train()
+@pytest.mark.parametrize('options', [dict(rel_pos_bias='shared'), ROTARY])
+def test_recomputation_gives_the_same_gradients(options):
+    plain = BEiTBackbone(**SMALL, **options).train()
     frugal, runs = copy.deepcopy(plain), []
     frugal.with_cp = True
     frugal.blocks[1].norm1.register_forward_hook(lambda *_: runs.append(torch.is_grad_enabled()))

@@ -14,7 +14,8 @@ from peers import HEADS, SIZE, VARIANTS, assert_equal, assert_same_outputs, imag
 from beit_mm.apis.inferencers import ClassificationInferencer, SegmentationInferencer
 from beit_mm.checkpoint.checkpoint import Checkpoint
 from beit_mm.checkpoint.convert import convert_checkpoint
-from beit_mm.checkpoint.names import FORMATS, convert_state_dict, task_of
+from beit_mm.checkpoint.formats import FORMATS
+from beit_mm.checkpoint.names import convert_state_dict, task_of
 from beit_mm.checkpoint.read import CheckpointError
 
 TASKS = tuple(peers.DEPTH)

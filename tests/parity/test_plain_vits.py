@@ -168,7 +168,8 @@ def deit_distilled(shape: tuple[int, int] = (SIZE, SIZE)):
 def assert_features(path, expected: dict[tuple[int, int], list[Tensor]], images: dict) -> None:
     """Inner blocks, the last one, at the file's size, at another and as a rectangle."""
     arguments = Checkpoint.open(path).backbone_arguments()
-    backbone = BEiTBackbone(**arguments | dict(out_indices=range(DEPTH), out_type='featmap'))
+    blocks = range(arguments['arch']['num_layers'])
+    backbone = BEiTBackbone(**arguments | dict(out_indices=blocks, out_type='featmap'))
     backbone.load_state_dict(Checkpoint.open(path).state_dict)
     backbone.eval()
     assert not backbone.load_report.missing_keys and not backbone.load_report.resized
@@ -225,9 +226,11 @@ def of_timm(name: str):
 
 
 REFUSED = {  # what is not plain, and the word that names it
-    'EVA-02': (of_timm('eva02_tiny_patch14_224'), 'SwiGLU'),
-    'DINOv2 giant': (lambda: timm_vit(mlp_layer=timm.layers.SwiGLUPacked, init_values=0.1).state_dict(), 'SwiGLU'),
-    'DINOv3': (of_timm('vit_small_patch16_dinov3'), 'rotary'),
+    'EVA-02': (of_timm('eva02_tiny_patch14_224'), 'EVA-02'),
+    'RoPE-ViT': (of_timm('vit_small_patch16_rope_224'), 'rotary'),
+    'RoPE-ViT, learned': (of_timm('vit_small_patch16_rope_mixed_224'), 'rope'),
+    'RoPE-ViT, both': (of_timm('vit_small_patch16_rope_mixed_ape_224'), 'rope'),
+    'Perception Encoder': (of_timm('vit_pe_core_tiny_patch16_384'), 'norm_pre'),
     'CLIP': (lambda: timm_vit(pre_norm=True).state_dict(), 'norm_pre.weight'),
     'BEiT-3': (of_timm('beit3_base_patch16_224'), 'attn.norm.weight'),
     'SigLIP': (lambda: timm_vit(class_token=False, global_pool='avg').state_dict(), 'ViT'),
@@ -277,7 +280,7 @@ def test_named_architectures_are_timms(arch):
 def test_a_patch_embedding_of_another_size(before, after):
     weight = torch.randn(DIMS, 3, before, before)
     expected = resample_patch_embed(weight, [after, after])
-    torch.testing.assert_close(resize_patch_embedding(weight, after), expected, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(resize_patch_embedding(weight, after), expected, atol=1e-4, rtol=1e-4)
 
 
 @pytest.mark.parametrize('options', [dict(), dict(init_values=0.1), dict(reg_tokens=4, no_embed_class=True)])
@@ -322,13 +325,10 @@ def test_what_no_tensor_of_timm_shows_is_refused_by_the_models_name(name, tmp_pa
             BEiTBackbone.from_checkpoint(path)
 
 
-@pytest.mark.parametrize(
-    ('changes', 'part'), [(dict(hidden_act='relu'), 'relu'), (dict(use_swiglu_ffn=True), 'weights_in')]
-)
-def test_folders_of_other_encoders_are_refused_by_their_part(changes, part, tmp_path):
-    """No tensor shows the activation."""
-    hf_vit('DINOv2 with a classifier', **changes).save_pretrained(tmp_path)
-    with pytest.raises(CheckpointError, match=part):
+def test_a_folder_of_another_encoder_is_refused_by_its_activation(tmp_path):
+    """No tensor shows it."""
+    hf_vit('DINOv2 with a classifier', hidden_act='relu').save_pretrained(tmp_path)
+    with pytest.raises(CheckpointError, match='relu'):
         BEiTBackbone.from_checkpoint(tmp_path)
 
 

@@ -51,7 +51,7 @@ def test_maps_belong_to_the_forward_pass_at_any_size():
     with torch.no_grad():
         model(images)
         maps, grid = model.attention_maps(images, 1)
-        v = attn._qkv(seen['x'], None)[2]
+        v = attn._qkv(seen['x'], grid, None)[2]
         output = attn.proj((maps @ v).transpose(1, 2).flatten(2))
     assert grid == (6, 7)
     torch.testing.assert_close(output, seen['output'], atol=1e-5, rtol=1e-4)

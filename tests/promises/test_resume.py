@@ -58,8 +58,9 @@ def with_dino(folder: Path, images: Path) -> Config:
 
 
 def with_features(folder: Path, images: Path) -> Config:
-    """Of its own moving average, which is in the checkpoint; of two layers, with a step every two batches."""
+    """Of its own moving average, which is in the checkpoint; of two layers, with a step every two batches; rotary."""
     config = narrow_feature_pretraining(images, folder)
+    config.model.backbone.update(abs_pos_embed=False, rotary_base=100.0, feedforward='swiglu')
     config.model.target_generator.layers = [0, -1]
     config.model.backbone.drop_path_rate = 0.3
     config.param_scheduler = pretraining(folder, images).param_scheduler

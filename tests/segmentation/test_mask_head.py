@@ -191,11 +191,12 @@ def test_two_processes_learn_what_one_learns(tmp_path, monkeypatch):
 
 
 @torch.no_grad()
-@pytest.mark.parametrize('bias', ['per_layer', 'shared'])
-def test_a_query_in_the_backbone_stands_where_the_class_token_does(bias):
+@pytest.mark.parametrize('variant', ['per_layer', 'shared', 'rotary'])
+def test_a_query_in_the_backbone_stands_where_the_class_token_does(variant):
     """One that is the class token when it joins is it in the end, also on another grid than the tables'."""
-    config = narrow_config('bias', 'backbone')
-    config.backbone.rel_pos_bias = bias
+    config = narrow_config('rotary' if variant == 'rotary' else 'bias', 'backbone')
+    if variant != 'rotary':
+        config.backbone.rel_pos_bias = variant
     model = build_segmentor(config)
     backbone, head = model.backbone, model.decode_head
     inputs = model.extract_feat(torch.randn(1, 3, 48, 80))
@@ -226,9 +227,10 @@ def test_queries_join_a_backbone_that_has_the_blocks_and_nothing_behind_it():
     assert model.decode_head.joined == [*model.backbone.blocks]
 
 
+@pytest.mark.parametrize('variant', ['bias', 'rotary'])
 @pytest.mark.parametrize(('where', 'frozen'), [('decoder', -1), ('decoder', 4), ('backbone', -1)])
-def test_every_parameter_learns_unless_it_is_frozen_and_a_copy_has_blocks_of_its_own(where, frozen):
-    config = narrow_config('bias', where)
+def test_every_parameter_learns_unless_it_is_frozen_and_a_copy_has_blocks_of_its_own(variant, where, frozen):
+    config = narrow_config(variant, where)
     config.backbone.frozen_stages = frozen
     model = build_segmentor(config)
     copied = learn(copy.deepcopy(model))

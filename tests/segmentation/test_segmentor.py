@@ -39,6 +39,8 @@ def test_the_matrix_is_torchs_interpolation(source, target, align_corners):
         ('absolute', 'beit_mm.EfficientSETRUPHead'),
         ('bias', 'beit_mm.EfficientUPerHead'),
         ('bias', 'SETRUPHead'),
+        ('rotary', 'beit_mm.EfficientUPerHead'),
+        ('rotary', 'beit_mm.EfficientSETRUPHead'),
         ('absolute', 'UPerHead'),
     ],
 )

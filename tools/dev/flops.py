@@ -115,9 +115,11 @@ def parts_of(model: nn.Module) -> dict[str, list[nn.Module]]:
     """The modules that each part consists of, none inside another."""
     from torch.nn import ModuleDict, ModuleList
 
-    from beit_mm.models.vit import MLP, Attention, PatchEmbed, SharedRelativePositionBias
+    from beit_mm.models.layers import MLP, PatchEmbed, SwiGLU
+    from beit_mm.models.vit import Attention, SharedRelativePositionBias
 
-    kinds = {PatchEmbed: 'patch embedding', Attention: 'attention', SharedRelativePositionBias: 'attention', MLP: 'MLP'}
+    kinds = {PatchEmbed: 'patch embedding', Attention: 'attention', SharedRelativePositionBias: 'attention'}
+    kinds |= {MLP: 'MLP', SwiGLU: 'MLP'}
     parts: dict[str, list[nn.Module]] = {name: [] for name in ('tokenizer', 'teacher', *kinds.values(), 'neck', 'head')}
     for name, child in model.named_children():
         if part := CHILDREN.get(name):

@@ -27,7 +27,7 @@ MAP = 'docs/architecture.md'
 PACKAGE_MAP, MAP_BEGINS = 'beit_mm/__init__.py', 'The plugin:\n\n'
 APPLICATION_BEGINS = '\n\nThe application, which plans, runs and judges trainings on a folder of images:\n\n'
 READING = {  # groups of files in the order in which a newcomer reads them
-    'The method of the paper': 'models/vit positions models/beit datasets/masking models/tokenizers/base',
+    'The method of the paper': 'models/vit models/layers positions models/beit datasets/masking models/tokenizers/base',
     'Tokenizers and other targets': 'models/tokenizers/dalle models/tokenizers/* models/feature_targets models/beit_v2 '
     'models/dino',
     'Images': 'datasets/reading datasets/image_folder datasets/transforms datasets/*',
@@ -133,7 +133,7 @@ def update_released() -> str:
             groups[group] = [*groups[group], released_row(config, weights)]
     head = '| name | CONFIG below configs/ | reported |\n| --- | --- | --- |\n'
     text = ''.join(f'## {title}\n\n{head}' + '\n'.join(rows) + '\n\n' for title, rows in groups.items())
-    text += '## Plain ViTs\n\n| name | model | licence | reported on ImageNet-1K, % |\n| --- | --- | --- | --- |\n'
+    text += '## Plain ViTs\n\n| name | model | licence | reported, on ImageNet-1K if nothing else is named, % |\n| --- | --- | --- | --- |\n'
     for name, entry in plain_vits().items():
         url = entry['url'].replace('hf://', 'https://huggingface.co/')
         text += f'| [{name}]({url}) | {entry["model"]} | {entry["licence"]} | {entry.get("figures", "")} |\n'
