@@ -284,9 +284,10 @@ def _check_sizes(weights: names.Weights, wanted: StateDict, file_heads: Any, num
     """Raises CheckpointError if weights that are fitted to a backbone belong to one of other sizes."""
     blocks, wanted_blocks = (sum(name.endswith('attn.qkv.weight') for name in part) for part in (weights, wanted))
     sizes: list[tuple[str, Any, Any]] = [('heads', file_heads, num_heads), ('blocks', blocks, wanted_blocks)]
-    bases = [float(part['rotary_base']) if 'rotary_base' in part else None for part in (weights, wanted)]
-    if None not in bases and not math.isclose(*bases, rel_tol=1e-3):  # half precision and averages round it
-        sizes.append(('rotary_base', *bases))
+    if 'rotary_base' in weights and 'rotary_base' in wanted:
+        theirs, ours = float(weights['rotary_base']), float(wanted['rotary_base'])
+        if not math.isclose(theirs, ours, rel_tol=1e-3):  # half precision and averages round it
+            sizes.append(('rotary_base', theirs, ours))
     if 'register_tokens' in weights and 'register_tokens' not in wanted:
         sizes.append(('num_registers', weights['register_tokens'].shape[1], 0))
     shapes = [(name, tuple(weights[name].shape), tuple(wanted[name].shape)) for name in wanted if name in weights]

@@ -60,8 +60,8 @@ ROTARY = 'backbone.rotary_base'
 ROTARY_BASE = 100.0  # of DINOv3 and LingBot-Vision; in other formats no tensor says it, or their PERIODS do
 PERIODS = 'backbone.rope_embed.periods'  # Meta's: for each turned pair of channels, channels / 4
 # Keys under which files hold a state dict, averages first; DINO's teacher is the average of its student.
-WRAPPERS = ('state_dict_ema', 'model_ema', 'ema', 'state_dict', 'model', 'module', 'weights', 'teacher', 'student')
-WRAPPERS += ('backbone',)  # LingBot-Vision's
+WRAPPERS = ['state_dict_ema', 'model_ema', 'ema', 'state_dict', 'model', 'module', 'weights', 'teacher', 'student']
+WRAPPERS += ['backbone']  # LingBot-Vision's
 
 
 class Converted(NamedTuple):

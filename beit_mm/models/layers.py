@@ -1,6 +1,7 @@
 """Parts of a vision Transformer other than attention: patch embedding, MLPs and drop path."""
 
 from collections import OrderedDict
+from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
@@ -74,7 +75,7 @@ class SwiGLU(nn.Module):
         return self.fc2(F.silu(gate) * value)
 
 
-FEEDFORWARD = dict(mlp=MLP, swiglu=SwiGLU)
+FEEDFORWARD: dict[str, Callable[[int, int], nn.Module]] = dict(mlp=MLP, swiglu=SwiGLU)
 
 
 class DropPath(StochasticDepth):

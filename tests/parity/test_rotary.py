@@ -205,7 +205,9 @@ def test_trained_positions_of_another_kind_are_not_lost():
     options = dict(num_registers=4, layer_scale_init=0.1)
     absolute = BEiTBackbone(arch, SIZE, **options)
     rotary = BEiTBackbone(arch, SIZE, **options, abs_pos_embed=False, rotary_base=100.0)
-    for model, weights in ((absolute, rotary.state_dict()), (rotary, absolute.state_dict())):
+    other = BEiTBackbone(arch, SIZE, **options, abs_pos_embed=False, rotary_base=50.0)
+    rows = (absolute, rotary), (rotary, absolute), (other, rotary)
+    for model, weights in ((model, source.state_dict()) for model, source in rows):
         with pytest.raises(CheckpointError, match='rotary_base'):
             model.load_state_dict(weights)
     with pytest.raises(UserError, match='abs_pos_embed'):

@@ -133,7 +133,7 @@ def update_released() -> str:
             groups[group] = [*groups[group], released_row(config, weights)]
     head = '| name | CONFIG below configs/ | reported |\n| --- | --- | --- |\n'
     text = ''.join(f'## {title}\n\n{head}' + '\n'.join(rows) + '\n\n' for title, rows in groups.items())
-    text += '## Plain ViTs\n\n| name | model | licence | reported, on ImageNet-1K if nothing else is named, % |\n| --- | --- | --- | --- |\n'
+    text += '## Plain ViTs\n\n| name | model | licence | reported, % (of ImageNet-1K) |\n| --- | --- | --- | --- |\n'
     for name, entry in plain_vits().items():
         url = entry['url'].replace('hf://', 'https://huggingface.co/')
         text += f'| [{name}]({url}) | {entry["model"]} | {entry["licence"]} | {entry.get("figures", "")} |\n'
