@@ -15,10 +15,11 @@ from torch import Tensor
 from beit_mm.apis import configs, rebuild
 from beit_mm.apis.inference import draw_predictions
 from beit_mm.checkpoint.checkpoint import Checkpoint
+from beit_mm.checkpoint.convert import convert_checkpoint
 from beit_mm.checkpoint.find import DEMO, path_of_checkpoint
 from beit_mm.checkpoint.read import CheckpointError
 from beit_mm.datasets.segmentation_folder import check_images_alone
-from beit_mm.errors import UserError, check_choice
+from beit_mm.errors import UserError, check_choice, warn
 from beit_mm.features.evaluation import knn_predict, linear_predict, mean_and_error, standardiser
 from beit_mm.features.extractor import ExistingPath, FeatureExtractor
 from beit_mm.models.feature_targets import EMA
@@ -248,6 +249,7 @@ class Pretraining(Task):
         verdict, following = judge(metrics, gains, folder, images, start)
         filled = FILLED if self.plan.teacher else DECODED
         parts: list[report.Part] = [
+            keep_start(weights, start) if 'start' in gains and gains['start'].sign == report.WORSE else '',
             f'Predicted on masked patches: features of {self.described_teacher}.' if self.plan.teacher else '',
             'This is one training with one seed.',
             HOW_FEATURES_ARE_JUDGED if answers else '',
@@ -258,6 +260,14 @@ class Pretraining(Task):
             report.draw_curves(folder / PRETRAIN),
         ]
         return Report(metrics | accuracies(answers), verdict, parts, following, did_it_help(answers))
+
+
+def keep_start(weights: Path, start: str) -> str:
+    """Puts the weights of the start, whose features are better, where those of the run are looked for."""
+    convert_checkpoint(start, weights)
+    said = f'{weights.name} holds the weights of {start}, which are better; those at the end are in {PRETRAIN}/'
+    warn(said)
+    return f'{said}.'
 
 
 def accuracies(answers: Mapping[str, Mapping[str, Tensor]]) -> Metrics:

@@ -13,11 +13,14 @@ import pytest
 import torch
 from labelled import make_images, save_backbone
 from mmpretrain.evaluation import Accuracy
+from peers import randomise
 from PIL import Image
+from timm.models.vision_transformer import VisionTransformer
 
 from beit_mm import __main__ as command
 from beit_mm.checkpoint.checkpoint import Checkpoint
 from beit_mm.features.evaluation import mean_and_error
+from beit_mm.models.vit import BEiTBackbone
 from beit_mm.own_images import classification, pretraining
 from beit_mm.own_images import report as reports
 from beit_mm.own_images.images import find_images
@@ -170,6 +173,18 @@ def test_what_comes_next_begins_with_the_better_weights(loss, accuracy, start, b
     options = command.parser().parse_args(words[1:])
     assert (options.init, Path(options.images)) == (begins_with, IMAGES.train.root)
     assert ('skip this pretraining' in said) == (begins_with != 'run')
+
+
+def test_the_weights_of_a_better_start_take_the_place_of_those_of_the_end(tmp_path, warnings):
+    peer = randomise(VisionTransformer(img_size=32, patch_size=8, embed_dim=64, depth=1, num_heads=1, num_classes=0))
+    torch.save(peer.state_dict(), tmp_path / 'start.pth')
+    (tmp_path / 'pretrained.pth').write_bytes(b'of the end')
+    said = pretraining.keep_start(tmp_path / 'pretrained.pth', str(tmp_path / 'start.pth'))
+    assert all(name in said for name in ('pretrained.pth', 'start.pth', 'pretrain/')) and warnings()
+    images = torch.randn(1, 3, 32, 32)
+    with torch.no_grad():
+        found = BEiTBackbone.from_checkpoint(tmp_path / 'pretrained.pth')(images)[0]
+        torch.testing.assert_close(found, peer.forward_features(images), atol=1e-5, rtol=1e-5)
 
 
 def of_counts(*rows: list[int]) -> tuple[float, float]:
