@@ -33,7 +33,7 @@ from beit_mm.own_images.classification import Classification
 from beit_mm.own_images.images import Images, keep_split, read_names, write_lists
 from beit_mm.own_images.look import sizes_of
 from beit_mm.own_images.pretraining import Pretraining
-from beit_mm.own_images.record import Length, Record
+from beit_mm.own_images.record import USUAL_LENGTH, Record
 from beit_mm.own_images.segmentation import Segmentation
 from beit_mm.own_images.tables import find_table
 from beit_mm.own_images.task import Task
@@ -42,7 +42,6 @@ from beit_mm.terminal import quiet, say, typed, without_output
 
 RECORD, REPORT = 'plan.json', 'report.md'
 WEIGHTS = dict(pretrain='pretrained.pth', finetune='finetuned.pth')
-USUAL_LENGTH = Length(15, 'minutes')
 REPORT_SHARE, REPORT_SECONDS = 0.1, 120.0  # time for the report: a share of a timed run, else seconds
 MAX_VALIDATIONS, VALIDATION_SHARE = 5, 0.05  # of a stage: their number, and their cost as a share of the training's
 WAITS_FOR_IMAGES = 'Reading images limits the training: {:.0%} of the time is spent waiting. More --workers may help.'

@@ -2,6 +2,7 @@
 
 import math
 import os
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -19,14 +20,18 @@ from beit_mm.checkpoint.description import IMAGENET
 from beit_mm.checkpoint.find import DEMO, WEIGHTS_VARIABLE, first_at_hand
 from beit_mm.datasets.transforms import as_size
 from beit_mm.errors import UserError
+from beit_mm.features.extractor import FeatureExtractor
 from beit_mm.models.lora import with_lora
 from beit_mm.models.vit import sizes_of
-from beit_mm.own_images.images import Images
-from beit_mm.own_images.record import ALL, NONE, Record
+from beit_mm.own_images.images import Images, evenly, in_turn
+from beit_mm.own_images.record import ALL, NONE, USUAL_LENGTH, Length, Record
 from beit_mm.own_images.report import ROWS, Metrics, Report
 
 # Released models to start or learn from on a GPU, best first: name in `plain_vits` and architecture
 STARTS = dict(dinov2_vitb14_reg4_pretrain='base', dinov2_vits14_reg4_pretrain='small')
+FEATURES_SHARE = 0.5  # of a run's minutes, for features of the images to learn from; the rest: fit, validation, report
+SECONDS_PER_IMAGE = 0.33  # of one core, to fit a head to DINOv2-S and test it: 122 seconds for 369 images
+TIMED = 3  # images by which that is timed
 MIN_BATCH = 8  # images per step that must fit in memory
 MAX_SIDE, USUAL_SIDE = 384, 224  # pixels; a model for larger images than the first is trained at the second
 MANY_IMAGES = 100_000  # with at least this many, a new model on a GPU is BEiT-Base
@@ -50,7 +55,7 @@ class Plan:
     backbone: dict[str, Any]  # arguments of the BEiTBackbone
     preprocessing: dict[str, Any]  # mean and std, pixels 0-255
     init: str | None  # checkpoint to begin with; None for random weights
-    advice: str = ''  # which start or teacher would be better; empty if none is known
+    advice: str = ''  # on the start or teacher: which would be better, or why it was chosen; empty if none is known
     assumed: str = ''  # the warning if `init` does not record mean and std; otherwise empty
     batch: int = 0  # images per step
     workers: int = 0  # processes that read images
@@ -266,9 +271,53 @@ class FineTuning(Task):
             raise UserError('--lora and --freeze are both given; leave one out: --lora freezes the whole backbone')
 
     def usual_start(self, device: str) -> tuple[str, str]:
-        return self.released_start() if device == 'cuda' else (DEMO, '')
+        if device == 'cuda':
+            return self.released_start()
+        options, name = self.call, next(name for name, arch in STARTS.items() if arch == 'small')
+        if options.lora is not None or options.freeze not in (None, ALL) or not self.takes_frozen_features:
+            return DEMO, ''
+        better = f'--init {name} --freeze all would be better'
+        path, reason = first_at_hand([name])
+        if path is None:
+            minutes = math.ceil(SECONDS_PER_IMAGE * len(self.images.train.names) / 60)
+            return DEMO, f'{better}, about {minutes} min of one core, with its file in ${WEIGHTS_VARIABLE}: {reason}'
+        seconds = self.seconds_of_features(str(path))
+        minutes = max(1, math.ceil(seconds / 60))
+        if seconds > self.seconds_for_features:
+            needed = math.ceil(minutes / FEATURES_SHARE)
+            return DEMO, f'{better}, but its features of all images take about {minutes} min: give --minutes {needed}'
+        options.freeze = ALL
+        return str(path), (
+            f'a linear head is fitted to frozen features of {name}, about {minutes} min; the packaged model trained as a '
+            f'whole (--init {DEMO}) learns less in minutes'
+        )
+
+    @property
+    def takes_frozen_features(self) -> bool:
+        """Whether the call leaves it open to fit a linear head to frozen features of a released model."""
+        return self.length.unit == 'minutes'
+
+    @property
+    def length(self) -> Length:
+        return self.record.length or USUAL_LENGTH
+
+    @property
+    def seconds_for_features(self) -> float:
+        """Time for the features of the images to learn from."""
+        return FEATURES_SHARE * 60 * self.length.number if self.length.unit == 'minutes' else math.inf
+
+    def seconds_of_features(self, init: str, layer: int | None = -1, **options: Any) -> float:
+        """Time on a CPU for features of all images to learn from, by a few of them; `options` of FeatureExtractor."""
+        extract = FeatureExtractor(init, 'cpu', mean=127.5, std=127.5, **options)
+        files = [str(self.images.train.root / name) for name in evenly(self.images.train.names, TIMED)]
+        for timed in (files[:1], files):  # the first image takes longer
+            began = time.monotonic()
+            all(extract(timed, ['mean'], layer, on_error='skip'))
+        return (time.monotonic() - began) * len(self.images.train.names) / len(files)
 
     def choose_parts(self, checkpoint: Checkpoint | None) -> None:
+        if self.fits_head:  # where the time is short, images of each class come first
+            self.images.train = in_turn(self.images.train)
         if not self.tunes_all and not self.plan.init:
             raise UserError('--lora and --freeze keep what weights have learned; give a checkpoint with --init')
         if self.frozen is not None and not 0 <= self.frozen <= self.plan.depth:
@@ -280,6 +329,13 @@ class FineTuning(Task):
         if self.call.freeze is None:
             return None
         return self.plan.depth if self.call.freeze == ALL else int(self.call.freeze)
+
+    def decided(self) -> dict[str, Any]:
+        return dict(super().decided(), freeze=self.call.freeze)
+
+    def described(self) -> list[tuple[str, str]]:
+        once = 'only the head, on features that are computed once: images are not augmented' if self.fits_head else ''
+        return [*super().described(), ('trained', once)]
 
     @property
     def tunes_all(self) -> bool:
