@@ -122,7 +122,7 @@ class Segmentation(FineTuning):
         is_open = self.call.short_side is None and not self.call.full_size
         if self.fits_head and is_open and plan.device == 'cpu' and not self.images.bands:
             times = self.seconds_for_features / self.seconds_of_features(plan.init)
-            usual = min(usual, max(USUAL_SIDE, int(USUAL_SIDE * times ** (1 / GROWTH)))) // patch * patch
+            usual = int(min(usual, max(USUAL_SIDE, USUAL_SIDE * times ** (1 / GROWTH)))) // patch * patch
             patch //= (
                 2  # a linear layer learns from shares of a patch too, better from more images than from larger ones
             )
@@ -136,8 +136,8 @@ class Segmentation(FineTuning):
     def takes_frozen_features(self) -> bool:
         return super().takes_frozen_features and self.call.head is None and not self.images.bands
 
-    def seconds_of_features(self, init: str, layer: int | None = None, **options: Any) -> float:
-        return super().seconds_of_features(init, layer, size=USUAL_SIDE, whole=True, **options)
+    def seconds_of_features(self, init: str, layer: int | None = None, whole: bool = True) -> float:
+        return super().seconds_of_features(init, layer, whole)
 
     def largest_batch(self) -> float:
         plan, (rows, columns) = self.plan, self.plan.grid
