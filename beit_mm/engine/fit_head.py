@@ -21,15 +21,15 @@ from beit_mm.engine.loops import validate_on
 from beit_mm.engine.signals import InterruptionHook, shield_workers, signals_handled
 from beit_mm.engine.unreadable import UnreadableImagesHook, replaced_in
 from beit_mm.errors import UserError, log
-from beit_mm.features.evaluation import PENALTIES, choose_penalty, draw_patches, fit_linear, mean_and_std
+from beit_mm.features.evaluation import choose_penalty, draw_patches, mean_and_std
 from beit_mm.precision import inference_autocast
 from beit_mm.segmentation.segmentor import SlidingSegmentor, window_intervals
 
 MIN_FEATURES = 100  # that a head is fitted to, however short the time, and at least as many as classes
 MIN_MAPS, MAX_WINDOWS = 10, 16  # images with label maps, however short the time; windows of an image that are seen
 MIN_PATCHES, MAX_PATCHES = 2_000, 50_000  # that a head is fitted to
+PATCHES_PER_SECOND = 3_000  # of the time left, times classes: a core then fits in a quarter of that time
 FIT_SHARES = 0.1, 0.5  # time for the fit, as a share of that for the features of images, and of patches
-
 
 Examples = tuple[Tensor, Tensor, Tensor]  # features (n, C), classes (n,) or their shares (n, K), image of each (n,)
 
@@ -47,7 +47,7 @@ def fit_head(
     seed: int,
     unreadable: UnreadableImagesHook,
     show: Callable[[int, int], bool] | None = None,
-    deadline: float = math.inf,
+    max_patches: int = MAX_PATCHES,
 ) -> FittedHead:
     """Sets a linear head to what `choose_penalty` fits to the features of a loader's images, or of their patches.
 
@@ -60,13 +60,13 @@ def fit_head(
         seed: for drawing the images that are held out to choose the penalty.
         unreadable: lists and counts images that cannot be read, once it has begun in a folder.
         show: called after each batch with the number of batches that are done, and of all; True leaves out the others.
-        deadline: time.monotonic() at which a fit to patches is to end, which decides how many of them are used.
+        max_patches: about how many patches a segmentor's head is fitted to.
     """
     check_number_of_images(loader)
     model.eval()
     segments = isinstance(model, SlidingSegmentor)
     layer = model.decode_head.conv_seg if segments else model.head.fc
-    per_image = math.ceil(MAX_PATCHES / len(loader.dataset))
+    per_image = math.ceil(max_patches / len(loader.dataset))
     generator = torch.Generator().manual_seed(seed)
     parts: list[Examples] = []
     images, replaced = 0, set()
@@ -80,16 +80,10 @@ def fit_head(
 
     features, targets, indices = map(torch.cat, zip(*parts, strict=True))  # N
     if not len(features):
-        raise UserError(
-            'no patch of the images to learn from has a class; if 0 is unlabelled, give --reduce-zero-label'
-        )
+        raise UserError('half of no patch of the images to learn from is labelled; label more of each image')
     mean, std = mean_and_std(features)
-    standardised, number = (features - mean) / std, len(layer.weight)
-    if segments:
-        most = patches_in_time(standardised, targets, deadline)
-        kept = torch.randperm(len(features), generator=generator)[:most].sort().values.to(features.device)
-        standardised, targets, indices = standardised[kept], targets[kept], indices[kept]
-    fitted, found = choose_penalty(standardised, targets, number, indices, by_class=segments, seed=seed)
+    standardised = (features - mean) / std
+    fitted, found = choose_penalty(standardised, targets, len(layer.weight), indices, by_class=segments, seed=seed)
     weight = fitted.weight / std
     layer.weight.copy_(weight.view_as(layer.weight))
     layer.bias.copy_(fitted.bias - weight @ mean)
@@ -128,17 +122,6 @@ def patches_of(
             yield drawn, shares, torch.full((len(drawn),), sample.sample_idx, device=drawn.device)
 
 
-def patches_in_time(features: Tensor, targets: Tensor, deadline: float) -> int:
-    """How many patches can be fitted in half of the time left, by the time that MIN_PATCHES take."""
-    if deadline == math.inf:
-        return MAX_PATCHES
-    began, rows = time.monotonic(), torch.arange(MIN_PATCHES) * len(features) // MIN_PATCHES
-    fit_linear(features[rows], targets[rows], targets.shape[1], PENALTIES[-1])
-    now = time.monotonic()
-    fits = (deadline - now) / 2 / max(now - began, 1e-9)  # the rest is for the validation
-    return int(min(MAX_PATCHES, MIN_PATCHES * max(1.0, fits / (len(PENALTIES) + 1))))
-
-
 def fit_head_of_run(runner: Runner, progress: ProgressHook, deadline: float = math.inf) -> dict[str, Any]:
     """Fits the head of a Runner's classifier, validates it, and leaves log and checkpoint as a step of training would.
 
@@ -168,10 +151,12 @@ def fit_head_of_run(runner: Runner, progress: ProgressHook, deadline: float = ma
         if isinstance(hook, CheckpointHook | UnreadableImagesHook):  # others prepare steps of the optimizer
             hook.before_train(runner)
     began = time.monotonic()
+    most = (deadline - began) * PATCHES_PER_SECOND / runner.model.num_classes if segments else 0
+    max_patches = int(min(MAX_PATCHES, max(MIN_PATCHES, most)))
     progress.begin_batches()
     shield_workers(loader)
     with signals_handled(runner):
-        fitted = fit_head(runner.model, loader, runner.seed, unreadable, show, deadline)
+        fitted = fit_head(runner.model, loader, runner.seed, unreadable, show, max_patches)
     seconds = time.monotonic() - began
     log(fitted.line)
     row = dict(iter=0, loss=fitted.loss, time=seconds, data_time=0.0, images_per_second=fitted.images / seconds)

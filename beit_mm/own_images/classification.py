@@ -111,7 +111,6 @@ class Classification(FineTuning):
         data = self.loaders(lists, [train_pipeline, test_pipeline], 'held_out', classes=str(lists / 'classes.txt'))
         train = data['train_dataloader']
         if self.fits_head:
-            train.update(drop_last=False, sampler=dict(shuffle=False))
             data['val_dataloader'].update(persistent_workers=False)  # for the only validation
         if self.call.balance:
             learned = self.images.learned

@@ -124,20 +124,13 @@ class Segmentation(FineTuning):
             times = self.seconds_for_features / self.seconds_of_features(plan.init)
             usual = int(min(usual, max(USUAL_SIDE, USUAL_SIDE * times ** (1 / GROWTH)))) // patch * patch
             patch //= (
-                2  # a linear layer learns from shares of a patch too, better from more images than from larger ones
+                2  # a linear layer learns from shares of patches too, and more from all images than from large ones
             )
         plan.scale = choose_scale(measure(self.images), usual, patch, self.call.short_side, bool(self.call.full_size))
 
     @property
     def fits_head(self) -> bool:
         return self.call.freeze == ALL and self.call.head in (None, NARROW_HEAD)
-
-    @property
-    def takes_frozen_features(self) -> bool:
-        return super().takes_frozen_features and self.call.head is None and not self.images.bands
-
-    def seconds_of_features(self, init: str, layer: int | None = None, whole: bool = True) -> float:
-        return super().seconds_of_features(init, layer, whole)
 
     def largest_batch(self) -> float:
         plan, (rows, columns) = self.plan, self.plan.grid
@@ -156,14 +149,9 @@ class Segmentation(FineTuning):
         if bands:
             which = bands['load']['bands'] or f'all {len(bands["mean"])}'
             scaled = f'{which}: scaled so that percentiles 1 and 99 of each become 0 and 255'
-        side = self.plan.size[0]
-        views = f'windows of {side}' if self.fits_head else f'crops of {side} in training, windows later'
-        return [
-            *super().described(),
-            ('scale', f'{self.plan.scale.text}; {views}'),
-            ('head', self.plan.head),
-            ('bands', scaled),
-        ]
+        crops = '' if self.fits_head else f'crops of {self.plan.size[0]} in training, windows later'
+        seen = '; '.join(filter(None, (self.plan.scale.text, crops)))
+        return [*super().described(), ('scale', seen), ('head', self.plan.head), ('bands', scaled)]
 
     # Stages
 
@@ -200,8 +188,6 @@ class Segmentation(FineTuning):
             pipelines[0] = [*pipelines[1][:-1], pack]
         data = self.loaders(lists, pipelines[:2])
         data['val_dataloader'].update(batch_size=1)  # images differ in size
-        if self.fits_head:
-            data['train_dataloader'].update(drop_last=False, sampler=dict(shuffle=False))
         return dict(data, tta_pipeline=pipelines[2])
 
     def at_scale(self, pipeline: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
@@ -268,7 +254,7 @@ class Segmentation(FineTuning):
             report.Picture('overlays.png', 'Held-out images with the highest, the median and the lowest mIoU'),
             report.draw_curves(folder / 'finetune'),
         ]
-        passes = math.inf if self.fits_head else self.passes
+        passes = math.inf if self.fits_head else self.passes  # each image was seen once, which is enough
         sentence, following = judge(gains, weights, len(images.train.names), passes)
         return Report(metrics | found, sentence, parts, following)
 

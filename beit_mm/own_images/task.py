@@ -24,13 +24,12 @@ from beit_mm.features.extractor import FeatureExtractor
 from beit_mm.models.lora import with_lora
 from beit_mm.models.vit import sizes_of
 from beit_mm.own_images.images import Images, evenly, in_turn
-from beit_mm.own_images.record import ALL, NONE, USUAL_LENGTH, Length, Record
+from beit_mm.own_images.record import ALL, NONE, USUAL_LENGTH, Record
 from beit_mm.own_images.report import ROWS, Metrics, Report
 
 # Released models to start or learn from on a GPU, best first: name in `plain_vits` and architecture
 STARTS = dict(dinov2_vitb14_reg4_pretrain='base', dinov2_vits14_reg4_pretrain='small')
 FEATURES_SHARE = 0.6  # of a run's minutes, for features of the images to learn from; the rest: fit, validation, report
-SECONDS_PER_IMAGE = 0.33  # of one core, to fit a head to DINOv2-S and test it: 122 seconds for 369 images
 TIMED = 3  # images by which that is timed
 MIN_BATCH = 8  # images per step that must fit in memory
 MAX_SIDE, USUAL_SIDE = 384, 224  # pixels; a model for larger images than the first is trained at the second
@@ -234,6 +233,8 @@ class Task(ABC):
             dict(loading, dataset=dict(self.images.dataset(lists, name), pipeline=pipeline, on_error='skip', **data))
             for name, pipeline in zip(('train', validated), pipelines, strict=True)
         )
+        if self.fits_head:
+            train.update(drop_last=False, sampler=dict(shuffle=False))
         return dict(train_dataloader=train, val_dataloader=val, test_dataloader=val)
 
     @property
@@ -273,46 +274,36 @@ class FineTuning(Task):
     def usual_start(self, device: str) -> tuple[str, str]:
         if device == 'cuda':
             return self.released_start()
-        options, name = self.call, next(name for name, arch in STARTS.items() if arch == 'small')
-        if options.lora is not None or options.freeze not in (None, ALL) or not self.takes_frozen_features:
+        call, name = self.call, next(name for name, arch in STARTS.items() if arch == 'small')
+        others = call.lora, call.head, call.full_size, call.freeze not in (None, ALL), self.channels != 3
+        if any(others) or self.seconds_for_features == math.inf:
             return DEMO, ''
         better = f'--init {name} --freeze all would be better'
         path, reason = first_at_hand([name])
         if path is None:
-            minutes = math.ceil(SECONDS_PER_IMAGE * len(self.images.train.names) / 60)
-            return DEMO, f'{better}, about {minutes} min of one core, with its file in ${WEIGHTS_VARIABLE}: {reason}'
+            return DEMO, f'{better}, with its file in ${WEIGHTS_VARIABLE}: {reason}'
         seconds = self.seconds_of_features(str(path))
-        minutes = max(1, math.ceil(seconds / 60))
         if seconds > self.seconds_for_features:
-            needed = math.ceil(minutes / FEATURES_SHARE)
-            return DEMO, f'{better}, but its features of all images take about {minutes} min: give --minutes {needed}'
-        options.freeze = ALL
-        return str(path), (
-            f'a linear head is fitted to frozen features of {name}, about {minutes} min; the packaged model, trained as '
-            f'a whole (--init {DEMO}), learns less in minutes'
-        )
-
-    @property
-    def takes_frozen_features(self) -> bool:
-        """Whether the call leaves it open to fit a linear head to frozen features of a released model."""
-        return self.length.unit == 'minutes'
-
-    @property
-    def length(self) -> Length:
-        return self.record.length or USUAL_LENGTH
+            needed = math.ceil(seconds / 60 / FEATURES_SHARE)
+            return DEMO, f'{better}, but its features take {seconds / 60:.1f} minutes here: give --minutes {needed}'
+        call.freeze = self.record.options['freeze'] = ALL
+        chosen = f'frozen features of {name} in about {seconds / 60:.1f} minutes'
+        return str(path), f'{chosen}; --init {DEMO} trains the packaged model as a whole, which learns less in minutes'
 
     @property
     def seconds_for_features(self) -> float:
         """Time for the features of the images to learn from."""
-        return FEATURES_SHARE * 60 * self.length.number if self.length.unit == 'minutes' else math.inf
+        length = self.record.length or USUAL_LENGTH
+        return FEATURES_SHARE * 60 * length.number if length.unit == 'minutes' else math.inf
 
-    def seconds_of_features(self, init: str, layer: int | None = -1, whole: bool = False) -> float:
+    def seconds_of_features(self, init: str) -> float:
         """Time on a CPU for features of all images to learn from, at USUAL_SIDE, by a few of them."""
-        extract = FeatureExtractor(init, 'cpu', USUAL_SIDE, whole, mean=127.5, std=127.5)
+        segments = self.model == 'segmentor'
+        extract = FeatureExtractor(init, 'cpu', USUAL_SIDE, segments, mean=127.5, std=127.5)
         files = [str(self.images.train.root / name) for name in evenly(self.images.train.names, TIMED)]
         for timed in (files[:1], files):  # the first image takes longer
             began = time.monotonic()
-            all(extract(timed, ['mean'], layer, on_error='skip'))
+            list(extract(timed, ['mean'], None if segments else -1, on_error='skip'))
         return (time.monotonic() - began) * len(self.images.train.names) / len(files)
 
     def choose_parts(self, checkpoint: Checkpoint | None) -> None:
@@ -329,9 +320,6 @@ class FineTuning(Task):
         if self.call.freeze is None:
             return None
         return self.plan.depth if self.call.freeze == ALL else int(self.call.freeze)
-
-    def decided(self) -> dict[str, Any]:
-        return dict(super().decided(), freeze=self.call.freeze)
 
     def described(self) -> list[tuple[str, str]]:
         once = 'only the head, on features that are computed once: images are not augmented' if self.fits_head else ''
