@@ -47,7 +47,7 @@ def _unformatted_configs():
 
 @pytest.fixture(scope='session', autouse=True)
 def _no_released_start(tmp_path_factory: pytest.TempPathFactory):
-    """A fine-tuning begins with a released model where it is at hand, so what runs learn would depend on the machine."""
+    """Where a released model is at hand a run begins with it, so results would depend on the machine."""
     with pytest.MonkeyPatch.context() as patch:
         patch.delenv('BEIT_MM_WEIGHTS', raising=False)
         patch.setenv('TORCH_HOME', str(tmp_path_factory.mktemp('torch')))

@@ -3,8 +3,7 @@
 import math
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
-from itertools import product
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -21,12 +20,11 @@ from beit_mm.engine.loops import validate_on
 from beit_mm.engine.signals import InterruptionHook, shield_workers, signals_handled
 from beit_mm.engine.unreadable import UnreadableImagesHook, replaced_in
 from beit_mm.errors import UserError, log
-from beit_mm.features.evaluation import choose_penalty, draw_patches, mean_and_std
+from beit_mm.features.evaluation import choose_penalty, mean_and_std
 from beit_mm.precision import inference_autocast
-from beit_mm.segmentation.segmentor import SlidingSegmentor, window_intervals
 
 MIN_FEATURES = 100  # that a head is fitted to, however short the time, and at least as many as classes
-MIN_MAPS, MAX_WINDOWS = 10, 16  # images with label maps, however short the time; windows of an image that are seen
+MIN_MAPS = 10  # images with label maps, however short the time
 MIN_PATCHES, MAX_PATCHES = 2_000, 50_000  # that a head is fitted to
 PATCHES_PER_SECOND = 3_000  # of the time left, times classes: a core then fits in a quarter of that time
 FIT_SHARES = 0.1, 0.5  # time for the fit, as a share of that for the features of images, and of patches
@@ -42,7 +40,7 @@ class FittedHead(NamedTuple):
 
 @torch.no_grad()
 def fit_head(
-    model: ImageClassifier | SlidingSegmentor,
+    model: Any,
     loader: DataLoader,
     seed: int,
     unreadable: UnreadableImagesHook,
@@ -54,8 +52,8 @@ def fit_head(
     It needs a single process and no Runner. The model is left in evaluation mode.
 
     Args:
-        model: on its device, a classifier whose head has a linear layer `fc`, or a segmentor whose decode head is no
-            more than `conv_seg`.
+        model: on its device, a classifier whose head has a linear layer `fc`, or a SlidingSegmentor whose decode head
+            is no more than `conv_seg`.
         loader: shows each image once, not augmented; its samples have `sample_idx` and `unreadable`.
         seed: for drawing the images that are held out to choose the penalty.
         unreadable: lists and counts images that cannot be read, once it has begun in a folder.
@@ -64,14 +62,14 @@ def fit_head(
     """
     check_number_of_images(loader)
     model.eval()
-    segments = isinstance(model, SlidingSegmentor)
+    segments = hasattr(model, 'decode_head')
     layer = model.decode_head.conv_seg if segments else model.head.fc
     per_image = math.ceil(max_patches / len(loader.dataset))
     generator = torch.Generator().manual_seed(seed)
     parts: list[Examples] = []
     images, replaced = 0, set()
     for done, batch in enumerate(loader, start=1):
-        parts += patches_of(model, batch, per_image, generator) if segments else [images_of(model, batch)]
+        parts += model.labelled_patches(batch, per_image, generator) if segments else [images_of(model, batch)]
         images += len(batch['data_samples'])
         replaced |= replaced_in(batch)
         if show is not None and show(done, len(loader)):
@@ -101,27 +99,6 @@ def images_of(model: ImageClassifier, batch: Mapping[str, Any]) -> Examples:
     return features, labels, indices
 
 
-def patches_of(
-    model: SlidingSegmentor, batch: Mapping[str, Any], per_image: int, generator: torch.Generator
-) -> Iterator[Examples]:
-    """Features of some patches of the images of a batch, seen in at most MAX_WINDOWS windows side by side."""
-    patch, crop = model.divisor, model.test_cfg.crop_size
-    for image, sample in zip(batch['inputs'], batch['data_samples'], strict=True):
-        size = image.shape[1:]
-        labels = F.interpolate(sample.gt_sem_seg.data[None].byte(), size, mode='nearest-exact')[0, 0]
-        windows = [*product(*map(window_intervals, size, crop, crop))]
-        seen = torch.randperm(len(windows), generator=generator)[:MAX_WINDOWS].tolist()
-        for (top, bottom), (left, right) in (windows[place] for place in seen):
-            padding = 0, (left - right) % patch, 0, (top - bottom) % patch
-            inputs = model.data_preprocessor(dict(inputs=[image[:, top:bottom, left:right]]))['inputs']
-            with inference_autocast(inputs.device):
-                (features,) = model.extract_feat(F.pad(inputs, padding))  # 1, C, h, w
-            inside = F.pad(labels[top:bottom, left:right], padding, value=model.decode_head.ignore_index)
-            options = model.num_classes, math.ceil(per_image / len(seen)), generator
-            drawn, shares = draw_patches(features[0].float().permute(1, 2, 0), inside, *options)
-            yield drawn, shares, torch.full((len(drawn),), sample.sample_idx, device=drawn.device)
-
-
 def fit_head_of_run(runner: Runner, progress: ProgressHook, deadline: float = math.inf) -> dict[str, Any]:
     """Fits the head of a Runner's classifier, validates it, and leaves log and checkpoint as a step of training would.
 
@@ -130,7 +107,7 @@ def fit_head_of_run(runner: Runner, progress: ProgressHook, deadline: float = ma
     images were left out.
     """
     loader, held_out = runner.train_dataloader, len(runner.val_dataloader.dataset)
-    segments = isinstance(runner.model, SlidingSegmentor)
+    segments = hasattr(runner.model, 'decode_head')
     least = math.ceil((MIN_MAPS if segments else max(MIN_FEATURES, runner.model.head.num_classes)) / loader.batch_size)
     validation = held_out / len(loader.dataset)  # takes as long for an image
     (unreadable,) = (hook for hook in runner.hooks if isinstance(hook, UnreadableImagesHook))

@@ -120,8 +120,8 @@ def finetune(
             `find_label_maps`.
         out: see `pretrain`.
         init: weights to start from, see docs/own_images.md: any BEiT or plain ViT, by file, folder of a run, or name;
-            'none' for random weights. By default DINOv2 on a GPU that it fits, if its file is found or can be
-            downloaded, else 'demo'.
+            'none' for random weights. By default DINOv2 on a GPU that it fits, or frozen on a CPU if that fits the
+            minutes, if its file is found or can be downloaded, else 'demo'.
         minutes: see `pretrain`.
         epochs: passes over the images, instead of minutes.
         workers, batch, seed, mean, std: see `pretrain`.
@@ -135,9 +135,9 @@ def finetune(
         merge: classes to join, such as "road=1,2,7;car=3,cab": a new name, then numbers in label maps or names.
         bands: bands to read, from 0, of images with label maps; by default all if reading as RGB would lose some.
         lora: rank of the matrices that are trained beside the layers of the frozen backbone.
-        freeze: number of blocks that are not trained, from the first on, with the embeddings. With 'all' a
-            classifier's head is fitted to features computed once, without augmentation, of as many images as the
-            minutes allow.
+        freeze: number of blocks that are not trained, from the first on, with the embeddings. With 'all' the head of a
+            classifier, or a segmentor's linear head, is fitted to features computed once, without augmentation, of as
+            many images as the minutes allow.
         head: of a segmentor: 'linear' (default for models as small as the packaged ones), 'upernet' (for larger ones),
             'setr_pup', 'masks' (queries in the last blocks), or 'masks_decoder' (its own blocks).
         short_side: of images with label maps as a segmentor sees them, in pixels; by default large enough for the

@@ -11,7 +11,6 @@ import torch
 from calls import described, task_of
 from label_maps import make_label_maps
 from labelled import make_images
-from mmseg.structures import SegDataSample
 from peers import dinov2_layout
 from PIL import Image
 
@@ -25,7 +24,7 @@ from beit_mm.own_images.images import find_images
 from beit_mm.own_images.label_maps import find_label_maps
 from beit_mm.own_images.run import Run
 from beit_mm.own_images.task import FineTuning
-from beit_mm.segmentation import SlidingSegmentor
+from beit_mm.segmentation import SlidingSegmentor, segmentor
 
 SMALL = 'dinov2_vits14_reg4_pretrain'
 
@@ -104,12 +103,12 @@ def test_a_large_image_is_seen_in_some_windows_and_gives_as_many_patches_as_othe
     model = SegmentationInferencer(fitted / 'finetuned.pth', device='cpu').model
     seen = Mock(side_effect=model.extract_feat)
     monkeypatch.setattr(model, 'extract_feat', seen)
-    monkeypatch.setattr(fit_head, 'MAX_WINDOWS', 3)
+    monkeypatch.setattr(segmentor, 'MAX_WINDOWS', 3)
     labels = SimpleNamespace(data=torch.zeros(1, 300, 400, dtype=torch.long))
     sample = SimpleNamespace(gt_sem_seg=labels, sample_idx=7)
     batch = dict(inputs=[torch.zeros(3, 600, 800, dtype=torch.uint8)], data_samples=[sample])
     with torch.no_grad():
-        features, shares, images = zip(*fit_head.patches_of(model, batch, 30, torch.Generator()), strict=True)
+        features, shares, images = zip(*model.labelled_patches(batch, 30, torch.Generator()), strict=True)
     assert seen.call_count == 3 and [len(part) for part in features] == [10] * 3
     assert torch.cat(shares).argmax(dim=1).unique().tolist() == [0] and torch.cat(images).unique().tolist() == [7]
 
