@@ -45,6 +45,16 @@ def _unformatted_configs():
         yield
 
 
+@pytest.fixture(scope='session', autouse=True)
+def _no_released_start(tmp_path_factory: pytest.TempPathFactory):
+    """Where a released model is at hand a run begins with it, so results would depend on the machine."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delenv('BEIT_MM_WEIGHTS', raising=False)
+        patch.setenv('TORCH_HOME', str(tmp_path_factory.mktemp('torch')))
+        patch.setenv('https_proxy', 'http://127.0.0.1:9')  # which nobody serves
+        yield
+
+
 @pytest.fixture(scope='session')
 def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder of twelve JPEGs of smooth colours, 48 x 64 pixels."""

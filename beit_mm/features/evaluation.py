@@ -30,7 +30,7 @@ from beit_mm.positions import Grid
 
 CHUNK = 1024  # rows compared with the whole bank at a time, which bounds the memory
 ROWS = 65536  # rows at a time when a linear layer's gradient is computed, for the same reason
-PENALTIES = (1e-1, 1e-2, 1e-3, 1e-4, 1e-5, 1e-6)  # tried in `fit_linear`
+PENALTIES = (1e-1, 1e-2, 1e-3, 1e-4, 1e-5, 1e-6, 1e-7)  # tried in `fit_linear`
 RIDGE_PENALTIES = [10.0**power for power in range(-2, 5)]  # tried in `ridge`, for pixels in [0, 1]
 THUMBNAIL = (8, 8)  # pixels
 HELD_OUT = 0.1  # share of the labelled images that serve to choose a setting
@@ -221,17 +221,26 @@ def sample_patches(
     per_image = -(-max_patches // num_images)  # rounded up
     features, targets, images = [], [], []
     for number, (patches, labels) in enumerate(maps):
-        shares = class_shares(labels, patches.shape[:2], num_classes).flatten(0, 1)  # h*w, K
-        usable = (shares.sum(dim=1) >= 0.5).nonzero().squeeze(1)
-        chosen = usable[torch.randperm(len(usable), generator=generator)[:per_image]]
-        features.append(patches.flatten(0, 1)[chosen.to(patches.device)])
-        targets.append(F.normalize(shares[chosen], p=1, dim=1).to(patches.device))
-        images.append(torch.full((len(chosen),), number, device=patches.device))
+        drawn, shares = draw_patches(patches, labels, num_classes, per_image, generator)
+        features.append(drawn)
+        targets.append(shares)
+        images.append(torch.full((len(drawn),), number, device=patches.device))
     if not sum(map(len, images)):
         raise UserError('no patch of the training images has a class; if 0 is unlabelled there, set reduce_zero_label')
     kept = torch.randperm(sum(map(len, images)), generator=generator)[:max_patches].sort().values
     kept = kept.to(features[0].device)
     return torch.cat(features)[kept], torch.cat(targets)[kept], torch.cat(images)[kept]
+
+
+def draw_patches(
+    patches: Tensor, labels: Tensor, num_classes: int, most: int, generator: torch.Generator
+) -> tuple[Tensor, Tensor]:
+    """Features (n, C) and class shares (n, K) of at most so many of an image's patches; see `sample_patches`."""
+    shares = class_shares(labels, patches.shape[:2], num_classes).flatten(0, 1)  # h*w, K
+    usable = (shares.sum(dim=1) >= 0.5).nonzero().squeeze(1)
+    chosen = usable[torch.randperm(len(usable), generator=generator)[:most]]
+    targets = F.normalize(shares[chosen], p=1, dim=1).to(patches.device)
+    return patches.flatten(0, 1)[chosen.to(patches.device)], targets
 
 
 def neighbours(features: Tensor, bank: Tensor, k: int) -> Iterator[tuple[Tensor, Tensor]]:

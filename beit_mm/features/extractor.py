@@ -117,6 +117,11 @@ class ImageReader:
         return result, sample
 
 
+def default_layer(depth: int) -> int:
+    """The last of the first two thirds of so many blocks, counted from 0."""
+    return (2 * depth // 3 - 1) % depth
+
+
 def rgb_pixels(source: np.ndarray | Image.Image) -> np.ndarray:
     """The pixels, uint8 (H, W, 3), RGB, of an array or a PIL image."""
     if isinstance(source, Image.Image):
@@ -242,7 +247,7 @@ class FeatureExtractor:
     def layer(self, layer: int | None) -> int:
         """The number of a block, from 0; `layer` may count from the end; None: the last in the first two thirds."""
         depth = self.backbone.num_layers
-        return (2 * depth // 3 - 1) % depth if layer is None else block_indices(layer, depth)[0]
+        return default_layer(depth) if layer is None else block_indices(layer, depth)[0]
 
     def prepared(self, image: ImageInput) -> Tensor:
         """The pixels of an image before normalisation: uint8 or float (C, H, W), 0-255."""

@@ -1,6 +1,5 @@
 """Fine-tuning a classifier on class folders: its recipe, and the report with its baselines."""
 
-import math
 import shlex
 import time
 from collections.abc import Mapping, Sequence
@@ -22,16 +21,15 @@ from beit_mm.features import evaluation
 from beit_mm.features.evaluation import average_precisions
 from beit_mm.own_images import report
 from beit_mm.own_images.annotations import FORMATS
-from beit_mm.own_images.images import Images, TaggedImages, evenly, find_images, in_turn, merge_classes
+from beit_mm.own_images.images import Images, TaggedImages, evenly, find_images, merge_classes
 from beit_mm.own_images.record import ALL, Record, words_of
 from beit_mm.own_images.report import Metric, Metrics, Report
-from beit_mm.own_images.task import NARROW, STARTS, FineTuning, Settings
+from beit_mm.own_images.task import NARROW, FineTuning, Settings
 from beit_mm.pictures import center_tile, sheet, shortened
 
 RECIPE = 'demo/finetune_folder.py'  # for any width: in a short run mixup and RandAugment cost more than they gain
 WIDE_RECIPE = 'beit/finetune_in1k_100e.py'
 RANDOM_RATE = 1e-3  # learning rate of a classifier that starts from random weights
-SECONDS_PER_IMAGE = 0.33  # of one core, to fit a head to DINOv2-S and test it: 122 seconds for 369 images
 FEW_PASSES = 5  # over the images; with fewer, a head on frozen features did better
 FREEZE = 'Each image was seen {:.1f} times. With so few, `--freeze all` did better ("What pays" in docs/own_images.md).'
 BASELINES = dict(thumbnails='thumbnails', most_frequent='the most frequent class')  # which need no network
@@ -60,8 +58,6 @@ class Classification(FineTuning):
             if record.options['merge'] or fits_head:
                 raise UserError(f'{record.images}: images have several labels; leave out --merge and --freeze {ALL}')
             return MultiLabelClassification(record, images)
-        if fits_head:
-            images.train = in_turn(images.train)
         if images.classes and record.options['merge']:
             old = images.classes
             images.classes, merged = merge_classes(old, old, record.options['merge'])
@@ -78,12 +74,6 @@ class Classification(FineTuning):
             )
         return cls(record, images)
 
-    def usual_start(self, device: str) -> tuple[str, str]:
-        if device == 'cuda' or isinstance(self.images, TaggedImages):
-            return super().usual_start(device)
-        minutes = math.ceil(SECONDS_PER_IMAGE * len(self.images.train.names) / 60)
-        return DEMO, f'--init {[*STARTS][-1]} --freeze all would be better: about {minutes} min of one core'
-
     @property
     def fits_head(self) -> bool:
         return self.call.freeze == ALL
@@ -93,9 +83,8 @@ class Classification(FineTuning):
         self.plan.base = RECIPE
 
     def described(self) -> list[tuple[str, str]]:
-        once = 'only the head, on features that are computed once: images are not augmented' if self.fits_head else ''
         imbalance = self.images.imbalance_advice(bool(self.call.balance))
-        return [*super().described(), ('balance', imbalance), ('trained', once)]
+        return [*super().described(), ('balance', imbalance)]
 
     @property
     def validation_cost(self) -> int:
@@ -129,7 +118,6 @@ class Classification(FineTuning):
         data = self.loaders(lists, [train_pipeline, test_pipeline], 'held_out', classes=str(lists / 'classes.txt'))
         train = data['train_dataloader']
         if self.fits_head:
-            train.update(drop_last=False, sampler=dict(shuffle=False))
             data['val_dataloader'].update(persistent_workers=False)  # for the only validation
         if self.call.balance:
             learned = self.images.learned
@@ -173,6 +161,9 @@ class Classification(FineTuning):
 
 class MultiLabelClassification(Classification):
     """A classifier that gives each class a probability of its own."""
+
+    def usual_start(self, device: str) -> tuple[str, str]:
+        return super().usual_start(device) if device == 'cuda' else (DEMO, '')  # its head is not fitted to features
 
     def settings(self, stage: str, lists: Path, steps: int, earlier: Mapping[str, Path]) -> Settings:
         base, settings = super().settings(stage, lists, steps, earlier)

@@ -29,6 +29,9 @@ class Length:
         return f'{self.number:.12g} {self.unit}'
 
 
+USUAL_LENGTH = Length(15, 'minutes')
+
+
 @dataclass
 class Record:
     """The call that started a run, its plan and its results. What the call leaves out is None until it is planned."""

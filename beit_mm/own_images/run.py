@@ -33,7 +33,7 @@ from beit_mm.own_images.classification import Classification
 from beit_mm.own_images.images import Images, keep_split, read_names, write_lists
 from beit_mm.own_images.look import sizes_of
 from beit_mm.own_images.pretraining import Pretraining
-from beit_mm.own_images.record import Length, Record
+from beit_mm.own_images.record import USUAL_LENGTH, Record
 from beit_mm.own_images.segmentation import Segmentation
 from beit_mm.own_images.tables import find_table
 from beit_mm.own_images.task import Task
@@ -42,7 +42,6 @@ from beit_mm.terminal import quiet, say, typed, without_output
 
 RECORD, REPORT = 'plan.json', 'report.md'
 WEIGHTS = dict(pretrain='pretrained.pth', finetune='finetuned.pth')
-USUAL_LENGTH = Length(15, 'minutes')
 REPORT_SHARE, REPORT_SECONDS = 0.1, 120.0  # time for the report: a share of a timed run, else seconds
 MAX_VALIDATIONS, VALIDATION_SHARE = 5, 0.05  # of a stage: their number, and their cost as a share of the training's
 WAITS_FOR_IMAGES = 'Reading images limits the training: {:.0%} of the time is spent waiting. More --workers may help.'
@@ -121,8 +120,8 @@ def finetune(
             `find_label_maps`.
         out: see `pretrain`.
         init: weights to start from, see docs/own_images.md: any BEiT or plain ViT, by file, folder of a run, or name;
-            'none' for random weights. By default DINOv2 on a GPU that it fits, if its file is found or can be
-            downloaded, else 'demo'.
+            'none' for random weights. By default DINOv2 on a GPU that it fits, or frozen on a CPU if that fits the
+            minutes, if its file is found or can be downloaded, else 'demo'.
         minutes: see `pretrain`.
         epochs: passes over the images, instead of minutes.
         workers, batch, seed, mean, std: see `pretrain`.
@@ -136,9 +135,9 @@ def finetune(
         merge: classes to join, such as "road=1,2,7;car=3,cab": a new name, then numbers in label maps or names.
         bands: bands to read, from 0, of images with label maps; by default all if reading as RGB would lose some.
         lora: rank of the matrices that are trained beside the layers of the frozen backbone.
-        freeze: number of blocks that are not trained, from the first on, with the embeddings. With 'all' a
-            classifier's head is fitted to features computed once, without augmentation, of as many images as the
-            minutes allow.
+        freeze: number of blocks that are not trained, from the first on, with the embeddings. With 'all' the head of a
+            classifier, or a segmentor's linear head, is fitted to features computed once, without augmentation, of as
+            many images as the minutes allow.
         head: of a segmentor: 'linear' (default for models as small as the packaged ones), 'upernet' (for larger ones),
             'setr_pup', 'masks' (queries in the last blocks), or 'masks_decoder' (its own blocks).
         short_side: of images with label maps as a segmentor sees them, in pixels; by default large enough for the

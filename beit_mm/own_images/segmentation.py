@@ -27,15 +27,15 @@ from beit_mm.datasets.segmentation_folder import SegmentationFolder
 from beit_mm.datasets.transforms import ResizeToScale, as_size, resize_bicubic
 from beit_mm.errors import UserError, check_choice
 from beit_mm.features.evaluation import class_ious, confusion, hits_and_unions, patch_dataset
-from beit_mm.features.extractor import FeatureExtractor
+from beit_mm.features.extractor import FeatureExtractor, default_layer
 from beit_mm.models.vit import sizes_of
 from beit_mm.own_images import report
 from beit_mm.own_images.label_maps import LabelMaps, find_label_maps
 from beit_mm.own_images.prediction import NearestPatches
-from beit_mm.own_images.record import Record
+from beit_mm.own_images.record import ALL, Record
 from beit_mm.own_images.report import Metric, Metrics, Report
 from beit_mm.own_images.scale import Scale, choose_scale, measure, plain_dataset
-from beit_mm.own_images.task import MAX_BATCH, NARROW, FineTuning, Plan, Settings
+from beit_mm.own_images.task import MAX_BATCH, NARROW, USUAL_SIDE, FineTuning, Plan, Settings
 from beit_mm.pictures import SIDE, sheet, with_legend
 
 NARROW_UPERNET, NARROW_MASKS = 'demo/segment_upernet.py', 'demo/segment_masks.py'
@@ -48,6 +48,7 @@ MIN_PATCHES, MOST_COMPARED = 2000, 200_000_000  # patches of those, and pairs of
 GRID = (120, 160)  # rows and columns of positions that the baseline knows
 STRIP = 256  # rows that it answers at a time
 LEVELS = 8  # of each colour channel
+GROWTH = 2.2  # the time for an image's features grows with this power of its side
 MAX_VALIDATED, MOST_WINDOWS = 32, 2000  # images of a validation, and windows over all of them
 MIN_TESTED, TESTED_WINDOWS = 20, 500  # images to test even if time is short: so many, or so many windows over them
 RESAMPLED = 500  # bootstrap samples, for standard errors
@@ -112,13 +113,24 @@ class Segmentation(FineTuning):
     def choose_parts(self, checkpoint: Checkpoint | None) -> None:
         super().choose_parts(checkpoint)
         plan, is_wide = self.plan, self.plan.width > NARROW
-        plan.head = self.call.head or (WIDE_HEAD if is_wide else NARROW_HEAD)
+        plan.head = self.call.head or (WIDE_HEAD if is_wide and not self.fits_head else NARROW_HEAD)
         plan.base = HEADS[plan.head].wide if is_wide else HEADS[plan.head].narrow
         recipe, patch = bundled_config(plan.base), plan.backbone['patch_size']
         side = recipe.model.test_cfg.crop_size[0]
         plan.backbone['img_size'] = as_size(side - side % patch)
         usual = recipe.tta_pipeline[-1].short_side
+        is_open = self.call.short_side is None and not self.call.full_size
+        if self.fits_head and is_open and plan.device == 'cpu' and not self.images.bands:
+            times = self.seconds_for_features / self.seconds_of_features(plan.init)
+            usual = int(min(usual, max(USUAL_SIDE, USUAL_SIDE * times ** (1 / GROWTH)))) // patch * patch
+            patch //= (
+                2  # a linear layer learns from shares of patches too, and more from all images than from large ones
+            )
         plan.scale = choose_scale(measure(self.images), usual, patch, self.call.short_side, bool(self.call.full_size))
+
+    @property
+    def fits_head(self) -> bool:
+        return self.call.freeze == ALL and self.call.head in (None, NARROW_HEAD)
 
     def largest_batch(self) -> float:
         plan, (rows, columns) = self.plan, self.plan.grid
@@ -137,7 +149,8 @@ class Segmentation(FineTuning):
         if bands:
             which = bands['load']['bands'] or f'all {len(bands["mean"])}'
             scaled = f'{which}: scaled so that percentiles 1 and 99 of each become 0 and 255'
-        seen = f'{self.plan.scale.text}; crops of {self.plan.size[0]} in training, windows later'
+        crops = '' if self.fits_head else f'crops of {self.plan.size[0]} in training, windows later'
+        seen = '; '.join(filter(None, (self.plan.scale.text, crops)))
         return [*super().described(), ('scale', seen), ('head', self.plan.head), ('bands', scaled)]
 
     # Stages
@@ -145,6 +158,8 @@ class Segmentation(FineTuning):
     def settings(self, stage: str, lists: Path, steps: int, earlier: Mapping[str, Path]) -> Settings:
         plan, base, head = self.plan, bundled_config(self.plan.base), HEADS[self.plan.head]
         out_indices = -1 if head.reads_last_block else released_out_indices(plan.depth)
+        if self.fits_head:
+            out_indices = default_layer(plan.depth)
         common: dict[str, Any] = dict(in_channels=plan.width, num_classes=len(self.images.classes))
         model: dict[str, Any] = dict(
             backbone=self.backbone(out_type='featmap', out_indices=out_indices),
@@ -168,6 +183,9 @@ class Segmentation(FineTuning):
         if bands := self.images.bands:  # no distortion of colours
             pipelines = [[bands['load'], *steps[1:]] for steps in pipelines]
             pipelines[0] = [step for step in pipelines[0] if step['type'] != 'PhotoMetricDistortion']
+        if self.fits_head:
+            pack = dict(pipelines[1][-1], meta_keys=('sample_idx', 'img_path', 'unreadable', 'ori_shape', 'img_shape'))
+            pipelines[0] = [*pipelines[1][:-1], pack]
         data = self.loaders(lists, pipelines[:2])
         data['val_dataloader'].update(batch_size=1)  # images differ in size
         return dict(data, tta_pipeline=pipelines[2])
@@ -236,7 +254,8 @@ class Segmentation(FineTuning):
             report.Picture('overlays.png', 'Held-out images with the highest, the median and the lowest mIoU'),
             report.draw_curves(folder / 'finetune'),
         ]
-        sentence, following = judge(gains, weights, len(images.train.names), self.passes)
+        passes = math.inf if self.fits_head else self.passes  # each image was seen once, which is enough
+        sentence, following = judge(gains, weights, len(images.train.names), passes)
         return Report(metrics | found, sentence, parts, following)
 
     def nearest_patches(self, lists: Path, number: int) -> NearestPatches | None:

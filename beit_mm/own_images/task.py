@@ -2,6 +2,7 @@
 
 import math
 import os
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -16,17 +17,20 @@ from beit_mm.apis import rebuild
 from beit_mm.apis.configs import NARROW_PRETRAINING, bundled_config, rate_for_batch
 from beit_mm.checkpoint.checkpoint import Checkpoint, normalisation_of
 from beit_mm.checkpoint.description import IMAGENET
-from beit_mm.checkpoint.find import DEMO, WEIGHTS_VARIABLE, first_at_hand
+from beit_mm.checkpoint.find import DEMO, WEIGHTS_VARIABLE, first_at_hand, plain_vits
 from beit_mm.datasets.transforms import as_size
 from beit_mm.errors import UserError
+from beit_mm.features.extractor import FeatureExtractor
 from beit_mm.models.lora import with_lora
 from beit_mm.models.vit import sizes_of
-from beit_mm.own_images.images import Images
-from beit_mm.own_images.record import ALL, NONE, Record
+from beit_mm.own_images.images import Images, evenly, in_turn
+from beit_mm.own_images.record import ALL, NONE, USUAL_LENGTH, Record
 from beit_mm.own_images.report import ROWS, Metrics, Report
 
 # Released models to start or learn from on a GPU, best first: name in `plain_vits` and architecture
 STARTS = dict(dinov2_vitb14_reg4_pretrain='base', dinov2_vits14_reg4_pretrain='small')
+FEATURES_SHARE = 0.6  # of a run's minutes, for features of the images to learn from; the rest: fit, validation, report
+TIMED = 3  # images by which that is timed
 MIN_BATCH = 8  # images per step that must fit in memory
 MAX_SIDE, USUAL_SIDE = 384, 224  # pixels; a model for larger images than the first is trained at the second
 MANY_IMAGES = 100_000  # with at least this many, a new model on a GPU is BEiT-Base
@@ -50,7 +54,7 @@ class Plan:
     backbone: dict[str, Any]  # arguments of the BEiTBackbone
     preprocessing: dict[str, Any]  # mean and std, pixels 0-255
     init: str | None  # checkpoint to begin with; None for random weights
-    advice: str = ''  # which start or teacher would be better; empty if none is known
+    advice: str = ''  # on the start or teacher: which would be better, or why it was chosen; empty if none is known
     assumed: str = ''  # the warning if `init` does not record mean and std; otherwise empty
     batch: int = 0  # images per step
     workers: int = 0  # processes that read images
@@ -128,11 +132,15 @@ class Task(ABC):
         """What to begin with if the call does not say, and which released model would be better, or ''."""
 
     def released_start(self) -> tuple[str, str]:
-        """The best released model at hand for a GPU, and ''; if none is at hand 'demo', and which would be better."""
+        """The best released model at hand for a GPU, or 'demo', and why it was chosen or which would be better."""
         wanted = [name for name, arch in STARTS.items() if self.largest_released(sizes_of(arch)) >= MIN_BATCH]
         path, reason = first_at_hand(wanted)
-        if path or not wanted:
-            return str(path or DEMO), ''
+        if path:
+            known = plain_vits()[path.stem]
+            free = f'{known["model"]} ({known["licence"]}), the best free one that fits'
+            return str(path), f'{free} by the figures of its authors, on ImageNet-1K {known["figures"]} %'
+        if not wanted:
+            return DEMO, ''
         return DEMO, f'{wanted[0]} would be better, with its file in ${WEIGHTS_VARIABLE}: {reason}'
 
     def largest_released(self, sizes: Mapping[str, int]) -> float:
@@ -229,6 +237,8 @@ class Task(ABC):
             dict(loading, dataset=dict(self.images.dataset(lists, name), pipeline=pipeline, on_error='skip', **data))
             for name, pipeline in zip(('train', validated), pipelines, strict=True)
         )
+        if self.fits_head:
+            train.update(drop_last=False, sampler=dict(shuffle=False))
         return dict(train_dataloader=train, val_dataloader=val, test_dataloader=val)
 
     @property
@@ -266,9 +276,43 @@ class FineTuning(Task):
             raise UserError('--lora and --freeze are both given; leave one out: --lora freezes the whole backbone')
 
     def usual_start(self, device: str) -> tuple[str, str]:
-        return self.released_start() if device == 'cuda' else (DEMO, '')
+        if device == 'cuda':
+            return self.released_start()
+        call, name = self.call, next(name for name, arch in STARTS.items() if arch == 'small')
+        others = call.lora, call.head, call.full_size, call.freeze not in (None, ALL), self.channels != 3
+        if any(others) or self.seconds_for_features == math.inf:
+            return DEMO, ''
+        better = f'--init {name} --freeze all would be better'
+        path, reason = first_at_hand([name])
+        if path is None:
+            return DEMO, f'{better}, with its file in ${WEIGHTS_VARIABLE}: {reason}'
+        seconds = self.seconds_of_features(str(path))
+        if seconds > self.seconds_for_features:
+            needed = math.ceil(seconds / 60 / FEATURES_SHARE)
+            return DEMO, f'{better}, but its features take {seconds / 60:.1f} minutes here: give --minutes {needed}'
+        call.freeze = self.record.options['freeze'] = ALL
+        chosen = f'frozen features of {name} in about {seconds / 60:.1f} minutes'
+        return str(path), f'{chosen}; --init {DEMO} trains the packaged model as a whole, which learns less in minutes'
+
+    @property
+    def seconds_for_features(self) -> float:
+        """Time for the features of the images to learn from."""
+        length = self.record.length or USUAL_LENGTH
+        return FEATURES_SHARE * 60 * length.number if length.unit == 'minutes' else math.inf
+
+    def seconds_of_features(self, init: str) -> float:
+        """Time on a CPU for features of all images to learn from, at USUAL_SIDE, by a few of them."""
+        segments = self.model == 'segmentor'
+        extract = FeatureExtractor(init, 'cpu', USUAL_SIDE, segments, mean=127.5, std=127.5)
+        files = [str(self.images.train.root / name) for name in evenly(self.images.train.names, TIMED)]
+        for timed in (files[:1], files):  # the first image takes longer
+            began = time.monotonic()
+            list(extract(timed, ['mean'], None if segments else -1, on_error='skip'))
+        return (time.monotonic() - began) * len(self.images.train.names) / len(files)
 
     def choose_parts(self, checkpoint: Checkpoint | None) -> None:
+        if self.fits_head:  # where the time is short, images of each class come first
+            self.images.train = in_turn(self.images.train)
         if not self.tunes_all and not self.plan.init:
             raise UserError('--lora and --freeze keep what weights have learned; give a checkpoint with --init')
         if self.frozen is not None and not 0 <= self.frozen <= self.plan.depth:
@@ -280,6 +324,10 @@ class FineTuning(Task):
         if self.call.freeze is None:
             return None
         return self.plan.depth if self.call.freeze == ALL else int(self.call.freeze)
+
+    def described(self) -> list[tuple[str, str]]:
+        once = 'only the head, on features that are computed once: images are not augmented' if self.fits_head else ''
+        return [*super().described(), ('trained', once)]
 
     @property
     def tunes_all(self) -> bool:

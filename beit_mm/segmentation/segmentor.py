@@ -12,9 +12,9 @@ if the image was flipped. Logits as large as the window or the scaled image are 
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
-from itertools import groupby, islice
+from itertools import groupby, islice, product
 from typing import Any, NamedTuple
 
 import torch
@@ -32,14 +32,16 @@ from torch import Tensor, nn
 from beit_mm.datasets.transforms import ResizeToScale
 from beit_mm.engine.optim import DTYPES
 from beit_mm.errors import UserError, check_choice, warn
+from beit_mm.features.evaluation import draw_patches
 from beit_mm.models.provenance import backbone_of
-from beit_mm.precision import usable_dtype
+from beit_mm.precision import inference_autocast, usable_dtype
 from beit_mm.registry import MODELS, TRANSFORMS
 
 MAX_LOGITS = 2**27  # numbers, 0.5 GB: larger images (150 classes: above 0.9 MP) get no full logits
 RATIOS = (0.5, 0.75, 1.0, 1.25, 1.5, 1.75)  # as in the released code
 ROWS = 256  # rows of an image whose class probabilities are computed together
 FLIPS = (False, True)
+MAX_WINDOWS = 16  # of an image, whose features serve to fit a head
 
 
 class View(NamedTuple):
@@ -162,6 +164,29 @@ class SlidingSegmentor(EncoderDecoder):
         dtype = getattr(torch, used)
         with torch.autocast(device, dtype, enabled=dtype is not torch.float32):
             return self.decode_head(self.extract_feat(images))
+
+    def labelled_patches(
+        self, batch: Mapping[str, Any], per_image: int, generator: torch.Generator
+    ) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+        """Features (n, C), class shares (n, K) and `sample_idx` (n,) of about `per_image` patches of a batch's images.
+
+        An image is seen in windows side by side, at most MAX_WINDOWS of them; see `draw_patches`.
+        """
+        patch, crop = self.divisor, self.test_cfg['crop_size']
+        for image, sample in zip(batch['inputs'], batch['data_samples'], strict=True):
+            size = image.shape[1:]
+            labels = F.interpolate(sample.gt_sem_seg.data[None].byte(), size, mode='nearest-exact')[0, 0]
+            windows = [*product(*map(window_intervals, size, crop, crop))]
+            seen = torch.randperm(len(windows), generator=generator)[:MAX_WINDOWS].tolist()
+            for (top, bottom), (left, right) in (windows[place] for place in seen):
+                padding = 0, (left - right) % patch, 0, (top - bottom) % patch
+                inputs = self.data_preprocessor(dict(inputs=[image[:, top:bottom, left:right]]))['inputs']
+                with inference_autocast(inputs.device):
+                    (features,) = self.extract_feat(F.pad(inputs, padding))  # 1, C, h, w
+                inside = F.pad(labels[top:bottom, left:right], padding, value=self.decode_head.ignore_index)
+                options = self.num_classes, math.ceil(per_image / len(seen)), generator
+                drawn, shares = draw_patches(features[0].float().permute(1, 2, 0), inside, *options)
+                yield drawn, shares, torch.full((len(drawn),), sample.sample_idx, device=drawn.device)
 
     def postprocess_result(self, seg_logits: Tensor, data_samples: list[SegDataSample] | None = None) -> list:
         """As in mmseg, but very large images get only labels, computed in strips of rows."""
