@@ -123,9 +123,8 @@ class Segmentation(FineTuning):
         if self.fits_head and is_open and plan.device == 'cpu' and not self.images.bands:
             times = self.seconds_for_features / self.seconds_of_features(plan.init)
             usual = int(min(usual, max(USUAL_SIDE, USUAL_SIDE * times ** (1 / GROWTH)))) // patch * patch
-            patch //= (
-                2  # a linear layer learns from shares of patches too, and more from all images than from large ones
-            )
+            # A linear layer learns from shares of patches too, and more from all images than from large ones.
+            patch //= 2
         plan.scale = choose_scale(measure(self.images), usual, patch, self.call.short_side, bool(self.call.full_size))
 
     @property
