@@ -34,7 +34,7 @@ def test_every_file_of_the_page_of_released_files_has_a_name():
     assert len(files) >= 30 and files <= set(names)
     details = list_models(details=True)
     assert list(details) == names and all(
-        entry['url'] in page or name == 'demo' or '://timm/' in entry['url'] for name, entry in details.items()
+        entry['url'] in page or name == 'demo' or entry['url'].startswith('hf://') for name, entry in details.items()
     )
     assert [name for name in names if 'forbids commercial use' in details[name].get('licence', '')] == list_models(
         'mae*'

@@ -101,7 +101,11 @@ PLANS = [
         'freeze config.model.backbone.frozen_stages config.train_dataloader config.val_dataloader.persistent_workers '
         'config.test_dataloader.persistent_workers',
     ),
-    ('finetune maps', '--freeze all', 'freeze config.model.backbone.frozen_stages config.optim_wrapper.optimizer.lr'),
+    (
+        'finetune maps',
+        '--freeze all',
+        'freeze config.model.backbone config.optim_wrapper.optimizer.lr config.train_dataloader',
+    ),
     ('finetune', '--balance', 'balance config.train_dataloader.dataset'),
     ('finetune maps', '--reduce-zero-label', 'reduce_zero_label'),  # as classes.txt shows already
     ('finetune maps', '--keep-zero-label', 'an error'),
