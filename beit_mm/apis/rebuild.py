@@ -18,7 +18,15 @@ from beit_mm.apis.configs import bundled_config, read_config
 from beit_mm.apis.stored_config import PARTS, STEPS, TOKENIZERS, RefusedError, check_part
 from beit_mm.checkpoint.checkpoint import Checkpoint, CheckpointInput, LoadReport, check_finite
 from beit_mm.checkpoint.description import class_names
-from beit_mm.checkpoint.find import DEMO, FITS_WHOLE_MODEL, HUB_FILES, WEIGHTS_VARIABLE, nearest, plain_vits, released
+from beit_mm.checkpoint.find import (
+    DEMO,
+    FITS_WHOLE_MODEL,
+    WEIGHTS_VARIABLE,
+    names_of_file,
+    nearest,
+    plain_vits,
+    released,
+)
 from beit_mm.checkpoint.names import released_out_indices
 from beit_mm.checkpoint.read import CheckpointError, as_checkpoint_error
 from beit_mm.datasets.reading import LoadBands
@@ -336,9 +344,7 @@ def metainfo_of_name(path: Path, num_classes: int) -> dict[str, Any]:
     The number of classes is not enough, because other data sets have 1000 or 150 too: the name (for files of timm and
     transformers, of their folder or repository) must end like a released file's. The order is the released heads'.
     """
-    # the Hub's cache has models--OWNER--NAME/snapshots/REVISION/FILE
-    names = path.absolute().parts[-4:-1] if path.name in HUB_FILES else [path.stem]
-    found = next(filter(None, map(TRAINED_ON.search, names)), None)
+    found = next(filter(None, map(TRAINED_ON.search, names_of_file(path))), None)
     if found is None:
         return {}
     if found['ade'] and num_classes == 150:

@@ -15,7 +15,7 @@ from mmengine.runner.checkpoint import CheckpointLoader
 from torch import Tensor
 
 from beit_mm.checkpoint import description, names
-from beit_mm.checkpoint.find import DEMO, HUB_SCHEME, path_of_checkpoint, plain_vits, released
+from beit_mm.checkpoint.find import DEMO, HUB_SCHEME, names_of_file, path_of_checkpoint, plain_vits, released
 from beit_mm.checkpoint.read import as_checkpoint_error, read_checkpoint
 from beit_mm.errors import CheckpointError, UserError, warn
 from beit_mm.positions import Grid, resize_bias_table, resize_patch_embedding, resize_position_embedding
@@ -110,8 +110,9 @@ class Checkpoint:
     @property
     def normalisation(self) -> tuple[dict[str, list[float]], str]:
         found, name, weights = self.preprocessing, self.path.stem, self.converted.state_dict
-        if 'mean' not in found and name in plain_vits():
-            found = description.NORMALISATIONS[plain_vits()[name]['normalisation']]
+        listed = next((plain_vits()[name] for name in names_of_file(self.path) if name in plain_vits()), None)
+        if 'mean' not in found and listed:
+            found = description.NORMALISATIONS[listed['normalisation']]
         elif 'mean' not in found and name in released().keys() - {DEMO}:  # OpenMMLab's files do not record it
             found = Config.fromfile(released()[name].config).model.data_preprocessor
         return normalisation_of(str(self), found, weights, weights[f'backbone.{PATCHES}'].shape[1], **self.mean_std)

@@ -14,6 +14,7 @@ from beit_mm.files import quoted
 
 MAX_NUMBER = 1e6  # limit for pixels, means and numbers of blocks
 MAX_SIDE = 8192  # pixels of an image that is resized as a file says
+ROTARY_SETTINGS = dict(rope_theta=ROTARY_BASE, layer_norm_eps=1e-5)  # of transformers' DINOv3
 FORMAT_VERSION = 1  # stored as `meta['beit_mm_format']` in the checkpoints that we write
 IMAGENET = dict(mean=[123.675, 116.28, 103.53], std=[58.395, 57.12, 57.375])
 HALF = dict(mean=[127.5] * 3, std=[127.5] * 3)
@@ -69,8 +70,9 @@ def describe_source(content: Mapping[str, Any], path: Path, format: str | None =
     expected = 'silu' if config.get('use_gated_mlp') else 'gelu'
     if format == 'hf' and activation != expected:
         raise CheckpointError(f'is not a BEiT or plain ViT: its activation is {ascii(activation):.40}, not {expected}')
-    if format == 'hf' and config.get('rope_theta', ROTARY_BASE) != ROTARY_BASE:
-        raise CheckpointError(f'has rope_theta {ascii(config["rope_theta"]):.40}; expected {ROTARY_BASE}')
+    for key, usual in ROTARY_SETTINGS.items() if 'rope_theta' in config else ():
+        if config.get(key, usual) != usual:
+            raise CheckpointError(f'has {key} {ascii(config[key]):.40}; expected {usual}')
     meta['preprocessing'] = _find_preprocessing(content, config, path)
     architecture = meta.get('architecture') or _architecture_of_json(config)
     known = architecture.items() if isinstance(architecture, dict) else ()

@@ -207,13 +207,20 @@ def path_of_checkpoint(source: str | Path, part: str = 'pretrained') -> Path:
     if '://' in str(source) or Path(source).expanduser().exists():
         return locate_weights(str(source), ADVICE)
     if known := list_models(details=True).get(str(source)):
-        if any(word in known.get('licence', '') for word in ('forbids', 'own')):
+        if 'forbids' in known.get('licence', '') or 'bring your own' in known.get('licence', ''):
             warn(f'{source}: its licence is {known["licence"]}')
         return locate_weights(known['url'], ADVICE)
     raise FileNotFoundError(
         f'{str(source)!r} does not exist; expected a checkpoint, the folder of a finished run, demo or a released model'
         + (nearest(Path(source).stem) or ' (beit-mm models lists them)')
     )
+
+
+def names_of_file(path: Path) -> list[str]:
+    """What a weight file may be called: its own name, or those of the folders of a repository or the Hub's cache."""
+    # the Hub's cache has models--OWNER--NAME/snapshots/REVISION/FILE
+    names = path.absolute().parts[-4:-1] if path.name in HUB_FILES else [path.stem]
+    return [name.rpartition('--')[2] for name in names]
 
 
 def first_at_hand(names: Iterable[str]) -> tuple[Path | None, str]:

@@ -171,8 +171,8 @@ def backbone_arguments(weights: Mapping[str, Tensor], meta: Mapping[str, Any]) -
     dims, channels, patch, _ = weights['backbone.patch_embed.proj.weight'].shape
     depth = sum(name.startswith('backbone.blocks.') and name.endswith('attn.qkv.weight') for name in weights)
     hidden = weights['backbone.blocks.0.mlp.fc2.weight'].shape[1]
-    others = OTHER_ROTARY_HEADS if ROTARY in weights else OTHER_HEADS
-    heads = heads_of(weights, meta) or others.get(dims, dims / HEAD_DIMS)
+    usual = dims / head_dims(dims) if ROTARY in weights else OTHER_HEADS.get(dims, dims / HEAD_DIMS)
+    heads = heads_of(weights, meta) or usual
     if heads != int(heads) or heads < 1 or dims % heads:
         raise CheckpointError(f'has {heads:g} attention heads at a width of {dims}, or does not say how many')
     size, grid = meta['preprocessing'].get('size'), trained_grid(meta, patch)
@@ -233,7 +233,7 @@ def is_part(name: str) -> bool:
 
 def unwrapped(name: str) -> str:
     """A name without the parts that DistributedDataParallel and torch.compile add."""
-    return re.sub(r'^(module\.)+', '', name.replace('_orig_mod.', ''))
+    return re.sub(r'^(module\.)+', '', name.replace('_orig_mod.', '').replace('_checkpoint_wrapped_module.', ''))
 
 
 def bare_names(weights: Mapping[str, Tensor]) -> Weights:
@@ -249,8 +249,10 @@ def bare_names(weights: Mapping[str, Tensor]) -> Weights:
     """
     bare = {re.sub(r'\bblocks\.\d+\.(\d+\.)', r'blocks.\1', unwrapped(name)): part for name, part in weights.items()}
     roots = {match[1] for name in bare if (match := PATCH_EMBEDDING.match(name))}  # one for each encoder
-    if len(roots) == 2 and '' not in roots:
-        roots = {root for root in roots if re.search('teacher|ema', root)} or roots
+    if len(roots) > 1 and '' not in roots:  # of self-distillation; DINOv3's model_ema is its teacher
+        roots = {root for root in roots if 'gram' not in root}
+        averages = [root for root in roots if re.search('teacher|ema', root)]
+        roots = {min(averages)} if averages else roots
     root = roots.pop() if len(roots) == 1 else ''
     bare = {name.removeprefix(root): part for name, part in bare.items() if name.startswith(root)}
     if {'backbone.blocks.0.attn.qkv.bias', 'backbone.blocks.0.ls1.gamma'} & bare.keys():
@@ -417,14 +419,21 @@ def _find_rotary(weights: Weights) -> None:
         return
     weights[ROTARY] = torch.tensor(ROTARY_BASE)
     if periods is not None:
+        number = head_dims(weights['backbone.cls_token'].shape[-1]) / 4
         expected = ROTARY_BASE ** (torch.arange(len(periods)) / len(periods))
-        if not torch.allclose(periods.float(), expected, rtol=1e-2):
-            raise CheckpointError(f'has rotary periods up to {periods.max():.3g}; expected {expected[-1]:.3g}')
+        if len(periods) != number or not torch.allclose(periods.float(), expected, rtol=1e-2):
+            found = f'{len(periods)} rotary periods up to {periods.max():.3g}'
+            raise CheckpointError(f'has {found}; expected {number:g}, up to {ROTARY_BASE ** (1 - 1 / number):.3g}')
     for name in [name for name in weights if name.endswith(('attn.qkv.bias', 'attn.key.bias'))]:
-        mask = weights.pop(name.replace('bias', 'bias_mask'), None)  # 0 at the keys
-        key_bias = weights[name].chunk(3)[1] if 'qkv' in name else weights[name]
-        if mask is None and key_bias.any():
+        mask = weights.pop(name.replace('bias', 'bias_mask'), torch.ones_like(weights[name]))
+        bias = weights[name] * mask.nan_to_num()  # the mask is 0 at the keys
+        if (bias.chunk(3)[1] if 'qkv' in name else bias).any():
             raise CheckpointError(f'has {name}, a bias of keys, which the softmax does not cancel after a rotation')
+
+
+def head_dims(dims: int) -> float:
+    """Channels of an attention head in a rotary ViT of this width."""
+    return dims / OTHER_ROTARY_HEADS[dims] if dims in OTHER_ROTARY_HEADS else HEAD_DIMS
 
 
 def _from_rotary(weights: Weights, target: str) -> tuple[Weights, list[str]]:
@@ -432,6 +441,10 @@ def _from_rotary(weights: Weights, target: str) -> tuple[Weights, list[str]]:
     base = weights.pop(ROTARY)
     if base != ROTARY_BASE:
         raise CheckpointError(f'has rotary positions with base {base:g}, other than {ROTARY_BASE:g} in {target}')
+    if not {REGISTERS, 'backbone.blocks.0.gamma_1'} <= weights.keys():
+        raise CheckpointError(f'lacks registers or LayerScale, which rotary models of {target} have')
+    if target == 'hf' and 'backbone.norm.weight' not in weights:
+        raise CheckpointError('lacks the norm at the end of DINOv3ViTModel')
     if is_gated(weights):
         for name in [name for name in weights if '.mlp.fc1.' in name]:
             gate, value = weights.pop(name).chunk(2)
@@ -442,9 +455,6 @@ def _from_rotary(weights: Weights, target: str) -> tuple[Weights, list[str]]:
             weights = {name: tensor for name, tensor in weights.items() if name not in biases}
         return _rename(weights, EVA)
     _split_qkv(weights)
-    for name in [name for name in weights if name.endswith('attn.proj.bias')]:  # its class always has LayerScale
-        for gamma in ('gamma_1', 'gamma_2'):
-            weights.setdefault(name.replace('attn.proj.bias', gamma), torch.ones_like(weights[name]))
     converted, without_place = _rename(weights, HF_ROTARY)
     return {name.removeprefix('beit.'): tensor for name, tensor in converted.items()}, without_place
 
@@ -456,15 +466,14 @@ def _fuse_qkv(weights: Weights) -> None:
         parts = [weights.pop(f'{stem}{part}.weight') for part in ('query', 'key', 'value')]
         weights[f'{stem}qkv.weight'] = torch.cat(parts)
         weights.pop(f'{stem}key.bias', None)
-    if {ROTARY, 'backbone.pos_embed'} & weights.keys() and not any(
-        name.endswith(('q_bias', 'qkv.bias')) for name in weights
-    ):
-        for name in [name for name in weights if name.endswith('attn.qkv.weight')]:  # built with qkv_bias=False
-            weights[name.replace('weight', 'bias')] = torch.zeros_like(weights[name][:, 0])
     for name in [name for name in weights if name.endswith('attn.qkv.bias')]:
         q_bias, _, v_bias = weights.pop(name).chunk(3)
         weights[name.replace('qkv.bias', 'q_bias')] = q_bias
         weights[name.replace('qkv.bias', 'v_bias')] = v_bias
+    for part in ('q_bias', 'v_bias') if {ROTARY, 'backbone.pos_embed'} & weights.keys() else ():
+        if not any(name.endswith(part) for name in weights):  # built without it
+            for name in [name for name in weights if name.endswith('attn.qkv.weight')]:
+                weights[name.replace('qkv.weight', part)] = torch.zeros_like(weights[name][0])
 
 
 def _split_qkv(weights: Weights) -> None:

@@ -34,6 +34,7 @@ from beit_mm.registry import MODELS
 
 INIT_STD = 0.02
 NORM_EPS = 1e-6
+MAX_ROTARY_BASE = 60_000  # what half precision can hold
 ROTARY_NORM_EPS = 1e-5  # of all published ViTs with rotary positions of DINOv3's kind
 EMBEDDINGS = ('cls_token', 'mask_token', 'register_tokens', 'pos_embed', 'patch_embed')
 
@@ -321,8 +322,11 @@ class BEiTBackbone(BaseModule):
             for drop_path in drop_paths
         )
         if rotary_base is not None:
-            if dims % (4 * heads):
-                raise UserError(f'rotary positions turn quarters of a head, which here has {dims}/{heads} channels')
+            if dims % (4 * heads) or not 1 < rotary_base <= MAX_ROTARY_BASE:
+                raise UserError(
+                    f'rotary_base={rotary_base}, heads of {dims}/{heads} channels; expected a base above 1, at most '
+                    f'{MAX_ROTARY_BASE}, and heads of a multiple of 4 channels'
+                )
             self.register_buffer('rotary_base', torch.tensor(float(rotary_base)))  # for those who read its weights
         self.norm_eps = norm_eps(rotary_base)
         self.norm = self.fc_norm = None

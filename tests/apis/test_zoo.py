@@ -173,3 +173,12 @@ def test_a_plain_vit_by_its_name(weights, warnings):
     mean, std = Checkpoint.open('mae_pretrain_vit_base').normalisation[0].values()
     assert (mean, std) == ([123.675, 116.28, 103.53], [58.395, 57.12, 57.375])
     assert all(warning == licence for warning in warnings())
+    for folder in (
+        'robbyant/lingbot-vision-vit-small',
+        'hub/models--timm--vit_base_patch14_reg1_tipsv2.webli/snapshots/1',
+    ):
+        (weights / folder).mkdir(parents=True)
+        torch.save(peer.state_dict(), weights / folder / 'model.pt')
+        mean, std = Checkpoint.open(weights / folder / 'model.pt').normalisation[0].values()
+        assert (mean[0], std[0]) == ((0, 255) if 'tips' in folder else (123.675, 58.395))
+    assert all(warning == licence for warning in warnings())

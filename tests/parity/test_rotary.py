@@ -63,6 +63,16 @@ FILES = {
     'Meta': (BIASED, in_metas_names),
     'Meta, gated': (GATED, in_metas_names),
     'Meta, in training': (BIASED, lambda weights: dict(teacher=prefixed('backbone.', in_metas_names(weights)))),
+    'Meta, all that a training holds': (
+        BIASED,
+        lambda weights: dict(
+            model={
+                f'{part}.backbone.{name}': tensor if part in ('teacher', 'model_ema') else torch.full_like(tensor, 9.0)
+                for part in ('student', 'teacher', 'model_ema', 'gram_teacher')
+                for name, tensor in in_metas_names(weights).items()
+            }
+        ),
+    ),
     'LingBot-Vision': (BIASED, lambda weights: dict(backbone=in_metas_names(weights))),
 }
 
@@ -230,3 +240,34 @@ def test_attention_is_timms_and_queries_have_the_position_of_their_patch(images,
     few, _ = backbone.attention_maps(images[shape], 2, queries)
     expected = found.take_along_dim(queries[:, None, :, None], dim=2)
     torch.testing.assert_close(few, expected, atol=1e-6, rtol=1e-5)
+
+
+@torch.no_grad()
+def test_biases_of_values_alone_are_kept(images, tmp_path):
+    config = transformers.DINOv3ViTConfig(
+        hidden_size=DIMS, num_hidden_layers=2, num_attention_heads=2, intermediate_size=320, num_register_tokens=4
+    )
+    config.query_bias = False
+    peer, shape = randomise(transformers.DINOv3ViTModel(config)), SHAPES[0]
+    peer.save_pretrained(tmp_path / 'hub')
+    backbone = BEiTBackbone.from_checkpoint(tmp_path / 'hub')
+    expected = peer(images[shape]).last_hidden_state
+    torch.testing.assert_close(backbone(images[shape])[0], expected, atol=1e-5, rtol=1e-5)
+    peer.config.layer_norm_eps = 1e-2
+    peer.save_pretrained(tmp_path / 'hub')
+    with pytest.raises(CheckpointError, match='layer_norm_eps'):
+        BEiTBackbone.from_checkpoint(tmp_path / 'hub')
+
+
+@pytest.mark.parametrize('target', ['timm', 'hf'])
+def test_what_could_not_be_read_back_is_not_written(target, tmp_path):
+    arch = dict(embed_dims=DIMS, num_layers=1, num_heads=HEADS)
+    torch.save(BEiTBackbone(arch, SIZE, abs_pos_embed=False, rotary_base=100.0).state_dict(), tmp_path / 'vit.pth')
+    with pytest.raises(CheckpointError, match='registers'):
+        convert_checkpoint(tmp_path / 'vit.pth', tmp_path / 'out', target)
+
+
+@pytest.mark.parametrize('base', [0, 1, -100.0, 1e6])
+def test_a_base_that_no_file_could_hold_is_refused(base):
+    with pytest.raises(UserError, match='rotary_base'):
+        BEiTBackbone('tiny', 32, abs_pos_embed=False, rotary_base=base)
