@@ -119,7 +119,7 @@ class Segmentation(FineTuning):
         side = recipe.model.test_cfg.crop_size[0]
         plan.backbone['img_size'] = as_size(side - side % patch)
         usual = recipe.tta_pipeline[-1].short_side
-        is_open = self.call.short_side is None and not self.call.full_size
+        is_open = self.call.short_side is None and not self.call.full_size and self.seconds_for_features < math.inf
         if self.fits_head and is_open and plan.device == 'cpu' and not self.images.bands:
             times = self.seconds_for_features / self.seconds_of_features(plan.init)
             usual = int(min(usual, max(USUAL_SIDE, USUAL_SIDE * times ** (1 / GROWTH)))) // patch * patch

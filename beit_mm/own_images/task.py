@@ -301,9 +301,9 @@ class FineTuning(Task):
         return FEATURES_SHARE * 60 * length.number if length.unit == 'minutes' else math.inf
 
     def seconds_of_features(self, init: str) -> float:
-        """Time on a CPU for features of all images to learn from, at USUAL_SIDE, by a few of them."""
+        """Time on a CPU for features of all images to learn from, at --short-side or USUAL_SIDE, by a few of them."""
         segments = self.model == 'segmentor'
-        extract = FeatureExtractor(init, 'cpu', USUAL_SIDE, segments, mean=127.5, std=127.5)
+        extract = FeatureExtractor(init, 'cpu', self.call.short_side or USUAL_SIDE, segments, mean=127.5, std=127.5)
         files = [str(self.images.train.root / name) for name in evenly(self.images.train.names, TIMED)]
         for timed in (files[:1], files):  # the first image takes longer
             began = time.monotonic()
