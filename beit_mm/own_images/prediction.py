@@ -40,7 +40,7 @@ def classify(
         images: files and folders, in Python also arrays and PIL images, see `ImageReader.results`; by default five
             photos that come with the package.
         labelled: folder with one folder per class, whose nearest images decide, for a model without classes.
-        out: file for the results, .csv or .json; with `min_confidence` a folder.
+        out: file for the results, .csv (the three most likely classes) or .json; with `min_confidence` a folder.
         mean: of the images' channels, one number or one for each, pixels 0-255; by default as the checkpoint says.
         std: their standard deviation, like `mean`.
         min_confidence: make `out` a folder that `finetune` reads: classes.csv has the results, and one folder per class
@@ -62,19 +62,22 @@ def classify(
             classifier = ClassificationInferencer(checkpoint, mean=mean, std=std)
             if is_folder and classifier.has_several_labels:
                 raise UserError(f'{checkpoint} gives several labels; leave out --min-confidence, give --out FILE.csv')
-            results = inference.classify_images(classifier, images)
+            results, classes = inference.classify_images(classifier, images), classifier.classes
         else:
-            results = classify_by_nearest(FeatureExtractor(checkpoint, mean=mean, std=std), images, labelled)
+            extractor = FeatureExtractor(checkpoint, mean=mean, std=std)
+            results, classes = classify_by_nearest(extractor, images, labelled)
     if min_confidence is not None:
-        inference.write_results(path / 'classes.csv', results)
+        inference.write_results(path / 'classes.csv', results, classes)
         inference.link_images(path, results, min_confidence)
     elif out is not None:
-        inference.write_results(path, results)
+        inference.write_results(path, results, classes)
     return results
 
 
-def classify_by_nearest(extract: FeatureExtractor, images: Sources, labelled: str | Path) -> list[dict[str, Any]]:
-    """Lets the most similar images of class folders vote."""
+def classify_by_nearest(
+    extract: FeatureExtractor, images: Sources, labelled: str | Path
+) -> tuple[list[dict[str, Any]], list[str]]:
+    """Lets the most similar images of class folders vote; returns the results and the names of the classes."""
     found = find_class_folders(labelled)
     if found.question:
         raise UserError(f'--labelled: {found.question} (finetune); expected a folder of class folders alone')
@@ -92,7 +95,7 @@ def classify_by_nearest(extract: FeatureExtractor, images: Sources, labelled: st
     queries, asked = extract.means([*extract.reader.sources(images)])
     shares = (row / row.sum() for votes in knn_votes(queries, features, labels, len(classes)) for row in votes)
     names = [*map(quoted, classes)]  # as a classifier's
-    return [result if 'error' in result else describe(next(shares), names, result['path']) for result in asked]
+    return [result if 'error' in result else describe(next(shares), names, result['path']) for result in asked], names
 
 
 def segment(
