@@ -118,8 +118,9 @@ def write_maps(
     folder: Path,
     least: float | None,
     confidence_maps: bool = False,
+    number: int = 1,
 ) -> list[dict[str, Any]]:
-    """Writes the files of `segment`, and returns what it returns; `least` is its `min_confidence`."""
+    """Writes the files of `segment` on a `number` of images, and returns what it returns; `least`: `min_confidence`."""
     lines = [class_line(unquoted(name)) for name in segmentor.classes]
     if least is not None:
         if len(lines) >= IGNORE_INDEX:
@@ -134,6 +135,7 @@ def write_maps(
     written: list[dict[str, Any]] = []
     rows: list[tuple[str | None, str, str, str]] = []
     used: set[str] = set()
+    expected = 0.0  # bytes of the probabilities of all images
     for result in results:
         path = result['path']
         if 'error' in result:
@@ -141,6 +143,11 @@ def write_maps(
             rows.append((path, '', '', result['error']))
             continue
         name = unused(Path(path or 'image').stem, '.png', used)
+        if 'probabilities' in result and not expected:
+            expected = number * result['probabilities'].nbytes
+            (folder / 'probabilities').mkdir(exist_ok=True)
+            if expected > 1e9:
+                say(f'{folder}/probabilities will take about {expected / 1e9:.1f} GB, judging by the first image.')
         written.append(write_map(result, segmentor, folder, name, least, confidence_maps))
         rows.append((path, f'labels/{Path(written[-1]["labels"]).name}', f'{written[-1]["confidence"]:.3f}', ''))
         if written[-1].get('labelled'):
@@ -155,10 +162,11 @@ def write_map(
 ) -> dict[str, Any]:
     """Writes the label map and overlay of an image; returns what `segment` returns for it."""
     labels, confidence, image = result['labels'], result['confidence'], result['image']
+    probabilities = result.get('probabilities')
     files = dict(path=result['path'], overlay=str(folder / 'overlays' / name))
     has_free_number = len(segmentor.classes) <= IGNORE_INDEX
     place = Place(result['path'] if has_free_number else None, labels.shape)
-    place.hide_no_data(labels, IGNORE_INDEX, confidence)
+    place.hide_no_data(labels, IGNORE_INDEX, confidence, probabilities)
     files['confidence'] = float(confidence.sum(dtype=np.float64) / max(np.count_nonzero(confidence), 1))
     if least is not None:
         labels[confidence < least] = IGNORE_INDEX
@@ -173,6 +181,9 @@ def write_map(
         confidence *= 255  # in place, because a large image leaves no room for a copy
         levels = np.rint(confidence, out=confidence).astype(np.uint8)
         files['confidence_map'] = place.write(folder / 'confidence' / name, levels, 0, scale=1 / 255)
+    if probabilities is not None:
+        files['probabilities'] = str((folder / 'probabilities' / name).with_suffix('.npz'))
+        np.savez(files['probabilities'], probabilities=probabilities, classes=[*map(unquoted, segmentor.classes)])
     step = reduction(labels.shape)
     shown = labels[::step, ::step].astype(np.int32)
     if has_free_number:

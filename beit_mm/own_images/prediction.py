@@ -112,6 +112,7 @@ def segment(
     std: PerChannel = None,
     min_confidence: float | None = None,
     confidence: bool = False,
+    probabilities: bool = False,
 ) -> list[dict[str, Any]]:
     """Names the class of each pixel, with a segmentor or by the most similar labelled patches.
 
@@ -134,14 +135,16 @@ def segment(
         min_confidence: make `out` a folder that `finetune` reads: pixels whose class is less probable, 0 to 1, are 255
             in the label map, and images/ has links to the images that keep any label.
         confidence: write confidence/<name>.png too, the probability of each pixel's label times 255.
+        probabilities: write probabilities/<name>.npz too, those of all classes for each pixel: `probabilities`, float16
+            (classes, height, width), and `classes`, their names.
 
     Maps of a GeoTIFF are .tif files on the same grid, 255 (confidence 0) where it has no data.
 
     Returns:
         For each image dict(path, labels=file, overlay=file, confidence=mean probability of its pixels' labels; with
         `labelled` their share in the nearest patches), with `min_confidence` also labelled=share of pixels, 0 to 1,
-        with `confidence` confidence_map=file. Overlays of many bands show bands 1 to 3. For an unreadable image
-        dict(path, error).
+        with `confidence` confidence_map=file, with `probabilities` probabilities=file. Overlays of many bands show bands
+        1 to 3. For an unreadable image dict(path, error).
     """
     with quiet():
         folder = Path(out).expanduser()
@@ -161,13 +164,14 @@ def segment(
         else:
             scale: dict[str, Any] = dict(multi_scale=multi_scale, short_side=short_side, full_size=full_size)
             segmentor = SegmentationInferencer(checkpoint, **scale, **options)
+        segmentor.with_probabilities = probabilities
         sources = list(segmentor.reader.sources(images))
         results = segmentor(sources, on_error='skip', return_images=True)
         if len(sources) == 1:
             segmentor.bar = lambda blocks: with_bar(blocks, len(blocks))
         else:
             results = with_bar(results, len(sources))
-        return inference.write_maps(results, segmentor, folder, min_confidence, confidence)
+        return inference.write_maps(results, segmentor, folder, min_confidence, confidence, len(sources))
 
 
 def check_confidence(least: float | None) -> None:
@@ -199,12 +203,14 @@ def nearest_patches(extract: FeatureExtractor, images: LabelMaps) -> 'NearestPat
 class NearestPatches:
     """Segments images by frozen features, without training: a `patch_classifier` of a `patch_dataset`.
 
-    Call it like a SegmentationInferencer.
+    Call it like a SegmentationInferencer; it has `with_probabilities` too.
 
     Args:
         method: of the `patch_classifier`; with 'knn' the confidence is the label's share in the nearest patches.
         max_patches: that others are compared with.
     """
+
+    with_probabilities = False
 
     def __init__(
         self, extract: FeatureExtractor, dataset: SegmentationFolder, method: str = 'knn', max_patches: int = 50_000
@@ -223,4 +229,7 @@ class NearestPatches:
         (sample,) = samples
         patches = self.extract.features(sample['inputs'][None], [None])['patches'][0, 0]  # h, w, C
         scores = pixel_scores(self.scores_of(patches), sample['data_samples'].ori_shape)  # K, H, W
-        return [dict(labels=scores.argmax(dim=0).byte().cpu().numpy(), confidence=scores.amax(dim=0).cpu().numpy())]
+        result = dict(labels=scores.argmax(dim=0).byte().cpu().numpy(), confidence=scores.amax(dim=0).cpu().numpy())
+        if self.with_probabilities:
+            result['probabilities'] = scores.half().cpu().numpy()
+        return [result]
