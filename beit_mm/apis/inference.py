@@ -34,6 +34,7 @@ from beit_mm.terminal import quiet, say, with_bar
 
 SHORT_SIDE = 30  # patches of an image whose attention is drawn, as in the authors' figure
 MAX_ROWS = 64  # in a picture of reconstructions
+MANY_BYTES = 10**9  # of probabilities
 BEST_THREE = ['class', 'probability', 'class_2', 'probability_2', 'class_3', 'probability_3']  # columns of a table
 CONFIDENCE = 'confidence.csv'
 FORMULA = (*'=+-@＝＋－＠', '\t', '\r')  # beginnings of a formula in a spreadsheet
@@ -146,7 +147,7 @@ def write_maps(
         if 'probabilities' in result and not expected:
             expected = number * result['probabilities'].nbytes
             (folder / 'probabilities').mkdir(exist_ok=True)
-            if expected > 1e9:
+            if expected > MANY_BYTES:
                 say(f'{folder}/probabilities will take about {expected / 1e9:.1f} GB, judging by the first image.')
         written.append(write_map(result, segmentor, folder, name, least, confidence_maps))
         rows.append((path, f'labels/{Path(written[-1]["labels"]).name}', f'{written[-1]["confidence"]:.3f}', ''))

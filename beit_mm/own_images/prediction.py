@@ -143,8 +143,8 @@ def segment(
     Returns:
         For each image dict(path, labels=file, overlay=file, confidence=mean probability of its pixels' labels; with
         `labelled` their share in the nearest patches), with `min_confidence` also labelled=share of pixels, 0 to 1,
-        with `confidence` confidence_map=file, with `probabilities` probabilities=file. Overlays of many bands show bands
-        1 to 3. For an unreadable image dict(path, error).
+        with `confidence` confidence_map=file, with `probabilities` probabilities=file. Overlays of many bands show
+        bands 1 to 3. For an unreadable image dict(path, error).
     """
     with quiet():
         folder = Path(out).expanduser()
