@@ -167,7 +167,7 @@ def write_map(
     files = dict(path=result['path'], overlay=str(folder / 'overlays' / name))
     has_free_number = len(segmentor.classes) <= IGNORE_INDEX
     place = Place(result['path'] if has_free_number else None, labels.shape)
-    place.hide_no_data(labels, IGNORE_INDEX, confidence, probabilities)
+    place.hide_no_data(labels, IGNORE_INDEX, confidence)
     files['confidence'] = float(confidence.sum(dtype=np.float64) / max(np.count_nonzero(confidence), 1))
     if least is not None:
         labels[confidence < least] = IGNORE_INDEX
@@ -178,13 +178,14 @@ def write_map(
     files['labels'] = place.write(
         folder / 'labels' / name, labels, IGNORE_INDEX, colours if labels.dtype == np.uint8 else None
     )
+    if probabilities is not None:
+        probabilities *= confidence > 0  # also 0 where a GeoTIFF has no data
+        files['probabilities'] = str((folder / 'probabilities' / name).with_suffix('.npz'))
+        np.savez(files['probabilities'], probabilities=probabilities, classes=[*map(unquoted, segmentor.classes)])
     if confidence_map:
         confidence *= 255  # in place, because a large image leaves no room for a copy
         levels = np.rint(confidence, out=confidence).astype(np.uint8)
         files['confidence_map'] = place.write(folder / 'confidence' / name, levels, 0, scale=1 / 255)
-    if probabilities is not None:
-        files['probabilities'] = str((folder / 'probabilities' / name).with_suffix('.npz'))
-        np.savez(files['probabilities'], probabilities=probabilities, classes=[*map(unquoted, segmentor.classes)])
     step = reduction(labels.shape)
     shown = labels[::step, ::step].astype(np.int32)
     if has_free_number:

@@ -149,6 +149,7 @@ class SegmentationInferencer(Inferencer):
             the image as a viewer shows it, uint8, or uint16 for more than 256 classes; confidence=float32 (H, W), the
             probability of each label; in blocks float16).
         """
+        self.model.with_probabilities = self.with_probabilities
         for source in self.reader.sources(images):
             mosaic = None
             if self.takes_blocks:
@@ -175,14 +176,12 @@ class SegmentationInferencer(Inferencer):
     def predict_blocks(self, read: Callable, size: tuple[int, int], seen: tuple[int, int]) -> dict[str, Any]:
         from beit_mm.segmentation.blocks import segment_blocks
 
-        self.model.with_probabilities = self.with_probabilities
         return segment_blocks(self.model, read, size, seen, self.num_classes, self.bar)
 
     def predict(self, samples: list[dict]) -> list[dict[str, Any]]:
         """The labels of one sample of the pipeline, and their probabilities."""
         from beit_mm.segmentation.segmentor import MAX_LOGITS, confidence_of, probabilities_of
 
-        self.model.with_probabilities = self.with_probabilities
         image = samples[0]['inputs']  # C, h, w; of a multi-scale test a list of views
         if self.takes_blocks and self.num_classes * math.prod(image.shape[1:]) > MAX_LOGITS:
             size, seen = samples[0]['data_samples'].ori_shape, tuple(image.shape[1:])

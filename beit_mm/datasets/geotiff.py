@@ -112,18 +112,14 @@ class Place:
                 if file.shape == size and (file.crs or not file.transform.is_identity):
                     self.grid = dict(crs=file.crs, transform=file.transform)
 
-    def hide_no_data(
-        self, labels: np.ndarray, no_label: int, confidence: np.ndarray, probabilities: np.ndarray | None = None
-    ) -> None:
-        """Where a GeoTIFF has no data, sets labels to `no_label`, and their and all classes' probabilities to 0."""
+    def hide_no_data(self, labels: np.ndarray, no_label: int, confidence: np.ndarray) -> None:
+        """Where a GeoTIFF has no data, sets labels to `no_label` and their probability to 0."""
         if not self.grid:
             return
         with open_tiff(self.path) as file:
             for _, window in file.block_windows(1):
                 part, no_data = window.toslices(), file.dataset_mask(window=window) == 0
                 labels[part][no_data], confidence[part][no_data] = no_label, 0
-                if probabilities is not None:
-                    probabilities[(slice(None), *part)][:, no_data] = 0
 
     def write(
         self, png: Path, values: np.ndarray, no_data: int, colours: np.ndarray | None = None, scale: float = 1

@@ -62,7 +62,7 @@ def classify(
             classifier = ClassificationInferencer(checkpoint, mean=mean, std=std)
             if is_folder and classifier.has_several_labels:
                 raise UserError(f'{checkpoint} gives several labels; leave out --min-confidence, give --out FILE.csv')
-            results, classes = inference.classify_images(classifier, images), classifier.classes
+            results, classes = inference.classify_images(classifier, images), list(classifier.classes)
         else:
             extractor = FeatureExtractor(checkpoint, mean=mean, std=std)
             results, classes = classify_by_nearest(extractor, images, labelled)

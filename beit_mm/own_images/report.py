@@ -7,7 +7,6 @@ import math
 import random
 import re
 import time
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -232,14 +231,13 @@ def draw_curves(work_dir: Path) -> Picture:
     """Draws loss.png beside a work directory: a run's losses and its accuracy on held-out images, if it has one."""
     training, validation = read_scalars(work_dir)
     last: dict[str, float] = {}  # of each value
-    points: Counter[str] = Counter()
+    measured = [key for row in validation.values() for key in row]
     for row in validation.values():
         last |= row
         row |= {'loss': row['mim_loss']} if 'mim_loss' in row else {}
-        points.update(row.keys())
     labels = {'loss': 'loss' if 'explained' in last else 'loss, nats', 'explained': 'explained share of variance'}
     labels |= {'accuracy/top1': 'classified correctly, %', 'mIoU': 'mIoU, %', 'multi-label/mAP': 'mAP, %'}
-    shown = [key for key in labels if key == 'loss' or points[key] > 1]  # one result stands in the table
+    shown = [key for key in labels if key == 'loss' or measured.count(key) > 1]  # one result stands in the table
     figure = draw_runs({work_dir.name: (training, validation)}, shown, columns=1)
     guesses = ('token_entropy', '--', 'token frequency'), ('position_entropy', ':', 'frequency at each position')
     for name, style, guess in guesses:

@@ -82,7 +82,7 @@ class SlidingSegmentor(EncoderDecoder):
     """
 
     with_confidence = False  # whether large images get one too, for `confidence_of`; tests do not need it
-    with_probabilities = False  # whether all images get those of all classes, for `probabilities_of`
+    with_probabilities = False  # whether images of any size get those of all classes, for `probabilities_of`
 
     def __init__(self, *args, data_preprocessor: dict | None = None, **kwargs):
         if isinstance(data_preprocessor, dict) and len(data_preprocessor.get('mean') or ()) not in (0, 1, 3):
@@ -199,7 +199,7 @@ class SlidingSegmentor(EncoderDecoder):
             for sample in samples
         )
         large = classes > 1 and len(sizes) == 1 and classes * math.prod(*sizes) > MAX_LOGITS
-        if changed or not large:
+        if changed or self.with_probabilities or not large:
             samples = super().postprocess_result(seg_logits, data_samples)
             if self.gives_probabilities:  # `confidence_of` would treat them as logits
                 for sample in samples:
@@ -216,20 +216,15 @@ class SlidingSegmentor(EncoderDecoder):
         rows, columns = (bilinear_matrix(source, target, self.align_corners).to(seg_logits) for source, target in axes)
         strips = rows.split(strip_height(classes, size[1]))
         for sample, logits in zip(samples, seg_logits, strict=True):  # C, h, w
-            labels, confidence, probabilities = [], [], []
+            labels, confidence = [], []
             for strip in strips:
                 scores = strip @ logits @ columns.T  # C, rows, W
                 labels.append(scores.argmax(dim=0, keepdim=True))
                 if self.with_confidence:
                     confidence.append(confidence_of_strip(scores))
-                if self.with_probabilities:
-                    shares = shares_of_classes(scores) if self.gives_probabilities else scores.softmax(dim=0)
-                    probabilities.append(shares.half())
             sample.pred_sem_seg = PixelData(data=torch.cat(labels, dim=1))  # 1, H, W
             if self.with_confidence:
                 sample.confidence = PixelData(data=torch.cat(confidence)[None])
-            if self.with_probabilities:
-                sample.probabilities = PixelData(data=torch.cat(probabilities, dim=1))
         return samples
 
     @property
