@@ -49,7 +49,7 @@ LOCATIONS.update(
     TRANSFORMS=('beit_mm.datasets', 'beit_mm.segmentation'),
     HOOKS=('beit_mm.engine', 'beit_mm.pictures'),
     LOOPS=_ENGINE,
-    METRICS=_ENGINE,
+    METRICS=('beit_mm.engine', 'beit_mm.segmentation'),
     OPTIM_WRAPPERS=_ENGINE,
     OPTIM_WRAPPER_CONSTRUCTORS=_ENGINE,
 )

@@ -192,14 +192,16 @@ def show_path(path: Path, arguments: dict[str, Any]) -> None:
 def show_classes(result: list[dict[str, Any]], arguments: dict[str, Any]) -> None:
     from beit_mm.apis.inference import summary_of
 
-    for image in result[:MAX_LINES]:
-        terminal.say('  '.join([image['path'], *summary_of(image)]).rstrip())
-    if len(result) > MAX_LINES:
-        terminal.say(f'... and {len(result) - MAX_LINES} more')
+    readable = [image for image in result if 'error' not in image]
+    for image in readable[:MAX_LINES]:
+        terminal.say('  '.join([image['path'], *summary_of(image)]))
+    if len(readable) > MAX_LINES:
+        terminal.say(f'... and {len(readable) - MAX_LINES} more')
+    say_unreadable(result)
     if (least := arguments['min_confidence']) is not None:
-        kept = [image['name'] for image in result if 'error' not in image and image['scores'][0][1] >= least]
+        kept = [image['name'] for image in readable if image['scores'][0][1] >= least]
         terminal.say(f'{len(kept)} of {len(result)} images, of {len({*kept})} classes: {arguments["out"]}')
-    if all('error' in image for image in result):
+    if not readable:
         sys.exit(1)
 
 
@@ -222,9 +224,12 @@ def show_features(result: dict[str, Any], arguments: dict[str, Any]) -> None:
 
 
 def say_unreadable(images: Sequence[dict[str, Any]]) -> int:
+    """Says which images could not be read, and their number, which it returns."""
     errors = [image['error'] for image in images if 'error' in image]
-    for error in errors:
+    for error in errors[:MAX_LINES]:
         terminal.say(f'unreadable: {error}')
+    if errors:
+        terminal.say(f'images that could not be read: {len(errors):,}')
     return len(errors)
 
 

@@ -15,6 +15,7 @@ import torch
 import torch.nn.functional as F
 from matplotlib import colormaps, get_data_path
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 from mmengine.dist import master_only
 from mmengine.hooks import Hook
 from mmengine.runner import Runner
@@ -385,9 +386,10 @@ def read_scalars(work_dir: str | Path) -> tuple[Scalars, Scalars]:
     return training, {ends.get(step, step): row for step, row in sorted(validation.items())}
 
 
-def draw_runs(runs: Mapping[str, tuple[Scalars, Scalars]], keys: Sequence[str]) -> Figure:
+def draw_runs(runs: Mapping[str, tuple[Scalars, Scalars]], keys: Sequence[str], columns: int = 2) -> Figure:
     """A panel for each key, with a curve of each run (from `read_scalars`) and one with dots of its validations."""
-    rows, columns = (len(keys) + 1) // 2, min(len(keys), 2)
+    columns = min(len(keys), columns)
+    rows = math.ceil(len(keys) / columns)
     figure = Figure(figsize=(6 * columns, 3.5 * rows), layout='constrained')
     panels = figure.subplots(rows, columns, squeeze=False).ravel()
     for axes, key in zip(panels, keys, strict=False):
@@ -397,6 +399,7 @@ def draw_runs(runs: Mapping[str, tuple[Scalars, Scalars]], keys: Sequence[str]) 
                 if points:
                     axes.plot([*points], [*points.values()], style, color=f'C{number}', label=label, markersize=4)
         axes.set(xlabel='step', ylabel=key)
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         axes.grid(alpha=0.3)
         if axes.lines:
             axes.legend(fontsize=7)

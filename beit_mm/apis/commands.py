@@ -181,6 +181,7 @@ def test(arguments: Sequence[str] | None = None) -> None:
         runner.test_evaluator.metrics.append(predictions)
     report: dict[str, Any] = runner.test()
     if args.out and is_main_process():
+        report = {name: None if value != value else value for name, value in report.items()}  # JSON has no nan
         if predictions and predictions.predicted:
             report = dict(report, classes=predictions.classes, predictions=predictions.predicted)
         text = json.dumps(report, indent=2, default=lambda value: value.tolist())  # mmseg's metrics are NumPy numbers

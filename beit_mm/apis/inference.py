@@ -34,6 +34,8 @@ from beit_mm.terminal import quiet, say, with_bar
 
 SHORT_SIDE = 30  # patches of an image whose attention is drawn, as in the authors' figure
 MAX_ROWS = 64  # in a picture of reconstructions
+MANY_BYTES = 10**9  # of probabilities
+BEST_THREE = ['class', 'probability', 'class_2', 'probability_2', 'class_3', 'probability_3']  # columns of a table
 CONFIDENCE = 'confidence.csv'
 FORMULA = (*'=+-@＝＋－＠', '\t', '\r')  # beginnings of a formula in a spreadsheet
 
@@ -70,31 +72,42 @@ def unused(stem: str, suffix: str, used: set[str]) -> str:
     return name
 
 
-def write_results(path: Path, results: Sequence[dict[str, Any]]) -> None:
+def write_results(path: Path, results: Sequence[dict[str, Any]], classes: Sequence[str]) -> None:
+    """Writes what `classify` returns as .json, or as a table of its most likely classes, .csv."""
     if path.suffix == '.json':
         with atomic_file(path) as file:
             file.write(os.fsencode(json.dumps(list(results), indent=1) + '\n'))
         return
-    classes = next((list(row['probabilities']) for row in results if 'probabilities' in row), None)
-    head = ['path', 'class', 'probability'] if classes is None else ['path', 'classes', *classes]
-    write_table(path, head, [(row['path'], *summary_of(row)) for row in results])
+    columns = ['classes', *classes] if any('probabilities' in row for row in results) else BEST_THREE
+    rows = [(row['path'], *cells_of(row, classes, len(columns))) for row in results]
+    write_table(path, ['path', *columns, 'error'], rows)
+
+
+def cells_of(result: dict[str, Any], classes: Sequence[str], columns: int) -> list[str]:
+    """What a table says of an image: so many columns, then why it could not be read."""
+    if 'error' in result:
+        return [*[''] * columns, result['error']]
+    cells = [*summary_of(result)]
+    if 'probabilities' not in result:
+        for label, share in result['scores'][1:3]:
+            cells += [classes[label], f'{share:.3f}']
+    return [*cells, *[''] * (columns + 1 - len(cells))]
 
 
 def write_table(path: Path, head: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
-    """Writes rows (file, texts) as CSV; text that a spreadsheet would run as a formula is prefixed."""
+    """Writes rows (file, texts) as CSV for spreadsheets, which would run some texts as formulas: these are prefixed."""
     text = io.StringIO(newline='')
     table = csv.writer(text, quoting=csv.QUOTE_ALL)
     for file, *others in [head, *rows]:
         file = f'./{file}' if file and file.startswith(FORMULA) else file  # None for an array
         table.writerow([file, *(f"'{each}" if each.startswith(FORMULA) else each for each in others)])
     with atomic_file(path) as stream:
-        stream.write(os.fsencode(text.getvalue()))  # file names may hold any bytes
+        # a file name may hold any bytes; without the mark of UTF-8 Excel reads a local encoding
+        stream.write(text.getvalue().encode('utf-8-sig', 'surrogateescape'))
 
 
 def summary_of(result: dict[str, Any]) -> tuple[str, ...]:
-    """Name and probability in a result of `classify`, or names and all probabilities; or the error."""
-    if 'error' in result:
-        return f'unreadable: {result["error"]}', ''
+    """Name and probability in a result of `classify`, or names and all probabilities."""
     if 'probabilities' in result:
         return '; '.join(result['names']), *(f'{share:.3f}' for share in result['probabilities'].values())
     return result['name'], f'{result["scores"][0][1]:.3f}'
@@ -106,31 +119,38 @@ def write_maps(
     folder: Path,
     least: float | None,
     confidence_maps: bool = False,
+    number: int = 1,
 ) -> list[dict[str, Any]]:
-    """Writes the files of `segment`, and returns what it returns; `least` is its `min_confidence`."""
+    """Writes the files of `segment` on a `number` of images, and returns what it returns; `least`: `min_confidence`."""
     lines = [class_line(unquoted(name)) for name in segmentor.classes]
     if least is not None:
         if len(lines) >= IGNORE_INDEX:
             raise UserError(f'--min-confidence is for at most {IGNORE_INDEX - 1} classes; the model has {len(lines)}')
         # if no pixel keeps some class, the number of names does not show what 0 means
         lines = ['Number\tName', *(f'{number}\t{line}' for number, line in enumerate(lines))]
-    head = ['path', 'labels', 'confidence']
+    head = ['path', 'labels', 'confidence', 'error']
     write_table(folder / CONFIDENCE, head, [])  # first, so that a later call recognises the folder as one of `segment`
     for name in ('labels', 'overlays', *(['confidence'] if confidence_maps else [])):
         (folder / name).mkdir(parents=True, exist_ok=True)
     write_lines(folder / 'classes.txt', lines)
     written: list[dict[str, Any]] = []
-    rows: list[tuple[str | None, str, str]] = []
+    rows: list[tuple[str | None, str, str, str]] = []
     used: set[str] = set()
+    expected = 0.0  # bytes of the probabilities of all images
     for result in results:
         path = result['path']
         if 'error' in result:
             written.append(result)
-            rows.append((path, f'unreadable: {result["error"]}', ''))
+            rows.append((path, '', '', result['error']))
             continue
         name = unused(Path(path or 'image').stem, '.png', used)
+        if 'probabilities' in result and not expected:
+            expected = number * result['probabilities'].nbytes
+            (folder / 'probabilities').mkdir(exist_ok=True)
+            if expected > MANY_BYTES:
+                say(f'{folder}/probabilities will take about {expected / 1e9:.1f} GB, judging by the first image.')
         written.append(write_map(result, segmentor, folder, name, least, confidence_maps))
-        rows.append((path, f'labels/{Path(written[-1]["labels"]).name}', f'{written[-1]["confidence"]:.3f}'))
+        rows.append((path, f'labels/{Path(written[-1]["labels"]).name}', f'{written[-1]["confidence"]:.3f}', ''))
         if written[-1].get('labelled'):
             (folder / 'images').mkdir(exist_ok=True)
             (folder / 'images' / name).with_suffix(Path(path).suffix).symlink_to(Path(path).resolve())
@@ -143,6 +163,7 @@ def write_map(
 ) -> dict[str, Any]:
     """Writes the label map and overlay of an image; returns what `segment` returns for it."""
     labels, confidence, image = result['labels'], result['confidence'], result['image']
+    probabilities = result.get('probabilities')
     files = dict(path=result['path'], overlay=str(folder / 'overlays' / name))
     has_free_number = len(segmentor.classes) <= IGNORE_INDEX
     place = Place(result['path'] if has_free_number else None, labels.shape)
@@ -157,6 +178,10 @@ def write_map(
     files['labels'] = place.write(
         folder / 'labels' / name, labels, IGNORE_INDEX, colours if labels.dtype == np.uint8 else None
     )
+    if probabilities is not None:
+        probabilities *= confidence > 0  # also 0 where a GeoTIFF has no data
+        files['probabilities'] = str((folder / 'probabilities' / name).with_suffix('.npz'))
+        np.savez(files['probabilities'], probabilities=probabilities, classes=[*map(unquoted, segmentor.classes)])
     if confidence_map:
         confidence *= 255  # in place, because a large image leaves no room for a copy
         levels = np.rint(confidence, out=confidence).astype(np.uint8)

@@ -125,9 +125,12 @@ class SegmentationInferencer(Inferencer):
     Args:
         short_side: of each image as the model sees it, in pixels, instead of the scale of the training.
         full_size: let the model see images pixel by pixel.
+
+    If its attribute `with_probabilities` is True, results have `probabilities` too, float16 (classes, H, W).
     """
 
     task, for_task = 'segmentor', 'segmentation'
+    with_probabilities = False
     bar: Callable[[list], Iterable] = staticmethod(iter)  # passes on the blocks of a large image, and may count them
 
     def __call__(
@@ -146,6 +149,7 @@ class SegmentationInferencer(Inferencer):
             the image as a viewer shows it, uint8, or uint16 for more than 256 classes; confidence=float32 (H, W), the
             probability of each label; in blocks float16).
         """
+        self.model.with_probabilities = self.with_probabilities
         for source in self.reader.sources(images):
             mosaic = None
             if self.takes_blocks:
@@ -176,7 +180,7 @@ class SegmentationInferencer(Inferencer):
 
     def predict(self, samples: list[dict]) -> list[dict[str, Any]]:
         """The labels of one sample of the pipeline, and their probabilities."""
-        from beit_mm.segmentation.segmentor import MAX_LOGITS, confidence_of
+        from beit_mm.segmentation.segmentor import MAX_LOGITS, confidence_of, probabilities_of
 
         image = samples[0]['inputs']  # C, h, w; of a multi-scale test a list of views
         if self.takes_blocks and self.num_classes * math.prod(image.shape[1:]) > MAX_LOGITS:
@@ -187,4 +191,7 @@ class SegmentationInferencer(Inferencer):
             (sample,) = self.model.test_step(pseudo_collate(samples))
         labels = sample.pred_sem_seg.data[0].cpu().numpy()
         confidence = confidence_of(sample).float().cpu().numpy()
-        return [dict(labels=labels.astype(np.min_scalar_type(self.num_classes - 1)), confidence=confidence)]
+        result = dict(labels=labels.astype(np.min_scalar_type(self.num_classes - 1)), confidence=confidence)
+        if self.with_probabilities:
+            result['probabilities'] = probabilities_of(sample).half().cpu().numpy()
+        return [result]

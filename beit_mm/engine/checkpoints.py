@@ -37,7 +37,7 @@ INTERRUPTED = 'interrupted.pth'  # written when a signal ends the run
 VALIDATED = 'last_validation'  # in the message hub: the iteration of the last complete validation
 KEPT = 'kept_checkpoints'  # in the message hub: names of the run's numbered checkpoints on the disk
 RESTARTS = ('TORCHELASTIC_RESTART_COUNT', 'SLURM_RESTART_COUNT')  # above 0 after a restart by the launcher
-HIGHER_IS_BETTER = ('acc', 'top', 'ar@', 'auc', 'precision', 'map', 'mdice', 'miou')  # as in mmengine, lower case
+HIGHER_IS_BETTER = ('acc', 'top', 'ar@', 'auc', 'precision', 'map', 'mdice', 'iou')  # mmengine's and IoU/<class>
 
 
 @HOOKS.register_module()

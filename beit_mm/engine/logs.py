@@ -204,6 +204,7 @@ class ProgressHook(Hook):
 
     def after_val_epoch(self, runner: Runner, metrics: dict[str, float] | None = None) -> None:
         shown = {name.removeprefix(f'{self.title}/'): value for name, value in (metrics or {}).items()}
+        shown = {name: value for name, value in shown.items() if not name.startswith('IoU/')}  # one for each class
         numbers = [f'{name} {value:.4g}' for name, value in shown.items() if isinstance(value, Real)]
         self.say('  '.join([f'{self.title} {runner.iter:,}, held-out images:', *numbers]))
 

@@ -40,7 +40,7 @@ def classify(
         images: files and folders, in Python also arrays and PIL images, see `ImageReader.results`; by default five
             photos that come with the package.
         labelled: folder with one folder per class, whose nearest images decide, for a model without classes.
-        out: file for the results, .csv or .json; with `min_confidence` a folder.
+        out: file for the results, .csv (the three most likely classes) or .json; with `min_confidence` a folder.
         mean: of the images' channels, one number or one for each, pixels 0-255; by default as the checkpoint says.
         std: their standard deviation, like `mean`.
         min_confidence: make `out` a folder that `finetune` reads: classes.csv has the results, and one folder per class
@@ -62,19 +62,22 @@ def classify(
             classifier = ClassificationInferencer(checkpoint, mean=mean, std=std)
             if is_folder and classifier.has_several_labels:
                 raise UserError(f'{checkpoint} gives several labels; leave out --min-confidence, give --out FILE.csv')
-            results = inference.classify_images(classifier, images)
+            results, classes = inference.classify_images(classifier, images), list(classifier.classes)
         else:
-            results = classify_by_nearest(FeatureExtractor(checkpoint, mean=mean, std=std), images, labelled)
+            extractor = FeatureExtractor(checkpoint, mean=mean, std=std)
+            results, classes = classify_by_nearest(extractor, images, labelled)
     if min_confidence is not None:
-        inference.write_results(path / 'classes.csv', results)
+        inference.write_results(path / 'classes.csv', results, classes)
         inference.link_images(path, results, min_confidence)
     elif out is not None:
-        inference.write_results(path, results)
+        inference.write_results(path, results, classes)
     return results
 
 
-def classify_by_nearest(extract: FeatureExtractor, images: Sources, labelled: str | Path) -> list[dict[str, Any]]:
-    """Lets the most similar images of class folders vote."""
+def classify_by_nearest(
+    extract: FeatureExtractor, images: Sources, labelled: str | Path
+) -> tuple[list[dict[str, Any]], list[str]]:
+    """Lets the most similar images of class folders vote; returns the results and the names of the classes."""
     found = find_class_folders(labelled)
     if found.question:
         raise UserError(f'--labelled: {found.question} (finetune); expected a folder of class folders alone')
@@ -92,7 +95,7 @@ def classify_by_nearest(extract: FeatureExtractor, images: Sources, labelled: st
     queries, asked = extract.means([*extract.reader.sources(images)])
     shares = (row / row.sum() for votes in knn_votes(queries, features, labels, len(classes)) for row in votes)
     names = [*map(quoted, classes)]  # as a classifier's
-    return [result if 'error' in result else describe(next(shares), names, result['path']) for result in asked]
+    return [result if 'error' in result else describe(next(shares), names, result['path']) for result in asked], names
 
 
 def segment(
@@ -109,6 +112,7 @@ def segment(
     std: PerChannel = None,
     min_confidence: float | None = None,
     confidence: bool = False,
+    probabilities: bool = False,
 ) -> list[dict[str, Any]]:
     """Names the class of each pixel, with a segmentor or by the most similar labelled patches.
 
@@ -131,14 +135,16 @@ def segment(
         min_confidence: make `out` a folder that `finetune` reads: pixels whose class is less probable, 0 to 1, are 255
             in the label map, and images/ has links to the images that keep any label.
         confidence: write confidence/<name>.png too, the probability of each pixel's label times 255.
+        probabilities: write probabilities/<name>.npz too, those of all classes for each pixel: `probabilities`, float16
+            (classes, height, width), and `classes`, their names.
 
     Maps of a GeoTIFF are .tif files on the same grid, 255 (confidence 0) where it has no data.
 
     Returns:
         For each image dict(path, labels=file, overlay=file, confidence=mean probability of its pixels' labels; with
         `labelled` their share in the nearest patches), with `min_confidence` also labelled=share of pixels, 0 to 1,
-        with `confidence` confidence_map=file. Overlays of many bands show bands 1 to 3. For an unreadable image
-        dict(path, error).
+        with `confidence` confidence_map=file, with `probabilities` probabilities=file. Overlays of many bands show
+        bands 1 to 3. For an unreadable image dict(path, error).
     """
     with quiet():
         folder = Path(out).expanduser()
@@ -158,13 +164,14 @@ def segment(
         else:
             scale: dict[str, Any] = dict(multi_scale=multi_scale, short_side=short_side, full_size=full_size)
             segmentor = SegmentationInferencer(checkpoint, **scale, **options)
+        segmentor.with_probabilities = probabilities
         sources = list(segmentor.reader.sources(images))
         results = segmentor(sources, on_error='skip', return_images=True)
         if len(sources) == 1:
             segmentor.bar = lambda blocks: with_bar(blocks, len(blocks))
         else:
             results = with_bar(results, len(sources))
-        return inference.write_maps(results, segmentor, folder, min_confidence, confidence)
+        return inference.write_maps(results, segmentor, folder, min_confidence, confidence, len(sources))
 
 
 def check_confidence(least: float | None) -> None:
@@ -196,12 +203,14 @@ def nearest_patches(extract: FeatureExtractor, images: LabelMaps) -> 'NearestPat
 class NearestPatches:
     """Segments images by frozen features, without training: a `patch_classifier` of a `patch_dataset`.
 
-    Call it like a SegmentationInferencer.
+    Call it like a SegmentationInferencer; it has `with_probabilities` too.
 
     Args:
         method: of the `patch_classifier`; with 'knn' the confidence is the label's share in the nearest patches.
         max_patches: that others are compared with.
     """
+
+    with_probabilities = False
 
     def __init__(
         self, extract: FeatureExtractor, dataset: SegmentationFolder, method: str = 'knn', max_patches: int = 50_000
@@ -220,4 +229,7 @@ class NearestPatches:
         (sample,) = samples
         patches = self.extract.features(sample['inputs'][None], [None])['patches'][0, 0]  # h, w, C
         scores = pixel_scores(self.scores_of(patches), sample['data_samples'].ori_shape)  # K, H, W
-        return [dict(labels=scores.argmax(dim=0).byte().cpu().numpy(), confidence=scores.amax(dim=0).cpu().numpy())]
+        result = dict(labels=scores.argmax(dim=0).byte().cpu().numpy(), confidence=scores.amax(dim=0).cpu().numpy())
+        if self.with_probabilities:
+            result['probabilities'] = scores.half().cpu().numpy()
+        return [result]

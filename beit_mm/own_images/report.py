@@ -48,10 +48,11 @@ ROWS = {  # of the report: a metric's name and its description
 }
 PAGE = """<!doctype html><html lang="en"><meta charset="utf-8"><title>{0}</title>
 <meta name="viewport" content="width=device-width,initial-scale=1">
-<style>body{{max-width:60em;margin:2em auto;padding:0 1em;font-family:sans-serif;line-height:1.4}}
-h1,p,figcaption,td:last-child{{overflow-wrap:anywhere}} h1+p{{font-weight:bold}} tr,figure{{break-inside:avoid}}
-div{{overflow-x:auto}} td,th{{padding:.2em 1em .2em 0;text-align:left;vertical-align:top}}
-figure{{display:inline-block;vertical-align:top;max-width:100%;margin:0 .5em 1em 0}} img{{width:100%}}
+<style>body{{max-width:60em;margin:2em auto;padding:0 1em;font-family:sans-serif;line-height:1.4}} img{{width:100%}}
+h1,p,figcaption,td:last-child{{overflow-wrap:anywhere}} tr,figure{{break-inside:avoid}} td:first-child{{min-width:8em}}
+div{{overflow-x:auto;margin-bottom:1em}} td,th{{padding:.2em 1em .2em 0;text-align:left;vertical-align:top}}
+figure{{display:inline-block;vertical-align:top;max-width:100%;margin:0 .5em 1em 0}} h1+p{{font-weight:bold}}
+@media print{{body{{margin:0;max-width:none}} div{{overflow:visible}} img{{max-height:90vh;object-fit:contain}}}}
 </style><h1>{0}</h1>"""
 BETTER, WORSE, TOO_CLOSE = 'better than', 'worse than', 'too close to tell from'
 
@@ -230,13 +231,14 @@ def draw_curves(work_dir: Path) -> Picture:
     """Draws loss.png beside a work directory: a run's losses and its accuracy on held-out images, if it has one."""
     training, validation = read_scalars(work_dir)
     last: dict[str, float] = {}  # of each value
+    measured = [key for row in validation.values() for key in row]
     for row in validation.values():
         last |= row
         row |= {'loss': row['mim_loss']} if 'mim_loss' in row else {}
     labels = {'loss': 'loss' if 'explained' in last else 'loss, nats', 'explained': 'explained share of variance'}
     labels |= {'accuracy/top1': 'classified correctly, %', 'mIoU': 'mIoU, %', 'multi-label/mAP': 'mAP, %'}
-    shown = [key for key in labels if key == 'loss' or key in last]
-    figure = draw_runs({work_dir.name: (training, validation)}, shown)
+    shown = [key for key in labels if key == 'loss' or measured.count(key) > 1]  # one result stands in the table
+    figure = draw_runs({work_dir.name: (training, validation)}, shown, columns=1)
     guesses = ('token_entropy', '--', 'token frequency'), ('position_entropy', ':', 'frequency at each position')
     for name, style, guess in guesses:
         if name in last:
@@ -246,4 +248,4 @@ def draw_curves(work_dir: Path) -> Picture:
         axes.set_ylabel(labels[axes.get_ylabel()])
     with atomic_file(work_dir.parent / 'loss.png') as file:
         figure.savefig(file, dpi=120)
-    return Picture('loss.png', 'Loss in training, and results on held-out images')
+    return Picture('loss.png', 'Loss in training' + ', and results on held-out images' * (len(shown) > 1))

@@ -2,4 +2,5 @@
 
 from .heads import EfficientSETRUPHead, EfficientUPerHead, FCNHead, SETRUPHead, SyncBN
 from .mask_head import MaskClassificationHead
+from .metrics import IoUMetric
 from .segmentor import BandsDataPreprocessor, MultiScaleTTA, MultiScaleViews, SlidingSegmentor

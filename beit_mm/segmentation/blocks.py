@@ -11,7 +11,14 @@ from mmseg.structures import SegDataSample
 from torch import Tensor
 
 from beit_mm.datasets.reading import MAX_BANDS
-from beit_mm.segmentation.segmentor import MAX_LOGITS, SlidingSegmentor, confidence_of, strip_height, window_intervals
+from beit_mm.segmentation.segmentor import (
+    MAX_LOGITS,
+    SlidingSegmentor,
+    confidence_of,
+    probabilities_of,
+    strip_height,
+    window_intervals,
+)
 
 
 class Span(NamedTuple):
@@ -53,9 +60,12 @@ def segment_blocks(
         bar: passes on the list of blocks, and may show how many are done.
 
     Returns:
-        dict(labels=(H, W) as of a SegmentationInferencer; confidence=float16 (H, W)), both 0 where `read` gives None.
+        dict(labels=(H, W) as of a SegmentationInferencer; confidence=float16 (H, W)), both 0 where `read` gives None;
+        for a model `with_probabilities` also probabilities=float16 (classes, H, W).
     """
     result = dict(labels=np.zeros(size, np.min_scalar_type(classes - 1)), confidence=np.zeros(size, np.float16))
+    if model.with_probabilities:
+        result['probabilities'] = np.zeros((classes, *size), np.float16)
     cfg, most = model.test_cfg, math.isqrt(MAX_LOGITS // max(classes, MAX_BANDS))
     rows, columns = map(spans, size, seen, cfg['crop_size'], cfg['stride'], (most, most))
     model.with_confidence = True
@@ -71,6 +81,8 @@ def segment_blocks(
             (sample,) = model.postprocess_result(scores, [SegDataSample(metainfo=dict(ori_shape=scores.shape[2:]))])
             result['labels'][strip.kept, column.kept] = sample.pred_sem_seg.data[0].cpu().numpy()
             result['confidence'][strip.kept, column.kept] = confidence_of(sample).float().cpu().numpy()
+            if model.with_probabilities:
+                result['probabilities'][:, strip.kept, column.kept] = probabilities_of(sample).half().cpu().numpy()
     return result
 
 

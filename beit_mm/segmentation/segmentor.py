@@ -82,6 +82,7 @@ class SlidingSegmentor(EncoderDecoder):
     """
 
     with_confidence = False  # whether large images get one too, for `confidence_of`; tests do not need it
+    with_probabilities = False  # whether images of any size get those of all classes, for `probabilities_of`
 
     def __init__(self, *args, data_preprocessor: dict | None = None, **kwargs):
         if isinstance(data_preprocessor, dict) and len(data_preprocessor.get('mean') or ()) not in (0, 1, 3):
@@ -198,7 +199,7 @@ class SlidingSegmentor(EncoderDecoder):
             for sample in samples
         )
         large = classes > 1 and len(sizes) == 1 and classes * math.prod(*sizes) > MAX_LOGITS
-        if changed or not large:
+        if changed or self.with_probabilities or not large:
             samples = super().postprocess_result(seg_logits, data_samples)
             if self.gives_probabilities:  # `confidence_of` would treat them as logits
                 for sample in samples:
@@ -206,6 +207,8 @@ class SlidingSegmentor(EncoderDecoder):
                     if classes == 1:  # mmseg has taken its sigmoid
                         scores = scores.logit()
                     sample.confidence = PixelData(data=share_of_highest(scores)[None])
+                    if self.with_probabilities:
+                        sample.probabilities = PixelData(data=shares_of_classes(scores))
             return samples
         confidence_of_strip = share_of_highest if self.gives_probabilities else highest_probability
         (size,) = sizes
@@ -249,6 +252,16 @@ def share_of_highest(probabilities: Tensor) -> Tensor:
     return probabilities.amax(dim=0) / probabilities.sum(dim=0).clamp(min=1)
 
 
+def shares_of_classes(probabilities: Tensor) -> Tensor:
+    """All probabilities (C, H, W), of which `share_of_highest` gives the highest."""
+    return probabilities / probabilities.sum(dim=0).clamp(min=1)
+
+
+def two_classes(probability: Tensor) -> Tensor:
+    """The probabilities (2, H, W) of labels 0 and 1, from that of 1 (1, H, W)."""
+    return torch.cat([1 - probability, probability])
+
+
 def confidence_of(sample: SegDataSample) -> Tensor:
     """The probability (H, W) of each pixel's label in a prediction of a segmentor of this package or of mmseg."""
     if 'confidence' in sample:
@@ -257,6 +270,14 @@ def confidence_of(sample: SegDataSample) -> Tensor:
     if len(scores) == 1:  # the probability of label 1
         return torch.where(sample.pred_sem_seg.data > 0, scores, 1 - scores)[0]
     return highest_probability(scores)
+
+
+def probabilities_of(sample: SegDataSample) -> Tensor:
+    """The probabilities (C, H, W) of all classes, whose highest is `confidence_of`; see `with_probabilities`."""
+    if 'probabilities' in sample:
+        return sample.probabilities.data
+    scores = sample.seg_logits.data
+    return two_classes(scores) if len(scores) == 1 else scores.softmax(dim=0)
 
 
 def check_test_cfg(cfg: dict) -> None:
@@ -402,6 +423,8 @@ class MultiScaleTTA(BaseTTAModel):
     Source: mmseg 0.11 `EncoderDecoder.aug_test`, `inference`.
     """
 
+    with_probabilities = False  # see SlidingSegmentor
+
     def __init__(self, module: dict | nn.Module):
         super().__init__(module)
         if not isinstance(self.module, SlidingSegmentor):
@@ -417,7 +440,8 @@ class MultiScaleTTA(BaseTTAModel):
                 views += [View(image, tuple(sample.ori_shape[:2]), flip) for flip in FLIPS]
         weights = [sample.view_weights for sample in samples]
         for sample, mean in zip(samples, self.probabilities(views, weights), strict=True):
-            if len(mean) == 1 and not self.module.gives_probabilities:  # one logit for two classes
+            is_binary = len(mean) == 1 and not self.module.gives_probabilities
+            if is_binary:  # one logit for two classes
                 label = (mean > self.module.decode_head.threshold).long()
                 confidence = torch.where(label > 0, mean, 1 - mean)[0]
             else:
@@ -425,6 +449,8 @@ class MultiScaleTTA(BaseTTAModel):
                 confidence = share_of_highest(mean) if self.module.gives_probabilities else mean.amax(dim=0)
             sample.pred_sem_seg = PixelData(data=label)  # 1, H, W
             sample.confidence = PixelData(data=confidence[None])
+            if self.with_probabilities:
+                sample.probabilities = PixelData(data=two_classes(mean) if is_binary else shares_of_classes(mean))
         return samples
 
     def probabilities(self, views: Sequence[View], weights: Sequence[Sequence[int]]) -> Iterator[Tensor]:

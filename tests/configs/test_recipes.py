@@ -185,7 +185,7 @@ def segmentation(name: str, row) -> dict:
         'val_dataloader.dataset': val,
         'train_dataloader.dataset.pipeline': [LOAD, labels, *some, pack],
         'val_dataloader.dataset.pipeline': [by_its_name, dict(type='Resize', **resize), labels, pack],
-        'val_evaluator': dict(type='IoUMetric', iou_metrics=['mIoU']),
+        'val_evaluator': ours('IoUMetric', iou_metrics=['mIoU']),
         'tta_pipeline': [LOAD, labels, ours('MultiScaleViews', short_side=size, crop_size=window)],
     }
 

@@ -69,6 +69,7 @@ def test_blocks_have_the_labels_of_the_whole_image(tmp_path, in_blocks, short_si
     """Also of an image that the network sees smaller or larger; a TIFF is never decoded whole."""
     pixels = smooth_pixels()
     segmentor = SegmentationInferencer(save_segmentor(tmp_path / 'model.pth', short_side), 'cpu')
+    segmentor.with_probabilities = True
     (whole,) = segmentor(pixels)
     assert len(np.unique(whole['labels'])) == CLASSES
     segmentor.reader.loader.max_pixels = HEIGHT * WIDTH - 1
@@ -80,7 +81,8 @@ def test_blocks_have_the_labels_of_the_whole_image(tmp_path, in_blocks, short_si
         assert len(sizes) > 3 and max(map(max, sizes)) <= 200 and found['labels'].dtype == np.uint8
         equal = found['labels'] == whole['labels']
         assert equal.all() if short_side == HEIGHT else equal.mean() > least
-        assert abs(found['confidence'] - whole['confidence'])[equal].max() < most
+        for kind in ('confidence', 'probabilities'):
+            assert abs(found[kind] - whole[kind])[..., equal].max() < most
 
 
 @pytest.mark.parametrize('size', ['whole', 'in blocks'])
@@ -90,7 +92,7 @@ def test_maps_of_a_geotiff_lie_on_its_grid(tmp_path, in_blocks, size):
     (plain,) = SegmentationInferencer(save_segmentor(tmp_path / 'model.pth'), 'cpu')(pixels)
     pixels = np.where(np.arange(WIDTH)[:, None] < 40, 0, np.maximum(pixels, 1)).astype(np.uint8)  # 0 marks missing data
     file = save_tiff(tmp_path / 'mosaic.tif', pixels, **PLACE, nodata=0)
-    words = ['segment', tmp_path / 'model.pth', file, '--out', tmp_path / 'out', '--confidence']
+    words = ['segment', tmp_path / 'model.pth', file, '--out', tmp_path / 'out', '--confidence', '--probabilities']
     if size == 'in blocks':
         in_blocks()
         words += ['--max-pixels', HEIGHT * WIDTH - 1]
@@ -106,10 +108,13 @@ def test_maps_of_a_geotiff_lie_on_its_grid(tmp_path, in_blocks, size):
         assert confidence.nodata == 0 and confidence.scales == (1 / 255,)
         shares = confidence.read(1) / 255
     assert (values[:, :40] == 255).all() and not shares[:, :40].any()
+    probabilities = np.load(tmp_path / 'out/probabilities/mosaic.npz')['probabilities']
+    assert not probabilities[..., :40].any() and abs(probabilities.max(axis=0) - shares).max() < 0.5 / 255 + 1e-3
+    assert (probabilities.argmax(axis=0) == values)[:, 40:].mean() > 0.99
     far = np.s_[:, 40 + CROP :]  # windows without a pixel of the border
     assert (values == plain['labels'])[far].mean() > 0.99
     assert abs(shares - plain['confidence'])[far].max() < 0.06
-    row = (tmp_path / 'out/confidence.csv').read_text().splitlines()[1].replace('"', '').split(',')
+    row = (tmp_path / 'out/confidence.csv').read_text(encoding='utf-8-sig').splitlines()[1].replace('"', '').split(',')
     assert row[1] == 'labels/mosaic.tif' and float(row[2]) == pytest.approx(shares[:, 40:].mean(), abs=2e-3)
     assert np.array_equal(np.asarray(Image.open(tmp_path / 'out/labels/mosaic.tif')), values)
 

@@ -70,10 +70,10 @@ def test_answers_have_a_probability_of_each_class_and_all_likely_names(weights, 
     assert second['probabilities']['red'] > first['probabilities']['red']  # only the second has it
     with open(tmp_path / 'a.csv', encoding='utf-8-sig') as file:
         head, *rows = csv.reader(file)
-    assert head == ['path', 'classes', "'=1+1", 'green', 'red']
+    assert head == ['path', 'classes', "'=1+1", 'green', 'red', 'error'] and rows[2][5] == broken['error']
     for row, answer in zip(rows, (first, second), strict=False):
         assert row[1].lstrip("'") == '; '.join(answer['names'])
-        assert [*map(float, row[2:])] == pytest.approx([*answer['probabilities'].values()], abs=6e-4)
+        assert [*map(float, row[2:5])] == pytest.approx([*answer['probabilities'].values()], abs=6e-4)
     with pytest.raises(UserError, match='leave out --min-confidence'):
         beit_mm.classify(weights, images, out=tmp_path / 'sorted', min_confidence=0.5)
 

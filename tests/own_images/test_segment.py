@@ -20,6 +20,7 @@ from narrow_segmentors import CROP, SEGMENTOR, narrow_segmentor
 from PIL import Image
 
 from beit_mm import __main__ as command
+from beit_mm.apis import inference
 from beit_mm.apis.inferencers import SegmentationInferencer
 from beit_mm.datasets.segmentation_folder import SegmentationFolder
 from beit_mm.engine.checkpoints import plain_values
@@ -104,16 +105,25 @@ def test_a_given_config_may_name_mmsegs_own_segmentor_and_stays_as_it_is(work):
     assert theirs.reader.loader.max_pixels == 10_000 and config.to_dict() == before
 
 
-def test_the_verb_writes_label_maps_and_overlays(work, tmp_path):
+@pytest.mark.parametrize('is_large', [False, True])
+def test_the_verb_writes_label_maps_and_overlays(work, tmp_path, capsys, monkeypatch, is_large):
     """Files of one name do not overwrite each other."""
+    if is_large:  # the first image has 33 x 47 pixels
+        monkeypatch.setattr(inference, 'MANY_BYTES', 5 * len(CLASSES) * 33 * 47 * 2 - 1)
     (tmp_path / 'more').mkdir()
     for name in ('square.png', 'square_2.png'):
         Image.new('RGB', (20, 30), (10, 200, 30)).save(tmp_path / 'more' / name)
-    results = segment(work / 'model.pth', [work / 'images', tmp_path / 'more'], tmp_path / 'out')
+    results = segment(work / 'model.pth', [work / 'images', tmp_path / 'more'], tmp_path / 'out', probabilities=True)
+    assert ('probabilities will take' in capsys.readouterr().out) == is_large
     assert len({result['labels'] for result in results}) == len(SIZES) + 2
     segmentor = SegmentationInferencer(work / 'model.pth')
     expected = [result['labels'] for result in segmentor(work / 'images')]
     for result, labels in zip(results, expected, strict=False):
+        file = np.load(result['probabilities'])
+        assert file['probabilities'].dtype == np.float16 and [*file['classes']] == [*CLASSES]
+        shares = file['probabilities'].astype(float)
+        of_label = np.take_along_axis(shares, labels[None].astype(int), axis=0)
+        assert abs(of_label - shares.max(axis=0)).max() < 1e-3 and abs(shares.sum(axis=0) - 1).max() < 5e-3
         with Image.open(result['labels']) as saved:
             assert (np.asarray(saved) == labels).all() and saved.mode == 'P'
             colours = {tuple(colour) for colour in np.asarray(saved.convert('RGB')).reshape(-1, 3)}
@@ -162,10 +172,10 @@ def test_pixels_that_are_not_sure_are_ignored_in_a_folder_that_finetune_reads(wo
     command.main([*map(str, words), str(least)])  # what was not sure enough is not in the way
     shares = [float((truth[file][0] >= least).mean()) for file in (*SIZES, 'square.png')]
     assert f'{100 * np.mean(shares):.0f} % of the pixels' in capsys.readouterr().out
-    with (out / 'confidence.csv').open() as file:
+    with (out / 'confidence.csv').open(encoding='utf-8-sig') as file:
         rows = [*csv.DictReader(file)]
     assert [row['labels'] for row in rows[:-1]] == [f'labels/{n}.png' for n in ('small', 'wide', 'square', 'square_2')]
-    assert rows[-1]['labels'].startswith('unreadable: ') and len(rows) == 5
+    assert rows[-1]['labels'] == rows[-1]['confidence'] == '' != rows[-1]['error'] and len(rows) == 5
     for row in rows[:-1]:
         probability, labels = truth[os.path.relpath(row['path'], work / 'images')]
         assert float(row['confidence']) == pytest.approx(probability.mean(), abs=6e-4)
@@ -191,8 +201,9 @@ def test_pixels_that_are_not_sure_are_ignored_in_a_folder_that_finetune_reads(wo
 def test_a_model_without_classes_segments_by_labelled_patches(tmp_path):
     """Random weights tell colours apart too."""
     pretrained, data = save_backbone(tmp_path / 'ours.pth'), make_label_maps(tmp_path / 'data')
-    found = segment(pretrained, data / 'images/validation', tmp_path / 'maps', labelled=data, short_side=40)
+    found = segment(pretrained, data / 'images/validation', tmp_path / 'maps', data, short_side=40, probabilities=True)
     for number, result in enumerate(found):
+        assert np.load(result['probabilities'])['probabilities'].shape == (3, 40, 56)
         annotation = data / f'annotations/validation/{number}.png'
         labels, truth = (np.array(Image.open(path)).astype(int) for path in (result['labels'], annotation))
         assert (labels == truth - 1)[truth > 0].mean() > 0.75

@@ -1,6 +1,7 @@
 """The verbs: a run from images to a report, what is done with its weights, and one line for each mistake."""
 
 import ast
+import codecs
 import csv
 import json
 import os
@@ -301,10 +302,20 @@ def test_fine_tuning_and_classifying(run, images, tmp_path, capsys):
         with DefaultScope.overwrite_default_scope(config.default_scope):
             MODELS.build(config.model).load_state_dict(weights)  # strictly
     (tmp_path / 'gone.png').symlink_to('nowhere')
+    capsys.readouterr()
+    call('classify', out, *[tmp_path / 'gone.png'] * 30, images, '--out', table)
+    shown = capsys.readouterr().out
+    assert '16 more' in shown and 'read: 30' in shown and shown.count('gone.png') < 30
     call('classify', out, tmp_path / 'gone.png', images, '--out', table)
-    head, gone, *rows = csv.reader(table.open())
-    assert head == ['path', 'class', 'probability'] and gone[1].startswith('unreadable: ')
-    assert len(rows) == 36 and {name for _, name, _ in rows} <= {*CLASSES}
+    assert table.read_bytes().startswith(codecs.BOM_UTF8)
+    gone, *rows = csv.DictReader(table.open(encoding='utf-8-sig'))
+    assert gone.pop('path') in gone.pop('error') and not any(gone.values())
+    found = beit_mm.classify(out, images, out=tmp_path / 'x.json')
+    for row, result in zip(rows, json.loads((tmp_path / 'x.json').read_text()), strict=True):
+        assert [row.pop('path'), row.pop('error')] == [result['path'], '']
+        best = [text for label, share in result['scores'][:3] for text in (CLASSES[label], f'{share:.3f}')]
+        assert [*row.values()] == best and best[0] == result['name']
+    assert len(rows) == len(found) == 36
 
 
 def test_the_normalisation_of_weights_that_do_not_say_it(run, images, tmp_path, capsys):
@@ -358,7 +369,7 @@ def test_names_of_any_bytes_and_formulas_in_results(tmp_path):
     rows = [dict(path=odd, name=odd), *(dict(path=f'{sign}1.png', name=f'{sign}1+1') for sign in signs)]
     rows = [dict(row, scores=[[0, 0.5]]) for row in rows]
     for path in (tmp_path / f'{odd}.csv', tmp_path / 'x.json'):
-        inference.write_results(path, rows)
+        inference.write_results(path, rows, ['=a', 'b'])
     assert json.loads(path.read_text()) == rows
     with (tmp_path / f'{odd}.csv').open(errors='surrogateescape', newline='') as file:
         found = [row[:2] for row in csv.reader(file)][1:]
@@ -372,7 +383,7 @@ def test_arrays_and_pil_images_are_taken_as_files_are(run, images, tmp_path):
     found = beit_mm.classify(run, sources, labelled=images, out=tmp_path / 'x.csv')
     assert [result.pop('path') for result in found] == [None, None, *[str(images / 'red/0.png')] * 2]
     assert all(result == found[0] for result in found) and found[0]['name'] == 'red'
-    with (tmp_path / 'x.csv').open() as file:
+    with (tmp_path / 'x.csv').open(encoding='utf-8-sig') as file:
         assert [row['path'] for row in csv.DictReader(file)] == ['', '', *[str(images / 'red/0.png')] * 2]
     for name, source in dict(a=sources[0], b=image, c=sources[2]).items():
         beit_mm.reconstruct(run, (each for each in [source]), tmp_path / f'{name}.png')
@@ -400,10 +411,10 @@ def test_images_whose_class_is_sure_become_a_folder_to_learn_from(run, images, t
     assert '72 of 74 images' in capsys.readouterr().out
     links = {file.resolve(): file.parent.name for file in out.glob('*/*')}
     assert links == {Path(path).resolve(): result['name'] for path, result in found.items()}
-    with (out / 'classes.csv').open() as file:
+    with (out / 'classes.csv').open(encoding='utf-8-sig') as file:
         rows = {row['path']: row for row in csv.DictReader(file)}
     assert rows[mixed['path']]['probability'] == f'{mixed["scores"][0][1]:.3f}' and len(rows) == 74
-    assert rows[gone['path']]['class'].startswith('unreadable: ')
+    assert rows[gone['path']]['class'] == '' and rows[gone['path']]['error'] == gone['error']
     learned = finding.find_images(out)
     assert learned.classes == [*CLASSES] and learned.learned.total() + len(learned.held_out.names) == 72
     mistake(str(out), *words, 0.1)  # what it holds would be learned from too

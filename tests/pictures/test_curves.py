@@ -55,3 +55,16 @@ def test_guessing_is_drawn_beside_the_loss_of_a_pretraining(tmp_path, monkeypatc
     draw_curves(tmp_path / 'pretrain')
     lines = [[*map(float, line.get_ydata())] for line in drawn[0].axes[0].lines]
     assert lines == [[6.0], [5.0], [5.5, 5.5], [5.25, 5.25]]
+
+
+def test_a_result_is_drawn_once_it_makes_a_curve(tmp_path, monkeypatch):
+    drawn: list = []
+    monkeypatch.setattr(Figure, 'savefig', lambda figure, *args, **kwargs: drawn.append(figure))
+    rows = [trained(1, 6.0), {'accuracy/top1': 40.0, 'step': 1}, trained(2, 5.0)]
+    write_start(tmp_path / 'run', '20260101_000000', rows)
+    draw_curves(tmp_path / 'run')
+    write_start(tmp_path / 'run', '20260102_000000', [{'accuracy/top1': 50.0, 'step': 2}])
+    draw_curves(tmp_path / 'run')
+    (loss,), (_, accuracy) = (figure.axes for figure in drawn)
+    assert len(loss.lines) == 1 and [*accuracy.lines[0].get_ydata()] == [40, 50]
+    assert loss.get_position().width > 0.5 and accuracy.get_position().y0 < drawn[1].axes[0].get_position().y0

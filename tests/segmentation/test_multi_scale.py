@@ -12,7 +12,7 @@ from narrow_segmentors import CROP, build_segmentor, mmsegs_logits, narrow_confi
 from PIL import Image
 
 from beit_mm.registry import TRANSFORMS
-from beit_mm.segmentation.segmentor import RATIOS, MultiScaleTTA, MultiScaleViews, confidence_of
+from beit_mm.segmentation.segmentor import RATIOS, MultiScaleTTA, MultiScaleViews, confidence_of, probabilities_of
 
 
 def resized(image: np.ndarray, ratio: float, short_side: int, crop: int) -> np.ndarray:
@@ -44,6 +44,7 @@ def predict(tta: MultiScaleTTA, paths: list, ratios: tuple) -> list[SegDataSampl
     """By the test pipeline, the collation and `test_step`."""
     load = TRANSFORMS.build(dict(type='beit_mm.LoadImage'))
     views = MultiScaleViews(CROP, (CROP, CROP), ratios)
+    tta.with_probabilities = True
     return tta.test_step(pseudo_collate([views(load(dict(img_path=str(path)))) for path in paths]))
 
 
@@ -52,8 +53,9 @@ def check(sample: SegDataSample, probabilities: torch.Tensor) -> None:
     label, highest = sample.pred_sem_seg.data, probabilities.amax(dim=0)
     assert label.dtype == torch.int64 and label.shape[1:] == highest.shape
     torch.testing.assert_close(probabilities.gather(0, label)[0], highest, atol=1e-5, rtol=0)
-    confidence = highest / probabilities.sum(dim=0).clamp(min=1)
-    torch.testing.assert_close(confidence_of(sample), confidence, atol=1e-5, rtol=0)
+    sums = probabilities.sum(dim=0).clamp(min=1)
+    torch.testing.assert_close(confidence_of(sample), highest / sums, atol=1e-5, rtol=0)
+    torch.testing.assert_close(probabilities_of(sample), probabilities / sums, atol=1e-5, rtol=0)
 
 
 def save_image(folder, name: str, height: int, width: int, mode: str = 'RGB'):
@@ -132,3 +134,4 @@ def test_a_mask_head_of_one_class_finds_it_everywhere_with_its_probability(tmp_p
     for label in (at_all.pred_sem_seg.data, sample.pred_sem_seg.data):
         assert label.shape == (1, 64, 70) and not label.any()
     torch.testing.assert_close(confidence_of(sample), model.inference(image)[0, 0].clamp(max=1), atol=1e-5, rtol=0)
+    assert torch.equal(probabilities_of(at_all)[0], confidence_of(at_all)) and len(probabilities_of(at_all)) == 1

@@ -12,7 +12,7 @@ from narrow_segmentors import CLASSES, build_segmentor, mmsegs_logits, narrow_co
 from PIL import Image
 
 from beit_mm.engine.optim import parameter_groups
-from beit_mm.segmentation.segmentor import View, bilinear_matrix, confidence_of
+from beit_mm.segmentation.segmentor import View, bilinear_matrix, confidence_of, probabilities_of
 
 # wide, smaller than a window, one side smaller, a line, odd, exactly a window, exactly on the strides
 SIZES = [(32, 200), (33, 47), (40, 150), (1, 90), (97, 131), (64, 64), (64 + 43, 64 + 86)]
@@ -151,6 +151,9 @@ def test_labels_of_large_images_are_made_in_strips(align_corners, monkeypatch):
         probability = peer.seg_logits.data.softmax(dim=0).amax(dim=0)
         for found in (confidence_of(sample), confidence_of(peer)):  # with logits of the image's size, and without
             torch.testing.assert_close(found, probability, atol=1e-5, rtol=0)
+    model.with_probabilities = True  # which take as much memory, so all is made at once
+    for sample, peer in zip(model.postprocess_result(logits, samples()), expected, strict=True):
+        torch.testing.assert_close(probabilities_of(sample), peer.seg_logits.data.softmax(dim=0))
 
 
 @torch.no_grad()
@@ -160,7 +163,7 @@ def test_the_confidence_of_probabilities_is_the_share_of_the_highest(monkeypatch
     A pixel that no query is sure of keeps the low probability that they give it.
     """
     model = narrow_segmentor()
-    model.gives_probabilities = model.with_confidence = True
+    model.gives_probabilities = model.with_confidence = model.with_probabilities = True
     scores = 1.5 * torch.rand(1, CLASSES, 20, 30)
     scores[..., :10] /= 10
     expected = torch.where(scores.sum(dim=1) > 1, scores.amax(dim=1) / scores.sum(dim=1), scores.amax(dim=1))[0]
@@ -169,6 +172,7 @@ def test_the_confidence_of_probabilities_is_the_share_of_the_highest(monkeypatch
         sample = SegDataSample(metainfo=dict(ori_shape=(20, 30), img_shape=(20, 30)))
         (found,) = model.postprocess_result(scores, [sample])
         torch.testing.assert_close(confidence_of(found), expected)
+        torch.testing.assert_close(probabilities_of(found).amax(dim=0).float(), expected, atol=1e-3, rtol=0)
         assert confidence_of(found)[:, :10].max() < 0.2
 
 
@@ -180,6 +184,7 @@ def test_the_confidence_of_two_classes_by_one_logit():
     logits = torch.randn(1, 1, 20, 30)
     (sample,) = model.postprocess_result(logits, [SegDataSample(metainfo=dict(ori_shape=(20, 30)))])
     second = logits[0, 0].sigmoid()
+    torch.testing.assert_close(probabilities_of(sample), torch.stack([1 - second, second]))
     found, labels = confidence_of(sample), sample.pred_sem_seg.data[0]
     torch.testing.assert_close(found, torch.where(second > 0.3, second, 1 - second))
     assert (labels == (second > 0.3)).all() and 0.3 < found.min() < 0.5

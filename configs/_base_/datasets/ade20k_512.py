@@ -71,6 +71,6 @@ val_dataloader = dict(
         reduce_zero_label=True,
         test_mode=True,
         pipeline=test_pipeline))
-val_evaluator = dict(type='IoUMetric', iou_metrics=['mIoU'])
+val_evaluator = dict(type='beit_mm.IoUMetric', iou_metrics=['mIoU'])
 test_dataloader = val_dataloader
 test_evaluator = val_evaluator
