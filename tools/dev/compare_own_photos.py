@@ -110,7 +110,8 @@ def table(args: argparse.Namespace) -> None:
             mean = statistics.mean(value for value, *_ in found) if found else None
             error = statistics.mean(error for _, error, _ in found) / len(found) ** 0.5 if found else None
             cells.append(f'{mean:.1f} ± {error:.1f}' if found else '')
-        print(f'| {" | ".join([title, *cells])} |')
+        if any(cells):
+            print(f'| {" | ".join([title, *cells])} |')
 
 
 def main() -> None:
