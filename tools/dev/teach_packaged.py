@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 import torch
 import torch.nn.functional as F
-from torch import Tensor
 
 from beit_mm.apis.commands import train_config, train_parser, train_quietly
 from beit_mm.datasets.image_folder import list_images
@@ -54,8 +53,7 @@ class TeacherCrop(TwoViewRandomResizedCrop):
     def transform(self, results: dict) -> dict:
         height, width = results['img'].shape[:2]
         (top, left, rows, columns), flip, _ = self.drawn_crop(results, height, width)
-        left = width - left - columns if flip else left
-        part = top / height, left / width, rows / height, columns / width
+        part = top / height, (width - left - columns if flip else left) / width, rows / height, columns / width
         return dict(super().transform(results), part=part, flip=flip)
 
 
@@ -90,7 +88,7 @@ class TaughtPretrainer(BEiTPretrainer):
         super().__init__(head=head, **options)
         self.middle_head = MODELS.build(head)
 
-    def loss(self, inputs: dict) -> dict[str, Tensor]:
+    def loss(self, inputs: dict) -> dict[str, torch.Tensor]:
         targets, first = inputs['tokenizer_images'].flatten(2).mT, self.backbone.num_prefix_tokens
         middle, last = (hidden[:, first:] for hidden in self.backbone(inputs['images'], inputs['mask']))
         values = self.head.loss(last, targets, None)
