@@ -5,9 +5,18 @@ import runpy
 import shutil
 from collections import Counter
 
+import numpy as np
 import pytest
-from helpers import ROOT, run_tool
+import torch
+import torch.nn.functional as F
+from helpers import NO_WORKERS, ROOT, run_tool
 from label_maps import make_label_maps
+from PIL import Image
+
+from beit_mm.checkpoint.checkpoint import Checkpoint
+from beit_mm.datasets.transforms import resize_bicubic
+from beit_mm.models.tokenizers.vqkd_training import BEiTTeacher
+from beit_mm.registry import TRANSFORMS
 
 
 @pytest.mark.parametrize(
@@ -71,3 +80,27 @@ def test_photos_are_spread_over_classes_whose_held_out_photos_are_all_there(tmp_
     assert Counter(path.parent.name for path in tmp_path.glob('few/val/*/*')) == dict.fromkeys(few, 3)
     sample(tmp_path / 'data', 1000, 0, tmp_path / 'all')
     assert Counter(path.parent.name for path in tmp_path.glob('all/train/*/*')) == {str(i): 10 + i for i in range(12)}
+
+
+@pytest.mark.slow
+def test_the_packaged_backbone_is_taught_what_a_vit_says_of_the_part_that_it_sees(images, tmp_path):
+    """Truth: the ViT on the mirror image of a photo, whose left half is the student's crop."""
+    views, photo = tmp_path / 'views', images / '03.jpg'
+    run_tool('dev/teach_packaged.py', 'look', images, views, '--teacher', 'demo', '--layer', 1)
+    run = tmp_path / 'run'
+    options = ('--cfg-options', 'train_dataloader.batch_size=4', *NO_WORKERS[:2])
+    run_tool('dev/teach_packaged.py', 'train', images, views, '--steps', 2, '--work-dir', run, *options)
+    weights = Checkpoint.open(run / 'iter_2.pth').weights
+    start = Checkpoint.open('demo').weights
+    changed = {name for name, tensor in weights.items() if name in start and not torch.equal(tensor, start[name])}
+    assert {'backbone.blocks.0.attn.qkv.weight', 'backbone.blocks.4.mlp.fc2.weight'} <= changed
+    crop = TRANSFORMS.build(dict(type='beit_mm.TeacherFeatures', photos=str(images), views=str(views)))
+    found = crop(dict(img_path=str(photo), part=(0, 0, 1, 0.5), flip=True))['tokenizer_images']
+    seen = np.ascontiguousarray(resize_bicubic(np.array(Image.open(photo)), (8 * 14, 8 * 18))[:, ::-1])
+    pixels = torch.from_numpy(seen).permute(2, 0, 1)[None] / 255
+    (features,) = BEiTTeacher('demo', 1)(pixels, (14, 18))
+    left = features.view(1, 14, 18, -1)[:, :, :9].permute(0, 3, 1, 2)
+    expected = F.interpolate(left, (12, 12), mode='bilinear')[0].permute(1, 2, 0)
+    expected = (expected - crop.mean) / crop.std
+    inside = (slice(1, -1), slice(1, -1))  # at the right edge the view goes on
+    torch.testing.assert_close(torch.from_numpy(found[inside]).float(), expected[inside], atol=0.05, rtol=0.02)

@@ -2,6 +2,7 @@
 
     python tools/dev/compare_own_photos.py data/caltech101 --minutes 3       what is finished is not run again
     python tools/dev/compare_own_photos.py data/caltech101 --table           the table of what there is
+    python tools/dev/compare_own_photos.py data/caltech101 --start vit_small      also from weights of your own
 
 DATA has train/<class>/ and val/<class>/. N photos are ten of each of N / 10 classes, or of all classes as many as there
 are; the held-out photos are val's of these classes. Each way has the same minutes of one core; a pretraining takes half
@@ -30,6 +31,13 @@ WAYS = dict(  # what it begins with, whether it is pretrained on these photos fi
     random=('random weights, `finetune`', 'none', False, ()),
     random_more=('random weights, `pretrain`, then `finetune`', 'none', True, ()),
 )
+START = 'start'  # in place of what --start names
+FROM_START = dict(
+    start_frozen=('--start, `finetune --freeze all`', START, False, ('--freeze', 'all')),
+    start_lora=('--start, `finetune --lora 8`', START, False, ('--lora', '8')),
+    start_all=('--start, `finetune`', START, False, ()),
+)
+ALL_WAYS = WAYS | FROM_START
 
 
 def sample(data: Path, number: int, seed: int, folder: Path) -> None:
@@ -57,7 +65,8 @@ def run_way(way: str, number: int, seed: int, args: argparse.Namespace, cores: Q
     name = f'{way}-{number}-{args.minutes:g}-{seed}'
     if name in read_results(args.out):
         return
-    _, init, pretrains, options = WAYS[way]
+    _, init, pretrains, options = ALL_WAYS[way]
+    init = args.start if init == START else init
     photos, folder = args.out / f'photos-{number}-{seed}', args.out / name
     minutes = args.minutes / 2 if pretrains else args.minutes
     core = cores.get()
@@ -87,27 +96,30 @@ def table(args: argparse.Namespace) -> None:
     columns = sorted({(int(name.split('-')[1]), float(name.split('-')[2])) for name in results})
     heads = [f'{number:,} photos, {minutes:g} minutes' for number, minutes in columns]
     print(f'| {" | ".join(["", *heads])} |\n|{" --- |" * (len(columns) + 1)}')
-    for way, (title, *_) in dict(WAYS, thumbnails=('ridge regression on thumbnails',)).items():
+    for way, (title, *_) in dict(ALL_WAYS, thumbnails=('ridge regression on thumbnails',)).items():
         cells = []
         for number, minutes in columns:
-            metric = 'thumbnails' if way == 'thumbnails' else 'accuracy/top1'
-            wanted = 'packaged' if way == 'thumbnails' else way
-            found = [
-                figures[metric]
+            is_baseline = way == 'thumbnails'  # the same in each way of a seed
+            metric = 'thumbnails' if is_baseline else 'accuracy/top1'
+            of_seed = {
+                name.split('-')[3]: figures[metric]
                 for name, figures in results.items()
-                if name.startswith(f'{wanted}-{number}-{minutes:g}-')
-            ]
+                if name.split('-')[1:3] == [f'{number}', f'{minutes:g}'] and (is_baseline or name.startswith(f'{way}-'))
+            }
+            found = [*of_seed.values()]
             mean = statistics.mean(value for value, *_ in found) if found else None
             error = statistics.mean(error for _, error, _ in found) / len(found) ** 0.5 if found else None
             cells.append(f'{mean:.1f} ± {error:.1f}' if found else '')
-        print(f'| {" | ".join([title, *cells])} |')
+        if any(cells):
+            print(f'| {" | ".join([title, *cells])} |')
 
 
 def main() -> None:
     parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument('data', type=Path, help='Caltech-101, as beit_mm/weights/README.md says')
     parser.add_argument('--out', type=Path, default=Path('work_dirs/compare_own_photos'))
-    parser.add_argument('--ways', nargs='+', choices=WAYS, default=[*WAYS], metavar='WAY', help=', '.join(WAYS))
+    parser.add_argument('--ways', nargs='+', choices=ALL_WAYS, metavar='WAY', help=', '.join(ALL_WAYS))
+    parser.add_argument('--start', metavar='FILE', help='weights of your own, for the ways that begin with `start_`')
     parser.add_argument('--numbers', nargs='+', type=int, default=[100, 300, 1000, 4000])
     parser.add_argument('--minutes', type=float, default=3)
     parser.add_argument('--seeds', nargs='+', type=int, default=[0])
@@ -115,6 +127,9 @@ def main() -> None:
     parser.add_argument('--table', action='store_true')
     args = parser.parse_args()
     args.data, args.out = args.data.resolve(), args.out.resolve()
+    args.ways = args.ways or [*(ALL_WAYS if args.start else WAYS)]
+    if not args.start and FROM_START.keys() & set(args.ways):
+        parser.error('the ways that begin with `start_` need --start')
     if args.table:
         return table(args)
     args.out.mkdir(parents=True, exist_ok=True)

@@ -36,6 +36,8 @@ def package(part: str, source: str) -> Path:
     meta = {} if part == 'tokenizer' else {key: value for key, value in checkpoint.meta.items() if key in KEPT}
     for key in ('work_dir', 'load_from'):  # paths say nothing elsewhere
         meta.get('config_dict', {}).pop(key, None)
+    backbone = meta.get('config_dict', {}).get('model', {}).get('backbone', {})
+    backbone.pop('frozen_stages', None)  # says how it was trained, not what it is
     if tokenizer := meta.get('tokenizer'):
         meta['tokenizer'] = {key: value for key, value in tokenizer.items() if not key.endswith('path')}
     path = PACKAGED / f'{part}.safetensors'
