@@ -28,7 +28,7 @@ The plugin:
                     beit, beit_v2, dalle, dino, discrete_vae, feature_targets, layers, lora, probe, provenance, vit,
                     vqkd, vqkd_training
     segmentation/   Semantic segmentation with MMSegmentation. Outside this folder only functions in apis import mmseg:
-                    blocks, heads, mask_head, segmentor
+                    blocks, heads, mask_head, metrics, segmentor
 
 The application, which plans, runs and judges trainings on a folder of images:
 
