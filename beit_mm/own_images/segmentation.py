@@ -6,7 +6,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -29,7 +29,7 @@ from beit_mm.errors import UserError, check_choice
 from beit_mm.features.evaluation import class_ious, confusion, hits_and_unions, patch_dataset
 from beit_mm.features.extractor import FeatureExtractor, default_layer
 from beit_mm.models.vit import sizes_of
-from beit_mm.own_images import report
+from beit_mm.own_images import mistakes, report
 from beit_mm.own_images.label_maps import LabelMaps, find_label_maps
 from beit_mm.own_images.prediction import NearestPatches
 from beit_mm.own_images.record import ALL, Record
@@ -51,9 +51,9 @@ LEVELS = 8  # of each colour channel
 GROWTH = 2.2  # the time for an image's features grows with this power of its side
 MAX_VALIDATED, MOST_WINDOWS = 32, 2000  # images of a validation, and windows over all of them
 MIN_TESTED, TESTED_WINDOWS = 20, 500  # images to test even if time is short: so many, or so many windows over them
+TESTED_SHARE = 0.7  # of the time of a report, for held-out images; the rest: for those to learn from
 RESAMPLED = 500  # bootstrap samples, for standard errors
 FEW_PASSES, FEW_MAPS = 20, 100  # with fewer passes over the images, or fewer label maps, more of these are advised
-NUM_PAIRS = 5  # pairs of confused classes in the report
 OF_PATCHES = 'The nearest frozen patches are found by the features of the initial weights, without training, in'
 OTHERS = dict(patches='the nearest frozen patches', position_colour='naive Bayes')
 
@@ -237,7 +237,7 @@ class Segmentation(FineTuning):
         known = min(MAX_KNOWN, max(min(MIN_KNOWN, least), int(images_in_time / self.num_windows)))
         if nearest := self.nearest_patches(folder / 'lists', known):
             segmentors['patches'] = nearest
-        left = seconds - (time.monotonic() - begin)
+        left = TESTED_SHARE * (seconds - (time.monotonic() - begin))
         tested = compare_segmentors(segmentors, images, folder / 'lists', left, least, self.resize)
         draw_overlays(segmentor, tested, folder / 'overlays.png')
         found = {name: tested.metric(name) for name in tested.hits}
@@ -250,13 +250,31 @@ class Segmentation(FineTuning):
             f'{colours}.',
             f'{OF_PATCHES} {nearest.num_images:,} labelled images.' if nearest else '',
             table_of_classes(tested, images.classes),
-            confused(tested.counts['mIoU'], images.classes),
+            mistakes.confused(tested.counts['mIoU'], images.classes),
+            mistakes.draw_confusion(tested.counts['mIoU'], images.classes, folder / 'confusion.png'),
             report.Picture('overlays.png', 'Held-out images with the highest, the median and the lowest mIoU'),
             report.draw_curves(folder / 'finetune'),
+            *self.list_contradicted(segmentor, tested, folder, begin + seconds, least),
         ]
         passes = math.inf if self.fits_head else self.passes  # each image was seen once, which is enough
         sentence, following = judge(gains, weights, len(images.train.names), passes)
         return Report(metrics | found, sentence, parts, following)
+
+    def list_contradicted(
+        self, segmentor: Segmentor, tested: 'Tested', folder: Path, until: float, least: int
+    ) -> list[report.Part]:
+        """Writes mistakes.csv of the tested images, and of as many of those to learn from as there is time for."""
+        images, number = self.images, len(self.images.classes)
+        found = {}
+        for index, right, pixels in zip(tested.indices, tested.hits['mIoU'], tested.pixels, strict=True):
+            found[tested.dataset.get_data_info(index)['img_path']] = pixels - right, pixels
+        for _, sample in samples(plain_dataset(images, folder / 'lists', 'train'), until, least):
+            (result,) = segmentor(sample['img_path'])
+            counts = count_pixels(result['labels'], sample['gt_seg_map'], number)
+            if counts.any():
+                found[sample['img_path']] = counts.sum(dim=1) - counts.diagonal(), counts.sum(dim=1)
+        total = len(images.train.names) + len(images.held_out.names)
+        return mistakes.list_contradicted(found, images.classes, Path(self.record.images), folder, total)
 
     def nearest_patches(self, lists: Path, number: int) -> NearestPatches | None:
         """What needs no training: each patch gets the class of the most similar patches in `number` labelled images.
@@ -421,6 +439,7 @@ class Tested:
     unions: dict[str, Tensor]
     counts: dict[str, Tensor]  # (K, K) of pixels, by the right class and the predicted one
     baseline: PositionAndColour
+    pixels: list[Tensor] = field(default_factory=list)  # (K,) of each class in each image
 
     def ious(self, name: str, times: Tensor | None = None) -> Tensor:
         """IoU in % (1, K), or (R, K) for R samples with each image `times` (R, N); nan for absent classes."""
@@ -469,14 +488,20 @@ def compare_segmentors(
             (result,) = segmentor(sample['img_path'])
             answers[name] = result['labels']
         for name, labels in answers.items():
-            counts = confusion(torch.from_numpy(labels.astype(np.int64)), torch.from_numpy(truth), number)
+            counts = count_pixels(labels, truth, number)
             tested.counts[name] = tested.counts.get(name, 0) + counts
             found[name].append(hits_and_unions(counts))
+        tested.pixels.append(counts.sum(dim=1))
     if not tested.indices:
         raise UnreadableImageError('no held-out image both has labels and can be read')
     for name, of_images in found.items():
         tested.hits[name], tested.unions[name] = map(torch.stack, zip(*of_images, strict=True))
     return tested
+
+
+def count_pixels(labels: np.ndarray, truth: np.ndarray, number: int) -> Tensor:
+    """The `confusion` (K, K) of predicted labels (H, W) with a label map."""
+    return confusion(torch.from_numpy(labels.astype(np.int64)), torch.from_numpy(truth), number)
 
 
 def samples(dataset: SegmentationFolder, until: float, least: int) -> Iterator[tuple[int, dict]]:
@@ -485,18 +510,6 @@ def samples(dataset: SegmentationFolder, until: float, least: int) -> Iterator[t
         with suppress(UnreadableImageError):
             sample = dataset[index]
             yield index, dict(sample, img=LoadBands.as_rgb(sample['img']))
-
-
-def confused(counts: Tensor, classes: Sequence[str]) -> str:
-    """The pairs of classes most often confused, with the share of pixels."""
-    shares = counts / counts.sum(dim=1, keepdim=True).clamp(min=1)
-    shares.fill_diagonal_(0)
-    shown = []
-    for index in shares.flatten().topk(min(NUM_PAIRS, shares.numel())).indices.tolist():
-        truth, label = divmod(index, len(classes))
-        if shares[truth, label] > 0:
-            shown.append(f'{100 * shares[truth, label]:.0f} % of {classes[truth]} as {classes[label]}')
-    return f'Confused: {"; ".join(shown)}.' if shown else ''
 
 
 def draw_overlays(segmentor: SegmentationInferencer, tested: Tested, out: Path) -> None:
