@@ -3,8 +3,9 @@
 import shlex
 import time
 from collections.abc import Mapping, Sequence
+from os.path import relpath
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from mmengine.config import Config
@@ -20,12 +21,13 @@ from beit_mm.engine.fit_head import FEATURES
 from beit_mm.errors import UserError
 from beit_mm.features import evaluation
 from beit_mm.features.evaluation import average_precisions
+from beit_mm.features.extractor import ExistingPath, FeatureExtractor
 from beit_mm.own_images import mistakes, report
 from beit_mm.own_images.annotations import FORMATS
 from beit_mm.own_images.images import Images, TaggedImages, evenly, find_images, merge_classes
 from beit_mm.own_images.record import ALL, Record, words_of
 from beit_mm.own_images.report import Metric, Metrics, Report
-from beit_mm.own_images.task import NARROW, FineTuning, Settings
+from beit_mm.own_images.task import FEATURES_SHARE, NARROW, FineTuning, Settings
 
 RECIPE = 'demo/finetune_folder.py'  # for any width: in a short run mixup and RandAugment cost more than they gain
 WIDE_RECIPE = 'beit/finetune_in1k_100e.py'
@@ -36,6 +38,12 @@ BASELINES = dict(thumbnails='thumbnails', most_frequent='the most frequent class
 MIN_THUMBNAILS, MAX_THUMBNAILS = 100, 20_000  # for ridge regression to learn from; MIN_ even if time is short
 MIN_ANSWERS = 100  # held-out images to classify even if time is short
 MAX_CLASSES = 30  # in the table of a classifier
+MIN_CHECKED = 50  # images to check for wrong labels even if time is short
+FITTED_PER_SECOND = 3_000_000  # images times features times classes, in `cross_fit` on a core
+SUSPECTS = (
+    'The less probable its label, the earlier an image: if the first labels are wrong, correct them and train again. '
+    'The probabilities are those of a linear layer on frozen features, fitted to other images than it is asked about:'
+)
 RESAMPLED = 200  # bootstrap samples, for the standard errors of average precisions
 FOR_MAPS = ('reduce_zero_label', 'bands', 'head', 'maps', 'short_side', 'full_size')  # options
 
@@ -136,52 +144,60 @@ class Classification(FineTuning):
         # half of the time; without a backward pass, as a head is fitted too, an image costs a third
         asked = max(MIN_ANSWERS, int((1 if self.fits_head else 3) / 2 * images_in_time))
         answers = answers_of(weights, images, asked)
-        compared = compare_classifier(images, answers, seconds / 2)
+        found, gains, num_learned = compare_classifier(images, answers, seconds / 2)
         truth, predicted = (torch.tensor([answer[key] for answer in answers]) for key in ('truth', 'label'))
         counts = evaluation.confusion(predicted, truth, len(images.classes))
-        metrics = metrics | compared.metrics | {'class_mean': class_mean(counts)}
+        metrics = metrics | found | {'class_mean': class_mean(counts)}
         validated = self.record.stages[self.record.verb].get('validated', len(images.held_out.names))
         metrics['accuracy/top1'] = Metric.share(metrics['accuracy/top1'].value, validated)
         balanced = 'It was trained with --balance: images of small classes were shown more often.'
-        gained = ', '.join(
-            f'{gain.value:+.1f} +- {gain.error:.1f} over {of}' for of, gain in compared.of_images.items()
-        )
+        gained = ', '.join(f'{each.value:+.1f} +- {each.error:.1f} over {of}' for of, each in gains['images'].items())
         parts: list[report.Part] = [
             balanced if self.call.balance else '',
-            f'The baselines (thumbnails, most frequent class) need no network: they learned from {compared.learned:,} of '
-            f'the {len(images.train.names):,} images. On the same {compared.metrics["thumbnails"].number:,} held-out '
-            f'images, one by one, the classifier gains {gained}, in %; the verdict is by these pairs. '
+            f'The baselines (thumbnails, most frequent class) need no network: they learned from {num_learned:,} of '
+            f'the {len(images.train.names):,} images. On the same {found["thumbnails"].number:,} held-out images the '
+            f'classifier gains {gained}, in %: standard errors of these pairs, which decide the verdict. '
             'This is one training with one seed. To see what pretraining gains, run it again with --init none.',
             f'At most {MAX_CLASSES} classes, worst first, on {len(answers):,} held-out images:',
             table_of_classes(counts, images),
             mistakes.confused(counts, images.classes),
+            *self.list_suspects(weights, answers, seconds - (time.monotonic() - begin)),
             mistakes.draw_confusion(counts, images.classes, folder / 'confusion.png'),
             *mistakes.draw_mistakes(answers, images.classes, folder / 'mistakes.png'),
             report.draw_curves(folder / 'finetune'),
-            *self.list_suspects(weights, answers, seconds - (time.monotonic() - begin)),
         ]
         toy = self.plan.init in (None, DEMO)
         unequal = images.unequal and not self.call.balance
-        verdict, following = judge(compared.of_images, compared.of_classes, weights, unequal, toy)
+        verdict, following = judge(gains, weights, unequal, toy)
         return Report(metrics, verdict, parts, following)
 
     def list_suspects(self, weights: Path, answers: Sequence[Mapping[str, Any]], seconds: float) -> list[report.Part]:
-        """Writes mistakes.csv of all images, as many as there is time for."""
-        begin, number = time.monotonic(), {name: label for label, name in enumerate(self.images.classes)}
+        """Writes mistakes.csv of all images, or of as many as there is time for."""
+        begin, classes, root = time.monotonic(), self.images.classes, Path(self.record.images)
         parts = self.images.train, self.images.held_out
-        labels = {str(part.root / path): number[name] for part in parts for path, name in part.names.items()}
+        labels = {str(part.root / path): classes.index(name) for part in parts for path, name in part.names.items()}
         saved = weights.parent / self.record.verb / FEATURES
         if saved.is_file():  # they took most of the run's time
             known = torch.load(saved, weights_only=True)
             features = dict(zip(known['files'], known['features'], strict=True))
             features |= {answer['path']: answer['features'] for answer in answers}
-        else:  # those of the start, as the trained ones have learned the labels
-            start = self.plan.init or str(weights)
-            features = mistakes.features_in_time(start, labels, 0.8 * seconds, **self.mean_std)
-        left = seconds - (time.monotonic() - begin)
-        suspects = mistakes.find_suspects(features, labels, len(number), left)
-        root = Path(self.record.images)
-        return mistakes.list_suspects(suspects, self.images.classes, root, weights.parent, len(labels))
+        else:  # those of the start, because the trained ones have learned the labels
+            extract = FeatureExtractor(self.plan.init or str(weights), **self.mean_std)
+            drawn = report.drawn_until(labels, begin + FEATURES_SHARE * seconds, MIN_CHECKED)
+            found = extract(map(ExistingPath, drawn), ['mean'], batch_size=16, on_error='skip')
+            features = {each['path']: torch.from_numpy(each['mean']) for each in found if 'error' not in each}
+        left = begin + seconds - time.monotonic()
+        size = len(classes) * len(next(iter(features.values())))
+        paths = [*features][: max(MIN_CHECKED, int(left * FITTED_PER_SECOND / size))]
+        given = torch.tensor([labels[path] for path in paths])
+        shares = evaluation.cross_fit(torch.stack([features[path] for path in paths]), given, len(classes))
+        predicted, probability = shares.argmax(dim=1), shares.gather(1, given[:, None])[:, 0]
+        rows = []
+        for row in probability.argsort().tolist():
+            names = classes[given[row]], classes[predicted[row]]
+            rows.append((relpath(paths[row], root), *names, f'{probability[row]:.4f}'))
+        head = ['file', 'label', 'predicted', 'probability of the label']
+        return mistakes.list_first(SUSPECTS, head, rows, len(labels), weights.parent)
 
 
 class MultiLabelClassification(Classification):
@@ -230,17 +246,14 @@ def answers_of(weights: Path, images: Images, number: int) -> list[dict[str, Any
     return [dict(answer, features=values) for answer, values in zip(read, features, strict=True)]
 
 
-class Compared(NamedTuple):
-    """A classifier beside its baselines: `gains` by the words for the baseline, on the same held-out images."""
+def compare_classifier(
+    images: Images, answers: Sequence[Mapping[str, Any]], seconds: float
+) -> tuple[Metrics, dict[str, Metrics], int]:
+    """Compares `answers_of` a classifier with ridge regression on thumbnails and with the most frequent class.
 
-    metrics: Metrics  # of the baselines
-    of_images: Metrics  # gains over all images
-    of_classes: Metrics  # gains averaged over the classes
-    learned: int  # images that the baselines learned from
-
-
-def compare_classifier(images: Images, answers: Sequence[Mapping[str, Any]], seconds: float) -> Compared:
-    """Compares `answers_of` a classifier with ridge regression on thumbnails and with the most frequent class."""
+    Returns metrics of these baselines, the gains over them on the same `images`, also averaged over the `classes`, and
+    the number of images that they learned from.
+    """
     begin, (known, _) = time.monotonic(), report.labels_of(images, MAX_THUMBNAILS)
     x, y = report.read_thumbnails(report.drawn_until(known.items(), begin + 0.8 * seconds, MIN_THUMBNAILS))
     asked = ((answer['path'], row) for row, answer in enumerate(answers))
@@ -248,33 +261,33 @@ def compare_classifier(images: Images, answers: Sequence[Mapping[str, Any]], sec
     truth, own = (torch.tensor([answers[row][key] for row in rows]) for key in ('truth', 'label'))
     number = truth.bincount()
     weights = 1 / (number[truth].double() * (number > 0).sum())  # of an image, in the mean of the classes
-    compared = Compared({}, {}, {}, len(y))
+    metrics: Metrics = {}
+    gains: dict[str, Metrics] = dict(images={}, classes={})
     baselines = dict(thumbnails=evaluation.ridge(x, y, pixels), most_frequent=y.bincount().argmax().expand_as(truth))
     for name, predicted in baselines.items():
         counts = evaluation.confusion(predicted, truth, len(images.classes))
-        compared.metrics[name] = Metric.share(100 * evaluation.accuracy(counts), len(truth))
-        compared.metrics[f'{name}_class_mean'] = class_mean(counts)
+        metrics[name] = Metric.share(100 * evaluation.accuracy(counts), len(truth))
+        metrics[f'{name}_class_mean'] = class_mean(counts)
         gained = (own == truth).double() - (predicted == truth).double()
-        compared.of_images[BASELINES[name]] = Metric.of_pairs(gained)
-        compared.of_classes[BASELINES[name]] = Metric.of_pairs(gained, weights)
+        gains['images'][BASELINES[name]] = Metric.of_pairs(gained)
+        gains['classes'][BASELINES[name]] = Metric.of_pairs(gained, weights)
     # exact: one class is always right and the others never, whichever images are drawn
-    exact = Metric(compared.metrics['most_frequent_class_mean'].value, 0.0)
-    compared.metrics['most_frequent_class_mean'] = exact
-    return compared
+    metrics['most_frequent_class_mean'] = Metric(metrics['most_frequent_class_mean'].value, 0.0)
+    return metrics, gains, len(y)
 
 
-def judge(of_images: Metrics, of_classes: Metrics, weights: Path, unequal: bool, toy: bool = True) -> tuple[str, str]:
-    """A verdict from the gains over the baselines, and what to do next.
+def judge(gains: Mapping[str, Metrics], weights: Path, unequal: bool, toy: bool = True) -> tuple[str, str]:
+    """A verdict from the gains of `compare_classifier`, and what to do next.
 
     The next step is to use the classifier if it is better than its baselines. `toy`: it began with random weights, or
     with the packaged ones.
     """
-    on_images, on_classes = report.verdict(of_images), report.verdict(of_classes)
+    on_images, on_classes = report.verdict(gains['images']), report.verdict(gains['classes'])
     verdict = f'the classifier is {on_images}'
     if on_classes != on_images:
         verdict = f'over all images the classifier is {on_images}; averaged over the classes it is {on_classes}'
-    better = all(gain.sign == report.BETTER for gain in of_classes.values())
-    if better and not any(gain.sign == report.WORSE for gain in of_images.values()):
+    better = all(gain.sign == report.BETTER for gain in gains['classes'].values())
+    if better and not any(gain.sign == report.WORSE for gain in gains['images'].values()):
         run = shlex.quote(str(weights.parent))
         return verdict, f'beit-mm classify {run} new_images/ --out classes.csv; beit-mm export {run} model.onnx'
     balance = 'show images of small classes more often (--balance), ' if unequal else ''

@@ -6,8 +6,9 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
+from os.path import relpath
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,6 +17,7 @@ import torch
 from mmengine.config import Config
 from PIL import Image
 from torch import Tensor
+from torch.utils.data import ConcatDataset
 
 from beit_mm.apis.configs import bundled_config, pipeline_for_size, warmup_and_cosine
 from beit_mm.apis.inference import Segmentor, overlay
@@ -52,6 +54,10 @@ GROWTH = 2.2  # the time for an image's features grows with this power of its si
 MAX_VALIDATED, MOST_WINDOWS = 32, 2000  # images of a validation, and windows over all of them
 MIN_TESTED, TESTED_WINDOWS = 20, 500  # images to test even if time is short: so many, or so many windows over them
 TESTED_SHARE = 0.7  # of the time of a report, for held-out images; the rest: for those to learn from
+CONTRADICTED = (
+    'The more labelled pixels the segmentor contradicts, the earlier an image: if the first label maps are wrong, '
+    'correct them and train again. It may have learned wrong labels too:'
+)
 RESAMPLED = 500  # bootstrap samples, for standard errors
 FEW_PASSES, FEW_MAPS = 20, 100  # with fewer passes over the images, or fewer label maps, more of these are advised
 OF_PATCHES = 'The nearest frozen patches are found by the features of the initial weights, without training, in'
@@ -254,27 +260,31 @@ class Segmentation(FineTuning):
             mistakes.draw_confusion(tested.counts['mIoU'], images.classes, folder / 'confusion.png'),
             report.Picture('overlays.png', 'Held-out images with the highest, the median and the lowest mIoU'),
             report.draw_curves(folder / 'finetune'),
-            *self.list_contradicted(segmentor, tested, folder, begin + seconds, least),
+            *self.list_contradicted(segmentor, folder, begin + seconds, least),
         ]
         passes = math.inf if self.fits_head else self.passes  # each image was seen once, which is enough
         sentence, following = judge(gains, weights, len(images.train.names), passes)
         return Report(metrics | found, sentence, parts, following)
 
-    def list_contradicted(
-        self, segmentor: Segmentor, tested: 'Tested', folder: Path, until: float, least: int
-    ) -> list[report.Part]:
-        """Writes mistakes.csv of the tested images, and of as many of those to learn from as there is time for."""
-        images, number = self.images, len(self.images.classes)
-        found = {}
-        for index, right, pixels in zip(tested.indices, tested.hits['mIoU'], tested.pixels, strict=True):
-            found[tested.dataset.get_data_info(index)['img_path']] = pixels - right, pixels
-        for _, sample in samples(plain_dataset(images, folder / 'lists', 'train'), until, least):
+    def list_contradicted(self, segmentor: Segmentor, folder: Path, until: float, least: int) -> list[report.Part]:
+        """Writes mistakes.csv of all images, or of as many as there is time for."""
+        classes, root = self.images.classes, Path(self.record.images)
+        dataset = ConcatDataset([plain_dataset(self.images, folder / 'lists', name) for name in ('held_out', 'train')])
+        rows = []
+        for _, sample in samples(dataset, until, least):
             (result,) = segmentor(sample['img_path'])
-            counts = count_pixels(result['labels'], sample['gt_seg_map'], number)
-            if counts.any():
-                found[sample['img_path']] = counts.sum(dim=1) - counts.diagonal(), counts.sum(dim=1)
-        total = len(images.train.names) + len(images.held_out.names)
-        return mistakes.list_contradicted(found, images.classes, Path(self.record.images), folder, total)
+            truth = sample['gt_seg_map']
+            contradicted = truth[(truth < len(classes)) & (truth != result['labels'])]
+            wrong, pixels = (np.bincount(part.ravel(), minlength=256)[: len(classes)] for part in (contradicted, truth))
+            if pixels.any():
+                share, mostly = 100 * wrong.sum() / pixels.sum(), classes[wrong.argmax()] if wrong.any() else ''
+                shares = 100 * wrong / np.where(pixels, pixels, np.nan)
+                of_classes = ('' if np.isnan(each) else f'{each:.1f}' for each in shares)
+                total = f'{share:.1f}', mostly, str(pixels.sum())
+                rows.append((share, [relpath(sample['img_path'], root), *total, *of_classes]))
+        rows.sort(key=lambda row: -row[0])
+        head = ['file', 'contradicted, %', 'mostly of', 'labelled pixels', *(f'of {name}, %' for name in classes)]
+        return mistakes.list_first(CONTRADICTED, head, [cells for _, cells in rows], len(dataset), folder)
 
     def nearest_patches(self, lists: Path, number: int) -> NearestPatches | None:
         """What needs no training: each patch gets the class of the most similar patches in `number` labelled images.
@@ -439,7 +449,6 @@ class Tested:
     unions: dict[str, Tensor]
     counts: dict[str, Tensor]  # (K, K) of pixels, by the right class and the predicted one
     baseline: PositionAndColour
-    pixels: list[Tensor] = field(default_factory=list)  # (K,) of each class in each image
 
     def ious(self, name: str, times: Tensor | None = None) -> Tensor:
         """IoU in % (1, K), or (R, K) for R samples with each image `times` (R, N); nan for absent classes."""
@@ -488,10 +497,9 @@ def compare_segmentors(
             (result,) = segmentor(sample['img_path'])
             answers[name] = result['labels']
         for name, labels in answers.items():
-            counts = count_pixels(labels, truth, number)
+            counts = confusion(torch.from_numpy(labels.astype(np.int64)), torch.from_numpy(truth), number)
             tested.counts[name] = tested.counts.get(name, 0) + counts
             found[name].append(hits_and_unions(counts))
-        tested.pixels.append(counts.sum(dim=1))
     if not tested.indices:
         raise UnreadableImageError('no held-out image both has labels and can be read')
     for name, of_images in found.items():
@@ -499,12 +507,7 @@ def compare_segmentors(
     return tested
 
 
-def count_pixels(labels: np.ndarray, truth: np.ndarray, number: int) -> Tensor:
-    """The `confusion` (K, K) of predicted labels (H, W) with a label map."""
-    return confusion(torch.from_numpy(labels.astype(np.int64)), torch.from_numpy(truth), number)
-
-
-def samples(dataset: SegmentationFolder, until: float, least: int) -> Iterator[tuple[int, dict]]:
+def samples(dataset: SegmentationFolder | ConcatDataset, until: float, least: int) -> Iterator[tuple[int, dict]]:
     """Yields indices and samples in random order until the time `until`, but tries at least so many."""
     for index in report.drawn_until(range(len(dataset)), until, least):
         with suppress(UnreadableImageError):
