@@ -46,7 +46,7 @@ def draw_confusion(counts: Tensor, classes: Sequence[str], out: Path) -> Part:
     shares, side = 100 * counts / counts.sum(dim=1, keepdim=True).clamp(min=1), 2.5 + 0.32 * len(classes)  # inches
     figure = Figure(figsize=(side, side), layout='constrained')
     axes = figure.subplots()
-    axes.imshow(shares, cmap='Blues', vmin=0, vmax=100)
+    axes.imshow(shares.numpy(), cmap='Blues', vmin=0, vmax=100)
     names = [shortened(quoted(name), 25).replace('$', r'\$') for name in classes]  # $ would begin a formula
     axes.set_xticks(range(len(names)), names, rotation=90, fontsize=7)
     axes.set_yticks(range(len(names)), names, fontsize=7)
