@@ -308,7 +308,7 @@ def linear_predict(features: Tensor, bank: Tensor, labels: Tensor, num_classes: 
 
 
 def cross_fit(features: Tensor, labels: Tensor, num_classes: int) -> Tensor:
-    """Probabilities (N, K) of features (N, C), by linear layers that were fitted to the other folds; mean of REPEATS."""
+    """Probabilities (N, K) of features (N, C), by linear layers fitted to the other folds: a mean of REPEATS."""
     shares, numbers = torch.zeros(len(features), num_classes), torch.arange(len(features))
     for seed in range(REPEATS):
         for fold in torch.randperm(len(features), generator=torch.Generator().manual_seed(seed)).tensor_split(FOLDS):
