@@ -35,7 +35,7 @@ The application, which plans, runs and judges trainings on a folder of images:
     __main__.py     `beit-mm VERB ...`, or `python -m beit_mm`. The options of a verb are the arguments of its function
     own_images/     The application: plans a run on a folder of images, keeps its minutes, and reports whether its
                     weights are good: annotations, classification, images, label_maps, label_values, layouts, look,
-                    prediction, pretraining, record, report, run, scale, segmentation, tables, task
+                    mistakes, prediction, pretraining, record, report, run, scale, segmentation, tables, task
 """
 
 from beit_mm.locations import LOCATIONS

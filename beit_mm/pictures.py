@@ -60,7 +60,7 @@ def sheet(rows: Sequence[Sequence[tuple[str, Tensor]]], side: int = SIDE) -> Ima
 
     Args:
         rows: title and picture of each tile; a picture is float (3, H, W) in [0, 1], of any size, and keeps its aspect.
-            A title that is too long loses its beginning, such as the folders of a path.
+            A title may have several lines. A line that is too long loses its middle.
         side: pixels of a tile's longer side.
     """
     shapes = [image.shape[1:] for row in rows for _, image in row]
@@ -68,7 +68,7 @@ def sheet(rows: Sequence[Sequence[tuple[str, Tensor]]], side: int = SIDE) -> Ima
     width = max(1, round(side * max(min(1, w / h) for h, w in shapes)))
     tops = [MARGIN]  # of each row's pictures, and of the row that would follow
     for row in rows:
-        tops[-1] += TITLE_HEIGHT * any(title for title, _ in row)
+        tops[-1] += TITLE_HEIGHT * max(title.count('\n') + bool(title) for title, _ in row)
         tops.append(tops[-1] + height + MARGIN)
     drawn = Image.new('RGB', (MARGIN + max(map(len, rows)) * (width + MARGIN), tops[-1]), 'white')
     pen, font = ImageDraw.Draw(drawn), ImageFont.truetype(FONT.format('Mono'), FONT_SIZE)
@@ -76,7 +76,9 @@ def sheet(rows: Sequence[Sequence[tuple[str, Tensor]]], side: int = SIDE) -> Ima
         for column, (title, image) in enumerate(row):
             left = MARGIN + column * (width + MARGIN)
             drawn.paste(fitted(image, height, width), (left, top))
-            pen.text((left, top - 4), shortened(title, int(width / CHARACTER)), fill='black', font=font, anchor='ls')
+            for line, text in enumerate(reversed(title.split('\n'))):
+                text, baseline = shortened(text, int(width / CHARACTER)), top - 4 - line * TITLE_HEIGHT
+                pen.text((left, baseline), text, fill='black', font=font, anchor='ls')
     return drawn
 
 
@@ -91,9 +93,10 @@ def fitted(image: Tensor, height: int, width: int) -> Image.Image:
 
 
 def shortened(title: str, length: int) -> str:
-    """A title of at most `length` characters, all of which Pillow can draw."""
+    """A title of at most `length` characters, all of which Pillow can draw, without its middle if it is longer."""
     title = ''.join(char if char.isprintable() else '?' for char in title)
-    return title if len(title) <= length else f'..{title[len(title) - length + 2 :]}'
+    kept = max(0, length - 2)
+    return title if len(title) <= length else f'{title[: kept // 2]}..{title[len(title) - kept + kept // 2 :]}'
 
 
 def sheet_of_columns(columns: Mapping[str, Tensor], channels: Sequence[int] = (0, 1, 2)) -> Image.Image:

@@ -4,6 +4,7 @@ import math
 import sys
 import time
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -21,8 +22,10 @@ from beit_mm.engine.signals import InterruptionHook, shield_workers, signals_han
 from beit_mm.engine.unreadable import UnreadableImagesHook, replaced_in
 from beit_mm.errors import UserError, log
 from beit_mm.features.evaluation import choose_penalty, mean_and_std
+from beit_mm.files import atomic_file
 from beit_mm.precision import inference_autocast
 
+FEATURES = 'features.pt'  # dict(files, features=(n, C) of their images, as the head sees them)
 MIN_FEATURES = 100  # that a head is fitted to, however short the time, and at least as many as classes
 MIN_MAPS = 10  # images with label maps, however short the time
 MIN_PATCHES, MAX_PATCHES = 2_000, 50_000  # that a head is fitted to
@@ -36,6 +39,8 @@ class FittedHead(NamedTuple):
     images: int  # that the head was fitted to
     loss: float  # mean cross entropy of the images or patches that the head was fitted to
     line: str  # for the log: the penalty, and the accuracy on held-out images at each penalty that was tried
+    features: Tensor  # (n, C)
+    indices: Tensor  # (n,), in the dataset, of the image of each
 
 
 @torch.no_grad()
@@ -86,7 +91,8 @@ def fit_head(
     layer.weight.copy_(weight.view_as(layer.weight))
     layer.bias.copy_(fitted.bias - weight @ mean)
     loss = F.cross_entropy(fitted(standardised), targets)
-    return FittedHead(images, loss.item(), f'The head is fitted to {len(targets):,} features: {found}')
+    line = f'The head is fitted to {len(targets):,} features: {found}'
+    return FittedHead(images, loss.item(), line, features.cpu(), indices.cpu())
 
 
 def images_of(model: ImageClassifier, batch: Mapping[str, Any]) -> Examples:
@@ -103,8 +109,8 @@ def fit_head_of_run(runner: Runner, progress: ProgressHook, deadline: float = ma
     """Fits the head of a Runner's classifier, validates it, and leaves log and checkpoint as a step of training would.
 
     A signal ends it after the batch. To meet the `deadline` (time.monotonic) it leaves out the loader's last images and
-    the same share of the held-out ones, but fits at least MIN_FEATURES. Returns the number `validated`, and a `note` if
-    images were left out.
+    the same share of the held-out ones, but fits at least MIN_FEATURES. Those of a classifier's images are written to
+    FEATURES in the work directory. Returns the number `validated`, and a `note` if images were left out.
     """
     loader, held_out = runner.train_dataloader, len(runner.val_dataloader.dataset)
     segments = hasattr(runner.model, 'decode_head')
@@ -136,6 +142,10 @@ def fit_head_of_run(runner: Runner, progress: ProgressHook, deadline: float = ma
         fitted = fit_head(runner.model, loader, runner.seed, unreadable, show, max_patches)
     seconds = time.monotonic() - began
     log(fitted.line)
+    if not segments:
+        files = [loader.dataset.get_data_info(index)['img_path'] for index in fitted.indices.tolist()]
+        with atomic_file(Path(runner.work_dir, FEATURES)) as file:
+            torch.save(dict(files=files, features=fitted.features), file)
     row = dict(iter=0, loss=fitted.loss, time=seconds, data_time=0.0, images_per_second=fitted.images / seconds)
     runner.visualizer.add_scalars(row, step=0)  # as the validation, since no step is made
     dataset = runner.val_dataloader.dataset  # without images that cannot be read

@@ -3,6 +3,7 @@
 import shlex
 import time
 from collections.abc import Mapping, Sequence
+from os.path import relpath
 from pathlib import Path
 from typing import Any
 
@@ -16,16 +17,17 @@ from beit_mm.apis.inferencers import ClassificationInferencer
 from beit_mm.checkpoint.checkpoint import Checkpoint
 from beit_mm.checkpoint.find import DEMO
 from beit_mm.checkpoint.names import preview
+from beit_mm.engine.fit_head import FEATURES
 from beit_mm.errors import UserError
 from beit_mm.features import evaluation
 from beit_mm.features.evaluation import average_precisions
-from beit_mm.own_images import report
+from beit_mm.features.extractor import ExistingPath, FeatureExtractor
+from beit_mm.own_images import mistakes, report
 from beit_mm.own_images.annotations import FORMATS
 from beit_mm.own_images.images import Images, TaggedImages, evenly, find_images, merge_classes
 from beit_mm.own_images.record import ALL, Record, words_of
 from beit_mm.own_images.report import Metric, Metrics, Report
-from beit_mm.own_images.task import NARROW, FineTuning, Settings
-from beit_mm.pictures import center_tile, sheet, shortened
+from beit_mm.own_images.task import FEATURES_SHARE, NARROW, FineTuning, Settings
 
 RECIPE = 'demo/finetune_folder.py'  # for any width: in a short run mixup and RandAugment cost more than they gain
 WIDE_RECIPE = 'beit/finetune_in1k_100e.py'
@@ -36,8 +38,13 @@ BASELINES = dict(thumbnails='thumbnails', most_frequent='the most frequent class
 MIN_THUMBNAILS, MAX_THUMBNAILS = 100, 20_000  # for ridge regression to learn from; MIN_ even if time is short
 MIN_ANSWERS = 100  # held-out images to classify even if time is short
 MAX_CLASSES = 30  # in the table of a classifier
+MIN_CHECKED = 50  # images to check for wrong labels even if time is short
+FITTED_PER_SECOND = 3_000_000  # images times features times classes, in `cross_fit` on a core
+SUSPECTS = (
+    'The less probable its label, the earlier an image: if the first labels are wrong, correct them and train again. '
+    'The probabilities are those of a linear layer on frozen features, fitted to other images than it is asked about:'
+)
 RESAMPLED = 200  # bootstrap samples, for the standard errors of average precisions
-MISTAKES, MISTAKES_COLUMNS, MISTAKES_SIDE = 24, 4, 240  # how many are drawn, columns, side of a tile in pixels
 FOR_MAPS = ('reduce_zero_label', 'bands', 'head', 'maps', 'short_side', 'full_size')  # options
 
 
@@ -133,30 +140,64 @@ class Classification(FineTuning):
         return FREEZE.format(passes) if may_freeze and passes < FEW_PASSES else ''
 
     def make_report(self, weights: Path, metrics: Metrics, seconds: float, images_in_time: float) -> Report:
-        images, folder = self.images, weights.parent
+        begin, images, folder = time.monotonic(), self.images, weights.parent
         # half of the time; without a backward pass, as a head is fitted too, an image costs a third
         asked = max(MIN_ANSWERS, int((1 if self.fits_head else 3) / 2 * images_in_time))
-        found, num_learned = compare_classifier(images, seconds / 2)
         answers = answers_of(weights, images, asked)
+        found, gains, num_learned = compare_classifier(images, answers, seconds / 2)
         truth, predicted = (torch.tensor([answer[key] for answer in answers]) for key in ('truth', 'label'))
         counts = evaluation.confusion(predicted, truth, len(images.classes))
         metrics = metrics | found | {'class_mean': class_mean(counts)}
         validated = self.record.stages[self.record.verb].get('validated', len(images.held_out.names))
         metrics['accuracy/top1'] = Metric.share(metrics['accuracy/top1'].value, validated)
         balanced = 'It was trained with --balance: images of small classes were shown more often.'
+        gained = ', '.join(f'{each.value:+.1f} +- {each.error:.1f} over {of}' for of, each in gains['images'].items())
         parts: list[report.Part] = [
             balanced if self.call.balance else '',
             f'The baselines (thumbnails, most frequent class) need no network: they learned from {num_learned:,} of '
-            f'the {len(images.train.names):,} images and were tested on {found["thumbnails"].number:,} held-out ones. '
+            f'the {len(images.train.names):,} images. On the same {found["thumbnails"].number:,} held-out images the '
+            f'classifier gains {gained}, in %: standard errors of these pairs, which decide the verdict. '
             'This is one training with one seed. To see what pretraining gains, run it again with --init none.',
             f'At most {MAX_CLASSES} classes, worst first, on {len(answers):,} held-out images:',
             table_of_classes(counts, images),
-            *draw_mistakes(answers, images.classes, folder / 'mistakes.png'),
+            mistakes.confused(counts, images.classes),
+            *self.list_suspects(weights, answers, seconds - (time.monotonic() - begin)),
+            mistakes.draw_confusion(counts, images.classes, folder / 'confusion.png'),
+            *mistakes.draw_mistakes(answers, images.classes, folder / 'mistakes.png'),
             report.draw_curves(folder / 'finetune'),
         ]
         toy = self.plan.init in (None, DEMO)
-        verdict, following = judge(metrics, weights, images.unequal and not self.call.balance, toy)
+        unequal = images.unequal and not self.call.balance
+        verdict, following = judge(gains, weights, unequal, toy)
         return Report(metrics, verdict, parts, following)
+
+    def list_suspects(self, weights: Path, answers: Sequence[Mapping[str, Any]], seconds: float) -> list[report.Part]:
+        """Writes mistakes.csv of all images, or of as many as there is time for."""
+        begin, classes, root = time.monotonic(), self.images.classes, Path(self.record.images)
+        parts = self.images.train, self.images.held_out
+        labels = {str(part.root / path): classes.index(name) for part in parts for path, name in part.names.items()}
+        saved = weights.parent / self.record.verb / FEATURES
+        if saved.is_file():  # they took most of the run's time
+            known = torch.load(saved, weights_only=True)
+            features = dict(zip(known['files'], known['features'], strict=True))
+            features |= {answer['path']: answer['features'] for answer in answers}
+        else:  # those of the start, because the trained ones have learned the labels
+            extract = FeatureExtractor(self.plan.init or str(weights), **self.mean_std)
+            drawn = report.drawn_until(labels, begin + FEATURES_SHARE * seconds, MIN_CHECKED)
+            found = extract(map(ExistingPath, drawn), ['mean'], batch_size=16, on_error='skip')
+            features = {each['path']: torch.from_numpy(each['mean']) for each in found if 'error' not in each}
+        left = begin + seconds - time.monotonic()
+        size = len(classes) * len(next(iter(features.values())))
+        paths = [*features][: max(MIN_CHECKED, int(left * FITTED_PER_SECOND / size))]
+        given = torch.tensor([labels[path] for path in paths])
+        shares = evaluation.cross_fit(torch.stack([features[path] for path in paths]), given, len(classes))
+        predicted, probability = shares.argmax(dim=1), shares.gather(1, given[:, None])[:, 0]
+        rows = []
+        for row in probability.argsort().tolist():
+            names = classes[given[row]], classes[predicted[row]]
+            rows.append((relpath(paths[row], root), *names, f'{probability[row]:.4f}'))
+        head = ['file', 'label', 'predicted', 'probability of the label']
+        return mistakes.list_first(SUSPECTS, head, rows, len(labels), weights.parent)
 
 
 class MultiLabelClassification(Classification):
@@ -184,6 +225,7 @@ class MultiLabelClassification(Classification):
             f'At most {MAX_CLASSES} classes, worst first, on {len(answers):,} held-out images; a random '
             'order of the images has the better average precision the more frequent a class is:',
             table_of_precisions(scores, truth, self.images),
+            'There is no mistakes.csv: images with several labels are not checked for wrong ones.',
             report.draw_curves(weights.parent / 'finetune'),
         ]
         following, run = 'give it more images or more time', shlex.quote(str(weights.parent))
@@ -194,56 +236,63 @@ class MultiLabelClassification(Classification):
 
 
 def answers_of(weights: Path, images: Images, number: int) -> list[dict[str, Any]]:
-    """What a classifier answers on `number` held-out images, as `classify` gives it, with the `truth`."""
+    """What a classifier answers on `number` held-out images, as `classify` gives it, with `truth` and `features`."""
     _, truths = report.labels_of(images, 2 * number)
-    answers = zip(classify_images(ClassificationInferencer(weights), [*truths]), truths.values(), strict=True)
-    return [dict(answer, truth=label) for answer, label in answers if 'error' not in answer]
+    classifier, features = ClassificationInferencer(weights), list[Tensor]()
+    linear = classifier.model.head.fc
+    linear.register_forward_pre_hook(lambda _, inputs: features.extend(inputs[0].float().cpu()))
+    answers = zip(classify_images(classifier, [*truths]), truths.values(), strict=True)
+    read = [dict(answer, truth=label) for answer, label in answers if 'error' not in answer]
+    return [dict(answer, features=values) for answer, values in zip(read, features, strict=True)]
 
 
-def compare_classifier(images: Images, seconds: float) -> tuple[Metrics, int]:
-    """Metrics of ridge regression on `thumbnails` and of the `most_frequent` class; number of images to learn from."""
-    begin, (known, held_out) = time.monotonic(), report.labels_of(images, MAX_THUMBNAILS)
+def compare_classifier(
+    images: Images, answers: Sequence[Mapping[str, Any]], seconds: float
+) -> tuple[Metrics, dict[str, Metrics], int]:
+    """Compares `answers_of` a classifier with ridge regression on thumbnails and with the most frequent class.
+
+    Returns metrics of these baselines, the gains over them on the same `images`, also averaged over the `classes`, and
+    the number of images that they learned from.
+    """
+    begin, (known, _) = time.monotonic(), report.labels_of(images, MAX_THUMBNAILS)
     x, y = report.read_thumbnails(report.drawn_until(known.items(), begin + 0.8 * seconds, MIN_THUMBNAILS))
-    pixels, truth = report.read_thumbnails(report.drawn_until(held_out.items(), begin + seconds, MIN_THUMBNAILS))
-    metrics = {}
-    answers = dict(thumbnails=evaluation.ridge(x, y, pixels), most_frequent=y.bincount().argmax().expand_as(truth))
-    for name, predicted in answers.items():
+    asked = ((answer['path'], row) for row, answer in enumerate(answers))
+    pixels, rows = report.read_thumbnails(report.drawn_until(asked, begin + seconds, MIN_THUMBNAILS))
+    truth, own = (torch.tensor([answers[row][key] for row in rows]) for key in ('truth', 'label'))
+    number = truth.bincount()
+    weights = 1 / (number[truth].double() * (number > 0).sum())  # of an image, in the mean of the classes
+    metrics: Metrics = {}
+    gains: dict[str, Metrics] = dict(images={}, classes={})
+    baselines = dict(thumbnails=evaluation.ridge(x, y, pixels), most_frequent=y.bincount().argmax().expand_as(truth))
+    for name, predicted in baselines.items():
         counts = evaluation.confusion(predicted, truth, len(images.classes))
         metrics[name] = Metric.share(100 * evaluation.accuracy(counts), len(truth))
         metrics[f'{name}_class_mean'] = class_mean(counts)
+        gained = (own == truth).double() - (predicted == truth).double()
+        gains['images'][BASELINES[name]] = Metric.of_pairs(gained)
+        gains['classes'][BASELINES[name]] = Metric.of_pairs(gained, weights)
     # exact: one class is always right and the others never, whichever images are drawn
     metrics['most_frequent_class_mean'] = Metric(metrics['most_frequent_class_mean'].value, 0.0)
-    return metrics, len(y)
+    return metrics, gains, len(y)
 
 
-def judge(metrics: Mapping[str, Metric], weights: Path, unequal: bool, toy: bool = True) -> tuple[str, str]:
-    """A verdict from the metrics of a classifier and of its baselines, and what to do next.
+def judge(gains: Mapping[str, Metrics], weights: Path, unequal: bool, toy: bool = True) -> tuple[str, str]:
+    """A verdict from the gains of `compare_classifier`, and what to do next.
 
     The next step is to use the classifier if it is better than its baselines. `toy`: it began with random weights, or
     with the packaged ones.
     """
-    of_images = gains_over('accuracy/top1', metrics)
-    of_classes = gains_over('class_mean', metrics, '_class_mean')
-    on_images, on_classes = report.verdict(of_images), report.verdict(of_classes)
+    on_images, on_classes = report.verdict(gains['images']), report.verdict(gains['classes'])
     verdict = f'the classifier is {on_images}'
     if on_classes != on_images:
         verdict = f'over all images the classifier is {on_images}; averaged over the classes it is {on_classes}'
-    better = all(gain.sign == report.BETTER for gain in of_classes.values())
-    if better and not any(gain.sign == report.WORSE for gain in of_images.values()):
+    better = all(gain.sign == report.BETTER for gain in gains['classes'].values())
+    if better and not any(gain.sign == report.WORSE for gain in gains['images'].values()):
         run = shlex.quote(str(weights.parent))
         return verdict, f'beit-mm classify {run} new_images/ --out classes.csv; beit-mm export {run} model.onnx'
     balance = 'show images of small classes more often (--balance), ' if unequal else ''
     released = ', or a released model to start from (--init): beit-mm models' if toy else '.'
     return verdict, f'{balance}give it more images or more time{released}'
-
-
-def gains_over(name: str, metrics: Mapping[str, Metric], ending: str = '') -> Metrics:
-    """A metric's gain over each baseline, by the words for the baseline; `ending` completes the baselines' names."""
-    return {
-        words: metrics[name] - metrics[baseline + ending]
-        for baseline, words in BASELINES.items()
-        if baseline + ending in metrics
-    }
 
 
 def class_mean(counts: Tensor) -> Metric:
@@ -264,23 +313,6 @@ def table_of_classes(counts: Tensor, images: Images) -> list[list[str]]:
         name, shares = images.classes[label], (float(recall[label]), float(precision[label]))
         table.append([name, f'{learned[name]:,}', f'{number[label]:,.0f}', *map(report.percentage, shares)])
     return table
-
-
-def draw_mistakes(answers: Sequence[Mapping[str, Any]], classes: Sequence[str], out: Path) -> list[report.Picture]:
-    """Draws the images that a classifier gets wrong, most confident first; `answers` are `classify`'s, with `truth`."""
-    wrong = [answer for answer in answers if answer['label'] != answer['truth']]
-    wrong.sort(key=lambda answer: -answer['scores'][0][1])
-    if not wrong:
-        return []
-    tiles = []
-    for answer in wrong[:MISTAKES]:
-        truth, predicted = (shortened(classes[answer[key]], 13) for key in ('truth', 'label'))
-        title = f'{truth} as {predicted} {answer["scores"][0][1]:.2f}'
-        tiles.append((title, center_tile(answer['path'], MISTAKES_SIDE)))
-    rows = [tiles[first : first + MISTAKES_COLUMNS] for first in range(0, len(tiles), MISTAKES_COLUMNS)]
-    sheet(rows, MISTAKES_SIDE).save(out)
-    which = f'The {len(tiles)} most confident of {len(wrong):,} mistakes on {len(answers):,} held-out images'
-    return [report.Picture(out.name, f'{which}: correct class as predicted class')]
 
 
 def compare_precisions(scores: Tensor, truth: Tensor) -> tuple[Metrics, Metric]:

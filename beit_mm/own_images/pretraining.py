@@ -282,7 +282,7 @@ def accuracies(answers: Mapping[str, Mapping[str, Tensor]]) -> Metrics:
 
 def gains_by_pairs(right: Mapping[str, Tensor]) -> Metrics:
     """How much better the features at the end are than each of the others, from paired answers."""
-    return {name: Metric(*mean_and_error(right['end'] - other)) for name, other in right.items() if name != 'end'}
+    return {name: Metric.of_pairs(right['end'] - other) for name, other in right.items() if name != 'end'}
 
 
 def did_it_help(answers: Mapping[str, Mapping[str, Tensor]]) -> list[list[str]]:

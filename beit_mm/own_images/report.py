@@ -72,9 +72,20 @@ class Metric:
         likely = (share * number + 1) / (number + 2)  # a few images, all correct, do not prove 100 %
         return cls(100 * share, 100 * math.sqrt(likely * (1 - likely) / number), number)
 
-    def __sub__(self, other: 'Metric') -> 'Metric':
-        """The difference of two independent measurements."""
-        return Metric(self.value - other.value, math.hypot(self.error or 0, other.error or 0))
+    @classmethod
+    def of_pairs(cls, gained: Tensor, weights: Tensor | None = None) -> 'Metric':
+        """The mean in % of what one method gains over another one on the same N images: -1, 0 or 1 for each, float64.
+
+        Its standard error is that of the differences, as if two more images had been asked, on which each method is
+        right once: a few images do not prove a gain, as by McNemar's test. `weights` (N,) add up to 1.
+        """
+        weights = torch.full_like(gained, 1 / len(gained)) if weights is None else weights
+        squares = weights.square()
+        number = 1 / squares.sum()  # of images of equal weight that would be as uncertain
+        mean, mean_square = (weights * gained).sum(), (squares * gained.square()).sum() * number
+        spread = (number * mean_square + 2) / (number + 2) - (number * mean / (number + 2)).square()
+        error = (spread / (number - 1)).sqrt()  # inf for a single image
+        return cls(100 * float(mean), 100 * float(error), len(gained))
 
     @property
     def sign(self) -> str:
@@ -92,11 +103,16 @@ class Picture(NamedTuple):
     caption: str
 
 
+class Link(NamedTuple):
+    file: str  # relative to the report
+    text: str  # what follows its name
+
+
 class Heading(str):
     """The title of a section."""
 
 
-Part: TypeAlias = str | Picture | Sequence[Sequence[str]]  # of a report: a text, a picture, or rows of a table
+Part: TypeAlias = str | Picture | Link | Sequence[Sequence[str]]  # of a report: a text, a picture, or rows of a table
 
 
 @dataclass
@@ -123,6 +139,8 @@ def write_report(folder: str | Path, title: str, parts: Iterable[Part]) -> Path:
             shown.append('## ' * isinstance(part, Heading) + markdown(part))
         elif isinstance(part, Picture):
             shown.append(f'![{markdown(part.caption)}]({part.file})')
+        elif isinstance(part, Link):
+            shown.append(f'[{part.file}]({part.file}) {markdown(part.text)}')
         else:
             lines = [f'| {" | ".join(map(markdown, row))} |' for row in part]
             lines.insert(1, '| --- ' * len(part[0]) + '|')
@@ -141,6 +159,8 @@ def write_page(path: Path, title: str, parts: Iterable[Part]) -> None:
             shown.append(f'<{tag}>{hypertext(part)}</{tag}>')
         elif isinstance(part, Picture):
             shown.append(figure(part, path.parent))
+        elif isinstance(part, Link):
+            shown.append(f'<p><a href="{part.file}">{part.file}</a> {hypertext(part.text)}</p>')
         else:
             header, *rows = ([hypertext(cell) for cell in row] for row in part)
             lines = [f'<th>{"</th><th>".join(header)}</th>', *(f'<td>{"</td><td>".join(row)}</td>' for row in rows)]

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
+from os.path import relpath
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,6 +17,7 @@ import torch
 from mmengine.config import Config
 from PIL import Image
 from torch import Tensor
+from torch.utils.data import ConcatDataset
 
 from beit_mm.apis.configs import bundled_config, pipeline_for_size, warmup_and_cosine
 from beit_mm.apis.inference import Segmentor, overlay
@@ -29,7 +31,7 @@ from beit_mm.errors import UserError, check_choice
 from beit_mm.features.evaluation import class_ious, confusion, hits_and_unions, patch_dataset
 from beit_mm.features.extractor import FeatureExtractor, default_layer
 from beit_mm.models.vit import sizes_of
-from beit_mm.own_images import report
+from beit_mm.own_images import mistakes, report
 from beit_mm.own_images.label_maps import LabelMaps, find_label_maps
 from beit_mm.own_images.prediction import NearestPatches
 from beit_mm.own_images.record import ALL, Record
@@ -51,9 +53,13 @@ LEVELS = 8  # of each colour channel
 GROWTH = 2.2  # the time for an image's features grows with this power of its side
 MAX_VALIDATED, MOST_WINDOWS = 32, 2000  # images of a validation, and windows over all of them
 MIN_TESTED, TESTED_WINDOWS = 20, 500  # images to test even if time is short: so many, or so many windows over them
+TESTED_SHARE = 0.7  # of the time of a report, for held-out images; the rest: for those to learn from
+CONTRADICTED = (
+    'The more labelled pixels the segmentor contradicts, the earlier an image: if the first label maps are wrong, '
+    'correct them and train again. It may have learned wrong labels too:'
+)
 RESAMPLED = 500  # bootstrap samples, for standard errors
 FEW_PASSES, FEW_MAPS = 20, 100  # with fewer passes over the images, or fewer label maps, more of these are advised
-NUM_PAIRS = 5  # pairs of confused classes in the report
 OF_PATCHES = 'The nearest frozen patches are found by the features of the initial weights, without training, in'
 OTHERS = dict(patches='the nearest frozen patches', position_colour='naive Bayes')
 
@@ -236,7 +242,7 @@ class Segmentation(FineTuning):
         known = min(MAX_KNOWN, max(min(MIN_KNOWN, least), int(images_in_time / self.num_windows)))
         if nearest := self.nearest_patches(folder / 'lists', known):
             segmentors['patches'] = nearest
-        left = seconds - (time.monotonic() - begin)
+        left = TESTED_SHARE * (seconds - (time.monotonic() - begin))
         tested = compare_segmentors(segmentors, images, folder / 'lists', left, least, self.resize)
         draw_overlays(segmentor, tested, folder / 'overlays.png')
         found = {name: tested.metric(name) for name in tested.hits}
@@ -249,13 +255,35 @@ class Segmentation(FineTuning):
             f'{colours}.',
             f'{OF_PATCHES} {nearest.num_images:,} labelled images.' if nearest else '',
             table_of_classes(tested, images.classes),
-            confused(tested.counts['mIoU'], images.classes),
+            mistakes.confused(tested.counts['mIoU'], images.classes),
+            mistakes.draw_confusion(tested.counts['mIoU'], images.classes, folder / 'confusion.png'),
             report.Picture('overlays.png', 'Held-out images with the highest, the median and the lowest mIoU'),
             report.draw_curves(folder / 'finetune'),
+            *self.list_contradicted(segmentor, folder, begin + seconds, least),
         ]
         passes = math.inf if self.fits_head else self.passes  # each image was seen once, which is enough
         sentence, following = judge(gains, weights, len(images.train.names), passes)
         return Report(metrics | found, sentence, parts, following)
+
+    def list_contradicted(self, segmentor: Segmentor, folder: Path, until: float, least: int) -> list[report.Part]:
+        """Writes mistakes.csv of all images, or of as many as there is time for."""
+        classes, root = self.images.classes, Path(self.record.images)
+        dataset = ConcatDataset([plain_dataset(self.images, folder / 'lists', name) for name in ('held_out', 'train')])
+        rows = []
+        for _, sample in samples(dataset, until, least):
+            (result,) = segmentor(sample['img_path'])
+            truth = sample['gt_seg_map']
+            contradicted = truth[(truth < len(classes)) & (truth != result['labels'])]
+            wrong, pixels = (np.bincount(part.ravel(), minlength=256)[: len(classes)] for part in (contradicted, truth))
+            if pixels.any():
+                share, mostly = 100 * wrong.sum() / pixels.sum(), classes[wrong.argmax()] if wrong.any() else ''
+                shares = 100 * wrong / np.where(pixels, pixels, np.nan)
+                of_classes = ('' if np.isnan(each) else f'{each:.1f}' for each in shares)
+                total = f'{share:.1f}', mostly, str(pixels.sum())
+                rows.append((share, [relpath(sample['img_path'], root), *total, *of_classes]))
+        rows.sort(key=lambda row: -row[0])
+        head = ['file', 'contradicted, %', 'mostly of', 'labelled pixels', *(f'of {name}, %' for name in classes)]
+        return mistakes.list_first(CONTRADICTED, head, [cells for _, cells in rows], len(dataset), folder)
 
     def nearest_patches(self, lists: Path, number: int) -> NearestPatches | None:
         """What needs no training: each patch gets the class of the most similar patches in `number` labelled images.
@@ -478,24 +506,12 @@ def compare_segmentors(
     return tested
 
 
-def samples(dataset: SegmentationFolder, until: float, least: int) -> Iterator[tuple[int, dict]]:
+def samples(dataset: SegmentationFolder | ConcatDataset, until: float, least: int) -> Iterator[tuple[int, dict]]:
     """Yields indices and samples in random order until the time `until`, but tries at least so many."""
     for index in report.drawn_until(range(len(dataset)), until, least):
         with suppress(UnreadableImageError):
             sample = dataset[index]
             yield index, dict(sample, img=LoadBands.as_rgb(sample['img']))
-
-
-def confused(counts: Tensor, classes: Sequence[str]) -> str:
-    """The pairs of classes most often confused, with the share of pixels."""
-    shares = counts / counts.sum(dim=1, keepdim=True).clamp(min=1)
-    shares.fill_diagonal_(0)
-    shown = []
-    for index in shares.flatten().topk(min(NUM_PAIRS, shares.numel())).indices.tolist():
-        truth, label = divmod(index, len(classes))
-        if shares[truth, label] > 0:
-            shown.append(f'{100 * shares[truth, label]:.0f} % of {classes[truth]} as {classes[label]}')
-    return f'Confused: {"; ".join(shown)}.' if shown else ''
 
 
 def draw_overlays(segmentor: SegmentationInferencer, tested: Tested, out: Path) -> None:

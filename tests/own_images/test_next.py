@@ -148,9 +148,9 @@ def test_a_segmentor_that_is_not_good_is_told_what_was_short(maps, passes, named
 
 
 def test_a_released_model_is_advised_where_the_run_began_without_one():
-    metrics = dict.fromkeys(('accuracy/top1', 'class_mean', 'thumbnails', 'thumbnails_class_mean'), Metric(50, 5))
+    gains = dict.fromkeys(('images', 'classes'), dict(thumbnails=Metric(0, 5)))
     for toy in (True, False):
-        assert ('--init' in classification.judge(metrics, Path('run'), False, toy)[1]) == toy
+        assert ('--init' in classification.judge(gains, Path('run'), False, toy)[1]) == toy
 
 
 def test_what_a_run_learned_from_is_not_held_out_from_a_run_that_begins_with_its_weights(tmp_path, base, monkeypatch):

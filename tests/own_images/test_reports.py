@@ -23,26 +23,25 @@ from beit_mm.features.evaluation import mean_and_error
 from beit_mm.models.vit import BEiTBackbone
 from beit_mm.own_images import classification, pretraining
 from beit_mm.own_images import report as reports
-from beit_mm.own_images.images import find_images
+from beit_mm.own_images.images import Images, find_images
 from beit_mm.own_images.report import Metric, Metrics
-from beit_mm.pictures import CHARACTER, MARGIN, SIDE, TITLE_HEIGHT, sheet
+from beit_mm.pictures import MARGIN, SIDE, TITLE_HEIGHT
 
 IMAGES = SimpleNamespace(train=SimpleNamespace(root=Path('my data')), classes=['a class'])
 
 
-def metrics_of(
-    top1: float, class_mean: float, number: int = 100, error: float = 5.0, **others: tuple[float, float]
-) -> Metrics:
-    """Of a classifier and of what needs no network: right over all images, and averaged over the classes, in %."""
-    metrics = {'accuracy/top1': Metric.share(top1, number), 'class_mean': Metric(class_mean, error)}
-    for name, (right, mean) in others.items():
-        metrics |= {name: Metric.share(right, number), f'{name}_class_mean': Metric(mean, 0.0)}
-    return metrics
+def gains(thumbnails: tuple[float, float], most_frequent: tuple[float, float], error: float) -> dict[str, Metrics]:
+    """Gains of a classifier over two baselines, over all images and averaged over the classes, in %."""
+    names = classification.BASELINES
+    pairs = {names['thumbnails']: thumbnails, names['most_frequent']: most_frequent}
+    parts = enumerate(('images', 'classes'))
+    return {part: {of: Metric(values[index], error) for of, values in pairs.items()} for index, part in parts}
 
 
-def judged(metrics: Metrics) -> str:
-    verdict, _ = classification.judge(metrics, Path('run/finetuned.pth'), False)
-    return verdict
+def answers_on(images: Images, wrong: int) -> list[dict]:
+    """What a classifier answers on held-out images, the first ones `wrong`."""
+    named = [(str(images.held_out.root / path), images.classes.index(of)) for path, of in images.held_out.names.items()]
+    return [dict(path=path, truth=of, label=(of + (row < wrong)) % 3) for row, (path, of) in enumerate(named)]
 
 
 def test_colours_are_told_apart_without_training(tmp_path):
@@ -50,7 +49,12 @@ def test_colours_are_told_apart_without_training(tmp_path):
     make_images(tmp_path, per_class=40)
     (tmp_path / 'val/red/0.png').write_bytes(b'nothing')
     images = find_images(tmp_path)
-    found, learned = classification.compare_classifier(images, 60)
+    answers = [answer for answer in answers_on(images, 20) if 'red/0.png' not in answer['path']]
+    found, gained, learned = classification.compare_classifier(images, answers, 60)
+    for part in gained.values():
+        assert part['thumbnails'].sign == reports.WORSE and part['the most frequent class'].sign == reports.BETTER
+    assert gained['images']['thumbnails'].value == pytest.approx(-100 * 20 / 119)
+    assert gained['classes']['thumbnails'].value == pytest.approx(-100 * 20 / 40 / 3)  # all of one class
     thumbnails = found['thumbnails']
     assert thumbnails.value == found['thumbnails_class_mean'].value == 100
     assert (thumbnails.number, learned) == (119, 120)
@@ -89,26 +93,56 @@ def test_did_it_help_has_the_errors_of_pairs():
     answers = dict(knn=dict(end=end, start=start, thumbnails=start), linear=dict(end=end, start=end, thumbnails=end))
     _, of_end, of_start, of_pixels, difference = pretraining.did_it_help(answers)
     error = 100 * (5 / 7 * 2 / 7 / 5) ** 0.5  # as if two more images had been asked, one right
+    of_pairs = [100 * ((each + 2) / 7 / 4 - (each / 7) ** 2 / 4) ** 0.5 for each in (2, 0)]  # each right once
     assert (
         of_end[1:] == [f'80.0 +- {error:.1f}'] * 2
         and of_start[1].startswith('40.0')
         and of_pixels[2].startswith('80.0')
     )
-    assert difference[1:] == [f'+40.0 +- {100 * (0.4 * 0.6 / 5) ** 0.5:.1f}', '+0.0 +- 0.0']
+    assert difference[1:] == [f'+40.0 +- {of_pairs[0]:.1f}', f'+0.0 +- {of_pairs[1]:.1f}']
 
 
-def test_a_difference_is_as_uncertain_as_both_measurements_together():
-    assert Metric(50, 3.0) - Metric(46, 4.0) == Metric(4, 5.0)
-    assert (Metric(50) - Metric(46, 4.0)).error == (Metric(50, 4.0) - Metric(46)).error == 4.0
+def of_pairs(only_one: int, only_other: int, number: int, weights: torch.Tensor | None = None) -> str:
+    gained = torch.zeros(number, dtype=torch.float64)
+    gained[:only_one], gained[only_one : only_one + only_other] = 1, -1
+    return Metric.of_pairs(gained, weights).sign
 
 
-def test_a_classifier_without_mistakes_has_a_verdict():
+def test_pairs_decide_where_two_errors_overlap():
+    """28 and 20 right of the same 37: 75.7 and 54.1 %."""
+    assert of_pairs(12, 4, 37) == reports.BETTER and of_pairs(4, 12, 37) == reports.WORSE
+    separate = [Metric.share(100 * right / 37, 37) for right in (28, 20)]
+    assert separate[0].value - separate[1].value < 2 * (separate[0].error ** 2 + separate[1].error ** 2) ** 0.5
+    few = (1, 0, 1), (2, 0, 2), (3, 0, 3), (4, 0, 37), (0, 0, 37), (300, 300, 900)
+    assert {of_pairs(*counts) for counts in few} == {reports.TOO_CLOSE}
+    assert of_pairs(45, 0, 45) == reports.BETTER
+    # two images are one of two classes, the classifier is right on both: 50 % of the mean, by two images
+    weights = torch.tensor([1 / 4] * 2 + [1 / 2000] * 1000, dtype=torch.float64)
+    assert of_pairs(2, 0, 1002, weights) == reports.TOO_CLOSE
+    many = torch.tensor([1 / 80] * 40 + [1 / 2000] * 1000, dtype=torch.float64)
+    assert of_pairs(20, 0, 1040, many) == reports.BETTER
+
+
+@pytest.mark.parametrize('classes', [1, 12])
+def test_two_hundred_pairs_without_a_difference(classes):
+    """A classifier and a baseline that are right on 60 % of 37 images, independently of each other."""
+    generator, signs = torch.Generator().manual_seed(1), []
+    for _ in range(200):
+        right = (torch.rand(2, 37, generator=generator) < 0.6).double()
+        of = torch.randint(classes, (37,), generator=generator)
+        number = of.bincount()
+        signs.append(Metric.of_pairs(right[0] - right[1], 1 / (number[of] * (number > 0).sum()).double()).sign)
+    assert signs.count(reports.TOO_CLOSE) >= 184
+
+
+def test_a_classifier_without_mistakes_has_a_verdict(tmp_path):
     """45 right of 45, as mmpretrain's Accuracy counts in float32."""
     (percent,) = Accuracy.calculate(torch.eye(45), torch.arange(45))[0]
-    metrics = metrics_of(float(percent), 100, thumbnails=(50.0, 50), most_frequent=(10.0, 10), number=45)
-    assert percent > 100 and metrics['accuracy/top1'].value == 100 and 'better than' in judged(metrics)
-    alike = metrics | dict(thumbnails=Metric.share(100, 45), thumbnails_class_mean=Metric(100, 1.0))
-    assert 'better than thumbnails' not in judged(alike)
+    assert percent > 100 and Metric.share(float(percent), 45).value == 100
+    images = find_images(make_images(tmp_path, per_class=40))
+    _, gained, _ = classification.compare_classifier(images, answers_on(images, 0), 60)
+    verdict, _ = classification.judge(gained, Path('run/finetuned.pth'), False)
+    assert 'better than the most frequent' in verdict and 'close to tell from thumbnails' in verdict
 
 
 @pytest.mark.parametrize(
@@ -202,26 +236,24 @@ def test_the_mean_of_the_classes_and_its_error():
 
 
 @pytest.mark.parametrize(
-    ('top1', 'class_mean', 'number', 'beats'),
+    ('thumbnails', 'most_frequent', 'beats'),  # gains over all images, and averaged over the classes
     [
-        (88.2, 33.3, 17, False),  # always the largest of three classes
-        (88.2, 33.3, 10_000, False),
-        (92.0, 45.0, 10_000, True),
-        (92.0, 34.0, 10_000, False),  # the largest class alone is better known
-        (80.0, 60.0, 10_000, False),  # and small classes alone
-        (88.2, 60.0, 10_000, True),
+        ((0.0, -2.0), (0.0, 0.0), False),  # always the largest of three classes
+        ((4.0, 10.0), (4.0, 12.0), True),
+        ((4.0, -1.0), (4.0, 1.0), False),  # the largest class alone is better known
+        ((-8.0, 25.0), (-8.0, 27.0), False),  # and small classes alone
+        ((0.0, 25.0), (0.0, 27.0), True),
     ],
 )
-def test_a_classifier_that_answers_the_largest_class_is_not_good(top1, class_mean, number, beats):
-    trivial = dict(thumbnails=(88.2, 35), most_frequent=(88.2, 33.3), number=number, error=3.0)
-    metrics, run = metrics_of(top1, class_mean, **trivial), Path('a run/finetuned.pth')
+def test_a_classifier_that_answers_the_largest_class_is_not_good(thumbnails, most_frequent, beats):
+    run = Path('a run/finetuned.pth')
     for unequal in (True, False):
-        verdict, said = classification.judge(metrics, run, unequal)
+        verdict, said = classification.judge(gains(thumbnails, most_frequent, 1.0), run, unequal)
         found = [command.parser().parse_args(shlex.split(words)[1:]) for words in re.findall('beit-mm [^;]*', said)]
         assert [each.verb for each in found] == (['classify', 'export'] if beats else ['models'])
         assert not beats or {each.checkpoint for each in found} == {'a run'}
         assert ('--balance' in said) == (unequal and not beats) and ('--init' in said) == (not beats)
-    assert ('better than' in verdict.split('averaged over the classes')[-1]) == (class_mean > 40)
+    assert ('better than' in verdict.split('averaged over the classes')[-1]) == (most_frequent[1] > 5)
 
 
 def test_the_worst_classes_are_in_the_table_of_a_classifier(tmp_path, monkeypatch):
@@ -234,34 +266,20 @@ def test_the_worst_classes_are_in_the_table_of_a_classifier(tmp_path, monkeypatc
     assert [row[0] for row in classification.table_of_classes(counts, images)[1:]] == ['green']
 
 
-def test_the_surest_mistakes_are_drawn_first(tmp_path, monkeypatch):
-    classes, answers, drawn = ['right', 'a wrong class of a long name'], [], []
-    for index, (label, probability) in enumerate([(1, 0.6), (0, 0.99), (1, 0.9), (1, 0.7)]):
-        Image.new('RGB', (40, 30), (index * 60, 0, 0)).save(path := tmp_path / f'{index}.png')
-        answers.append(dict(path=str(path), truth=0, label=label, scores=[[label, probability]]))
-    monkeypatch.setattr(classification, 'MISTAKES', 2)
-    monkeypatch.setattr(classification, 'sheet', lambda rows, side: drawn.extend(rows) or sheet(rows, side))
-    (picture,) = classification.draw_mistakes(answers, classes, tmp_path / 'mistakes.png')
-    assert '2' in picture.caption and '3 ' in picture.caption and '4 ' in picture.caption
-    ((first, second),) = drawn
-    assert [round(255 * float(image[0].mean())) for _, image in (first, second)] == [120, 180]
-    assert first[0].startswith('right') and first[0].endswith('0.90') and len(first[0]) * CHARACTER <= 240
-    assert Image.open(tmp_path / picture.file).width > 480
-    assert classification.draw_mistakes(answers[1:2], classes, tmp_path / 'none.png') == []
-
-
 def test_a_report_shows_any_name_as_it_is(tmp_path):
     name = '<script>alert(1)</script> `a` [b](c) | \udcff\n# x'
-    paragraphs = [name, '', [('head', name), ('1', '2')], reports.Picture('loss.png', 'Curves')]
+    link = reports.Link('mistakes.csv', f'lists {name}')
+    paragraphs = [name, '', [('head', name), ('1', '2')], reports.Picture('loss.png', 'Curves'), link]
     Image.new('RGB', (30, 20), 'red').save(tmp_path / 'loss.png')
     path = reports.write_report(tmp_path, f'of {name}', paragraphs)
     page = (tmp_path / 'report.html').read_text()
     shown = '<script>alert(1)</script> `a` [b](c) | \\udcff\\n# x'
-    assert html.unescape(re.sub('<.*?>', '', page)).count(shown) == 4  # title, heading, paragraph and table
+    assert html.unescape(re.sub('<.*?>', '', page)).count(shown) == 5  # title, heading, paragraph, table, link
+    assert '<a href="mistakes.csv">' in page and '[mistakes.csv](mistakes.csv) ' in path.read_text()
     assert '<script' not in page and page.count('<th>') == 2 and page.count('<td>') == 2
     (inside,) = re.findall('<img src="data:image/png;base64,([^"]+)" alt="Curves">', page)
     assert Image.open(io.BytesIO(base64.b64decode(inside))).getcolors() == [(600, (255, 0, 0))]
     lines = path.read_text().split('\n\n')
-    assert '<' not in path.read_text() and '![Curves](loss.png)' in lines[3] and len(lines) == 4
+    assert '<' not in path.read_text() and '![Curves](loss.png)' in lines[3] and len(lines) == 5
     table = lines[2].splitlines()
     assert len(table) == 3 and all(line.replace('\\|', '').count('|') == 3 for line in table)

@@ -81,12 +81,3 @@ def test_overlays_of_large_images_are_small_before_they_are_floats(tmp_path, mon
     assert torch.allclose(right[:, height // 8, left], image[:, height // 8, left], atol=0.02)
     assert right[:, middle, left].argmax() == predicted[:, middle, right_half].argmax() == 0
     assert right[:, middle, right_half].argmax() == predicted[:, middle, left].argmax() == 2
-
-
-def test_confused_classes_are_the_pairs_with_the_highest_share_of_a_class():
-    """Shares are of the class's own pixels. Right answers, and pairs that never occur, are left out."""
-    counts = torch.diag(torch.full((4,), 80.0))  # sky is rare, sea is never taken for something else
-    counts[0, 1], counts[1, 0], counts[1, 2] = 20, 120, 200
-    said = segmentation.confused(counts, ('sky', 'road', 'tree', 'sea'))
-    assert said == 'Confused: 50 % of road as tree; 30 % of road as sky; 20 % of sky as road.'
-    assert segmentation.confused(torch.eye(2), ('sky', 'road')) == ''

@@ -1,0 +1,79 @@
+"""Which labels may be wrong, and which classes are confused: mistakes.csv and pictures beside a report."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from matplotlib.figure import Figure
+from torch import Tensor
+
+from beit_mm.apis.inference import write_table
+from beit_mm.files import atomic_file, quoted
+from beit_mm.own_images.report import Link, Part, Picture
+from beit_mm.pictures import center_tile, sheet, shortened
+
+TABLE = 'mistakes.csv'
+SHOWN, SHOWN_COLUMNS = 10, 4  # of its rows and columns, in the report
+MAX_CELLS = 30  # classes whose confusion is drawn
+NUM_PAIRS, MANY_PAIRS = 5, 20  # pairs of confused classes in the report, and without a picture
+TILES, COLUMNS, TILE_SIDE = 24, 4, 240  # mistakes that are drawn, columns, side of a tile in pixels
+
+
+def list_first(text: str, head: Sequence[str], rows: Sequence[Sequence[str]], total: int, out: Path) -> list[Part]:
+    """Writes mistakes.csv beside a report, and shows its first rows, of `total` images, in the report after a text."""
+    write_table(out / TABLE, [*head, 'rank'], [(*row, str(rank)) for rank, row in enumerate(rows, start=1)])
+    short = ' There was no time for the others: give more minutes.' if len(rows) < total else ''
+    text = f'lists {len(rows):,} of {total:,} images, those to learn from too.{short} {text}'
+    return [Link(TABLE, text), [row[:SHOWN_COLUMNS] for row in (head, *rows[:SHOWN])]]
+
+
+def confused(counts: Tensor, classes: Sequence[str]) -> str:
+    """The pairs of classes most often confused, with the share of images or pixels, from a `confusion` (K, K)."""
+    shares = counts / counts.sum(dim=1, keepdim=True).clamp(min=1)
+    shares.fill_diagonal_(0)
+    shown, number = [], NUM_PAIRS if len(classes) <= MAX_CELLS else MANY_PAIRS
+    for index in shares.flatten().topk(min(number, shares.numel())).indices.tolist():
+        truth, label = divmod(index, len(classes))
+        if shares[truth, label] > 0:
+            shown.append(f'{100 * shares[truth, label]:.0f} % of {classes[truth]} as {classes[label]}')
+    return f'Confused: {"; ".join(shown)}.' if shown else ''
+
+
+def draw_confusion(counts: Tensor, classes: Sequence[str], out: Path) -> Part:
+    """Draws a `confusion` (K, K) as shares of each class in %; '' for more than MAX_CELLS classes."""
+    if len(classes) > MAX_CELLS:
+        return ''
+    shares, side = 100 * counts / counts.sum(dim=1, keepdim=True).clamp(min=1), 2.5 + 0.32 * len(classes)  # inches
+    figure = Figure(figsize=(side, side), layout='constrained')
+    axes = figure.subplots()
+    axes.imshow(shares.numpy(), cmap='Blues', vmin=0, vmax=100)
+    names = [shortened(quoted(name), 25).replace('$', r'\$') for name in classes]  # $ would begin a formula
+    axes.set_xticks(range(len(names)), names, rotation=90, fontsize=7)
+    axes.set_yticks(range(len(names)), names, fontsize=7)
+    axes.set(xlabel='predicted', ylabel='label')
+    for row, column in (shares >= 0.5).nonzero().tolist():
+        colour = 'white' if shares[row, column] > 60 else 'black'
+        text = axes.text(column, row, f'{shares[row, column]:.0f}', color=colour, fontsize=7)
+        text.set(ha='center', va='center')
+    with atomic_file(out) as file:
+        figure.savefig(file, dpi=120)
+    return Picture(out.name, 'Which classes are confused on held-out images, in % of each label')
+
+
+def draw_mistakes(answers: Sequence[Mapping[str, Any]], classes: Sequence[str], out: Path) -> list[Picture]:
+    """Draws the images that a classifier gets wrong, most confident first; `answers` are `classify`'s, with `truth`."""
+    wrong = [answer for answer in answers if answer['label'] != answer['truth']]
+    wrong.sort(key=lambda answer: -answer['scores'][0][1])
+    if not wrong:
+        return []
+    tiles = []
+    for answer in wrong[:TILES]:
+        truth, predicted = (quoted(classes[answer[key]]) for key in ('truth', 'label'))
+        title = (
+            f'{quoted(Path(answer["path"]).name)}\nlabel: {truth}\npredicted: {predicted} {answer["scores"][0][1]:.2f}'
+        )
+        tiles.append((title, center_tile(answer['path'], TILE_SIDE)))
+    rows = [tiles[first : first + COLUMNS] for first in range(0, len(tiles), COLUMNS)]
+    sheet(rows, TILE_SIDE).save(out)
+    which = f'The {len(tiles)} most confident of {len(wrong):,} mistakes on {len(answers):,} held-out images'
+    return [Picture(out.name, which)]
