@@ -61,6 +61,9 @@ class Annotation(NamedTuple):
     size: Size
 
 
+Found = dict[str, Annotation]  # by image, relative to the folder
+
+
 @dataclass
 class Annotations:
     """The shapes of the images below a folder."""
@@ -151,30 +154,32 @@ def find_annotations(root: Path) -> Annotations | None:
     if files.have_maps:
         return None
     for format in FORMATS:
-        found, lost = read_all(files, format)
+        found, lost, bad = read_all(files, format)
         if found and format == 'YOLO':  # where images without a file have no objects
             found = {image: Annotation('', split, [], None) for image, split in files.splits.items()} | found
         if found or lost:
-            return annotations_of(files, format, found, lost)
+            return annotations_of(files, format, found, lost, bad)
     return None
 
 
-def read_all(files: Files, format: str) -> tuple[dict[str, Annotation], list[str]]:
-    """The images in files of a format, and names without an image; nothing if no file has shapes."""
-    ending, read, one_each = FORMATS[format]
+def read_all(files: Files, format: str) -> tuple[Found, list[str], list[Exception]]:
+    """The images in files of a format, names without an image, and errors in entries; nothing if no file has shapes."""
+    ending, read, parts_of = FORMATS[format]
     if format == 'YOLO':
         read = partial(read_yolo, yolo_names(files))
-    listed = [file for file in files.ending(ending) if files.has_beside(file) == one_each]
+    listed = [file for file in files.ending(ending) if files.has_beside(file) != bool(parts_of)]
     if format == 'COCO':  # beside its instances may lie the captions and key points of the same images
         listed = [file for file in listed if 'instances' in os.path.basename(file)] or listed
-    found: dict[str, Annotation] = {}
-    lost, refusal, has_shapes = [], '', False
+    found: Found = {}
+    lost, bad, refusal, has_shapes = [], [], '', False
     for file in listed:
-        try:
-            entries = [*read(files.root / file)]
-        except DAMAGE as error:
-            refusal = f'{quoted(file)} is damaged as {format}: {error!r}; repair or remove it'
-            continue
+        entries, errors = read_file(files.root / file, read, parts_of or (lambda path: [path]))
+        if asked := [error for error in errors if format == 'VIA' and isinstance(error, UserError)]:
+            raise UserError(f'{quoted(file)}: {asked[0]}')
+        if entries:
+            bad += errors
+        elif errors:
+            refusal = f'{quoted(file)} is damaged as {format}: {errors[0]!r}; repair or remove it'
         folder, own_name = os.path.split(file)
         for name, shapes, size in entries:
             place = file if name else folder
@@ -188,10 +193,26 @@ def read_all(files: Files, format: str) -> tuple[dict[str, Annotation], list[str
                 found[image] = Annotation(file, split_of(place) or files.splits[image], shapes, size)
     if refusal and (has_shapes or format == 'COCO'):
         raise UserError(refusal)
-    return (found, lost) if has_shapes else ({}, [])
+    return (found, lost, bad) if has_shapes else ({}, [], [])
 
 
-def annotations_of(files: Files, format: str, found: dict[str, Annotation], lost: list[str]) -> Annotations:
+def read_file(file: Path, read: 'Reader', parts_of: 'Parts') -> tuple[list[Entry], list[Exception]]:
+    """The entries of the parts of a file, and the errors of those that cannot be read."""
+    entries: list[Entry] = []
+    errors: list[Exception] = []
+    try:
+        parts = [*parts_of(file)]
+    except DAMAGE as error:
+        return [], [error]
+    for part in parts:
+        try:
+            entries.extend(read(part))
+        except DAMAGE as error:
+            errors.append(error)
+    return entries, errors
+
+
+def annotations_of(files: Files, format: str, found: Found, lost: list[str], bad: list[Exception]) -> Annotations:
     """Annotations with their classes, and notes on what is left out."""
     shapes = [shape for each in found.values() for shape in each.shapes]
     drawn = [shape for shape in shapes if shape.area]
@@ -215,6 +236,7 @@ def annotations_of(files: Files, format: str, found: dict[str, Annotation], lost
         'shapes left out, which are not polygons or boxes with an area': len(shapes) - len(drawn),
         'images left out, without annotations': len(files.splits) - len(found),
         f'annotations left out, without an image of their name: {preview(map(quoted, lost))}': len(lost),
+        f'entries left out, which are damaged as {format}: {preview(map(repr, bad), 1)}': len(bad),
     }
     notes += [f'{number:,} {what}' for what, number in numbers.items() if number]
     return Annotations(files.root, format, found, classes, parts, notes)
@@ -263,22 +285,26 @@ def read_voc(file: Path) -> list[Entry]:
     return [('', shapes, size_of(size, 'width', 'height'))]
 
 
-def read_via(file: Path) -> Iterator[Entry]:
-    """Reads VGG's Image Annotator, whose regions have a dict of attributes in place of a name."""
+def images_of_via(file: Path) -> Iterable[dict[str, Any]]:
     content = json.loads(file.read_bytes())
-    for each in content.get('_via_img_metadata', content).values():
-        shapes, regions = [], each['regions']
-        for region in regions.values() if isinstance(regions, dict) else regions:
-            attributes, of = region['region_attributes'], region['shape_attributes']
-            if len(attributes) > 1:
-                raise UserError(f'{quoted(str(file))}: regions have {preview(attributes)}; keep the class alone')
-            name = next((str(value) for value in attributes.values()), UNNAMED)
-            if of['name'] == 'rect':
-                shapes.append(box_at(name, of['x'], of['y'], of['width'], of['height']))
-            else:
-                points = zip(of.get('all_points_x', ()), of.get('all_points_y', ()), strict=True)
-                shapes.append(shape_of_kind(of['name'], name, [*points]))
-        yield each['filename'], shapes, None
+    return content.get('_via_img_metadata', content).values()
+
+
+def read_via(image: dict[str, Any]) -> Iterator[Entry]:
+    """Reads VGG's Image Annotator, whose regions have a dict of attributes in place of a name."""
+    shapes, regions = [], image['regions']
+    for region in regions.values() if isinstance(regions, dict) else regions:
+        attributes, of = region['region_attributes'], region['shape_attributes']
+        value = next(iter(attributes.values()), '')
+        if len(attributes) > 1 or isinstance(value, dict):
+            raise UserError(f'regions have {preview(attributes)}; keep the class alone, and as text, not check boxes')
+        name = str(value or UNNAMED)
+        if of['name'] == 'rect':
+            shapes.append(box_at(name, of['x'], of['y'], of['width'], of['height']))
+        else:
+            points = zip(of.get('all_points_x', ()), of.get('all_points_y', ()), strict=True)
+            shapes.append(shape_of_kind(of['name'], name, [*points]))
+    yield image['filename'], shapes, None
 
 
 def read_supervisely(file: Path) -> Iterator[Entry]:
@@ -290,50 +316,54 @@ def read_supervisely(file: Path) -> Iterator[Entry]:
     yield '', shapes, size_of(content['size'], 'width', 'height')
 
 
-def read_label_studio(file: Path) -> Iterator[Entry]:
-    """Reads coordinates in percent of an image's sides."""
-    for task in json.loads(file.read_bytes()):
-        shapes = []
-        for result in (result for each in task['annotations'] for result in each['result']):
-            kind, of = result['type'], result['value']
-            if kind == 'rectanglelabels' and not of.get('rotation'):
-                shapes.append(box_at(of[kind][0], *(of[side] / 100 for side in ('x', 'y', 'width', 'height'))))
-            elif kind.endswith('labels'):
-                points = np.array(of.get('points', ())) / 100
-                shapes.append(shape_of_kind('polygon' if kind == 'polygonlabels' else kind, of[kind][0], points))
+def read_label_studio(task: dict[str, Any]) -> Iterator[Entry]:
+    """Reads coordinates in percent of an image's sides; nothing if an image was skipped or has yet to be annotated."""
+    annotations = [each for each in task['annotations'] if not each.get('was_cancelled')]
+    shapes = []
+    for result in (result for each in annotations for result in each['result']):
+        kind, of = result['type'], result['value']
+        if kind == 'rectanglelabels' and not of.get('rotation'):
+            shapes.append(box_at(of[kind][0], *(of[side] / 100 for side in ('x', 'y', 'width', 'height'))))
+        elif kind.endswith('labels'):
+            points = np.array(of.get('points', ())) / 100
+            shapes.append(shape_of_kind('polygon' if kind == 'polygonlabels' else kind, of[kind][0], points))
+    if annotations:
         yield task['data']['image'], shapes, SHARES
 
 
-def read_createml(file: Path) -> Iterator[Entry]:
+def read_createml(image: dict[str, Any]) -> Iterator[Entry]:
     """Reads boxes by their centres."""
-    for each in json.loads(file.read_bytes()):
-        shapes = []
-        for one in each['annotations']:
-            x, y, width, height = (one['coordinates'][side] for side in ('x', 'y', 'width', 'height'))
-            shapes.append(box_at(str(one['label']), x - width / 2, y - height / 2, width, height))
-        yield each['image'], shapes, None
+    shapes = []
+    for one in image['annotations']:
+        x, y, width, height = (one['coordinates'][side] for side in ('x', 'y', 'width', 'height'))
+        shapes.append(box_at(str(one['label']), x - width / 2, y - height / 2, width, height))
+    yield image['image'], shapes, None
 
 
-def read_cvat(file: Path) -> Iterator[Entry]:
-    for image in ElementTree.parse(file).getroot().iter('image'):
-        shapes = []
-        for each in image.findall('*[@label]'):
-            name, values = each.attrib['label'], each.attrib
-            if each.tag == 'box' and not float(values.get('rotation', 0)):
-                shapes.append(box_of(name, *(float(values[side]) for side in ('xtl', 'ytl', 'xbr', 'ybr'))))
-            elif each.tag != 'tag':  # of the whole image
-                shapes.append(shape_of_kind(each.tag, name, re.findall('[^;,]+', values.get('points', ''))))
-        yield image.attrib['name'], shapes, size_of(image.attrib, 'width', 'height')
+def read_cvat(image: ElementTree.Element) -> Iterator[Entry]:
+    shapes = []
+    for each in image.findall('*[@label]'):
+        name, values = each.attrib['label'], each.attrib
+        if each.tag == 'box' and not float(values.get('rotation', 0)):
+            shapes.append(box_of(name, *(float(values[side]) for side in ('xtl', 'ytl', 'xbr', 'ybr'))))
+        elif each.tag != 'tag':  # of the whole image
+            shapes.append(shape_of_kind(each.tag, name, re.findall('[^;,]+', values.get('points', ''))))
+    yield image.attrib['name'], shapes, size_of(image.attrib, 'width', 'height')
 
 
-def read_box_table(file: Path) -> Iterator[Entry]:
-    """Reads TensorFlow's table of boxes, one a row."""
-    shapes = defaultdict(list)
+def rows_of_images(file: Path) -> Iterable[list[dict[str, str]]]:
+    rows = defaultdict(list)
     for row in csv.DictReader(read_lines(str(file))):
-        box = (float(row[side]) for side in ('xmin', 'ymin', 'xmax', 'ymax'))
-        shapes[row['filename'], size_of(row, 'width', 'height')].append(box_of(row['class'], *box))
-    for (name, size), found in shapes.items():
-        yield name, found, size
+        rows[row['filename']].append(row)
+    return rows.values()
+
+
+def read_box_table(rows: list[dict[str, str]]) -> Iterator[Entry]:
+    """Reads TensorFlow's table of boxes, one a row, for one image."""
+    shapes = []
+    for row in rows:
+        shapes.append(box_of(row['class'], *(float(row[side]) for side in ('xmin', 'ymin', 'xmax', 'ymax'))))
+    yield rows[0]['filename'], shapes, size_of(rows[0], 'width', 'height')
 
 
 def read_dota(file: Path) -> Iterator[Entry]:
@@ -375,20 +405,21 @@ def read_yolo(names: dict[int, str], file: Path) -> list[Entry]:
     return [('', shapes, SHARES)]
 
 
-Reader = Callable[[Path], Iterable[Entry]]
-# Ending, reader, whether each image has a file named like it; in the order in which they are looked for
-FORMATS: dict[str, tuple[str, Reader, bool]] = {
-    'COCO': ('.json', read_coco, False),
-    'labelme': ('.json', read_labelme, True),
-    'VOC': ('.xml', read_voc, True),
-    'YOLO': ('.txt', partial(read_yolo, {}), True),
-    'VIA': ('.json', read_via, False),
-    'Supervisely': ('.json', read_supervisely, True),
-    'Label Studio': ('.json', read_label_studio, False),
-    'CreateML': ('.json', read_createml, False),
-    'CVAT': ('.xml', read_cvat, False),
-    'DOTA': ('.txt', read_dota, True),
-    'TensorFlow': ('.csv', read_box_table, False),
+Reader = Callable[[Any], Iterable[Entry]]  # of a part of a file
+Parts = Callable[[Path], Iterable[Any]]
+# Ending, reader, parts of a file of many images (None: each has a file named like it); in the order of the search
+FORMATS: dict[str, tuple[str, Reader, Parts | None]] = {
+    'COCO': ('.json', read_coco, lambda file: [file]),
+    'labelme': ('.json', read_labelme, None),
+    'VOC': ('.xml', read_voc, None),
+    'YOLO': ('.txt', partial(read_yolo, {}), None),
+    'VIA': ('.json', read_via, images_of_via),
+    'Supervisely': ('.json', read_supervisely, None),
+    'Label Studio': ('.json', read_label_studio, lambda file: json.loads(file.read_bytes())),
+    'CreateML': ('.json', read_createml, lambda file: json.loads(file.read_bytes())),
+    'CVAT': ('.xml', read_cvat, lambda file: ElementTree.parse(file).getroot().iter('image')),
+    'DOTA': ('.txt', read_dota, None),
+    'TensorFlow': ('.csv', read_box_table, rows_of_images),
 }
 
 

@@ -18,6 +18,7 @@ from beit_mm.own_images.images import JOINT, MIN_IMAGES, ImageList, Images, Tagg
 from beit_mm.own_images.layouts import existing_folder
 
 LABEL_COLUMNS, SPLIT_COLUMNS = ('label', 'labels', 'class', 'category', 'target'), ('split', 'set', 'subset', 'fold')
+LISTED = re.compile(r"""[\[({]\s*['"]|\[[\d\s,]*\]$""")  # begins a list as Python and JSON write it
 NUMBERED = re.compile(r'([^\W\d]*[^\W\d_])[\W_]*\d+')  # cat.0, american_bulldog_12
 NO_CLASSES = 'img image images dsc dscn dscf pxl photo picture frame scan tile page'.split()  # words before numbers
 
@@ -55,14 +56,18 @@ def find_table(folder: str | Path, column: str | None = None) -> Images | None:
                 f'{quoted(table.file)} has the columns {", ".join(map(quoted, table.rows[0]))}; say which one has the '
                 'labels: --labels COLUMN'
             )
-        separator = separator or separator_of(Counter(row[label] for row in table.rows))
+        cells = Counter(row[label] for row in table.rows)
+        if lists := [cell for cell in cells if LISTED.match(cell)]:
+            raise UserError(f'{quoted(table.file)} has {quoted(lists[0])} as labels; write them as cat{JOINT}dog')
+        separator = separator_of(cells) or separator  # a short val.csv may not show its own
         notes += read_labels(files, table, label, separator, labels, splits)
     if not labels and not column:
         labels, splits = labels_in_names(files), files.splits
         notes = [f'classes are what file names begin with, before a number: {preview(sorted({*labels.values()}))}']
     if column and not labels:
         raise UserError(f'--labels {column}: no .csv or .tsv file in {str(folder)!r} labels its images; leave it out')
-    return images_of(files.root, labels, splits, notes, bool(separator)) if labels else None
+    several = bool(separator) or any(JOINT in label for label in labels.values())
+    return images_of(files.root, labels, splits, notes, several) if labels else None
 
 
 def labels_in_names(files: Files) -> dict[str, str]:
@@ -113,14 +118,17 @@ def read_table(files: Files, file: str) -> Table | None:
 
 
 def label_column(table: Table) -> str | None:
-    """The column of labels; None if several can be meant."""
+    """The column of labels, which columns of 0 and 1 for each class are joined to; None if several can be meant."""
     others = [key for key in table.rows[0] if key != table.names and key.lower() not in SPLIT_COLUMNS]
-    if len(others) > 1 and {row[key] for row in table.rows for key in others} == {'0', '1'}:  # a column for each class
-        for row in table.rows:
-            row['label'] = JOINT.join(key for key in others if row[key] == '1')
-        return 'label'
-    known = [key for key in others if key.lower() in LABEL_COLUMNS] or others
-    return known[0] if len(known) == 1 else None
+    known = [key for key in others if key.lower() in LABEL_COLUMNS]
+    if len(known or others) == 1:
+        return (known or others)[0]
+    if known or {row[key] for row in table.rows for key in others} != {'0', '1'}:
+        return None
+    joined = f'{preview(others, 8)} (0 or 1)'
+    for row in table.rows:
+        row[joined] = JOINT.join(key for key in others if row[key] == '1')
+    return joined
 
 
 def has_other_classes(root: Path) -> bool:
@@ -138,22 +146,30 @@ def read_labels(
     candidates = [key for key in rows[0] if key.lower() in SPLIT_COLUMNS and key != column]
     parts = [key for key in candidates if {row[key].lower() for row in rows} <= {*SPLIT_OF}]
     left_out: Counter[str] = Counter()
+    found: dict[tuple[str, str], set[str]] = {}  # labels by image and by its name in the table
+    united = set()
     for row in rows:
         image, label = files.image_of(row[names], file), row[column]
-        if separator:
-            label = JOINT.join(map(str.strip, label.split(separator)))
         if not image or not (label or separator):
             left_out['without a label' if image else 'whose images are not there'] += 1
             continue
+        own = {*map(str.strip, label.split(separator))} - {''} if separator else {label}
+        if found.setdefault((image, row[names]), own) != own:
+            united.add(image)
+            found[image, row[names]] |= own
+        splits[image] = SPLIT_OF[row[parts[0]].lower()] if parts else split_of(file) or files.splits[image]
+    for (image, name), own in found.items():
+        label = JOINT.join(sorted(own))
         if labels.setdefault(image, label) != label:
             raise UserError(
-                f'{quoted(file)} gives {quoted(image)} {quoted(labels[image])} in one row, {quoted(label)} in another; '
-                f'keep one row, with "{labels[image]}{JOINT}{label}" if both are true'
+                f'{quoted(file)} gives {quoted(image)}, as {quoted(name)}, {quoted(label)}, and by another name or in '
+                f'another table {quoted(labels[image])}; keep one'
             )
-        splits[image] = SPLIT_OF[row[parts[0]].lower()] if parts else split_of(file) or files.splits[image]
     notes = [f'{quoted(file)}: images in column {quoted(names)}, labels in column {quoted(column)}']
     if separator:
         notes[0] += f', several of them between {separator!r}'
+    if united:
+        notes.append(f'{len(united):,} images have the labels of several rows: {preview(map(quoted, sorted(united)))}')
     if parts:
         notes.append(f'splits as in column {quoted(parts[0])}')
     elif candidates:
@@ -184,12 +200,19 @@ def images_of(root: Path, labels: dict[str, str], splits: dict[str, str], notes:
     if not several:  # of several labels those that are unknown are passed over
         known = {image: label for image, label in held_out.names.items() if label in found.classes}
         found.held_out = ImageList(root, known)
-    if unknown := len(held_out.names) - len(found.held_out.names):
-        found.notes.append(f'{unknown:,} held-out images left out: no image to learn from has their label')
     if not 1 < len(found.classes) <= len(train.names) / 2 or len(train.names) < MIN_IMAGES:
         raise UserError(
             f'{len(train.names):,} images of {len(found.classes)} classes to learn from in {str(root)!r} '
             f'({"; ".join(found.notes)}); expected at least {MIN_IMAGES}, of 2 classes or more, with several images of '
             'each'
         )
+    held = {label for joined in held_out.names.values() for label in joined.split(JOINT) if label}
+    if unknown := held - {*found.classes}:
+        number = sum(bool(unknown & {*joined.split(JOINT)}) for joined in held_out.names.values())
+        which = f'{number:,} held-out images have labels that no image to learn from has'
+        if unknown == held:
+            raise UserError(
+                f'{which}, such as {quoted(min(held))}; write them as {preview(map(quoted, found.classes))}'
+            )
+        found.notes.append(f'{which}, which are left out: {preview(map(quoted, sorted(unknown)))}')
     return found

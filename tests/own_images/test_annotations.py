@@ -313,3 +313,53 @@ def test_shapes_that_are_not_drawn_are_counted_and_their_kinds_asked_about(tmp_p
     file.write_text(unnamed.replace('"kind"', '"colour": "red", "kind"'))
     with pytest.raises(UserError, match='via.json: regions have colour, kind'):
         find_annotations(tmp_path / 'b')
+
+
+BAD = {  # of the first image
+    make_via: ('train/via.json', '"all_points_x": [10, ', '"all_points_x": ["?", '),
+    make_label_studio: ('project.json', '"rectanglelabels": ["sign"]', '"rectanglelabels": []'),
+    make_createml: ('_annotations.createml.json', '"label"', '"name"'),
+    make_cvat: ('annotations.xml', 'xtl="40"', 'xtl="?"'),
+    make_box_table: ('_annotations.csv', 'car,10', 'car,'),
+}
+
+
+@pytest.mark.parametrize('make', BAD)
+def test_a_bad_entry_in_a_file_of_all_images_is_counted_and_its_image_left_out(tmp_path, make):
+    name, old, new = BAD[make]
+    make(tmp_path / 'data')
+    whole = find_annotations(tmp_path / 'data')
+    file = tmp_path / 'data' / name
+    file.write_text(file.read_text().replace(old, new, 1))
+    found = find_annotations(tmp_path / 'data')
+    assert {Path(image).name for image in whole.of.keys() - found.of.keys()} == {'0.jpg'}
+    assert any(note.startswith('1 entries left out') for note in found.notes)
+    assert all(found.of[image].shapes for image in found.of)
+
+
+def test_skipped_annotations_of_label_studio_are_not_read(tmp_path):
+    make_label_studio(tmp_path)
+    tasks = json.loads((tmp_path / 'project.json').read_text())
+    result = tasks[0]['annotations'][0]
+    tasks[0]['annotations'] = [dict(result, was_cancelled=True)]
+    tasks[1]['annotations'] = [dict(result, was_cancelled=False), dict(result=[], was_cancelled=True)]
+    tasks[2]['annotations'] = [dict(result=[])]
+    (tmp_path / 'project.json').write_text(json.dumps(tasks))
+    found = find_annotations(tmp_path)
+    assert len(found.of) == NUMBER - 1 and 'photos/0.jpg' not in found.of
+    assert [len(found.of[f'photos/{index}.jpg'].shapes) for index in (1, 2)] == [3, 0]
+
+
+def test_attributes_of_via_that_are_empty_or_check_boxes(tmp_path):
+    make_via(tmp_path)
+    file = tmp_path / 'train/via.json'
+    text = file.read_text()
+    (tmp_path / 'val/via.json').unlink()
+    file.write_text(text.replace('"kind": "car"', '"kind": ""'))
+    assert find_annotations(tmp_path).classes == ['background', 'object', 'sign']
+    file.write_text(text.replace('"kind": "car"', '"kind": {"bus": true}', 1))
+    with pytest.raises(UserError, match='via.json: regions have kind; .* check boxes'):
+        find_annotations(tmp_path)
+    file.write_text(text.replace('"kind"', '"colour": "red", "kind"'))  # in all regions of the only file
+    with pytest.raises(UserError, match='via.json: regions have colour, kind; keep the class alone'):
+        find_annotations(tmp_path)

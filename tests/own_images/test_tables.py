@@ -85,7 +85,11 @@ def test_what_is_left_out_is_named(tmp_path):
 
 ASKED = {
     'two columns': (lines('{0}.jpg,{1},{1}'.format, 'image,dx,site'), 'dx, site'),
-    'several rows': (FORMS['ending'] + 'i3.jpg,dog\n', 'i3.jpg cat in one row, dog in another'),
+    'two names of an image': (FORMS['ending'] + 'other/i3.jpg,dog\n', 'i3.jpg, dog, .* cat'),
+    'two known columns of 0 and 1': (lines(lambda name, _: f'{name},0,1', 'image,label,target'), 'label, target'),
+    'lists of Python': (FORMS['ending'].replace('3.jpg,cat', '''3.jpg,"['cat', 'dog']"'''), r'write .* cat\|dog'),
+    'lists of JSON': (FORMS['ending'].replace('3.jpg,cat', '''3.jpg,"[""cat""]"'''), r'write .* cat\|dog'),
+    'lists of numbers': (FORMS['ending'].replace('3.jpg,cat', '''3.jpg,"[1, 2]"'''), r'write .* cat\|dog'),
     'numbers to predict': (lines('{0}.jpg,{0}'.format, 'image,age'), 'several images of each'),
 }
 
@@ -128,6 +132,8 @@ SEVERAL = {  # labels of i3 to i5
     'semicolons': lambda table: table.replace('i3.jpg,cat', 'i3.jpg,cat; dog').replace('i5.jpg,owl', 'i5.jpg,'),
     'commas': lambda table: table.replace('i3.jpg,cat', 'i3.jpg,"cat, dog"').replace('i5.jpg,owl', 'i5.jpg,'),
     'words': lambda table: table.replace('i3.jpg,cat', 'i3.jpg,cat dog').replace('i5.jpg,owl', 'i5.jpg,'),
+    'rows': lambda table: table.replace('i5.jpg,owl', 'i3.jpg,dog'),
+    'the same twice': lambda table: table.replace('i3.jpg,cat', 'i3.jpg,cat|dog|cat').replace('i5.jpg,owl', 'i5.jpg,'),
     'columns': lambda _: FORMS['one column a class'].replace('i3,0,0,1', 'i3,0,1,1').replace('i5,1,0,0', 'i5,0,0,0'),
 }
 
@@ -135,7 +141,8 @@ SEVERAL = {  # labels of i3 to i5
 @pytest.mark.parametrize('form', SEVERAL)
 def test_images_may_have_several_labels_or_none(tmp_path, form):
     found = find_table(make(tmp_path / 'data', any_csv=SEVERAL[form](FORMS['ending'])))
-    assert found.classes == ['cat', 'dog', 'owl'] and len(found.train.names) == 27
+    assert found.classes == ['cat', 'dog', 'owl'] and len(found.train.names) == 26 + (form != 'rows')
+    assert any(note.startswith('1 images') and 'i3.jpg' in note for note in found.notes) == (form == 'rows')
     write_lists(found, tmp_path / 'lists')
     expected = {name: {label} for name, label in LABELS.items()} | dict(i3={'cat', 'dog'}, i5=set())
     for name in ('train', 'held_out'):
@@ -194,3 +201,28 @@ def test_classes_in_the_names_of_files(tmp_path):
     assert len(found.train.names) + len(found.held_out.names) == 24
     for index, words in enumerate((['cat'], ['IMG_', 'DSC_'], ['train_', 'cat_'], ['cat', 'dog', ''], ['a1_', 'b2_'])):
         assert find_table(numbered(tmp_path / str(index), *words)) is None
+
+
+def test_a_column_named_as_labels_are_comes_before_columns_of_0_and_1(tmp_path):
+    for name in ('label', 'Target'):
+        text = lines(lambda name, label: f'{name},{int(label == "cat")},1', f'image,{name},verified')
+        found = find_table(make(tmp_path / name, any_csv=text))
+        assert found.classes == ['0', '1'] and Counter(
+            [*found.train.names.values(), *found.held_out.names.values()]
+        ) == {'0': 20, '1': 10}
+    found = find_table(make(tmp_path / 'each', any_csv=FORMS['one column a class']))
+    assert any('owl, dog, cat' in note for note in found.notes)
+
+
+def test_each_table_has_its_own_separator_and_unknown_labels_are_counted(tmp_path):
+    rows = SEVERAL['bars'](FORMS['ending']).splitlines(keepends=True)
+    train, val = ''.join(rows[:21]), rows[0] + ''.join(rows[21:])
+    files = dict(train_csv=train, val_csv=val.replace('i21.jpg,cat', 'i21.jpg,owl;cat;fox'))
+    found = find_table(make(tmp_path / 'a', **files))
+    assert found.held_out.names['images/i21.jpg'] == 'cat|fox|owl' and found.digits('cat|fox|owl') == [1, 0, 1]
+    assert any(note.startswith('1 held-out images') and 'fox' in note for note in found.notes)
+    singles = ''.join([rows[0], *FORMS['ending'].splitlines(keepends=True)[1:21]])
+    for index, text in enumerate((train, singles)):
+        other = val.replace('cat', 'Cat').replace('dog', 'Dog').replace('owl', 'Owl')
+        with pytest.raises(UserError, match='10 held-out .* Cat; .* cat, dog, owl'):
+            find_table(make(tmp_path / str(index), train_csv=text, val_csv=other))
