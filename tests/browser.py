@@ -69,7 +69,8 @@ class Browser:
         return found['result'].get('value')
 
     def wait_for(self, condition: str) -> None:
-        self.evaluate(f'new Promise(done => {{ const look = () => {condition} ? done() : setTimeout(look, 50); look() }})')
+        look = f'const look = () => {condition} ? done() : setTimeout(look, 50)'
+        self.evaluate(f'new Promise(done => {{ {look}; look() }})')
 
     def choose_files(self, selector: str, files: Sequence[Path]) -> None:
         root = self.send('DOM.getDocument')['root']['nodeId']
@@ -79,12 +80,16 @@ class Browser:
     def bytes_of(self, link: str) -> bytes:
         """What a link of the page saves."""
         script = f"""fetch({link}).then(found => found.blob()).then(blob => new Promise(done => {{
-            const reader = new FileReader(); reader.onload = () => done(reader.result); reader.readAsDataURL(blob) }}))"""
+            const reader = new FileReader()
+            reader.onload = () => done(reader.result)
+            reader.readAsDataURL(blob)
+        }}))"""
         return base64.b64decode(self.evaluate(script).split(',')[1])
 
     def screenshot(self, width: int) -> Image.Image:
         """The whole page in a window of a width."""
-        self.send('Emulation.setDeviceMetricsOverride', width=width, height=800, deviceScaleFactor=1, mobile=width < 800)
+        window = dict(width=width, height=800, deviceScaleFactor=1, mobile=width < 800)
+        self.send('Emulation.setDeviceMetricsOverride', **window)
         data = self.send('Page.captureScreenshot', captureBeyondViewport=True)['data']
         return Image.open(io.BytesIO(base64.b64decode(data)))
 

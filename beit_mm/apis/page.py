@@ -1,4 +1,4 @@
-"""One HTML file that runs an ONNX file of `export` in a browser, without Python and without a network."""
+"""One HTML file that runs a model in a browser, without Python and without a network."""
 
 import base64
 import gzip
@@ -14,10 +14,10 @@ import torch
 from beit_mm.errors import UserError
 from beit_mm.files import atomic_file, quoted
 
-VERSION = '1.30.0'  # of onnxruntime-web, whose files are not part of this package
-RUNTIME = dict(script='dist/ort.wasm.bundle.min.mjs', wasm='dist/ort-wasm-simd-threaded.wasm', about='package.json')
-KERNELS = ('bilinear', 'bicubic')  # that the page resizes with
-MAX_BYTES = 2**30  # of a graph; a browser gives WebAssembly 4 GiB, and loading takes three times the graph
+RUNTIME = 'onnxruntime-web@1.30.0'  # npm's name; by Microsoft, MIT licence
+FILES = dict(script='ort.wasm.bundle.min.mjs', wasm='ort-wasm-simd-threaded.wasm')  # in its folder `dist`
+KERNELS = ('bilinear', 'bicubic')  # with which the page resizes
+MAX_BYTES = 2**30  # of a graph, as much as Chromium loads into the 4 GiB that WebAssembly has
 PART = 3 * 2**23  # bytes of a script element; browsers limit the length of a string
 
 
@@ -30,56 +30,50 @@ def write_page(model: Path, out: Path, runtime: str | Path | None = None) -> Non
         runtime: folder with the unpacked npm package onnxruntime-web; by default the npm client gets it once.
 
     Raises:
-        UserError: a page cannot prepare images as this model needs, the model is too large, or there is no runtime.
+        UserError: the page cannot prepare images as the model needs, the model is too large, or there is no runtime.
     """
     import onnx
 
-    notes = json.loads(next(each.value for each in onnx.load(model).metadata_props if each.key == 'beit_mm'))
+    graph = onnx.load(model, load_external_data=False)
+    notes = json.loads(next(each.value for each in graph.metadata_props if each.key == 'beit_mm'))
     if notes.get('bands'):
-        raise UserError('a page reads only RGB, and this model sees bands; export it to a file that ends in .onnx')
-    for step in notes['steps']:
-        if step.get('interpolation', KERNELS[0]) not in KERNELS:
-            raise UserError(f'a page resizes by {" or ".join(KERNELS)}, not by {step["interpolation"]}; export to .onnx')
-    size = model.stat().st_size
-    if size > MAX_BYTES or model.with_name(f'{model.name}.data').exists():
-        raise UserError(f'the model has {size / 2**20:,.0f} MiB, a page takes 1,024; give --float16, or export to .onnx')
+        raise UserError('a page reads photos, and this model sees bands; export it to a file that ends in .onnx')
+    for kernel in [step['interpolation'] for step in notes['steps'] if 'interpolation' in step]:
+        if kernel not in KERNELS:
+            raise UserError(f'a page resizes by {" or ".join(KERNELS)}, not by {kernel}; export to .onnx instead')
+    size = sum(file.stat().st_size for file in model.parent.glob(f'{model.name}*'))  # with the weights beside it
+    if size > MAX_BYTES:
+        raise UserError(f'the model has {size / 2**20:,.0f} MiB, a page holds 1,024; try --float16, or export to .onnx')
     folder = Path(runtime).expanduser() if runtime else cached_runtime()
-    files = {name: folder / file for name, file in RUNTIME.items()}
-    if absent := [file for file in files.values() if not file.is_file()]:
-        raise UserError(f'no {quoted(str(absent[0]))}; give --runtime FOLDER with the unpacked npm package onnxruntime-web')
-    about = json.loads(files.pop('about').read_bytes())
-    licence = f'it runs the model with {about["name"]} {about["version"]} (Microsoft, {about["license"]} licence).'
     notes['title'] = f'{"Label maps" if "crop_size" in notes else "Classes"} of photos: {out.stem}'
     contents = dict(notes=json.dumps(notes).encode(), model=model.read_bytes())
-    contents |= {name: file.read_bytes() for name, file in files.items()}
-    page = Path(__file__).with_name('page.html').read_text(encoding='utf-8')
-    with atomic_file(out) as file:
-        file.write(page.replace('LICENCE', licence).encode())
+    try:
+        contents |= {name: (folder / 'dist' / file).read_bytes() for name, file in FILES.items()}
+    except OSError as error:
+        missing = quoted(str(error.filename))
+        raise UserError(f'no {missing}; --runtime takes a folder with {RUNTIME} of npm, unpacked') from None
+    with atomic_file(out) as page:
+        page.write(Path(__file__).with_suffix('.html').read_bytes())
         for name, content in contents.items():
             packed = gzip.compress(content, compresslevel=1)
             for start in range(0, len(packed), PART):
-                text = base64.b64encode(packed[start : start + PART])
-                file.write(b'<script type="text/plain" class="%s">%s</script>\n' % (name.encode(), text))
+                text = base64.b64encode(packed[start : start + PART]).decode()
+                page.write(f'<script type="text/plain" class="{name}">{text}</script>\n'.encode())
 
 
 def cached_runtime() -> Path:
-    """The folder of onnxruntime-web in torch's cache, where the npm client puts it at the first call."""
-    cache = Path(torch.hub.get_dir(), f'onnxruntime-web-{VERSION}')
-    if all((cache / name).is_file() for name in RUNTIME.values()):
+    """The folder of RUNTIME in torch's cache, where the npm client puts it at the first call."""
+    cache = Path(torch.hub.get_dir(), RUNTIME)
+    if all((cache / 'dist' / file).is_file() for file in FILES.values()):
         return cache
     if not shutil.which('npm'):
-        raise UserError(
-            f'a page needs onnxruntime-web {VERSION}, and npm, which gets it, was not found; install npm, or give '
-            '--runtime FOLDER with the unpacked package'
-        )
+        raise UserError(f'a page needs npm, to get {RUNTIME}; install npm, or give --runtime FOLDER with it unpacked')
     with TemporaryDirectory() as folder:
-        command = ['npm', 'pack', f'onnxruntime-web@{VERSION}', '--ignore-scripts', '--silent']
-        try:
-            subprocess.run(command, cwd=folder, check=True, capture_output=True, text=True)
-        except subprocess.CalledProcessError as error:
-            raise UserError(f'`{" ".join(command)}` failed: {error.stderr.strip()[-300:]}; or give --runtime FOLDER') from None
+        command = ['npm', 'pack', '--ignore-scripts', '--silent', RUNTIME]
+        if subprocess.run(command, cwd=folder, stdout=subprocess.DEVNULL).returncode:
+            raise UserError(f'{" ".join(command)} failed; without a network give --runtime FOLDER with it unpacked')
         with tarfile.open(next(Path(folder).glob('*.tgz'))) as archive:
-            for name in RUNTIME.values():
-                with atomic_file(cache / name) as file:
-                    file.write(archive.extractfile(f'package/{name}').read())
+            for file in FILES.values():
+                with atomic_file(cache / 'dist' / file) as copy:
+                    copy.write(archive.extractfile(f'package/dist/{file}').read())
     return cache
