@@ -145,10 +145,10 @@ class TestInABrowser:
 
     def test_the_answers_are_those_of_python(self, opened, photos, tmp_path):
         model, browser = opened
-        (tmp_path / '=no <b>image</b>.jpg').write_text('text')
-        found = answers(browser, [*photos, tmp_path / '=no <b>image</b>.jpg'])
+        (tmp_path / '=no <b>image.jpg').write_text('text')
+        found = answers(browser, [*photos, tmp_path / '=no <b>image.jpg'])
         assert not browser.errors
-        failed = found.pop("'=no <b>image</b>.jpg")
+        failed = found.pop("'=no <b>image.jpg")
         assert failed['error'] and 'image' in browser.evaluate('document.body.innerText').splitlines()[-3]
         if model.stem == 'classifier':
             truth = beit_mm.classify(model, photos)
@@ -170,7 +170,7 @@ class TestInABrowser:
             assert np.abs(shares - np.bincount(labels.ravel(), minlength=len(shares)) / labels.size).max() < 1e-4
 
     def test_images_are_prepared_as_in_python(self, opened):
-        """To a level of 255, for each kind of step."""
+        """To a level of 255 in a few pixels, which come from ties, for each kind of step."""
         sys.path.insert(0, str(ROOT / 'tools'))
         from onnx_predict import prepare
 
@@ -190,7 +190,7 @@ class TestInABrowser:
                 expected = prepare(image, steps)
                 assert found[:2] == list(expected.shape[:2]), steps
                 difference = np.abs(np.reshape(found[2:], (*found[:2], 4))[..., :3] - expected.astype(int))
-                assert difference.max() <= 1 and (difference > 0).mean() < 0.5, steps
+                assert difference.max() <= 1 and (difference > 0).mean() < 0.03, steps
 
     @pytest.mark.parametrize('width', [375, 1280])
     def test_the_page_fits_the_window(self, opened, photos, width):
