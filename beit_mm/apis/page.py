@@ -17,7 +17,7 @@ from beit_mm.files import atomic_file, quoted
 RUNTIME = 'onnxruntime-web@1.30.0'  # npm's name; by Microsoft, MIT licence
 FILES = dict(script='ort.wasm.bundle.min.mjs', wasm='ort-wasm-simd-threaded.wasm')  # in its folder `dist`
 KERNELS = ('bilinear', 'bicubic')  # with which the page resizes
-MAX_BYTES = 2**30  # of a graph, as much as Chromium loads into the 4 GiB that WebAssembly has
+MAX_BYTES = 2**30  # of a graph: WebAssembly has 4 GiB, and loading takes up to three times the graph
 PART = 3 * 2**23  # bytes of a script element; browsers limit the length of a string
 
 
