@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
 from beit_mm.apis.inferencers import ClassificationInferencer, SegmentationInferencer
-from beit_mm.apis.page import write_page
+from beit_mm.apis.page import cached_runtime, write_page
 from beit_mm.apis.rebuild import ConfigInput
 from beit_mm.checkpoint.checkpoint import Checkpoint, CheckpointInput, PerChannel
 from beit_mm.datasets.reading import LoadBands
@@ -67,12 +67,14 @@ def export(
         if gives_rgb == swaps_colours(inferencer.model):
             see_rgb(inferencer.model)
         path = Path(out).expanduser()
+        package = None
+        if path.suffix.lower() == '.html':  # first, because it may fail
+            package = Path(runtime).expanduser() if runtime else cached_runtime()
         with TemporaryDirectory() as folder:
-            is_page = path.suffix.lower() == '.html'
-            graph = Path(folder, 'model.onnx') if is_page else path
+            graph = Path(folder, 'model.onnx') if package else path
             difference = export_onnx(inferencer.model, graph, float16, notes)
-            if is_page:
-                write_page(graph, path, runtime)
+            if package:
+                write_page(graph, path, package)
         say(f'{path}: images of any height and width, logits differ by at most {difference:.1e} of the largest')
     return path
 

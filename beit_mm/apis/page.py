@@ -21,13 +21,13 @@ MAX_BYTES = 2**30  # of a graph: WebAssembly has 4 GiB, and loading takes up to 
 PART = 3 * 2**23  # bytes of a script element; browsers limit the length of a string
 
 
-def write_page(model: Path, out: Path, runtime: str | Path | None = None) -> None:
+def write_page(model: Path, out: Path, runtime: Path) -> None:
     """Writes a page for a browser that classifies or segments photos.
 
     Args:
         model: an ONNX file of `export`.
         out: the page.
-        runtime: folder with the unpacked npm package onnxruntime-web; by default the npm client gets it once.
+        runtime: folder with the unpacked npm package onnxruntime-web.
 
     Raises:
         UserError: the page cannot prepare images as the model needs, the model is too large, or there is no runtime.
@@ -44,11 +44,10 @@ def write_page(model: Path, out: Path, runtime: str | Path | None = None) -> Non
     size = sum(file.stat().st_size for file in model.parent.glob(f'{model.name}*'))  # with the weights beside it
     if size > MAX_BYTES:
         raise UserError(f'the model has {size / 2**20:,.0f} MiB, a page holds 1,024; try --float16, or export to .onnx')
-    folder = Path(runtime).expanduser() if runtime else cached_runtime()
     notes['title'] = f'{"Label maps" if "crop_size" in notes else "Classes"} of photos: {out.stem}'
     contents = dict(notes=json.dumps(notes).encode(), model=model.read_bytes())
     try:
-        contents |= {name: (folder / 'dist' / file).read_bytes() for name, file in FILES.items()}
+        contents |= {name: (runtime / 'dist' / file).read_bytes() for name, file in FILES.items()}
     except OSError as error:
         missing = quoted(str(error.filename))
         raise UserError(f'no {missing}; --runtime takes a folder with {RUNTIME} of npm, unpacked') from None

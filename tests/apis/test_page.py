@@ -86,7 +86,7 @@ def test_what_a_page_cannot_hold_is_named_with_the_cure(tmp_path, runtime, monke
     monkeypatch.setattr(page.torch.hub, 'get_dir', lambda: str(tmp_path / 'cache'))
     monkeypatch.setenv('PATH', str(tmp_path))
     with pytest.raises(UserError, match='npm.*--runtime'):
-        page.write_page(model, tmp_path / 'page.html')
+        page.cached_runtime()
     (tmp_path / 'model.onnx.data').write_bytes(b'weights')
     monkeypatch.setattr(page, 'MAX_BYTES', len(model.read_bytes()))
     with pytest.raises(UserError, match='--float16'):
