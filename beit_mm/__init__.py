@@ -15,7 +15,7 @@ The plugin:
     registry.py     Child registries of mmengine, scope `beit_mm`: `type='beit_mm.X'` finds our classes from any config
     terminal.py     What a terminal shows: messages that a user can act on
     apis/           What users call from Python: imports nothing, so that each call loads only what it needs: commands,
-                    configs, export, inference, inferencers, rebuild, stored_config
+                    configs, export, inference, inferencers, page, rebuild, stored_config
     checkpoint/     Weights from any BEiT file into a model and out again, without running what a file holds:
                     checkpoint, convert, description, find, formats, names, read
     datasets/       Images, their transforms, masks and samplers: geotiff, image_folder, masking, multi_crop, nodata,

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
 from beit_mm.apis.inferencers import ClassificationInferencer, SegmentationInferencer
+from beit_mm.apis.page import cached_runtime, write_page
 from beit_mm.apis.rebuild import ConfigInput
 from beit_mm.checkpoint.checkpoint import Checkpoint, CheckpointInput, PerChannel
 from beit_mm.datasets.reading import LoadBands
@@ -39,15 +40,17 @@ def export(
     float16: bool = False,
     mean: PerChannel = None,
     std: PerChannel = None,
+    runtime: str | Path | None = None,
 ) -> Path:
-    """Writes a classifier or segmentor as one ONNX file, which tools/onnx_predict.py runs without torch.
+    """Writes a classifier or segmentor as one ONNX file, or as one page (.html) that runs it in a browser.
 
     Args:
         checkpoint: of a classifier or segmentor: see `classify`.
-        out: ONNX file.
+        out: ONNX file, which tools/onnx_predict.py runs without torch; or a page, whose name ends in .html.
         config: path of its config, in place of the one in the checkpoint; it may name any type.
         mean, std: see `classify`.
         float16: weights and arithmetic in half precision.
+        runtime: of a page: folder with the unpacked npm package onnxruntime-web (default: npm gets it once).
 
     Returns:
         The path. The metadata, see `export_onnx`, also hold `classes` and `steps`, what the test pipeline does to an
@@ -64,7 +67,14 @@ def export(
         if gives_rgb == swaps_colours(inferencer.model):
             see_rgb(inferencer.model)
         path = Path(out).expanduser()
-        difference = export_onnx(inferencer.model, path, float16, notes)
+        package = None
+        if path.suffix.lower() == '.html':  # first, because it may fail
+            package = Path(runtime).expanduser() if runtime else cached_runtime()
+        with TemporaryDirectory() as folder:
+            graph = Path(folder, 'model.onnx') if package else path
+            difference = export_onnx(inferencer.model, graph, float16, notes)
+            if package:
+                write_page(graph, path, package)
         say(f'{path}: images of any height and width, logits differ by at most {difference:.1e} of the largest')
     return path
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from browser import CHROMIUM, HEADLESS
 from label_maps import make_label_maps
 from PIL import Image
 
@@ -18,11 +19,6 @@ from beit_mm.errors import UserError
 from beit_mm.own_images import look
 from beit_mm.own_images.images import find_images
 
-CHROMIUM = shutil.which('chromium') or shutil.which('chromium-browser') or shutil.which('google-chrome')
-HEADLESS = (
-    '--headless --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking '
-    '--disable-component-update --disable-sync --hide-scrollbars'
-).split()
 MARK = (1, 254, 3)  # colour of a bar that a script draws if the browser has laid out what it should
 CHECK = """<script>onload = () => {
     const loaded = [...document.images].every(image => image.complete && image.naturalWidth > 0)

@@ -1,0 +1,203 @@
+"""The page that runs a model in a browser gives the answers of Python, with the network off."""
+
+import base64
+import csv
+import gzip
+import io
+import json
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from browser import CHROMIUM, Browser
+from helpers import ROOT
+from PIL import Image
+
+import beit_mm
+from beit_mm.apis import page
+from beit_mm.checkpoint.find import PACKAGED
+from beit_mm.errors import UserError
+
+onnx = pytest.importorskip('onnx')
+in_browser = [pytest.mark.slow, pytest.mark.skipif(CHROMIUM is None, reason='no Chromium')]
+RESIZE = dict(type='Resize', scale=[90, 60], interpolation='bilinear', backend='cv2', keep_ratio=True)
+SCALE = dict(type='ResizeToScale', short_side=50, within=2.0, interpolation='bilinear', backend='cv2')
+PREPARATIONS = [
+    [dict(type='ResizeEdge', scale=45, interpolation='bicubic', backend='pillow')],
+    [dict(type='ResizeEdge', scale=130, interpolation='bilinear', backend='pillow')],
+    [RESIZE],
+    [dict(RESIZE, keep_ratio=False, scale=[31, 150])],
+    [dict(SCALE, factor=None)],
+    [dict(SCALE, factor=1.0)],
+    [dict(SCALE, factor=0.1)],
+    [dict(type='CenterCrop', crop_size=[48, 33])],
+    [dict(type='CenterCropDown', crop_size=[47, 500]), RESIZE],
+]
+
+
+def write_graph(path: Path, **notes: object) -> Path:
+    """An ONNX file without a graph, with metadata."""
+    model = onnx.ModelProto()
+    notes = dict(classes=['a'], steps=[]) | notes
+    model.metadata_props.add(key='beit_mm', value=json.dumps(notes))
+    path.write_bytes(model.SerializeToString())
+    return path
+
+
+@pytest.fixture
+def runtime(tmp_path: Path) -> Path:
+    """A folder that looks like the unpacked package."""
+    for file in page.FILES.values():
+        path = tmp_path / 'package/dist' / file
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(f'</script>{file}' * 1000)
+    return tmp_path / 'package'
+
+
+def test_a_page_holds_model_runtime_and_names(tmp_path, runtime, monkeypatch):
+    """In parts, and no name can end a script."""
+    monkeypatch.setattr(page, 'PART', 30)
+    model = write_graph(tmp_path / 'model.onnx', classes=['</script><b>'])
+    page.write_page(model, tmp_path / 'page.html', runtime)
+    text = (tmp_path / 'page.html').read_text()
+    packed = {name: b'' for name in ('notes', 'model', 'script', 'wasm')}
+    for name, part in re.findall(r'<script type="text/plain" class="(\w+)">([\w+/=]*)</script>', text):
+        assert len(part) <= 40
+        packed[name] += base64.b64decode(part)
+    contents = {name: gzip.decompress(content) for name, content in packed.items()}
+    assert contents['model'] == model.read_bytes()
+    assert json.loads(contents['notes'])['classes'] == ['</script><b>']
+    assert all(contents[name] == (runtime / 'dist' / file).read_bytes() for name, file in page.FILES.items())
+    assert 'MIT' in text and 'http://' not in text and 'https://' not in text
+
+
+def test_what_a_page_cannot_hold_is_named_with_the_cure(tmp_path, runtime, monkeypatch):
+    lanczos = dict(type='ResizeEdge', scale=8, interpolation='lanczos', backend='pillow')
+    refused = [(dict(bands=dict(bands=[1])), 'bands.*onnx'), (dict(steps=[lanczos]), 'lanczos.*onnx')]
+    for notes, message in refused:
+        with pytest.raises(UserError, match=message):
+            page.write_page(write_graph(tmp_path / 'model.onnx', **notes), tmp_path / 'page.html', runtime)
+    model = write_graph(tmp_path / 'model.onnx')
+    with pytest.raises(UserError, match='nowhere.*--runtime'):
+        page.write_page(model, tmp_path / 'page.html', tmp_path / 'nowhere')
+    monkeypatch.setattr(page.torch.hub, 'get_dir', lambda: str(tmp_path / 'cache'))
+    monkeypatch.setenv('PATH', str(tmp_path))
+    with pytest.raises(UserError, match='npm.*--runtime'):
+        page.cached_runtime()
+    (tmp_path / 'model.onnx.data').write_bytes(b'weights')
+    monkeypatch.setattr(page, 'MAX_BYTES', len(model.read_bytes()))
+    with pytest.raises(UserError, match='--float16'):
+        page.write_page(model, tmp_path / 'page.html', runtime)
+    assert not (tmp_path / 'page.html').exists()
+
+
+@pytest.fixture(scope='module')
+def photos(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    """Twenty images: turned in all ways, with transparency, gray, of several formats, one above a megapixel."""
+    folder = tmp_path_factory.mktemp('photos')
+    packaged = [Image.open(path) for path in sorted(PACKAGED.glob('*/*.jpg'))]
+    for number, image in enumerate(packaged):
+        image.save(folder / f'{number}.jpg', quality=95)
+    for tag in range(2, 9):
+        exif = Image.Exif()
+        exif[0x0112] = tag
+        packaged[tag % 8].save(folder / f'turned{tag}.jpg', exif=exif, quality=95)
+    seen = packaged[0].copy()
+    seen.putalpha(Image.linear_gradient('L').resize(seen.size))
+    seen.save(folder / 'transparent.png')
+    packaged[1].convert('L').save(folder / 'gray.png')
+    packaged[2].convert('P').save(folder / 'palette.png')
+    packaged[3].save(folder / 'photo.webp', lossless=True)
+    packaged[4].resize((1300, 1100)).save(folder / 'large.jpg', quality=95)
+    return sorted(folder.iterdir())
+
+
+@pytest.fixture(scope='module', params=['classifier', 'segmentor'])
+def opened(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, Browser]]:
+    """A packaged model, and its page in a browser."""
+    try:
+        page.cached_runtime()
+    except UserError as error:
+        pytest.skip(str(error))
+    folder = tmp_path_factory.mktemp('page')
+    model = PACKAGED / f'{request.param}.safetensors'
+    beit_mm.export(model, folder / 'page.html')
+    browser = Browser(folder / 'page.html', folder / 'browser')
+    yield model, browser
+    browser.close()
+
+
+def answers(browser: Browser, photos: list[Path]) -> dict[str, dict[str, str]]:
+    """The rows of the page's CSV, by file."""
+    browser.wait_for('typeof session === "object"')
+    browser.choose_files('input', photos)
+    browser.wait_for(f'results.length === {len(photos)}')
+    browser.evaluate('find("#csv").click()')
+    table = browser.bytes_of('find("#csv").href').decode('utf-8-sig')
+    return {row['file']: row for row in csv.DictReader(io.StringIO(table))}
+
+
+class TestInABrowser:
+    pytestmark = in_browser
+
+    def test_the_answers_are_those_of_python(self, opened, photos, tmp_path):
+        model, browser = opened
+        (tmp_path / '=no <b>image.jpg').write_text('text')
+        found = answers(browser, [*photos, tmp_path / '=no <b>image.jpg'])
+        assert not browser.errors
+        failed = found.pop("'=no <b>image.jpg")
+        assert failed['error'] and 'image' in browser.evaluate('document.body.innerText').splitlines()[-3]
+        if model.stem == 'classifier':
+            truth = beit_mm.classify(model, photos)
+            for path, result in zip(photos, truth, strict=True):
+                row, names = found[path.name], browser.evaluate('notes.classes')
+                expected = {names[label]: share for label, share in result['scores']}
+                for rank in (1, 2, 3):
+                    assert abs(float(row[f'probability {rank}']) - expected[row[f'class {rank}']]) < 0.02, path
+            return
+        colours = {tuple(colour): label for label, colour in enumerate(browser.evaluate('notes.palette'))}
+        truth = beit_mm.segment(model, photos, tmp_path / 'maps')
+        for number, result in enumerate(truth):
+            link = f'document.querySelectorAll("section")[{number}].querySelector("a").href'
+            drawn = np.array(Image.open(io.BytesIO(browser.bytes_of(link))).convert('RGB'))
+            labels = np.apply_along_axis(lambda colour: colours[tuple(colour)], 2, drawn)
+            expected = np.array(Image.open(result['labels']))
+            assert (labels == expected).mean() >= 0.995, result['path']
+            shares = [float(found[Path(result['path']).name][name]) for name in browser.evaluate('notes.classes')]
+            assert np.abs(shares - np.bincount(labels.ravel(), minlength=len(shares)) / labels.size).max() < 1e-4
+
+    def test_images_are_prepared_as_in_python(self, opened):
+        """To a level of 255 in a few pixels, which come from ties, for each kind of step."""
+        sys.path.insert(0, str(ROOT / 'tools'))
+        from onnx_predict import prepare
+
+        browser, rng = opened[1], np.random.default_rng(0)
+        browser.wait_for('typeof session === "object"')
+        for shape in ((77, 101), (120, 64), (40, 41)):
+            image = rng.integers(0, 256, (*shape, 3), dtype=np.uint8)
+            rgba = np.dstack([image, np.full(shape, 255, np.uint8)])
+            for steps in PREPARATIONS:
+                view = (
+                    f'{{data: Uint8ClampedArray.from({rgba.ravel().tolist()}), height: {shape[0]}, width: {shape[1]}}}'
+                )
+                usual = f'const usual = notes.steps; notes.steps = {json.dumps(steps)}; const found = prepare({view})'
+                found = browser.evaluate(
+                    f'(() => {{ {usual}; notes.steps = usual; return [found.height, found.width, ...found.data] }})()'
+                )
+                expected = prepare(image, steps)
+                assert found[:2] == list(expected.shape[:2]), steps
+                difference = np.abs(np.reshape(found[2:], (*found[:2], 4))[..., :3] - expected.astype(int))
+                assert difference.max() <= 1 and (difference > 0).mean() < 0.03, steps
+
+    @pytest.mark.parametrize('width', [375, 1280])
+    def test_the_page_fits_the_window(self, opened, photos, width):
+        browser = opened[1]
+        if not browser.evaluate('results.length'):
+            answers(browser, photos[:2])
+        browser.screenshot(width)
+        assert browser.evaluate('[innerWidth, document.documentElement.scrollWidth <= innerWidth]') == [width, True]
+        sizes = browser.evaluate('[...document.images].map(image => image.naturalWidth)')
+        assert sizes and all(sizes)
