@@ -83,7 +83,7 @@ def fit_head(
 
     features, targets, indices = map(torch.cat, zip(*parts, strict=True))  # N
     if not len(features):
-        raise UserError('half of no patch of the images to learn from is labelled; label more of each image')
+        raise UserError('no patch of the images to learn from is at least half labelled; label more of each image')
     mean, std = mean_and_std(features)
     standardised = (features - mean) / std
     fitted, found = choose_penalty(standardised, targets, len(layer.weight), indices, by_class=segments, seed=seed)

@@ -467,8 +467,8 @@ def test_what_cannot_be_read_costs_no_other_results(run, images, tmp_path, monke
             beit_mm.embed(run, sources, on_error=on_error)
     call('embed', run, '.', '--out', 'x.npz')
     assert np.load('x.npz')['paths'].tolist() == ['a.png', '~nobody.png']
-    unreadable, written = capsys.readouterr().out.splitlines()
-    assert unreadable.startswith('unreadable: gone.png') and written.endswith('npz: 2 x 32')
+    unreadable, number, written = capsys.readouterr().out.splitlines()
+    assert unreadable.startswith('unreadable: gone.png') and number.endswith(': 1') and written.endswith('npz: 2 x 32')
     monkeypatch.setattr(inference, 'MAX_ROWS', 2)
     call('reconstruct', run, '.', '--out', 'x.png')  # two of three files
     limit, unreadable, _ = capsys.readouterr().out.splitlines()

@@ -109,11 +109,12 @@ def compare(out: Path, num_classes: int) -> tuple[Metrics, str]:
 
 
 def judge(what: str, found: Metrics) -> tuple[bool, str]:
-    """Whether the packaged weights are better than all else, and a sentence with the figures."""
+    """Whether the packaged weights are better than all else, as independent measurements, and the figures."""
     best, *others = found.values()
+    gains = [Metric(best.value - other.value, math.hypot(best.error or 0, other.error or 0)) for other in others]
     figures = [f'{name} {other.value:.1f}' for name, other in found.items()]
     figures[0] += f' +- {best.error:.1f} %'
-    won = all((best - other).sign == BETTER for other in others)
+    won = all(gain.sign == BETTER for gain in gains)
     return won, f'{what[0].upper()}{what[1:]}: {", ".join(figures)}.'
 
 
