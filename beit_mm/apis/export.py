@@ -70,6 +70,8 @@ def export(
         package = None
         if path.suffix.lower() == '.html':  # first, because it may fail
             package = Path(runtime).expanduser() if runtime else cached_runtime()
+        elif runtime:
+            raise UserError(f'--runtime is for a page, whose name ends in .html, not for {path.name}; leave it out')
         with TemporaryDirectory() as folder:
             graph = Path(folder, 'model.onnx') if package else path
             difference = export_onnx(inferencer.model, graph, float16, notes)

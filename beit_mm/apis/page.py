@@ -30,7 +30,7 @@ def write_page(model: Path, out: Path, runtime: Path) -> None:
         runtime: folder with the unpacked npm package onnxruntime-web.
 
     Raises:
-        UserError: the page cannot prepare images as the model needs, the model is too large, or there is no runtime.
+        UserError: the model sees bands, resizes as no page can, or is too large; or `runtime` lacks a file.
     """
     import onnx
 

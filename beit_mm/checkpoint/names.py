@@ -422,8 +422,10 @@ def _find_rotary(weights: Weights) -> None:
         number = head_dims(weights['backbone.cls_token'].shape[-1]) / 4
         expected = ROTARY_BASE ** (torch.arange(len(periods)) / len(periods))
         if len(periods) != number or not torch.allclose(periods.float(), expected, rtol=1e-2):
-            found = f'{len(periods)} rotary periods up to {periods.max():.3g}'
-            raise CheckpointError(f'has {found}; expected {number:g}, up to {ROTARY_BASE ** (1 - 1 / number):.3g}')
+            raise CheckpointError(
+                f'has {len(periods)} rotary periods up to {periods.max():.3g}; expected {number:g} of them, up to '
+                f'{ROTARY_BASE ** (1 - 1 / number):.3g}'
+            )
     for name in [name for name in weights if name.endswith(('attn.qkv.bias', 'attn.key.bias'))]:
         mask = weights.pop(name.replace('bias', 'bias_mask'), torch.ones_like(weights[name]))
         bias = weights[name] * mask.nan_to_num()  # the mask is 0 at the keys

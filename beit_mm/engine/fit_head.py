@@ -58,7 +58,7 @@ def fit_head(
 
     Args:
         model: on its device, a classifier whose head has a linear layer `fc`, or a SlidingSegmentor whose decode head
-            is no more than `conv_seg`.
+            has `conv_seg` alone.
         loader: shows each image once, not augmented; its samples have `sample_idx` and `unreadable`.
         seed: for drawing the images that are held out to choose the penalty.
         unreadable: lists and counts images that cannot be read, once it has begun in a folder.

@@ -197,7 +197,7 @@ def read_all(files: Files, format: str) -> tuple[Found, list[str], list[Exceptio
 
 
 def read_file(file: Path, read: 'Reader', parts_of: 'Parts') -> tuple[list[Entry], list[Exception]]:
-    """The entries of the parts of a file, and the errors of those that cannot be read."""
+    """Reads a file part by part; returns the entries, and the errors of the parts that cannot be read."""
     entries: list[Entry] = []
     errors: list[Exception] = []
     try:

@@ -20,6 +20,7 @@ from beit_mm.own_images.layouts import existing_folder
 LABEL_COLUMNS, SPLIT_COLUMNS = ('label', 'labels', 'class', 'category', 'target'), ('split', 'set', 'subset', 'fold')
 LISTED = re.compile(r"""[\[({]\s*['"]|\[[\d\s,]*\]$""")  # begins a list as Python and JSON write it
 NUMBERED = re.compile(r'([^\W\d]*[^\W\d_])[\W_]*\d+')  # cat.0, american_bulldog_12
+MIN_UNITED = 0.1  # share of images with several rows from which on these mean several labels, not slips
 NO_CLASSES = 'img image images dsc dscn dscf pxl photo picture frame scan tile page'.split()  # words before numbers
 
 
@@ -168,6 +169,11 @@ def read_labels(
     notes = [f'{quoted(file)}: images in column {quoted(names)}, labels in column {quoted(column)}']
     if separator:
         notes[0] += f', several of them between {separator!r}'
+    if united and not separator and len(united) < MIN_UNITED * len(found):
+        raise UserError(
+            f'{quoted(file)} has rows with different labels for {len(united):,} of {len(found):,} images, such as '
+            f'{quoted(min(united))}; keep one row of each, or write several labels in one cell, as cat{JOINT}dog'
+        )
     if united:
         notes.append(f'{len(united):,} images have the labels of several rows: {preview(map(quoted, sorted(united)))}')
     if parts:
@@ -197,7 +203,7 @@ def images_of(root: Path, labels: dict[str, str], splits: dict[str, str], notes:
     train, held_out = (train, others[0]) if others else hold_out(train)
     found = (TaggedImages if several else Images)(train, held_out, [], notes=[*notes, *of_test])
     found.classes = sorted(found.learned)
-    if not several:  # of several labels those that are unknown are passed over
+    if not several:  # of several labels, only the unknown ones are left out
         known = {image: label for image, label in held_out.names.items() if label in found.classes}
         found.held_out = ImageList(root, known)
     if not 1 < len(found.classes) <= len(train.names) / 2 or len(train.names) < MIN_IMAGES:
@@ -207,12 +213,16 @@ def images_of(root: Path, labels: dict[str, str], splits: dict[str, str], notes:
             'each'
         )
     held = {label for joined in held_out.names.values() for label in joined.split(JOINT) if label}
-    if unknown := held - {*found.classes}:
+    unknown = held - {*found.classes}
+    if unknown and unknown == held:
+        raise UserError(
+            f'no held-out image has a label of the images to learn from: {quoted(min(held))} is none of '
+            f'{preview(map(quoted, found.classes))}; write both alike'
+        )
+    if unknown:
         number = sum(bool(unknown & {*joined.split(JOINT)}) for joined in held_out.names.values())
-        which = f'{number:,} held-out images have labels that no image to learn from has'
-        if unknown == held:
-            raise UserError(
-                f'{which}, such as {quoted(min(held))}; write them as {preview(map(quoted, found.classes))}'
-            )
-        found.notes.append(f'{which}, which are left out: {preview(map(quoted, sorted(unknown)))}')
+        found.notes.append(
+            f'{number:,} held-out images have labels that no image to learn from has, which are left out: '
+            f'{preview(map(quoted, sorted(unknown)))}'
+        )
     return found
