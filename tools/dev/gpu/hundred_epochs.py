@@ -348,16 +348,14 @@ def finetune(path: Path, row: str, train: tuple[Tensor, Tensor], val: tuple[Tens
 
     cfg = Config.fromfile(ROOT / 'configs/demo/finetune_folder.py')
     (pixels, labels), (asked, truth) = train, val
-    cfg.model.backbone.arch = dict(arch(), _delete_=True)
-    cfg.model.backbone.pop('init_cfg')
-    cfg.model.backbone.update(img_size=methods.SIDE, arch=arch())
-    cfg.model.head.update(num_classes=int(truth.max()) + 1, in_channels=methods.DIMS)
-    cfg.model.data_preprocessor.num_classes = cfg.model.head.num_classes
-    if row not in UNTRAINED:
-        cfg.model.backbone.init_cfg = dict(type='Pretrained', checkpoint=str(path))
-    else:
+    options, classes = cfg.model.to_dict(), int(truth.max()) + 1
+    init = None if row in UNTRAINED else dict(type='Pretrained', checkpoint=str(path))
+    options['backbone'].update(arch=arch(), img_size=methods.SIDE, init_cfg=init)
+    options['head'].update(num_classes=classes, in_channels=methods.DIMS)
+    options['data_preprocessor'].update(num_classes=classes)
+    if row in UNTRAINED:
         cfg.optim_wrapper.paramwise_cfg.layer_decay_rate = 1.0
-    model = MODELS.build(cfg.model)
+    model = MODELS.build(options)
     model.init_weights()
     model.to(DEVICE).train()
     wrapper = dict(cfg.optim_wrapper, type='beit_mm.AutocastOptimWrapper', dtype='bfloat16')
