@@ -190,14 +190,15 @@ def check() -> None:
 def time() -> None:
     from _timing import median_seconds
 
+    rounds = 20 if GPU else 1
     for size in SIZES:
         inputs = inputs_of(size, torch.bfloat16 if GPU else torch.float32)
         grad = torch.randn_like(inputs[0])
         for name, call in dict(cudnn=attend, torch=F.scaled_dot_product_attention).items():
-            forward = median_seconds(functools.partial(call, *inputs))
+            forward = median_seconds(functools.partial(call, *inputs), rounds)
             out = call(*inputs)
             differentiate = functools.partial(torch.autograd.grad, out, inputs, grad, retain_graph=True)
-            backward = median_seconds(differentiate)
+            backward = median_seconds(differentiate, rounds)
             report(f'attention of {size}, {name}', forward_ms=1e3 * forward, backward_ms=1e3 * backward)
 
 
