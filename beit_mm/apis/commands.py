@@ -228,11 +228,12 @@ def test_config(args: argparse.Namespace) -> Config:
     if not args.checkpoint and not cfg.model.get('checkpoint'):
         raise UserError('no CHECKPOINT given; give it after the config')
     cfg.load_from = args.checkpoint
-    cfg.default_hooks = cfg.get('default_hooks', {})
-    cfg.default_hooks.pop('ema', None)  # the checkpoint's weights are already the averaged ones
-    hooks = cfg.get('custom_hooks') or []
+    # the checkpoint's weights are already the averaged ones
+    cfg.default_hooks = {key: hook for key, hook in cfg.get('default_hooks', {}).items() if not averages(hook)}
+    hooks = [hook for hook in cfg.get('custom_hooks') or [] if not averages(hook)]
     if 'FitCheckHook' not in str(hooks):
-        cfg.custom_hooks = [*hooks, dict(type='beit_mm.FitCheckHook')]  # refuses a model that is only partly loaded
+        hooks.append(dict(type='beit_mm.FitCheckHook'))  # refuses a model that is only partly loaded
+    cfg.custom_hooks = hooks
     if args.amp and not cfg.model.type.endswith('SlidingSegmentor'):
         cfg.test_cfg.fp16 = True
     elif args.amp and cfg.model.test_cfg.get('precision') == 'float32':  # otherwise it is already mixed
@@ -243,6 +244,11 @@ def test_config(args: argparse.Namespace) -> Config:
     if args.show_dir:
         enable_drawing(cfg, args.show_dir)
     return cfg
+
+
+def averages(hook: Any) -> bool:
+    """Whether the config of a hook is of an EMAHook, in any library's scope."""
+    return str(hook and hook.get('type')).strip("<>'").endswith('EMAHook')
 
 
 def enable_tta(cfg: Config, pairs: Sequence[str]) -> None:
