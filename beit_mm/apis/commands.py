@@ -22,6 +22,7 @@ from beit_mm.terminal import Parser, quiet, without_output
 
 if TYPE_CHECKING:
     from mmengine.config import Config
+    from mmengine.runner import Runner
 
     from beit_mm.engine.logs import ProgressHook
 
@@ -39,7 +40,7 @@ def train(arguments: Sequence[str] | None = None) -> None:
 
         cfg = train_config(args)
         if args.verbose or 'runner_type' in cfg:
-            RUNNERS.build(cfg).train()
+            with_checks(RUNNERS.build(cfg)).train()
         else:
             train_quietly(cfg, Path(args.config).stem)
 
@@ -92,7 +93,7 @@ def train_quietly(cfg: Config, name: str) -> None:
 
     progress = progress_hook(name)
     with without_output():
-        runner = QuietRunner.from_cfg(cfg)
+        runner = with_checks(QuietRunner.from_cfg(cfg))
         runner.register_hook(progress)
         progress.say(f'{cfg.work_dir}: checkpoints; {os.path.relpath(runner.log_dir)}: the whole log')
         try:
@@ -100,6 +101,15 @@ def train_quietly(cfg: Config, name: str) -> None:
         except SystemExit:  # after a signal, when the checkpoint is written
             progress.say(f'Stopped after step {runner.iter:,}. Resume with: {resuming_command()}')
             raise
+
+
+def with_checks(runner: Runner) -> Runner:
+    """Gives a runner the FitCheckHook, by which a resumed run follows its config too, if it has none."""
+    from beit_mm.engine import FitCheckHook
+
+    if not any(isinstance(hook, FitCheckHook) for hook in runner.hooks):
+        runner.register_hook(FitCheckHook())
+    return runner
 
 
 def progress_hook(name: str) -> ProgressHook:
