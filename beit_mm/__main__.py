@@ -9,8 +9,9 @@ import sys
 # Python would import modules from the current folder, perhaps of downloads. A program that imports this keeps its path.
 if __name__ == '__main__' or os.path.basename(sys.argv[0]).startswith('beit-mm'):
     package = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-    kept = {package, *os.environ.get('PYTHONPATH', '').split(os.pathsep)}
-    sys.path[:] = [path for path in sys.path if path not in ('', os.getcwd()) or path in kept - {''}]
+    named = filter(None, os.environ.get('PYTHONPATH', '').split(os.pathsep))  # an empty part: the current folder
+    kept = {package, *map(os.path.abspath, named)}
+    sys.path[:] = [path for path in sys.path if path not in ('', os.getcwd()) or path in kept]
 
 import argparse
 import ast

@@ -6,12 +6,14 @@ Only the standard library is imported at the top, so that `--help` answers at on
 import argparse
 import contextlib
 import importlib
+import inspect
 import io
 import logging
 import os
 import re
 import shlex
 import sys
+import sysconfig
 import time
 import traceback
 import warnings
@@ -19,18 +21,29 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, NoReturn
 
-from beit_mm.errors import UserError
+from beit_mm.errors import UserError, log
 from beit_mm.files import printable
 
 SCRIPT = 'beit-mm'  # the command that pyproject.toml names
 NOISE = re.compile(  # mmengine's warnings about itself, and about tensors that our load report names
     r'"(?:FileClient|HardDiskBackend)"|The prefix is not set|Failed to search registry|do not match exactly'
+    '|is skipped since its requires_grad'
 )
 WORKER = re.compile(r'Caught \S+ in DataLoader worker process[\s\S]*\n\S+: (?=.*$)')
 UNKNOWN_TYPE = re.compile(r"[\"']?(\S+) is not in the .+? registry")  # the message of mmengine's registries
 LOST = re.compile('gloo.*(by peer|Broken pipe)')  # the process at the other end is gone
 SECONDS_TO_BE_ENDED = 3.0
 LESS_MEMORY = 'A smaller batch needs less: --cfg-options train_dataloader.batch_size=... (test_dataloader in tests)'
+ADVICE = {  # what to do about errors of libraries that a config causes, by their messages
+    'is not a subset of classes': 'give all data sets the same metainfo=dict(classes=...)',
+    'in(?:formation of)? the .*-th dataset': 'give the data sets of a ConcatDataset the same classes',
+    'Do not support sampling function|Scale must be a number or tuple': 'write scale as a tuple, (width, height)',
+    'base_wd should not be None': 'set optim_wrapper.optimizer.weight_decay, which paramwise_cfg multiplies',
+    'is only available training on gpu': 'use beit_mm.AutocastOptimWrapper instead of AmpOptimWrapper',
+    'Cannot infer the rule for key': "set rule='greater' or 'less' in default_hooks.checkpoint",
+}
+CODE_OF_OTHERS = (sysconfig.get_path('stdlib'), sysconfig.get_path('purelib'), os.path.dirname(__file__), '<')
+LIBRARIES = ('mmengine', 'mmcv', 'mmpretrain', 'mmseg')
 BUILDERS = ('build_from_cfg', 'build_scheduler_from_cfg')  # mmengine's, which hand a config's keys to a class
 
 
@@ -63,9 +76,10 @@ class Parser(argparse.ArgumentParser):
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """Inside, Python's warnings are off and mmengine's logger shows only warnings."""
+    """Inside, Python's warnings are those of user code, and mmengine's logger shows only warnings."""
     with warnings.catch_warnings():
-        warnings.simplefilter('ignore')
+        warnings.simplefilter('default')
+        warnings.showwarning = log_warning  # type: ignore[assignment]
         from mmengine.logging import MMLogger
 
         logger = MMLogger.get_current_instance()
@@ -89,6 +103,40 @@ def without_output() -> Iterator[None]:
     """Hides what is printed: mmengine prints which files it reads."""
     with open(os.devnull, 'w') as nothing, contextlib.redirect_stdout(nothing):
         yield
+
+
+def log_warning(message: Any, category: type, filename: str, lineno: int, *_: Any) -> None:
+    """Stands for `warnings.showwarning`: warnings of libraries, except mmengine's hooks, are logged but not shown."""
+    is_shown = not filename.startswith(CODE_OF_OTHERS) or 'mmengine/hooks' in filename
+    text = f'{filename}:{lineno}: {category.__name__}: {message}'
+    log(text, logging.WARNING if is_shown else logging.INFO)
+
+
+class TrainingOutput:
+    """A stream for what a training prints: all of it is logged, and shown unless a library's print_log prints it."""
+
+    def __init__(self, stream: Any):
+        self.stream = stream  # shows it
+        self.line = ''  # not complete yet
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.stream, name)
+
+    def write(self, text: str) -> int:
+        from mmengine.logging import MMLogger
+
+        frame: Any = inspect.currentframe().f_back  # type: ignore[union-attr]
+        printing, caller = (each.f_globals['__name__'] if each else '' for each in (frame, frame.f_back))
+        if printing != 'mmengine.logging.logger' or caller.partition('.')[0] not in LIBRARIES:
+            self.stream.write(text)
+        self.line += text
+        if text.endswith('\n'):
+            record = dict(name='print', levelno=logging.INFO, levelname='INFO', msg=self.line.rstrip('\n'))
+            for handler in MMLogger.get_current_instance().handlers:
+                if isinstance(handler, logging.FileHandler):
+                    handler.handle(logging.makeLogRecord(record))
+            self.line = ''
+        return len(text)
 
 
 def hush(logger: logging.Logger) -> list[logging.Handler]:
@@ -150,22 +198,27 @@ def message_for_user(error: BaseException) -> str | None:
 
 def message_of_user_error(error: BaseException) -> str | None:
     """The message of an error that the user, the machine or another process caused; else None."""
-    text = str(error)
+    text, raised_in = str(error), [frame.name for frame in traceback.extract_tb(error.__traceback__)][-1:]
     if isinstance(error, UserError):
         return text
     if isinstance(error, ImportError):
         return text if 'pip install' in text else None  # as of wandb's backend
     if isinstance(error, KeyError):
         unknown = UNKNOWN_TYPE.match(text)
+        if raised_in == ['_save_best_checkpoint']:  # of mmengine's CheckpointHook
+            return f'save_best is {text}, which the validation does not measure'
         return f'no registry has the type {unknown[1]!r}' if unknown else None
     if isinstance(error, TypeError) and 'unexpected keyword' in text:
-        return text if traceback.extract_tb(error.__traceback__)[-1].name in BUILDERS else None
+        return text if {*raised_in} & {*BUILDERS} else None
     if type(error).__name__ == 'OutOfMemoryError' or 'DefaultCPUAllocator' in text:  # torch's, on a GPU and a CPU
         return f'{". ".join(text.split(". ")[:2])}. {LESS_MEMORY}, or --batch of pretrain and finetune'
     if 'more than 1 value per channel when training' in text:  # a pool of 1 x 1 in UperNet
         return 'BatchNorm needs two images in every batch: train_dataloader.batch_size=2 or more, --batch of finetune'
     if 'persistent_workers option needs' in text:  # torch's, for num_workers=0
         return f'{text}; with num_workers=0 set persistent_workers=False too'
+    for message, advice in ADVICE.items():
+        if re.search(message, text):
+            return f'{WORKER.sub("", text.rstrip()):.300}; {advice}'
     if LOST.search(text):
         return f'another process has ended, or can no longer be reached ({text})'
     return None

@@ -3,17 +3,24 @@
 import io
 import logging
 import os
+import re
 import shutil
 import subprocess
 import sys
 import warnings
 from pathlib import Path
+from unittest.mock import MagicMock
 
+import numpy as np
 import pytest
 import torch
 from helpers import ROOT
+from mmcv.transforms import RandomResize, Resize
+from mmengine.dataset import BaseDataset, ConcatDataset
+from mmengine.hooks import CheckpointHook
 from mmengine.logging import MMLogger
 from mmengine.registry import MODELS, build_from_cfg
+from mmseg.datasets import ADE20KDataset
 
 import beit_mm
 from beit_mm import __main__, terminal
@@ -50,7 +57,7 @@ def test_quiet_ends(capsys):
     with terminal.quiet():
         hushed = settings()
         with terminal.quiet():
-            warnings.warn('meshgrid', stacklevel=1)
+            warnings.warn_explicit('meshgrid', UserWarning, torch.__file__, 1)
             logger.info('nothing to act on')
             print('said by us')
         assert settings() == hushed != before
@@ -84,6 +91,36 @@ def test_a_key_that_a_class_does_not_take_is_told_from_a_bug_in_the_class():
     with pytest.raises(TypeError) as error:
         build_from_cfg(dict(type=part, sides=()), MODELS)
     assert terminal.message_for_user(error.value) is None
+
+
+@pytest.mark.parametrize(
+    ('cause', 'cure'),
+    [
+        (lambda: RandomResize(scale=[400, 160]).transform({}), 'scale as a tuple'),
+        (
+            lambda: Resize(scale=[400, 160], keep_ratio=True).transform(dict(img=np.zeros((8, 8, 3)))),
+            'scale as a tuple',
+        ),
+        (lambda: ADE20KDataset(metainfo=dict(classes=('x',)), lazy_init=True), 'metainfo=dict(classes='),
+        (lambda: ConcatDataset([a_dataset(classes=('a', 'b')), a_dataset(classes=('b', 'a'))]), 'the same classes'),
+        (lambda: CheckpointHook(save_best='IoU/road'), "rule='greater'"),
+        (lambda: best_of('mIou'), "save_best is 'mIou'"),
+    ],
+)
+def test_what_libraries_say_of_a_config_is_a_line_with_the_cure(cause, cure):
+    with pytest.raises(Exception) as error:
+        cause()
+    message = terminal.message_for_user(error.value)
+    assert cure in message and '\n' not in message
+
+
+def a_dataset(**metainfo: object) -> BaseDataset:
+    return BaseDataset(metainfo=metainfo, serialize_data=False, lazy_init=True)
+
+
+def best_of(metric: str) -> None:
+    hook = CheckpointHook(save_best=metric, rule='greater', filename_tmpl='{}.pth')
+    hook.after_val_epoch(MagicMock(iter=1, epoch=1), dict(mIoU=1.0))
 
 
 def test_what_no_program_can_help_is_a_line_that_says_what_does():
@@ -153,6 +190,18 @@ def test_a_folder_of_images_is_no_place_for_modules(tmp_path):
         result = run(*words, cwd=tmp_path, PYTHONPATH=path)
         assert result.returncode == 0 and not (tmp_path / 'ran').exists(), result.stderr
         assert result.stdout == f'beit_mm {beit_mm.__version__}\n'
+
+
+def test_a_module_of_ones_own_is_found_where_pythonpath_says(tmp_path):
+    """Also by a relative path, which Python makes absolute; elsewhere one line says how it would be."""
+    (tmp_path / 'mine.py').write_text("raise SystemExit('found')")
+    (tmp_path / 'config.py').write_text("custom_imports = dict(imports=['mine'])")
+    words = '-m', 'beit_mm', 'train', 'config.py'
+    for path, said in (
+        (f'{ROOT}:.', 'found\n'),
+        (f'{ROOT}', "error: config.py: No module named 'mine'; .*PYTHONPATH.*\n"),
+    ):
+        assert re.fullmatch(said, run(*words, cwd=tmp_path, PYTHONPATH=path).stderr)
 
 
 def test_a_checkout_that_is_not_installed_is_one(tmp_path):

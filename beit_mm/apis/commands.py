@@ -18,10 +18,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from beit_mm.errors import UserError
-from beit_mm.terminal import Parser, quiet, without_output
+from beit_mm.terminal import Parser, TrainingOutput, quiet, without_output
 
 if TYPE_CHECKING:
     from mmengine.config import Config
+    from mmengine.runner import Runner
 
     from beit_mm.engine.logs import ProgressHook
 
@@ -39,7 +40,8 @@ def train(arguments: Sequence[str] | None = None) -> None:
 
         cfg = train_config(args)
         if args.verbose or 'runner_type' in cfg:
-            RUNNERS.build(cfg).train()
+            with contextlib.redirect_stdout(TrainingOutput(sys.stdout)):  # type: ignore[type-var]
+                with_checks(RUNNERS.build(cfg)).train()
         else:
             train_quietly(cfg, Path(args.config).stem)
 
@@ -91,8 +93,8 @@ def train_quietly(cfg: Config, name: str) -> None:
     from beit_mm.engine.signals import resuming_command
 
     progress = progress_hook(name)
-    with without_output():
-        runner = QuietRunner.from_cfg(cfg)
+    with contextlib.redirect_stdout(TrainingOutput(sys.stdout)):  # type: ignore[type-var]
+        runner = with_checks(QuietRunner.from_cfg(cfg))
         runner.register_hook(progress)
         progress.say(f'{cfg.work_dir}: checkpoints; {os.path.relpath(runner.log_dir)}: the whole log')
         try:
@@ -100,6 +102,15 @@ def train_quietly(cfg: Config, name: str) -> None:
         except SystemExit:  # after a signal, when the checkpoint is written
             progress.say(f'Stopped after step {runner.iter:,}. Resume with: {resuming_command()}')
             raise
+
+
+def with_checks(runner: Runner) -> Runner:
+    """Gives a runner the FitCheckHook, by which a resumed run follows its config too, if it has none."""
+    from beit_mm.engine import FitCheckHook
+
+    if not any(isinstance(hook, FitCheckHook) for hook in runner.hooks):
+        runner.register_hook(FitCheckHook())
+    return runner
 
 
 def progress_hook(name: str) -> ProgressHook:
@@ -228,11 +239,12 @@ def test_config(args: argparse.Namespace) -> Config:
     if not args.checkpoint and not cfg.model.get('checkpoint'):
         raise UserError('no CHECKPOINT given; give it after the config')
     cfg.load_from = args.checkpoint
-    cfg.default_hooks = cfg.get('default_hooks', {})
-    cfg.default_hooks.pop('ema', None)  # the checkpoint's weights are already the averaged ones
-    hooks = cfg.get('custom_hooks') or []
+    # the checkpoint's weights are already the averaged ones
+    cfg.default_hooks = {key: hook for key, hook in cfg.get('default_hooks', {}).items() if not averages(hook)}
+    hooks = [hook for hook in cfg.get('custom_hooks') or [] if not averages(hook)]
     if 'FitCheckHook' not in str(hooks):
-        cfg.custom_hooks = [*hooks, dict(type='beit_mm.FitCheckHook')]  # refuses a model that is only partly loaded
+        hooks.append(dict(type='beit_mm.FitCheckHook'))  # refuses a model that is only partly loaded
+    cfg.custom_hooks = hooks
     if args.amp and not cfg.model.type.endswith('SlidingSegmentor'):
         cfg.test_cfg.fp16 = True
     elif args.amp and cfg.model.test_cfg.get('precision') == 'float32':  # otherwise it is already mixed
@@ -243,6 +255,11 @@ def test_config(args: argparse.Namespace) -> Config:
     if args.show_dir:
         enable_drawing(cfg, args.show_dir)
     return cfg
+
+
+def averages(hook: Any) -> bool:
+    """Whether the config of a hook is of an EMAHook, in any library's scope."""
+    return str(hook and hook.get('type')).strip("<>'").endswith('EMAHook')
 
 
 def enable_tta(cfg: Config, pairs: Sequence[str]) -> None:

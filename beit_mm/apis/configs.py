@@ -37,11 +37,16 @@ def find_config(name: str) -> Path:
 
 
 def read_config(path: str | Path) -> Config:
-    """Reads a user's config; UserError if it, or one that it inherits, is not Python: its traceback names no file."""
+    """Reads a user's config; UserError if it is not Python, whose traceback names no file, or a module is not found."""
     try:
         return Config.fromfile(path)
     except SyntaxError as error:
         raise UserError(f'{path} or one of its _base_, line {error.lineno}: {error.msg}: {error.text}') from error
+    except ImportError as error:  # of custom_imports too, whose cause mmengine hides behind the whole sys.path
+        cause: BaseException = error
+        while inner := cause.__cause__ or cause.__context__:
+            cause = inner
+        raise UserError(f'{path}: {cause}; for a module of your own, set PYTHONPATH to its folder') from error
 
 
 def config_text(name: str) -> str:

@@ -109,16 +109,11 @@ class CheckpointHook(Hook):
         meta, path = meta_of(checkpoint), resumed_from(runner)
         if path is None:
             return
-        if 'optimizer' not in checkpoint or 'iter' not in meta:
-            raise CheckpointError(f'{path} has only weights to load_from, not a run to resume')
-        if not any(isinstance(hook, EMAHook) for hook in runner.hooks):
-            with as_checkpoint_error(path):
-                undo_average(checkpoint)
-        if 'batch' not in meta:  # mmengine wrote the file
+        moved = resume_by_config(runner, path, checkpoint)
+        if 'run' not in meta:  # mmengine wrote the file
             return
-        run_id = meta.get('run')
+        run_id = meta['run']
         self.run_id = run_id if isinstance(run_id, str) and re.fullmatch(r'\w{1,40}', run_id) else ''
-        moved = follow_config(runner, path, checkpoint, plain_values(runner.cfg.to_dict()))
         keep_seed(runner, meta['seed'])
         with as_checkpoint_error(path):
             info = checkpoint['message_hub']['runtime_info']
@@ -244,6 +239,18 @@ class CheckpointHook(Hook):
         return path
 
 
+def resume_by_config(runner: Runner, path: str, checkpoint: dict) -> bool:
+    """Makes the content of a file that is resumed fit the run's config; returns whether the batches differ."""
+    meta = meta_of(checkpoint)
+    if 'optimizer' not in checkpoint or 'iter' not in meta:
+        raise CheckpointError(f'{path} has only weights to load_from, not a run to resume')
+    with as_checkpoint_error(path):
+        checkpoint['message_hub']['runtime_info'].pop('cfg', None)  # this run has its own
+        if not any(isinstance(hook, EMAHook) for hook in runner.hooks):
+            undo_average(checkpoint)
+    return follow_config(runner, path, checkpoint, plain_values(runner.cfg.to_dict()))
+
+
 def undo_average(checkpoint: dict) -> None:
     """Puts the trained weights back in their place, where an EMAHook stored their average."""
     swapped = checkpoint.get('ema_state_dict', {})
@@ -326,6 +333,7 @@ def run_state(runner: Runner, resumable: bool, meta: dict) -> dict[str, Any]:
     meta = dict(epoch=runner.epoch, iter=runner.iter) | meta
     meta |= dict(
         cfg=inert(runner.message_hub.runtime_info.get('cfg', '')),  # text that mmengine's inferencers ask for
+        batch=batch_units(runner),
         seed=runner.seed,
         experiment_name=runner.experiment_name,
         time=time.strftime('%Y%m%d_%H%M%S'),

@@ -23,6 +23,7 @@ from beit_mm.datasets import UnlabeledImages
 from beit_mm.datasets.reading import LoadImage
 from beit_mm.datasets.samplers import SeededSampler
 from beit_mm.datasets.transforms import RandomErasing
+from beit_mm.engine.checkpoints import checkpoint_hook_of, resume_by_config
 from beit_mm.engine.dino import TeacherMomentumHook
 from beit_mm.engine.metrics import DenseKNNHook, KNNHook
 from beit_mm.engine.optim import AutocastOptimWrapper, check_state
@@ -81,9 +82,11 @@ class FitCheckHook(Hook):
             raise UserError(
                 f"{path}: shapes differ from this model's: {preview(unfit)}; resume with the sizes that the run had"
             )
-        checks_itself = isinstance(wrapper, AutocastOptimWrapper)
-        if 'optimizer' in checkpoint and isinstance(wrapper, OptimWrapper) and not checks_itself:
-            check_state(checkpoint['optimizer'], wrapper.optimizer)
+        if isinstance(wrapper, OptimWrapper):
+            if 'optimizer' in checkpoint and not isinstance(wrapper, AutocastOptimWrapper):  # which checks it itself
+                check_state(checkpoint['optimizer'], wrapper.optimizer)
+            if checkpoint_hook_of(runner) is None:  # which does it itself
+                resume_by_config(runner, path, checkpoint)
 
     def before_test(self, runner: Runner) -> None:
         dataset = runner.test_dataloader.dataset

@@ -210,7 +210,8 @@ class ProgressHook(Hook):
 
     def after_train(self, runner: Runner) -> None:
         if runner.iter < runner.max_iters:  # a hook has set stop_training; only the log may say why
-            weights = find_latest_checkpoint(runner.work_dir) or 'not saved'  # CheckpointHook has already run
+            best = ', '.join(map(str, sorted(Path(runner.work_dir).glob('best_*.pth'))))
+            weights = find_latest_checkpoint(runner.work_dir) or best or 'not saved'  # CheckpointHook has already run
             steps = f'{runner.iter:,} of {runner.max_iters:,}'
             self.say(f'{self.title}: ended by a hook after step {steps}; weights: {weights}')
 

@@ -1,8 +1,10 @@
 """A resumed run takes its position from the checkpoint, and every setting from its config."""
 
+import ast
 import inspect
 import warnings
 from collections.abc import Sequence
+from contextlib import suppress
 from functools import cache
 from typing import Any
 
@@ -79,20 +81,51 @@ def fit_position(runner: Runner, path: str, meta: dict, weights: dict) -> bool:
 
 
 def follow_config(runner: Runner, path: str, checkpoint: dict, config: dict) -> bool:
-    """Changes the checkpoint of a file to this run's settings and batches; returns whether the batches differ."""
+    """Changes the checkpoint of a file to this run's settings and batches; returns whether the batches differ.
+
+    Without CheckpointMetaHook a file has its config as mmengine's text.
+    """
     meta = checkpoint['meta']
     with as_checkpoint_error(path):
-        moved = fit_position(runner, path, meta, checkpoint['state_dict'])
-        changes = changed_settings(config, meta.get('config_dict', {}))
+        moved = 'batch' in meta and fit_position(runner, path, meta, checkpoint['state_dict'])
+        stored = meta['config_dict'] if 'config_dict' in meta else values_in(meta.get('cfg', ''))
+        current = config if 'config_dict' in meta else values_in(runner.cfg.pretty_text)
+        changes = changed_settings(current, stored) if stored else {}
     if changes:
         lines = [f'\n  {quoted(name)} {new:.100}, was {old:.100}' for name, (new, old) in changes.items()]
         warn(f"The config differs from the checkpoint's, and applies from iteration {meta['iter']} on:{''.join(lines)}")
+    if not stored:
+        warn(f"{path} does not say its config: this run's applies from iteration {meta['iter']} on.")
+    if 'batch' not in meta and changes.keys() & {'train_dataloader.batch_size', 'optim_wrapper.accumulative_counts'}:
+        warn(f'Iteration {meta["iter"]} is not converted to the new batches: the file does not say of how many images.')
     kind, old = changes.get('optim_wrapper.optimizer.type', (NOT_SET, NOT_SET))
     if old != NOT_SET:
         raise UserError(f'{kind} cannot use the state of {old}; set {old} again, or load only the weights: load_from')
-    if changes or moved:
+    if changes or moved or not stored:
         set_states(runner, checkpoint, moved)
     return moved
+
+
+def values_in(text: str) -> dict[str, Any]:
+    """The settings in a config's text, as mmengine writes it, without running it; {} if it is not Python."""
+
+    def value(node: ast.expr) -> Any:
+        with suppress(ValueError):
+            return ast.literal_eval(node)
+        if isinstance(node, (ast.List, ast.Tuple)):
+            return [value(item) for item in node.elts]
+        if isinstance(node, ast.Dict):  # of keys that are not names
+            return {value(key): value(item) for key, item in zip(node.keys, node.values, strict=True) if key}
+        if isinstance(node, ast.Call) and ast.unparse(node.func) == 'dict':
+            entries = [*map(value, node.args), {word.arg: value(word.value) for word in node.keywords}]
+            return {key: item for entry in entries for key, item in dict(entry).items()}
+        return ast.unparse(node)  # of a class, or inf
+
+    try:
+        lines = ast.parse(text).body
+    except (SyntaxError, MemoryError):  # the latter of brackets nested too deeply
+        return {}
+    return {ast.unparse(line.targets[0]): value(line.value) for line in lines if isinstance(line, ast.Assign)}
 
 
 def changed_settings(config: dict, other: dict) -> dict[str, tuple[str, str]]:

@@ -82,6 +82,18 @@ def test_predictions_are_drawn_mirrored_and_the_inferencers(work):
         assert score == pytest.approx((both[0][label] + both[1][label]) / 2, abs=1e-5)
 
 
+@pytest.mark.parametrize('kind', ['EMAHook', 'mmpretrain.EMAHook'])
+@pytest.mark.parametrize('views', [[], ['--tta']])
+def test_a_moving_average_is_tested_as_the_checkpoint_has_it(kind, views, work):
+    """Wherever the config names the hook: it would look for its own copy of the weights, of the model without views."""
+    cfg = Config.fromfile('config.py')
+    cfg.custom_hooks.append(dict(type=kind))
+    cfg.default_hooks.averaging = dict(type=kind)
+    cfg.dump('averaging.py')
+    run_tool('test.py', 'averaging.py', 'epoch_2.pth', '--work-dir', 'average', '--out', 'average.json', *views)
+    assert json.loads(Path('average.json').read_text()) == evaluate('alone', *views)
+
+
 def test_images_that_are_not_files_are_drawn_too(tmp_path):
     """As those of CIFAR."""
     images = torch.zeros(2, 3, 64, 64, dtype=torch.uint8)

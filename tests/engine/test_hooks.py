@@ -163,6 +163,15 @@ def test_lines_of_progress_have_the_time_that_is_left_at_the_pace_so_far(pretrai
     assert lines == [f'{line} left' for line in batches]
 
 
+def test_an_early_end_names_the_weights_that_there_are(tmp_path, capsys):
+    runner = SimpleNamespace(iter=3, max_iters=9, work_dir=str(tmp_path))
+    for name, said in ((None, 'not saved'), ('best_mIoU_iter_2.pth', 'best_mIoU_iter_2.pth')):
+        if name is not None:
+            (tmp_path / name).touch()
+        ProgressHook('run').after_train(runner)
+        assert said in capsys.readouterr().out
+
+
 def test_a_shortened_run_validates_on_its_share_of_the_images(pretrain_config, monkeypatch):
     monkeypatch.setattr('beit_mm.engine.loops.warn', (said := []).append)
     cfg, length = pretrain_config, dict(max_epochs=4)  # 12 steps
