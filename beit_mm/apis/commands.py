@@ -37,9 +37,13 @@ def train(arguments: Sequence[str] | None = None) -> None:
     with contextlib.nullcontext() if args.verbose else quiet():
         from mmengine.registry import RUNNERS
 
+        from beit_mm.engine.logs import LockingRunner
+
         cfg = train_config(args)
-        if args.verbose or 'runner_type' in cfg:
+        if 'runner_type' in cfg:
             RUNNERS.build(cfg).train()
+        elif args.verbose:
+            LockingRunner.from_cfg(cfg).train()
         else:
             train_quietly(cfg, Path(args.config).stem)
 
@@ -91,15 +95,14 @@ def train_quietly(cfg: Config, name: str) -> None:
     from beit_mm.engine.signals import resuming_command
 
     progress = progress_hook(name)
-    with without_output():
-        runner = QuietRunner.from_cfg(cfg)
-        runner.register_hook(progress)
-        progress.say(f'{cfg.work_dir}: checkpoints; {os.path.relpath(runner.log_dir)}: the whole log')
-        try:
-            runner.train()
-        except SystemExit:  # after a signal, when the checkpoint is written
-            progress.say(f'Stopped after step {runner.iter:,}. Resume with: {resuming_command()}')
-            raise
+    runner = QuietRunner.from_cfg(cfg)
+    runner.register_hook(progress)
+    progress.say(f'{cfg.work_dir}: checkpoints; {os.path.relpath(runner.log_dir)}: the whole log')
+    try:
+        runner.train()
+    except SystemExit:  # after a signal, when the checkpoint is written
+        progress.say(f'Stopped after step {runner.iter:,}. Resume with: {resuming_command()}')
+        raise
 
 
 def progress_hook(name: str) -> ProgressHook:
