@@ -4,6 +4,7 @@ import hashlib
 import json
 import os
 import secrets
+import stat
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,6 +18,14 @@ def file_sha256(path: str | Path) -> str:
         while piece := file.read(1 << 20):  # bytes
             digest.update(piece)
     return digest.hexdigest()
+
+
+def size_of_file(path: str | Path) -> int:
+    """Bytes of a file; OSError for a pipe or device, which may have no end."""
+    status = os.stat(path)
+    if not stat.S_ISREG(status.st_mode):
+        raise OSError(f'{quoted(str(path))} is a pipe, device or folder; expected a file')
+    return status.st_size
 
 
 def quoted(name: str) -> str:
@@ -56,11 +65,13 @@ def atomic_file(path: str | Path) -> Iterator[BinaryIO]:
         with partial.open('xb') as file:
             yield file
             file.flush()
-        with partial.open('rb') as file:  # opened again: a download may have replaced it
+        with partial.open('r+b') as file:  # opened again: a download may have replaced it
             os.fsync(file.fileno())  # otherwise a power cut could leave an empty file with the name
         os.replace(partial, path)
     finally:
         partial.unlink(missing_ok=True)
+    if os.name == 'nt':  # Windows cannot open a folder
+        return
     folder = os.open(path.parent, os.O_RDONLY)
     try:
         os.fsync(folder)  # the name too
@@ -71,6 +82,12 @@ def atomic_file(path: str | Path) -> Iterator[BinaryIO]:
 def write_lines(path: str | Path, lines: Iterable[str]) -> None:
     with atomic_file(path) as file:
         file.write(('\n'.join(lines) + '\n').encode())
+
+
+def unlinked(path: str | Path) -> Path:
+    """A path to write to, at which nothing is any more: what is written to a link would change another file."""
+    Path(path).unlink(missing_ok=True)
+    return Path(path)
 
 
 def remove_leftovers(folder: Path) -> None:

@@ -4,14 +4,18 @@ What registers a type is imported when the type is first looked up, so that no c
 process (`mim train mmpretrain CONFIG` included).
 """
 
-from contextlib import redirect_stdout
-from importlib import import_module
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib.util import find_spec
 from typing import Any
 
 from mmengine import registry as root
 
 from beit_mm.locations import LOCATIONS
+from beit_mm.terminal import quiet_import
+
+_building = threading.RLock()
 
 
 class _Registry(root.Registry):
@@ -32,11 +36,17 @@ class _Registry(root.Registry):
 
 def import_location(name: str) -> None:
     try:
-        with redirect_stdout(None):  # mmseg prints
-            import_module(name)
+        quiet_import(name)
     except ModuleNotFoundError as error:
         if find_spec('mmseg') or 'mmseg' not in str(error):  # without mmseg there are no types of segmentation
             raise
+
+
+@contextmanager
+def building(scope: str | None = None) -> Iterator[None]:
+    """Inside, types of the library `scope` need no prefix. One thread at a time: mmengine has one scope for all."""
+    with _building, root.DefaultScope.overwrite_default_scope(scope):
+        yield
 
 
 MODELS = _Registry('MODELS')

@@ -14,6 +14,7 @@ import re
 import shlex
 import sys
 import sysconfig
+import threading
 import time
 import traceback
 import warnings
@@ -44,6 +45,7 @@ ADVICE = {  # what to do about errors of libraries that a config causes, by thei
 }
 CODE_OF_OTHERS = (sysconfig.get_path('stdlib'), sysconfig.get_path('purelib'), os.path.dirname(__file__), '<')
 LIBRARIES = ('mmengine', 'mmcv', 'mmpretrain', 'mmseg')
+importing = threading.RLock()
 BUILDERS = ('build_from_cfg', 'build_scheduler_from_cfg')  # mmengine's, which hand a config's keys to a class
 
 
@@ -74,6 +76,29 @@ class Parser(argparse.ArgumentParser):
         super().error(printable(message))
 
 
+def shared(context: Callable[[], contextlib.AbstractContextManager]) -> Callable[[], contextlib.AbstractContextManager]:
+    """Makes a context that changes the process one for threads: the first in it enters it, the last one leaves it."""
+    lock, entered, inside = threading.Lock(), contextlib.ExitStack(), 0
+
+    @contextlib.contextmanager
+    def enter() -> Iterator[None]:
+        nonlocal inside
+        with lock:
+            if not inside:
+                entered.enter_context(context())
+            inside += 1
+        try:
+            yield
+        finally:
+            with lock:
+                inside -= 1
+                if not inside:
+                    entered.close()
+
+    return enter
+
+
+@shared
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
     """Inside, Python's warnings are those of user code, and mmengine's logger shows only warnings."""
@@ -93,15 +118,48 @@ def quiet() -> Iterator[None]:
 
 
 def quiet_import(name: str) -> Any:
-    with warnings.catch_warnings(), without_output():
-        warnings.simplefilter('ignore')
+    """Imports a module, one thread at a time: threads that meet in a circle of modules get half of one from Python."""
+    with importing, without_output():
         return importlib.import_module(name)
 
 
 @contextlib.contextmanager
 def without_output() -> Iterator[None]:
-    """Hides what is printed: mmengine prints which files it reads."""
-    with open(os.devnull, 'w') as nothing, contextlib.redirect_stdout(nothing):
+    """Hides warnings, and what this thread prints: mmpretrain and mmseg do when they are imported."""
+    before = thread.is_hushed
+    with output_by_thread():
+        thread.is_hushed = True
+        try:
+            yield
+        finally:
+            thread.is_hushed = before
+
+
+class Thread(threading.local):
+    is_hushed = False
+
+
+thread = Thread()
+
+
+class Output:
+    """Standard output, less what hushed threads print."""
+
+    def __init__(self, stream: Any) -> None:
+        self.stream = stream
+
+    def write(self, text: str) -> int:
+        return len(text) if thread.is_hushed else self.stream.write(text)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.stream, name)
+
+
+@shared
+@contextlib.contextmanager
+def output_by_thread() -> Iterator[None]:
+    with warnings.catch_warnings(), contextlib.redirect_stdout(Output(sys.stdout)):  # type: ignore[type-var]
+        warnings.simplefilter('ignore')
         yield
 
 

@@ -38,10 +38,13 @@ def train(arguments: Sequence[str] | None = None) -> None:
     with contextlib.nullcontext() if args.verbose else quiet():
         from mmengine.registry import RUNNERS
 
+        from beit_mm.engine.logs import LockingRunner
+
         cfg = train_config(args)
         if args.verbose or 'runner_type' in cfg:
+            build = RUNNERS.build if 'runner_type' in cfg else LockingRunner.from_cfg
             with contextlib.redirect_stdout(TrainingOutput(sys.stdout)):  # type: ignore[type-var]
-                with_checks(RUNNERS.build(cfg)).train()
+                with_checks(build(cfg)).train()
         else:
             train_quietly(cfg, Path(args.config).stem)
 

@@ -8,6 +8,7 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
+import yaml
 from mmengine.config import Config
 
 from beit_mm.errors import UserError
@@ -39,6 +40,7 @@ def find_config(name: str) -> Path:
 def read_config(path: str | Path) -> Config:
     """Reads a user's config; UserError if it is not Python, whose traceback names no file, or a module is not found."""
     try:
+        refuse_tags(Path(path))
         return Config.fromfile(path)
     except SyntaxError as error:
         raise UserError(f'{path} or one of its _base_, line {error.lineno}: {error.msg}: {error.text}') from error
@@ -47,6 +49,18 @@ def read_config(path: str | Path) -> Config:
         while inner := cause.__cause__ or cause.__context__:
             cause = inner
         raise UserError(f'{path}: {cause}; for a module of your own, set PYTHONPATH to its folder') from error
+
+
+def refuse_tags(path: Path) -> None:
+    """Refuses YAML, also as a base, whose tags mmengine would execute: unlike Python it looks like data."""
+    if path.suffix not in ('.yml', '.yaml'):
+        return
+    try:
+        bases = (yaml.safe_load(path.read_bytes()) or {}).get('_base_', [])
+    except yaml.YAMLError as error:
+        raise UserError(f'{path}: {" ".join(str(error).split())}; expected YAML without tags of Python') from None
+    for base in [bases] if isinstance(bases, str) else bases:
+        refuse_tags(path.parent / base)
 
 
 def config_text(name: str) -> str:

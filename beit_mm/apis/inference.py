@@ -27,9 +27,9 @@ from beit_mm.datasets.segmentation_folder import IGNORE_INDEX, class_line
 from beit_mm.datasets.transforms import as_size
 from beit_mm.errors import UserError
 from beit_mm.features.extractor import FeatureExtractor, ImageInput, ImageReader, Sources, iterate_images
-from beit_mm.files import atomic_file, unquoted, write_lines
+from beit_mm.files import atomic_file, unlinked, unquoted, write_lines
 from beit_mm.models.beit import BEiTPretrainer
-from beit_mm.registry import TRANSFORMS
+from beit_mm.registry import TRANSFORMS, building
 from beit_mm.terminal import quiet, say, with_bar
 
 SHORT_SIDE = 30  # patches of an image whose attention is drawn, as in the authors' figure
@@ -55,7 +55,7 @@ def link_images(folder: Path, results: Sequence[dict[str, Any]], least: float) -
     labels = defaultdict(set)
     for result in sure:
         labels[unquoted(result['name'])].add(result['label'])
-    used: set[str] = set()
+    used: dict[str, int] = {}
     for result in sure:
         name, file = unquoted(result['name']), Path(result['path'])
         if '/' in name or name.startswith('.'):
@@ -65,10 +65,14 @@ def link_images(folder: Path, results: Sequence[dict[str, Any]], least: float) -
         (folder / unused(f'{name}/{file.stem}', file.suffix, used)).symlink_to(file.resolve())
 
 
-def unused(stem: str, suffix: str, used: set[str]) -> str:
-    """The first unused name among a.png, a_2.png, a_3.png, ...; adds it to `used`."""
-    names = (f'{stem}_{number}{suffix}' if number > 1 else f'{stem}{suffix}' for number in count(1))
-    used.add(name := next(name for name in names if name not in used))
+def unused(stem: str, suffix: str, used: dict[str, int]) -> str:
+    """The first unused name among a.png, a_2.png, a_3.png, ...; `used` has the number to try next for each name."""
+    name = first = f'{stem}{suffix}'
+    for number in count(used.get(first, 2)):
+        if name not in used:
+            break
+        name, used[first] = f'{stem}_{number}{suffix}', number + 1
+    used.setdefault(name, 2)
     return name
 
 
@@ -135,7 +139,7 @@ def write_maps(
     write_lines(folder / 'classes.txt', lines)
     written: list[dict[str, Any]] = []
     rows: list[tuple[str | None, str, str, str]] = []
-    used: set[str] = set()
+    used: dict[str, int] = {}
     expected = 0.0  # bytes of the probabilities of all images
     for result in results:
         path = result['path']
@@ -181,7 +185,9 @@ def write_map(
     if probabilities is not None:
         probabilities *= confidence > 0  # also 0 where a GeoTIFF has no data
         files['probabilities'] = str((folder / 'probabilities' / name).with_suffix('.npz'))
-        np.savez(files['probabilities'], probabilities=probabilities, classes=[*map(unquoted, segmentor.classes)])
+        np.savez(
+            unlinked(files['probabilities']), probabilities=probabilities, classes=[*map(unquoted, segmentor.classes)]
+        )
     if confidence_map:
         confidence *= 255  # in place, because a large image leaves no room for a copy
         levels = np.rint(confidence, out=confidence).astype(np.uint8)
@@ -194,7 +200,7 @@ def write_map(
         image = np.asarray(Image.fromarray(image).reduce(step))
     found, pixels = np.unique(shown[shown >= 0], return_counts=True)
     legend = [(segmentor.classes[label], segmentor.palette[label]) for label in found[pixels.argsort()[::-1]]]
-    pictures.with_legend(overlay(image, shown, segmentor.palette), legend).save(files['overlay'])
+    pictures.with_legend(overlay(image, shown, segmentor.palette), legend).save(unlinked(files['overlay']))
     return files
 
 
@@ -257,14 +263,15 @@ def masked_samples(model: BEiTPretrainer, images: Iterable[ImageInput]) -> list[
     reader = ImageReader([TRANSFORMS.build(step) for step in steps])
     samples: list[dict] = []
     problems: list[str] = []
-    state = random.getstate()
-    for index, image in enumerate(images):
-        random.seed(index)  # masks are drawn by this generator
-        try:
-            samples.append(reader.prepare(reader.load(image)))
-        except UnreadableImageError as error:
-            problems.append(str(error))
-    random.setstate(state)
+    with building():
+        state = random.getstate()
+        for index, image in enumerate(images):
+            random.seed(index)  # masks are drawn by this generator
+            try:
+                samples.append(reader.prepare(reader.load(image)))
+            except UnreadableImageError as error:
+                problems.append(str(error))
+        random.setstate(state)
     if not samples:
         raise UnreadableImageError(problems[0] if problems else 'no images; expected files or folders of images')
     for problem in problems:

@@ -11,7 +11,6 @@ from typing import Any, TypeAlias
 import numpy as np
 import torch
 from mmengine.config import Config, ConfigDict
-from mmengine.registry import DefaultScope
 from torch import nn
 
 from beit_mm.apis.configs import bundled_config, read_config
@@ -42,7 +41,7 @@ from beit_mm.models.feature_targets import EMA
 from beit_mm.models.lora import merge_lora
 from beit_mm.models.provenance import preprocessing_of_model, target_provenance
 from beit_mm.models.tokenizers.dalle import DECODER_URL, ENCODER_URL, STRIDE
-from beit_mm.registry import MODELS, TRANSFORMS
+from beit_mm.registry import MODELS, TRANSFORMS, building
 
 ConfigInput: TypeAlias = str | Path | Config | None
 SCOPES = dict(classifier='mmpretrain', segmentor='mmseg')  # task -> the library whose types need no prefix
@@ -120,7 +119,7 @@ def rebuild(
     if checkpoint.mean_std:
         recipe.model['data_preprocessor'] = {**(recipe.model.get('data_preprocessor') or {}), **checkpoint.mean_std}
     check_finite(checkpoint.weights, str(checkpoint.path))
-    with DefaultScope.overwrite_default_scope(recipe.scope):
+    with building(recipe.scope):
         try:
             settings = ConfigDict(recipe.model)  # mmseg reads its test_cfg by attributes
             if config is None:
@@ -334,7 +333,9 @@ def classes_of(checkpoint: Checkpoint, number: int) -> tuple[tuple[str, ...], li
     classes = tuple(map(quoted, names))  # a terminal would obey control characters in a name
     if len(classes) != number:
         raise UserError(f'names {len(classes)} classes, but its model has {number}')
-    colours = np.array(palette or distinct_colours(number), np.uint8)
+    colours = np.array(palette or distinct_colours(number))
+    if colours.shape[1:] != (3,) or len(colours) < number or not np.isin(colours, range(256)).all():
+        raise UserError(f'has a palette that is not a list of {number} colours [red, green, blue], 0-255')
     return classes, colours.tolist()
 
 
@@ -381,7 +382,7 @@ def get_model(name: str, pretrained: bool | CheckpointInput | None = None) -> nn
     cfg = Config.fromfile(entry.config)
     cfg.model.backbone.init_cfg = None
     cfg.model.pop('target_generator', None)
-    with DefaultScope.overwrite_default_scope(cfg.default_scope):
+    with building(cfg.default_scope):
         model = MODELS.build(cfg.model)
     if pretrained:
         checkpoint = Checkpoint.open(entry.url if pretrained is True else pretrained)

@@ -6,6 +6,7 @@ import http.client
 import os
 import re
 import socket
+import threading
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from difflib import get_close_matches
@@ -35,6 +36,7 @@ HASH_IN_NAME = re.compile(r'-((?=\d*[a-f])[0-9a-f]{8,64})\.\w+$')
 STALLED = 60.0  # seconds without data after which a download fails
 REACHED = 10.0  # the same for a download that the user did not ask for
 FITS_WHOLE_MODEL = 'this config'  # in a metafile: the weights fill the config's whole model
+_downloading = threading.RLock()  # sockets have one default timeout for all threads
 ADVICE = 'Put the file there, or name another file, the folder of a run, or a URL.'
 
 
@@ -57,7 +59,9 @@ def locate_weights(source: str, advice: str) -> Path:
     first_of_node = int(os.environ.get('LOCAL_RANK', dist.get_rank())) == 0
     if first_of_node and not any(place.is_file() for place in places):
         try:
-            download(source, places[-1])
+            with _downloading:
+                if not places[-1].is_file():  # as it is if another thread had the same wish
+                    download(source, places[-1])
         except (OSError, RuntimeError, ValueError, http.client.HTTPException) as error:
             reason = f' ({" ".join(str(error).split()):.300})'
     dist.barrier()  # unconditional: one node may have the file, another may not
@@ -85,19 +89,24 @@ def fetch_hub_folder(source: str, advice: str) -> Path:
     if folder and not revision and Path(folder, name).is_dir():
         return Path(folder, name)
     try:
-        from huggingface_hub import hf_hub_download
-        from huggingface_hub.errors import EntryNotFoundError
+        from huggingface_hub import hf_hub_download, try_to_load_from_cache
+        from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
 
-        fetch = functools.partial(hf_hub_download, name, revision=revision or None)
-        for name_of_file in HUB_FILES[:-1]:
-            with suppress(EntryNotFoundError):
-                path = fetch(name_of_file)
-                break
-        else:
-            path = fetch(HUB_FILES[-1])
+        def fetch(file: str) -> str | None:
+            """A file of the repository; None if it has no such file, which the cache knows without a network too."""
+            try:
+                return hf_hub_download(name, file, revision=revision or None)
+            except EntryNotFoundError as error:
+                unknown = try_to_load_from_cache(name, file, revision=revision or None) is None
+                if unknown and isinstance(error, LocalEntryNotFoundError):  # the network failed
+                    raise
+            return None
+
+        path = next(filter(None, map(fetch, HUB_FILES)), None)
+        if path is None:
+            raise FileNotFoundError(f'it has none of {", ".join(HUB_FILES)}')
         for about in ('config.json', 'preprocessor_config.json'):
-            with suppress(EntryNotFoundError):
-                fetch(about)
+            fetch(about)
     except (ImportError, OSError, ValueError) as error:
         raise FileNotFoundError(f'{source} cannot be fetched: {" ".join(str(error).split()):.200}\n{advice}') from None
     return Path(path).parent
@@ -225,17 +234,19 @@ def names_of_file(path: Path) -> list[str]:
 
 def first_at_hand(names: Iterable[str]) -> tuple[Path | None, str]:
     """The first of these `plain_vits` at hand or downloaded, or None and why; tries no download after a failed one."""
-    reason, timeout = '', socket.getdefaulttimeout()
-    socket.setdefaulttimeout(REACHED)
-    try:
-        for name in names:
-            if not reason or any(place.is_file() for place in places_of_url(plain_vits()[name]['url'])):
-                try:
-                    return path_of_checkpoint(name), ''
-                except FileNotFoundError as error:
-                    reason = str(error).partition('\n')[0]
-    finally:
-        socket.setdefaulttimeout(timeout)
+    reason = ''
+    with _downloading:
+        timeout = socket.getdefaulttimeout()
+        socket.setdefaulttimeout(REACHED)
+        try:
+            for name in names:
+                if not reason or any(place.is_file() for place in places_of_url(plain_vits()[name]['url'])):
+                    try:
+                        return path_of_checkpoint(name), ''
+                    except FileNotFoundError as error:
+                        reason = str(error).partition('\n')[0]
+        finally:
+            socket.setdefaulttimeout(timeout)
     return None, reason
 
 

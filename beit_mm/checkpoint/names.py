@@ -171,6 +171,10 @@ def backbone_arguments(weights: Mapping[str, Tensor], meta: Mapping[str, Any]) -
     dims, channels, patch, _ = weights['backbone.patch_embed.proj.weight'].shape
     depth = sum(name.startswith('backbone.blocks.') and name.endswith('attn.qkv.weight') for name in weights)
     hidden = weights['backbone.blocks.0.mlp.fc2.weight'].shape[1]
+    for name, tensor in weights.items():  # first, as a model of these sizes takes memory
+        shape = (3 * dims, dims) if name.endswith('.attn.qkv.weight') else (dims, hidden)
+        if re.fullmatch(r'backbone\.blocks\.\d+\.(attn\.qkv|mlp\.fc2)\.weight', name) and tensor.shape != shape:
+            raise CheckpointError(f'has {name} of {tuple(tensor.shape)}; expected {shape}')
     usual = dims / head_dims(dims) if ROTARY in weights else OTHER_HEADS.get(dims, dims / HEAD_DIMS)
     heads = heads_of(weights, meta) or usual
     if heads != int(heads) or heads < 1 or dims % heads:

@@ -19,7 +19,7 @@ from safetensors import safe_open
 from torch import Tensor
 
 from beit_mm.errors import CheckpointError, UserError
-from beit_mm.files import atomic_file, file_sha256, printable
+from beit_mm.files import atomic_file, file_sha256, printable, size_of_file
 
 META_KEY = 'beit_mm'  # where safetensors metadata, which holds only strings, has `meta` as JSON
 MAX_NAME = 300  # characters of a tensor's name, which messages quote
@@ -84,6 +84,7 @@ def read_checkpoint(path: str | Path, sha256: str | None = None) -> dict[str, An
 
 
 def _reader_of(path: Path) -> Callable[[Path], Any]:
+    size_of_file(path)
     with path.open('rb') as file:
         head = file.read(64)
     # safetensors first: the length of its header, at most 100 MB, may look like the start of a pickle
@@ -93,9 +94,11 @@ def _reader_of(path: Path) -> Callable[[Path], Any]:
         return _read_zip
     if head.startswith(b'\x80'):
         return _read_legacy
-    text = head.lstrip()  # often a web page or a git-lfs pointer
-    begins = f'begins with {text.splitlines()[0].decode(errors="replace")!r}' if text else 'is empty'
-    raise CheckpointError(f'{path} is not a checkpoint: it {begins}.')
+    text = head.lstrip()
+    is_known = re.match(rb'<(!doctype|html|\?xml)|version https://git-lfs', text, re.IGNORECASE)
+    # others are not quoted: a checkpoint may have named the file, and the message may go back to its sender
+    begins = f'begins with {text.splitlines()[0].decode(errors="replace")!r}' if is_known else 'holds something else'
+    raise CheckpointError(f'{path} is not a checkpoint: it {begins if text else "is empty"}.')
 
 
 def _read_safetensors(path: Path) -> dict[str, Any]:

@@ -1,8 +1,8 @@
 """Images, their transforms, masks and samplers."""
 
-from contextlib import redirect_stdout
+from beit_mm.terminal import without_output
 
-with redirect_stdout(None):  # mmpretrain prints
+with without_output():
     import mmpretrain.datasets  # noqa: F401
 
 from .image_folder import ImageFolder, MultiLabelFolder, UnlabeledImages

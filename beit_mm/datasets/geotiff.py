@@ -13,6 +13,7 @@ from PIL import Image
 
 from beit_mm.datasets.reading import LoadBands, LoadImage, open_image, rgb_array, unreadable
 from beit_mm.errors import warn
+from beit_mm.files import unlinked
 
 try:
     import rasterio
@@ -130,7 +131,7 @@ class Place:
         """
         height, width = values.shape
         if self.grid:
-            tif = str(png.with_suffix('.tif'))
+            tif = str(unlinked(png.with_suffix('.tif')))
             layout = dict(tiled=True, blockxsize=512, blockysize=512, compress='deflate', bigtiff='if_safer')
             options = dict(self.grid, **layout, dtype=values.dtype, nodata=no_data)
             with rasterio.open(tif, 'w', 'GTiff', width, height, 1, **options) as file:
@@ -142,8 +143,8 @@ class Place:
         picture = Image.fromarray(values)
         if colours is not None:
             picture.putpalette(colours.tobytes())
-        picture.save(png)
+        picture.save(unlinked(png))
         for suffix in (*WORLD_FILES, *map(str.upper, WORLD_FILES)):
             if self.path and Path(self.path).with_suffix(suffix).is_file():
-                shutil.copyfile(Path(self.path).with_suffix(suffix), png.with_suffix('.pgw'))
+                shutil.copyfile(Path(self.path).with_suffix(suffix), unlinked(png.with_suffix('.pgw')))
         return str(png)

@@ -23,7 +23,7 @@ from beit_mm.datasets.reading import LoadBands, LoadImage, MemberPath, Unreadabl
 from beit_mm.datasets.samplers import SampleKey, key_of, mixed_seed, seed_generators
 from beit_mm.datasets.transforms import TwoViews
 from beit_mm.errors import UserError, check_choice, warn
-from beit_mm.files import quoted, unquoted
+from beit_mm.files import quoted, size_of_file, unquoted
 from beit_mm.registry import DATASETS
 
 HEIF_EXTENSIONS = ('.heic', '.heif')  # read only where pillow-heif is installed
@@ -69,7 +69,7 @@ def list_images(folder: str, extensions: Sequence[str] = EXTENSIONS, subfolders:
     for subfolder in subfolders:
         found = []
         for parent, names in walk(os.path.join(folder, subfolder)):
-            below = os.path.relpath(parent, folder)
+            below = os.path.relpath(parent, folder).replace(os.sep, '/')
             prefix = '' if below == '.' else f'{below}/'
             found += [prefix + name for name in names if name.lower().endswith(tuple(extensions))]
             left_out += sum(name.lower().endswith(left_out_extensions) for name in names)
@@ -266,6 +266,7 @@ def extensions_of(transforms: Sequence) -> tuple[str, ...]:
 
 def read_lines(path: str) -> list[str]:
     """Reads the lines of a file, stripped; bytes that are not UTF-8 are kept."""
+    size_of_file(path)
     with open(path, encoding='utf-8-sig', errors='surrogateescape') as file:
         lines = [line.strip() for line in file]
     if any('\0' in line for line in lines):  # UTF-16, as some editors write it

@@ -16,7 +16,7 @@ from PIL import Image, ImageOps, TiffImagePlugin, WebPImagePlugin  # noqa: F401 
 
 from beit_mm.datasets.nodata import NODATA_TAG, find_nodata, is_missing, tag_value
 from beit_mm.errors import UserError, warn
-from beit_mm.files import quoted
+from beit_mm.files import quoted, size_of_file
 from beit_mm.registry import TRANSFORMS
 
 try:  # torchvision 0.29 deprecates its own in favour of this one, which gives the same pixels
@@ -240,9 +240,13 @@ def open_file(path: str, max_pixels: int) -> BinaryIO:
     """Opens a file, or an image in an archive, after checking its size."""
     if isinstance(path, MemberPath):
         check_size(max_pixels, path.length)
+        if not hasattr(os, 'pread'):  # on Windows
+            with open(path.archive, 'rb') as archive:
+                archive.seek(path.offset)
+                return io.BytesIO(archive.read(path.length))
         # pread does not move the file position, so forked processes and threads can share the descriptor
         return io.BytesIO(os.pread(open_archive(path.archive).fileno(), path.length, path.offset))
-    check_size(max_pixels, os.path.getsize(path))
+    check_size(max_pixels, size_of_file(path))
     return open(path, 'rb')
 
 

@@ -144,7 +144,10 @@ class SegmentationFolder(UnlabeledImages):
         missing = [pair for pair in zip(expected, images, strict=True) if pair[0] not in existing]
         if missing:
             number, (path, image) = len(missing), missing[0]
-            raise FileNotFoundError(f'no label map {path!r} for {image!r}; {number} of {len(images)} images have none')
+            message = f'no label map {path!r} for {image!r}; {number} of {len(images)} images have none'
+            if self.on_error == 'raise' or number == len(images):
+                raise FileNotFoundError(message)
+            warn(f'{message}, and count as unreadable')
         unused = [path for path in existing.difference(expected) if path.endswith(self.seg_map_suffix)]
         if unused and not self.ann_file:  # a list leaves some out
             folder = self.data_prefix['img_path']

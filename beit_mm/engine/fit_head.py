@@ -140,6 +140,8 @@ def fit_head_of_run(runner: Runner, progress: ProgressHook, deadline: float = ma
     shield_workers(loader)
     with signals_handled(runner):
         fitted = fit_head(runner.model, loader, runner.seed, unreadable, show, max_patches)
+    if interruption.code:  # a signal during the fit
+        sys.exit(interruption.code)
     seconds = time.monotonic() - began
     log(fitted.line)
     if not segments:

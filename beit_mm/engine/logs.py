@@ -20,11 +20,13 @@ from mmengine.logging import MMLogger
 from mmengine.runner import Runner, find_latest_checkpoint
 from torch import Tensor
 
+from beit_mm.engine.checkpoints import in_main_process
 from beit_mm.engine.optim import STEPS_BETWEEN_FETCHES, AutocastOptimWrapper
 from beit_mm.engine.progress import progress_of
+from beit_mm.engine.signals import InterruptionHook
 from beit_mm.errors import warn
 from beit_mm.registry import HOOKS
-from beit_mm.terminal import hush, printable, printable_record
+from beit_mm.terminal import hush, printable, printable_record, without_output
 
 HISTORY = 10_000  # steps whose logged numbers are kept
 SECONDS = 10.0  # between two lines of progress
@@ -156,15 +158,29 @@ class ThroughputHook(Hook):
             history.max_length = HISTORY
 
 
-class QuietRunner(Runner):
+class LockingRunner(Runner):
+    """A Runner that takes the lock of its folder before it writes its config there."""
+
+    def dump_config(self) -> None:
+        for hook in self.hooks:
+            if isinstance(hook, InterruptionHook):
+                in_main_process(lambda hook=hook: hook.take_lock(Path(self.work_dir)))
+        super().dump_config()
+
+
+class QuietRunner(LockingRunner):
     """A Runner that leaves the terminal to its ProgressHook, except for warnings; its log files have everything."""
 
     def build_logger(self, *args: Any, **kwargs: Any) -> MMLogger:
         logger = super().build_logger(*args, **kwargs)
         for handler in hush(logger):
             if isinstance(handler, logging.StreamHandler):
-                handler.setStream(sys.stderr)  # the standard output may be shut, see terminal.without_output
+                handler.setStream(sys.stderr)  # the standard output is for results
         return logger
+
+    def load_checkpoint(self, *args: Any, **kwargs: Any) -> Any:
+        with without_output():  # mmengine prints which file it reads
+            return super().load_checkpoint(*args, **kwargs)
 
 
 class ProgressHook(Hook):

@@ -1,7 +1,6 @@
 """Ends a run on a signal, guards its data workers, and allows one run per folder."""
 
 import contextlib
-import fcntl
 import os
 import signal
 import socket
@@ -11,10 +10,11 @@ import time
 from collections.abc import Callable, Iterator
 from datetime import timedelta
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import torch
 import torch.distributed as dist
+from filelock import BaseFileLock, FileLock, Timeout
 from mmengine.dist import all_gather_object, get_rank, get_world_size, is_main_process
 from mmengine.hooks import EMAHook, Hook
 from mmengine.runner import Runner
@@ -25,8 +25,11 @@ from beit_mm.errors import UserError, log, warn
 from beit_mm.registry import HOOKS
 from beit_mm.terminal import typed
 
-# 75, EX_TEMPFAIL, asks a scheduler to requeue the run. A closed terminal sends SIGHUP, which `nohup` ignores.
-EXIT_CODES = dict.fromkeys((signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP), os.EX_TEMPFAIL) | {signal.SIGINT: 130}
+LOCK = 'run.lock'
+# 75, EX_TEMPFAIL, asks a scheduler to requeue the run. A closed terminal sends SIGHUP, which `nohup` ignores. Windows
+# has neither SIGUSR1 nor SIGHUP.
+EXIT_CODES = {getattr(signal, name): 75 for name in ('SIGTERM', 'SIGUSR1', 'SIGHUP') if hasattr(signal, name)}
+EXIT_CODES[signal.SIGINT] = 130
 SECONDS_TO_CONNECT = 60.0  # for all processes together
 
 
@@ -44,7 +47,7 @@ class InterruptionHook(Hook):
     priority = 'HIGHEST'  # to lock the folder before CheckpointHook cleans it, and to stop before a step begins
 
     def __init__(self):
-        self.locks: list[IO[str]] = []  # closing one of them would release all
+        self.lock: BaseFileLock | None = None
         self.code = 0  # exit code that a signal to this process asks for
         self.agreed = 0  # exit code that all processes agree on
         self.asked_at = 0.0
@@ -58,30 +61,19 @@ class InterruptionHook(Hook):
             in_main_process(lambda: self.take_lock(Path(runner.work_dir)))
 
     def take_lock(self, folder: Path) -> None:
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-            lock = (folder / 'run.lock').open('a+', errors='replace')
-            self.locks.append(lock)
-            fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # the process owns it: no forked worker keeps it
-            lock.truncate(0)
-            lock.write(f'process {os.getpid()} on {socket.gethostname()} since {time.strftime("%Y-%m-%d %X")}')
-            lock.flush()
-        except BlockingIOError:
-            lock.seek(0)
-            raise UserError(f'{folder} has a run already: {lock.read()}; choose another --work-dir or --out') from None
-        except OSError as error:
-            warn(f'{folder} cannot be locked ({error}): make sure that no other run writes there.')
+        self.lock = lock_folder(folder)
 
     def after_run(self, runner: Runner) -> None:
-        for lock in self.locks:
-            lock.close()
+        if self.lock is not None:
+            self.lock.release(force=True)
 
     def start(self, can_save: bool) -> None:
         self.code, self.agreed, self.pending = 0, 0, None
         self.group = connect() if get_world_size() > 1 else None
         if can_save and threading.current_thread() is threading.main_thread():
             for number in EXIT_CODES:
-                if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:  # as nohup sets it
+                by_nohup = number.name == 'SIGHUP' and signal.getsignal(number) == signal.SIG_IGN
+                if not by_nohup:
                     self.handlers[number] = signal.signal(number, self.receive) or signal.SIG_DFL
 
     def close(self) -> None:
@@ -154,6 +146,25 @@ class InterruptionHook(Hook):
         sys.exit(self.agreed)
 
 
+def lock_folder(folder: Path) -> BaseFileLock:
+    """Locks a run's folder for this process, and makes it if needed; UserError if another process has locked it."""
+    path = folder / LOCK
+    lock = FileLock(path, is_singleton=True, thread_local=False)  # one for the process, as a failed run may hold it yet
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        lock.acquire(blocking=False)
+        path.write_text(f'process {os.getpid()} on {socket.gethostname()} since {time.strftime("%Y-%m-%d %X")}')
+    except Timeout:
+        holder = 'another process'
+        with contextlib.suppress(OSError):  # Windows does not let others read a locked file
+            holder = path.read_text(errors='replace')
+        raise UserError(f'{folder} has a run already: {holder}; choose another --work-dir or --out') from None
+    except OSError as error:
+        if not lock.is_locked:
+            warn(f'{folder} cannot be locked ({error}): make sure that no other run writes there.')
+    return lock
+
+
 def restore_trained_weights(runner: Runner) -> None:
     """Puts back the trained weights, which an EMAHook replaced with averaged ones for a validation."""
     for hook in runner.hooks:
@@ -216,7 +227,7 @@ class WorkerInit:
     def __call__(self, worker: int) -> None:
         if self.first is not None:
             self.first(worker)
-        for number in (signal.SIGINT, signal.SIGUSR1, signal.SIGHUP):
+        for number in EXIT_CODES.keys() - {signal.SIGTERM}:
             signal.signal(number, signal.SIG_IGN)
         if hasattr(signal, 'sigwaitinfo'):
             signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})

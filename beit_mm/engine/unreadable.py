@@ -1,6 +1,8 @@
 """Lists and counts images that could not be read, and stops a run that has too many."""
 
 import copy
+import os
+from collections.abc import Mapping
 from pathlib import Path
 
 import torch
@@ -10,10 +12,10 @@ from mmengine.runner import Runner
 from torch.utils.data import DataLoader, Dataset
 
 from beit_mm.datasets import UnlabeledImages, UnreadableImageError
-from beit_mm.engine.checkpoints import in_main_process
+from beit_mm.engine.checkpoints import in_main_process, is_training
 from beit_mm.engine.logs import fetch_due, written_if_possible
 from beit_mm.engine.loops import validate_on
-from beit_mm.engine.signals import shield_workers
+from beit_mm.engine.signals import end_workers, shield_workers
 from beit_mm.errors import UserError, log, warn
 from beit_mm.files import quoted
 from beit_mm.registry import HOOKS
@@ -57,9 +59,23 @@ class UnreadableImagesHook(Hook):
         total = len(dataset)
         log(f'Reading the {total} held-out images once, to see that none is broken.')
         broken = find_unreadable(dataset, runner.val_dataloader.num_workers)
-        if not broken:
-            return
-        self.held_out = {quoted(error.path) for error in broken.values()}
+        if broken:
+            self.leave_out(runner, broken)
+
+    def before_val(self, runner: Runner) -> None:
+        """Leaves out held-out images, or label maps, whose files are gone since."""
+        dataset = runner.val_dataloader.dataset
+        if is_training(runner) and isinstance(dataset, UnlabeledImages) and dataset.on_error == 'skip':
+            gone = in_main_process(lambda: find_gone(dataset))
+            if gone:
+                end_workers(runner.val_dataloader)
+                self.leave_out(runner, gone)
+
+    def leave_out(self, runner: Runner, broken: Mapping[int, UnreadableImageError]) -> None:
+        """Validates without held-out images, given by their index, from now on; ends the run if it may not."""
+        dataset = runner.val_dataloader.dataset
+        total = len(dataset)
+        self.held_out |= {quoted(error.path) for error in broken.values()}
         self.add(self.held_out)
         first = next(iter(broken.values()))
         if dataset.on_error == 'raise':
@@ -99,6 +115,18 @@ class UnreadableImagesHook(Hook):
         limit = min(max(self.max_rate * total, 10), total - 1)  # a few are tolerated, however small the dataset
         if count > limit:
             raise UserError(f'{count} of {total} images cannot be read, at most {limit:.0f}; see {self.path}')
+
+
+def find_gone(dataset: UnlabeledImages) -> dict[int, UnreadableImageError]:
+    """An error for each sample whose image or label map is no file any more, by its index in order."""
+    found = {}
+    for index in range(len(dataset)):
+        sample = dataset.get_data_info(index)
+        paths = [getattr(sample['img_path'], 'archive', sample['img_path']), sample.get('seg_map_path')]
+        if gone := [path for path in paths if path is not None and not os.path.isfile(path)]:
+            found[index] = UnreadableImageError(f'{quoted(gone[0])}: the file is gone')
+            found[index].path = gone[0]
+    return found
 
 
 def replaced_in(batch: dict) -> set[str]:

@@ -14,7 +14,6 @@ import torch
 import torch.nn.functional as F
 from mmengine.dataset import BaseDataset, default_collate
 from mmengine.dist import all_gather
-from mmengine.registry import DefaultScope
 from mmpretrain.evaluation import AveragePrecision
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
@@ -27,6 +26,7 @@ from beit_mm.errors import UserError, check_choice, warn
 from beit_mm.features.extractor import FeatureExtractor
 from beit_mm.models.probe import attentive_classifier
 from beit_mm.positions import Grid
+from beit_mm.registry import building
 
 CHUNK = 1024  # rows compared with the whole bank at a time, which bounds the memory
 ROWS = 65536  # rows at a time when a linear layer's gradient is computed, for the same reason
@@ -86,7 +86,7 @@ def labelled_loader(extractor: FeatureExtractor, source: str | Path | DataLoader
     """A loader of a folder of class folders, whose images the extractor prepares; a loader stays as it is."""
     if isinstance(source, DataLoader):
         return source
-    with DefaultScope.overwrite_default_scope('mmpretrain'):
+    with building('mmpretrain'):
         dataset = ImageFolder(data_root=str(source), pipeline=extractor.pipeline, test_mode=True)
     sampler = SeededSampler(dataset, shuffle=False, seed=0)
     return DataLoader(dataset, 64, sampler=sampler, num_workers=workers, collate_fn=default_collate)

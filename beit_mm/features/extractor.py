@@ -13,7 +13,6 @@ import numpy as np
 import torch
 from mmengine.dataset import Compose
 from mmengine.device import get_device
-from mmengine.registry import DefaultScope
 from PIL import Image
 from torch import Tensor
 
@@ -27,7 +26,7 @@ from beit_mm.errors import UserError, check_choice
 from beit_mm.files import atomic_file, quoted
 from beit_mm.models.vit import BEiTBackbone, block_indices
 from beit_mm.precision import inference_autocast
-from beit_mm.registry import TRANSFORMS
+from beit_mm.registry import TRANSFORMS, building
 from beit_mm.terminal import with_bar
 
 ImageInput: TypeAlias = str | Path | np.ndarray | Image.Image
@@ -225,7 +224,7 @@ class FeatureExtractor:
             geometry = recorded.get('geometry') if size is None else None
             prepare = usual_preparation((size, size) if size else trained, 'pillow' if rgb else 'cv2', geometry)
         self.pipeline: list[dict] = [load, *prepare]
-        with DefaultScope.overwrite_default_scope('mmpretrain'):
+        with building('mmpretrain'):
             self.reader = ImageReader([TRANSFORMS.build(step) for step in self.pipeline])
 
     @property
@@ -239,7 +238,7 @@ class FeatureExtractor:
     def with_random_weights(self, seed: int = 0) -> 'FeatureExtractor':
         """The same extractor with an untrained backbone."""
         twin = copy.copy(self)
-        with torch.random.fork_rng(devices=[]):
+        with building(), torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             twin.backbone = BEiTBackbone(**self.backbone_arguments).to(self.device).eval()
         return twin
@@ -331,9 +330,31 @@ class FeatureExtractor:
 
     def means(self, images: Sequence[ImageInput]) -> tuple[Tensor, list[dict[str, Any]]]:
         """Default features float32 (N, C) of the readable images, and dict(path[, error]) of each image."""
-        samples = list(self(images, ['mean'], on_error='skip'))
-        features = np.array([sample.pop('mean') for sample in samples if 'error' not in sample], np.float32)
-        return torch.from_numpy(features.reshape(-1, self.backbone.embed_dims)), samples
+        samples, features = gathered(self(images, ['mean'], on_error='skip'), 'mean', len(images))
+        return torch.from_numpy(np.reshape(features, (-1, self.backbone.embed_dims))), samples
+
+
+def gathered(results: Iterable[dict[str, Any]], kind: str, number: int) -> tuple[list[dict[str, Any]], Any]:
+    """The other values of at most `number` results, and their features: one array, of 'patches' a list.
+
+    Kept one by one, small arrays would hold on to the memory around them, which each batch needs.
+    """
+    others: list[dict[str, Any]] = []
+    features: Any = []
+    read = 0
+    for result in results:
+        others.append(result)
+        if 'error' in result:
+            continue
+        found = result.pop(kind)
+        if kind == 'patches':
+            features.append(found)
+            continue
+        if not read:
+            features = np.empty((number, *found.shape), found.dtype)
+        features[read] = found
+        read += 1
+    return others, features[:read] if read else features
 
 
 def embed(
@@ -370,15 +391,13 @@ def embed(
     extractor = FeatureExtractor(checkpoint, device, mean=mean, std=std, **options)
     sources = list(extractor.reader.sources(images))
     computed = extractor(sources, [kind], layer, batch_size, on_error)
-    results = list(with_bar(computed, len(sources)) if progress else computed)
-    read = [result for result in results if 'error' not in result]
-    if not read:
+    results, features = gathered(with_bar(computed, len(sources)) if progress else computed, kind, len(sources))
+    if not len(features):
         reason = results[0]['error'] if results else 'the list is empty'
         raise FileNotFoundError(f'none of {len(results)} images could be read: {reason}')
-    features = [result[kind] for result in read]
     found = dict(
-        features=features if kind == 'patches' else np.stack(features),
-        paths=[result['path'] or '' for result in read],
+        features=features,
+        paths=[result['path'] or '' for result in results if 'error' not in result],
         skipped=[result for result in results if 'error' in result],
         checkpoint=str(checkpoint),
         kind=kind,

@@ -5,7 +5,7 @@ import random
 import re
 import shlex
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import zip_longest
 from pathlib import Path
@@ -13,7 +13,7 @@ from typing import Any, ClassVar, NamedTuple
 
 from beit_mm.checkpoint.find import DEMO
 from beit_mm.checkpoint.names import preview
-from beit_mm.datasets.image_folder import list_images, read_list, walk
+from beit_mm.datasets.image_folder import list_images, read_lines, read_list, walk
 from beit_mm.datasets.segmentation_folder import class_line
 from beit_mm.errors import UserError, warn
 from beit_mm.files import quoted, write_lines
@@ -72,7 +72,11 @@ class Images:
 
     def identity(self) -> list[Any]:
         """What a resumed run must find again."""
-        return [sorted(self.train.names.items()), sorted(self.held_out.names.items()), self.classes]
+        return [sorted(self.train.names.items()), sorted(self.held_out.names.items()), *self.rules()]
+
+    def rules(self) -> list[Any]:
+        """What of it holds for all images."""
+        return [self.classes]
 
     def named_classes(self) -> str:
         """The first classes, for the plan, each with its number of images to learn from."""
@@ -85,6 +89,16 @@ class Images:
     def listed_labels(self) -> dict[str, str]:
         """What follows an image's path in lists, by what the image has in `names`."""
         return {name: f' {label}' for label, name in enumerate(self.classes)}
+
+    def files_of(self, part: ImageList, path: str) -> list[Path]:
+        """The files that an image of one of the parts needs."""
+        return [part.root / path]
+
+    def leave_out_lost(self) -> None:
+        """Leaves out images whose files are gone."""
+        for part in (self.train, self.held_out):
+            for path in [path for path in part.names if not all(file.is_file() for file in self.files_of(part, path))]:
+                del part.names[path]
 
     def write_maps(self, lists: Path) -> None:
         """Draws label maps that are no files yet, for `dataset`."""
@@ -218,13 +232,26 @@ def evenly(items: Iterable[Any], number: int) -> list[Any]:
 
 def write_lists(images: Images, folder: Path, num_validated: int = 256) -> None:
     """Writes train.txt, held_out.txt, validated.txt (at most so many of the latter) and, with classes, classes.txt."""
-    labels = images.listed_labels()
     validated = dict(evenly(images.held_out.names.items(), num_validated))
     for name, listed in dict(train=images.train.names, held_out=images.held_out.names, validated=validated).items():
-        write_lines(folder / f'{name}.txt', [quoted(path) + labels.get(of, '') for path, of in listed.items()])
+        write_lines(folder / f'{name}.txt', lines_of(images, listed))
     if images.classes:
         write_lines(folder / 'classes.txt', images.class_lines())
     images.write_maps(folder)
+
+
+def lines_of(images: Images, names: Mapping[str, str]) -> list[str]:
+    labels = images.listed_labels()
+    return [quoted(path) + labels.get(of, '') for path, of in names.items()]
+
+
+def lost_since(images: Images, lists: Path) -> list[str] | None:
+    """Lines of an earlier call's lists whose images are gone, as are those held out; None if there are new ones."""
+    keep_split(images, lists)
+    parts = dict(train=images.train, held_out=images.held_out)
+    now = {(name, line) for name, part in parts.items() for line in lines_of(images, part.names)}
+    before = {(name, line) for name in parts for line in read_lines(str(lists / f'{name}.txt')) if line}
+    return [line for _, line in sorted(before - now)] if now <= before else None
 
 
 def read_names(folder: Path, *names: str) -> list[str]:

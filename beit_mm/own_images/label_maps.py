@@ -49,9 +49,9 @@ class LabelMaps(Images):
     def __str__(self) -> str:
         return super().__str__().replace('images', 'images with label maps', 1)
 
-    def identity(self) -> list[Any]:
+    def rules(self) -> list[Any]:
         colours, readings = ([self.colours] if self.colours else []), [name for name, on in self.reading.items() if on]
-        return [*super().identity(), self.values, *self.suffixes, *colours, *readings, *(self.label_map or [])]
+        return [*super().rules(), self.values, *self.suffixes, *colours, *readings, *(self.label_map or [])]
 
     def named_classes(self) -> str:
         class_of = self.label_map or range(len(self.values))
@@ -85,6 +85,11 @@ class LabelMaps(Images):
             label_map=self.label_map,
             **self.reading,
         )
+
+    def files_of(self, part: ImageList, path: str) -> list[Path]:
+        maps = self.maps[0] if part is self.train else self.maps[1]
+        drawn = [] if self.draw else [maps / label_map_name(path, *self.suffixes)]
+        return [*super().files_of(part, path), *drawn]
 
     def write_maps(self, lists: Path) -> None:
         images = [(part.root / path, path) for part in (self.train, self.held_out) for path in part.names]

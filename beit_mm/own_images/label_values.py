@@ -52,8 +52,9 @@ def read_legend(root: Path, by_colour: bool) -> Legend:
     if not {'Number', 'Name'} <= {*header}:
         return Legend([*names], colours)
     try:
-        return Legend([*names], colours, [int(row[header.index('Number')]) for row in rows])
-    except (IndexError, ValueError) as error:
+        numbers = np.array([int(row[header.index('Number')]) for row in rows], np.int64)
+        return Legend([*names], colours, numbers.tolist())
+    except (IndexError, ValueError, OverflowError) as error:
         raise UserError(f'{path}: expected a whole number in column Number of each line ({error})') from None
 
 

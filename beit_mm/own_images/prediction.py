@@ -1,6 +1,6 @@
 """Names the class of images or of pixels: with a trained model or, without training, by the nearest labelled images."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -16,7 +16,7 @@ from beit_mm.datasets.segmentation_folder import SegmentationFolder
 from beit_mm.engine.metrics import describe
 from beit_mm.errors import UserError
 from beit_mm.features.evaluation import knn_votes, patch_classifier, patch_dataset, pixel_scores
-from beit_mm.features.extractor import ExistingPath, FeatureExtractor, Sources
+from beit_mm.features.extractor import ExistingPath, FeatureExtractor, ImageInput, Sources
 from beit_mm.files import quoted
 from beit_mm.own_images.images import list_folder, write_lists
 from beit_mm.own_images.label_maps import LabelMaps, find_label_maps
@@ -62,9 +62,11 @@ def classify(
             classifier = ClassificationInferencer(checkpoint, mean=mean, std=std)
             if is_folder and classifier.has_several_labels:
                 raise UserError(f'{checkpoint} gives several labels; leave out --min-confidence, give --out FILE.csv')
+            check_linkable(min_confidence, images := list(classifier.reader.sources(images)))
             results, classes = inference.classify_images(classifier, images), list(classifier.classes)
         else:
             extractor = FeatureExtractor(checkpoint, mean=mean, std=std)
+            check_linkable(min_confidence, images := list(extractor.reader.sources(images)))
             results, classes = classify_by_nearest(extractor, images, labelled)
     if min_confidence is not None:
         inference.write_results(path / 'classes.csv', results, classes)
@@ -165,7 +167,7 @@ def segment(
             scale: dict[str, Any] = dict(multi_scale=multi_scale, short_side=short_side, full_size=full_size)
             segmentor = SegmentationInferencer(checkpoint, **scale, **options)
         segmentor.with_probabilities = probabilities
-        sources = list(segmentor.reader.sources(images))
+        check_linkable(min_confidence, sources := list(segmentor.reader.sources(images)))
         results = segmentor(sources, on_error='skip', return_images=True)
         if len(sources) == 1:
             segmentor.bar = lambda blocks: with_bar(blocks, len(blocks))
@@ -179,10 +181,16 @@ def check_confidence(least: float | None) -> None:
         raise UserError(f'--min-confidence is {least}; expected a number from 0 to 1')
 
 
+def check_linkable(least: float | None, images: Sequence[ImageInput]) -> None:
+    if least is not None and not all(isinstance(image, str | Path) for image in images):
+        raise UserError('min_confidence makes links to image files; give files, not arrays')
+
+
 def check_unused(folder: Path) -> None:
     """Refuses a folder whose files `segment` would replace, or whose images would be learned from too."""
     of_segment = (folder / inference.CONFIDENCE).exists()  # an earlier call wrote labels/ and classes.txt, not the user
-    for name in ('images',) if of_segment else ('images', 'labels', 'classes.txt'):
+    others = 'labels', 'overlays', 'confidence', 'probabilities', 'classes.txt'
+    for name in ('images',) if of_segment else ('images', *others):
         if (folder / name).exists():
             raise UserError(f'{folder / name} is there already; give another --out')
 

@@ -1,6 +1,7 @@
 """What a call asked for, and what plan.json keeps of its run."""
 
 import json
+import math
 import os
 import shlex
 from collections.abc import Mapping
@@ -45,6 +46,7 @@ class Record:
     predicts: str | None = None  # what a pretraining predicts; a resumed run must find the same
     found: str = ''  # how many images
     digest: str = ''  # of their names and labels; empty until the run is planned
+    rules: str = ''  # digest of what holds for all images, such as the numbers in label maps
     seconds: float = 0.0  # how long the run has taken
     stages: dict[str, dict[str, Any]] = field(default_factory=dict)  # steps, time, and what its validation measured
     metrics: dict[str, Any] = field(default_factory=dict)  # of the report: value, standard error, number of images
@@ -63,6 +65,8 @@ class Record:
         given = [Length(number, unit) for number, unit in lengths if number is not None]
         if len(given) > 1:
             raise UserError(f'{" and ".join(length.unit for length in given)} are given; leave one out')
+        if given and not 0 < given[0].number < math.inf:
+            raise UserError(f'--{given[0].unit} is {given[0].number}; expected a number above 0')
         if options['init'] is not None:
             options['init'] = absolute_source(options['init'])
         options |= given_mean_std(options['mean'], options['std'])
@@ -72,10 +76,12 @@ class Record:
     @classmethod
     def read(cls, path: Path) -> 'Record':
         try:
-            record = cls(**json.loads(path.read_text()))
+            record = cls(**json.loads(path.read_bytes()))
             record.length = Length(*record.length)
         except TypeError:  # other fields
             raise AnotherVersionError(path.parent) from None
+        except ValueError as error:
+            raise UserError(f'{path} is damaged ({error}); begin the run again with another --out') from None
         return record
 
     def write(self, path: Path) -> None:

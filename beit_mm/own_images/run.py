@@ -3,18 +3,23 @@
 A run is a folder; its plan.json lets the same call resume it.
 """
 
+import errno
 import hashlib
 import json
 import math
 import os
 import secrets
+import shutil
+import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+from filelock import BaseFileLock
 from mmengine.registry import DefaultScope
 from mmengine.runner import Runner
 
@@ -26,11 +31,12 @@ from beit_mm.checkpoint.read import write_checkpoint
 from beit_mm.engine.fit_head import fit_head_of_run
 from beit_mm.engine.logs import ProgressHook, QuietRunner
 from beit_mm.engine.progress import MIN_STEPS, NOMINAL_STEPS, ClockHook
+from beit_mm.engine.signals import LOCK, InterruptionHook, lock_folder
 from beit_mm.errors import UserError
-from beit_mm.files import quoted
+from beit_mm.files import quoted, remove_leftovers
 from beit_mm.own_images import report
 from beit_mm.own_images.classification import Classification
-from beit_mm.own_images.images import Images, keep_split, read_names, write_lists
+from beit_mm.own_images.images import keep_split, lost_since, read_names, write_lists
 from beit_mm.own_images.look import sizes_of
 from beit_mm.own_images.pretraining import Pretraining
 from beit_mm.own_images.record import USUAL_LENGTH, Record
@@ -38,12 +44,14 @@ from beit_mm.own_images.segmentation import Segmentation
 from beit_mm.own_images.tables import find_table
 from beit_mm.own_images.task import Task
 from beit_mm.pictures import read_scalars
-from beit_mm.terminal import quiet, say, typed, without_output
+from beit_mm.terminal import quiet, say, typed
 
 RECORD, REPORT = 'plan.json', 'report.md'
 WEIGHTS = dict(pretrain='pretrained.pth', finetune='finetuned.pth')
 REPORT_SHARE, REPORT_SECONDS = 0.1, 120.0  # time for the report: a share of a timed run, else seconds
 MAX_VALIDATIONS, VALIDATION_SHARE = 5, 0.05  # of a stage: their number, and their cost as a share of the training's
+FULL = [getattr(errno, name, None) for name in ('ENOSPC', 'EDQUOT', 'EFBIG')]  # a disk, or one's share of it
+GOES_ON = 'the same call goes on from the last checkpoint that was written'
 WAITS_FOR_IMAGES = 'Reading images limits the training: {:.0%} of the time is spent waiting. More --workers may help.'
 AT_LEAST = f'The training makes at least {MIN_STEPS} steps, however short the time.'
 
@@ -184,6 +192,7 @@ class Run:
 
     def __init__(self, call: Record, out: str | Path) -> None:
         self.began = time.monotonic()
+        self.lock: BaseFileLock | None = None
         self.record = call  # plan_or_resume fills in what the call leaves open
         self.folder = Path(out).expanduser().resolve()
         self.lists = self.folder / 'lists'
@@ -194,7 +203,7 @@ class Run:
             )
         if (self.folder / RECORD).is_file():
             self.record = Record.read(self.folder / RECORD)
-        elif self.folder.exists() and any(self.folder.iterdir()):
+        elif self.folder.exists() and {path.name for path in self.folder.iterdir()} - {LOCK}:
             raise UserError(f'{self.folder} holds other files; expected a new or empty folder for the run')
         self.weights = self.folder / WEIGHTS[self.record.verb]
         self.is_finished = (self.folder / REPORT).is_file() and self.weights.is_file()
@@ -207,7 +216,7 @@ class Run:
             say(f'{self.folder} is finished: {self.weights}, {self.folder / REPORT}')
             try:
                 self.task = find_task(self.record)
-                if digest_of(self.task.images) != self.record.digest:
+                if digest_of(self.task.images.identity()) != self.record.digest:
                     say(f'{self.changes()}. To go on from these weights: {self.command()}')
             except (UserError, OSError) as error:  # the weights serve without the images too
                 say(f'The images have changed: {error}')
@@ -222,9 +231,16 @@ class Run:
         except (KeyboardInterrupt, SystemExit) as end:
             say(f'Stopped. Resume with: {typed() or "the same call"}')
             raise SystemExit(end.code if isinstance(end, SystemExit) else 130) from None
+        except OSError as error:
+            if error.errno not in FULL:
+                raise
+            raise UserError(f'{error}; make room on the disk of {self.folder}, then {GOES_ON}') from error
         finally:
-            if self.record.digest:
-                self.write_record()
+            if self.lock is not None:  # a call that is refused before writes nothing
+                with suppress(OSError):  # on a full disk; the next call then counts less time
+                    if self.record.digest:
+                        self.write_record()
+                self.lock.release(force=True)
         return self.weights
 
     # The record
@@ -270,26 +286,55 @@ class Run:
 
     # Planning
 
+    def check_images(self) -> list[str]:
+        """Refuses other images than those of the recorded plan; returns which of them are gone."""
+        record, images = self.record, self.task.images
+        if not record.digest or record.digest == digest_of(images.identity()):
+            return []
+        before = self.changes()
+        lost = lost_since(images, self.lists) if record.rules == digest_of(images.rules()) else None
+        if lost is None:
+            raise UserError(f'{before}; undo that, or begin another run: {self.command()}')
+        return lost
+
+    def check_space(self) -> None:
+        """Refuses a disk on which two checkpoints and the weights do not fit: they would be lost after the training."""
+        plan, options = self.task.plan, self.record.options
+        trains_all = not (options.get('lora') or options.get('freeze'))
+        copies = 7 if trains_all else 3  # of the backbone: with the state of its optimizer, a checkpoint holds three
+        needed, free = 4 * 12 * plan.depth * plan.width**2 * copies, shutil.disk_usage(self.folder).free
+        if free < needed:
+            raise UserError(
+                f'{free / 1e9:.2f} GB are free on the disk of {self.folder}; expected {needed / 1e9:.2f} for two '
+                'checkpoints and the weights: make room, or choose another --out'
+            )
+
     def plan_or_resume(self) -> None:
-        """Makes a plan, records and prints it; or resumes the recorded one."""
+        """Makes a plan, records and prints it; or resumes the recorded one, some of whose images may be gone."""
         record, task = self.record, self.task
-        digest = digest_of(task.images)
-        if record.digest and record.digest != digest:
-            raise UserError(f'{self.changes()}; undo that, or begin another run: {self.command()}')
+        lost = self.check_images()
         task.make_plan()
+        if record.predicts not in (None, task.targets_name):
+            raise UserError(
+                f'{self.folder} began with {record.predicts}, but now finds {task.targets_name}; put the first one back'
+            )
+        self.lock = lock_folder(self.folder)
+        for folder in (self.folder, self.lists):
+            remove_leftovers(folder)
+        self.check_space()
         if record.digest:
-            if record.predicts not in (None, task.targets_name):
-                raise UserError(
-                    f'{self.folder} began with {record.predicts}, but now finds {task.targets_name}; put the first one '
-                    'back'
-                )
             say(f'Resuming {self.folder} as planned.')
+            if lost:
+                say(f'{len(lost):,} of its images are gone ({preview(lost)}); it goes on without them.')
+            if record.digest != digest_of(task.images.identity()):
+                return  # the lists stay as they are
         else:
             record.options |= task.decided()
             record.length = record.length or USUAL_LENGTH
             record.device, record.predicts = task.plan.device, task.targets_name
             record.stages = {stage: {} for stage in task.stages}  # {}: its length is not chosen yet
-            record.found, record.digest = str(task.images), digest
+            record.found = str(task.images)
+            record.digest, record.rules = digest_of(task.images.identity()), digest_of(task.images.rules())
             self.write_record()  # first, so that a later call recognises the folder as a run
             self.say_plan()
         write_lists(task.images, self.lists, task.num_validated)
@@ -350,25 +395,25 @@ class Run:
             return
         progress = ProgressHook(stage)
         runner = make_runner(config, progress)
-        with without_output():
-            if self.task.fits_head:
-                begun = self.began - self.record.seconds + planned.get('begun', 0)
-                planned.update(fit_head_of_run(runner, progress, begun + planned.get('seconds', math.inf)))
-            elif 'seconds' in planned:
-                self.train_in_time(runner, stage)
-                write_config(path, title, *self.settings(stage, runner.iter))  # with the steps it took
-            else:
-                runner.train()
+        if self.task.fits_head:
+            begun = self.began - self.record.seconds + planned.get('begun', 0)
+            planned.update(fit_head_of_run(runner, progress, begun + planned.get('seconds', math.inf)))
+        elif 'seconds' in planned:
+            self.train_in_time(runner, stage)
+            write_config(path, title, *self.settings(stage, runner.iter))  # with the steps it took
+        else:
+            runner.train()
         if not self.checkpoint(stage).is_file():  # a warning has said why
             raise UserError(
-                f'{self.checkpoint(stage)} could not be written; make room on the disk of {self.folder}, then the same '
-                'call goes on from the last checkpoint that was'
+                f'{self.checkpoint(stage)} could not be written; make room on the disk of {self.folder}, then {GOES_ON}'
             )
         planned.update(self.results(stage))
         if planned.get('note'):
             say(planned['note'])
         self.write_record()
         runner.visualizer.close()
+        if code := max((hook.code for hook in runner.hooks if isinstance(hook, InterruptionHook)), default=0):
+            sys.exit(code)  # a signal that came after the last step
 
     def train_in_time(self, runner: Runner, stage: str) -> None:
         """Trains by a clock; how many steps fit is known at the end."""
@@ -414,6 +459,8 @@ class Run:
         seconds = 60 * length.number * REPORT_SHARE if length.unit == 'minutes' else REPORT_SECONDS
         known = [item for stage in record.stages.values() for item in stage.items()]
         metrics = {name: report.Metric(value) for name, value in known if name in report.ROWS}
+        task.images.leave_out_lost()
+        write_lists(task.images, self.lists, task.num_validated)
         found = task.make_report(self.weights, metrics, seconds, seconds * speed)
         record.metrics, record.verdict = found.metrics, f'Verdict: {found.verdict}.'
         self.write_record()
@@ -440,8 +487,8 @@ class Run:
             say(line)
 
 
-def digest_of(images: Images) -> str:
-    return hashlib.sha256(json.dumps(images.identity()).encode()).hexdigest()
+def digest_of(values: list[Any]) -> str:
+    return hashlib.sha256(json.dumps(values).encode()).hexdigest()
 
 
 def make_runner(cfg: RunConfig, hook: ProgressHook) -> Runner:

@@ -17,6 +17,7 @@ from functools import lru_cache
 from itertools import groupby, islice, product
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from mmcv.transforms import Resize
@@ -284,6 +285,13 @@ def check_test_cfg(cfg: dict) -> None:
     if (mode := cfg.get('mode', 'slide')) != 'slide':
         raise UserError(f"test_cfg.mode is {mode!r}; expected 'slide': for whole images set a large crop_size")
     check_choice('test_cfg.precision', cfg.get('precision', 'bfloat16'), DTYPES)
+    sides = [cfg.get('crop_size'), cfg.get('stride')]
+    if any(np.shape(pair) != (2,) or not all(type(side) is int and side > 0 for side in pair) for pair in sides):
+        raise UserError(
+            'test_cfg needs crop_size and stride, (height, width) in pixels; it has {} and {}'.format(*sides)
+        )
+    if type(number := cfg.get('windows_per_batch', 1)) is not int or number < 1:
+        raise UserError(f'test_cfg.windows_per_batch is {number!r}; expected a number from 1')
     if any(step > side for step, side in zip(cfg['stride'], cfg['crop_size'], strict=True)):
         raise UserError(f'test_cfg.stride is {cfg["stride"]}; without gaps it is at most crop_size, {cfg["crop_size"]}')
 

@@ -77,8 +77,8 @@ def test_an_unfinished_run_of_changed_images_goes_on_from_its_last_checkpoint(fo
     monkeypatch.setattr(Run, 'write_weights', Mock(side_effect=KeyboardInterrupt))
     with pytest.raises(SystemExit):
         finetune(folder, tmp_path / 'run', base)
-    (folder.parent / 'val/red/0.png').unlink()
-    with pytest.raises(UserError, match=r'missing images: 1 \(red/0.png\).*--init \S+/run/finetune/iter_9.pth'):
+    shutil.copy(folder.parent / 'val/red/0.png', folder.parent / 'val/red/new.png')
+    with pytest.raises(UserError, match=r'new images: 1 \(red/new.png\).*--init \S+/run/finetune/iter_9.pth'):
         beit_mm.finetune(folder, tmp_path / 'run')
 
 

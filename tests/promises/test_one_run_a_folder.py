@@ -50,7 +50,7 @@ def test_a_training_is_tested_beside_it(other, pretrain_config, tmp_path, monkey
     """Without a lock, and without a look at its checkpoints."""
     locks, half_written = [], tmp_path / 'work/epoch_1.pth.0123abcd.part'
     half_written.touch()
-    monkeypatch.setattr('fcntl.lockf', lambda *_: locks.append(True))
+    monkeypatch.setattr('beit_mm.engine.signals.lock_folder', locks.append)
     monkeypatch.setenv('SLURM_RESTART_COUNT', '1')
     (runner := make_runner(pretrain_config)).test()
     assert resumed_from(runner) is None and half_written.exists() and not locks
@@ -58,6 +58,6 @@ def test_a_training_is_tested_beside_it(other, pretrain_config, tmp_path, monkey
 
 
 def test_where_a_folder_cannot_be_locked_a_run_is_warned(tmp_path, monkeypatch, warnings):
-    monkeypatch.setattr('fcntl.lockf', Mock(side_effect=OSError(errno.ENOLCK, 'No locks available')))
+    monkeypatch.setattr('fcntl.flock', Mock(side_effect=OSError(errno.ENOLCK, 'No locks available')))
     InterruptionHook().take_lock(tmp_path)
     assert warnings()[0].startswith(f'{tmp_path} cannot be locked')

@@ -1,0 +1,121 @@
+"""What happens to files and disks while a run goes on: it says so and goes on, or the same call does."""
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from helpers import ROOT, file_size_limit, interrupt_after
+from label_maps import make_label_maps
+from labelled import make_images
+from mmengine.hooks import Hook
+
+import beit_mm
+from beit_mm.engine.logs import ThroughputHook
+from beit_mm.errors import UserError
+from beit_mm.own_images import images as finding
+from beit_mm.own_images.run import Run
+
+
+@pytest.fixture(autouse=True)
+def few_images(monkeypatch):
+    monkeypatch.setattr(finding, 'MIN_IMAGES', 10)
+
+
+@pytest.fixture
+def classes(tmp_path) -> Path:
+    return make_images(tmp_path / 'images', 12) / 'train'
+
+
+def finetune(images: Path, out: Path, base: str) -> Path:
+    return beit_mm.finetune(images, out, base, batch=4, workers=0, epochs=1)
+
+
+def lost(folder: Path, kind: str) -> tuple[Path, list[Path]]:
+    """A folder of images, and files of it to lose; the first is to learn from."""
+    if kind == 'classes':
+        images = make_images(folder, 12) / 'train'
+        return images, [images / 'red/3.png', images.parent / 'val/blue/1.png']
+    images = make_label_maps(folder, 12)
+    names = 'annotations/training/3', 'annotations/validation/1', 'images/validation/2'
+    return images, [images / f'{name}.png' for name in names]
+
+
+@pytest.mark.parametrize('stopped', [False, True])
+@pytest.mark.parametrize('kind', ['classes', 'maps'])
+def test_a_run_goes_on_without_files_that_are_gone(kind, stopped, base, tmp_path, monkeypatch, capsys):
+    """They go after the second step; stopped then, the same call resumes it."""
+    images, files = lost(tmp_path / 'data', kind)
+    after, made = ThroughputHook.after_train_iter, []
+
+    def lose(hook: ThroughputHook, runner, *args, **kwargs) -> None:
+        after(hook, runner, *args, **kwargs)
+        made.append(runner.iter)
+        for file in files if runner.iter == 1 else ():
+            file.unlink()
+
+    monkeypatch.setattr(ThroughputHook, 'after_train_iter', lose)
+    if stopped:
+        interrupt_after(monkeypatch, 'finetune', 1)
+        with pytest.raises(SystemExit):
+            finetune(images, tmp_path / 'run', base)
+    assert finetune(images, tmp_path / 'run', base).is_file() and (tmp_path / 'run/report.md').is_file()
+    assert made == [*range(len(made))] and ('are gone' in capsys.readouterr().out) == stopped
+    listed = {*(tmp_path / 'run/finetune/unreadable_images.txt').read_text().split()}
+    assert {*map(str, files[1:])} <= listed <= {*map(str, files)}  # the first may have been seen before
+
+
+def test_a_disk_that_is_too_small_is_refused_before_the_training(classes, base, tmp_path, monkeypatch):
+    usage = shutil.disk_usage(tmp_path)._replace(free=10_000)
+    monkeypatch.setattr('shutil.disk_usage', lambda _: usage)
+    with pytest.raises(UserError, match=f'on the disk of {tmp_path}/run'):
+        finetune(classes, tmp_path / 'run', base)
+    assert [path.name for path in (tmp_path / 'run').iterdir()] == ['run.lock']
+
+
+def test_weights_that_a_full_disk_refuses_are_written_by_the_next_call(classes, base, tmp_path, monkeypatch):
+    """The kernel allows files as long as those written before, and not the weights."""
+    write = Run.write_weights
+
+    def without_space(run: Run) -> None:
+        with file_size_limit(0):
+            write(run)
+
+    monkeypatch.setattr(Run, 'write_weights', without_space)
+    with pytest.raises(UserError, match=f'make room on the disk of {tmp_path}/run, then the same call'):
+        finetune(classes, tmp_path / 'run', base)
+    monkeypatch.setattr(Run, 'write_weights', write)
+    (left := tmp_path / 'run/finetuned.pth.0123abcd.part').touch()  # by a process that was killed
+    assert finetune(classes, tmp_path / 'run', base).is_file() and not left.exists()
+
+
+def test_a_signal_after_the_last_step_ends_the_run(classes, base, tmp_path, monkeypatch):
+    after = Hook.after_train
+
+    def signal_at_the_end(hook: ThroughputHook, runner) -> None:
+        after(hook, runner)
+        signal.raise_signal(signal.SIGTERM)
+
+    monkeypatch.setattr(ThroughputHook, 'after_train', signal_at_the_end)
+    with pytest.raises(SystemExit) as stopped:
+        finetune(classes, tmp_path / 'run', base)
+    assert stopped.value.code == 75 and not (tmp_path / 'run/finetuned.pth').exists()
+    assert finetune(classes, tmp_path / 'run', base).is_file()
+
+
+def test_a_second_call_beside_a_run_changes_nothing(classes, base, tmp_path, monkeypatch):
+    def beside(run: Run) -> None:
+        files = {path: path.read_bytes() for path in (tmp_path / 'run').rglob('*') if path.is_file()}
+        code = f"""import beit_mm; from beit_mm.own_images import images; images.MIN_IMAGES = 10
+beit_mm.finetune({str(classes)!r}, {str(tmp_path / 'run')!r})"""
+        done = subprocess.run([sys.executable, '-c', code], cwd=ROOT, capture_output=True, text=True)
+        assert f'has a run already: process {os.getpid()}' in done.stderr, done.stderr
+        assert files == {path: path.read_bytes() for path in (tmp_path / 'run').rglob('*') if path.is_file()}
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Run, 'write_weights', beside)
+    with pytest.raises(SystemExit):
+        finetune(classes, tmp_path / 'run', base)
