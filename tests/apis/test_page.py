@@ -170,7 +170,10 @@ class TestInABrowser:
             assert np.abs(shares - np.bincount(labels.ravel(), minlength=len(shares)) / labels.size).max() < 1e-4
 
     def test_images_are_prepared_as_in_python(self, opened):
-        """To a level of 255 in a few pixels, which come from ties, for each kind of step."""
+        """Bit for bit as Pillow, for each kind of step; as cv2 to a level of 255 in few pixels, most along the border.
+
+        There cv2 rounds twice, and it has its positions in float32.
+        """
         sys.path.insert(0, str(ROOT / 'tools'))
         from onnx_predict import prepare
 
@@ -190,7 +193,8 @@ class TestInABrowser:
                 expected = prepare(image, steps)
                 assert found[:2] == list(expected.shape[:2]), steps
                 difference = np.abs(np.reshape(found[2:], (*found[:2], 4))[..., :3] - expected.astype(int))
-                assert difference.max() <= 1 and (difference > 0).mean() < 0.03, steps
+                most = 0.005 if any(step.get('backend') == 'cv2' for step in steps) else 0
+                assert difference.max() <= 1 and (difference > 0).mean() <= most, steps
 
     @pytest.mark.parametrize('width', [375, 1280])
     def test_the_page_fits_the_window(self, opened, photos, width):
