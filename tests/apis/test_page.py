@@ -1,6 +1,7 @@
 """The page that runs a model in a browser gives the answers of Python, with the network off."""
 
 import base64
+import copy
 import csv
 import gzip
 import io
@@ -12,12 +13,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from browser import CHROMIUM, Browser
 from helpers import ROOT
 from PIL import Image
 
 import beit_mm
 from beit_mm.apis import page
+from beit_mm.checkpoint.checkpoint import Checkpoint
 from beit_mm.checkpoint.find import PACKAGED
 from beit_mm.errors import UserError
 
@@ -115,16 +118,28 @@ def photos(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     return sorted(folder.iterdir())
 
 
-@pytest.fixture(scope='module', params=['classifier', 'segmentor'])
+def save_with_several_labels(path: Path) -> Path:
+    """The packaged classifier, with a probability of its own for each class."""
+    content = copy.deepcopy(Checkpoint.open(PACKAGED / 'classifier.safetensors').content)
+    model = content['meta']['config_dict']['model']
+    model['head'] = dict(type='MultiLabelLinearClsHead', num_classes=97, in_channels=128)
+    model['data_preprocessor']['to_onehot'] = False
+    torch.save(dict(state_dict=content['state_dict'], meta=content['meta']), path)
+    return path
+
+
+@pytest.fixture(scope='module', params=['classifier', 'segmentor', 'several labels, float16'])
 def opened(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, Browser]]:
-    """A packaged model, and its page in a browser."""
+    """A packaged model, or one made of it, and its page in a browser."""
     try:
         page.cached_runtime()
     except UserError as error:
         pytest.skip(str(error))
     folder = tmp_path_factory.mktemp('page')
+    several = 'several' in request.param
     model = PACKAGED / f'{request.param}.safetensors'
-    beit_mm.export(model, folder / 'page.html')
+    model = save_with_several_labels(folder / 'several.pth') if several else model
+    beit_mm.export(model, folder / 'page.html', float16=several)
     browser = Browser(folder / 'page.html', folder / 'browser')
     yield model, browser
     browser.close()
@@ -150,6 +165,11 @@ class TestInABrowser:
         assert not browser.errors
         failed = found.pop("'=no <b>image.jpg")
         assert failed['error'] and 'image' in browser.evaluate('document.body.innerText').splitlines()[-3]
+        if model.stem == 'several':
+            for path, result in zip(photos, beit_mm.classify(model, photos), strict=True):
+                for name, share in result['probabilities'].items():
+                    assert abs(float(found[path.name][name]) - share) < 0.02, path
+            return
         if model.stem == 'classifier':
             truth = beit_mm.classify(model, photos)
             for path, result in zip(photos, truth, strict=True):
