@@ -56,7 +56,7 @@ MIN_TESTED, TESTED_WINDOWS = 20, 500  # images to test even if time is short: so
 TESTED_SHARE = 0.7  # of the time of a report, for held-out images; the rest: for those to learn from
 CONTRADICTED = (
     'The more labelled pixels the segmentor contradicts, the earlier an image: if the first label maps are wrong, '
-    'correct them and train again. It may have learned wrong labels too:'
+    'correct them and train again; the same command says how. It may have learned wrong labels too:'
 )
 RESAMPLED = 500  # bootstrap samples, for standard errors
 FEW_PASSES, FEW_MAPS = 20, 100  # with fewer passes over the images, or fewer label maps, more of these are advised
@@ -262,7 +262,8 @@ class Segmentation(FineTuning):
             *self.list_contradicted(segmentor, tested, folder, begin + seconds),
         ]
         passes = math.inf if self.fits_head else self.passes  # each image was seen once, which is enough
-        sentence, following = judge(gains, weights, len(images.train.names), passes)
+        exported = 'model.onnx' if images.bands else 'page.html'  # a page reads photos
+        sentence, following = judge(gains, weights, len(images.train.names), passes, exported)
         return Report(metrics | found, sentence, parts, following)
 
     def list_contradicted(self, segmentor: Segmentor, tested: 'Tested', out: Path, until: float) -> list[report.Part]:
@@ -298,14 +299,14 @@ class Segmentation(FineTuning):
         return NearestPatches(extract, dataset, max_patches=most)
 
 
-def judge(gains: Metrics, weights: Path, maps: int, passes: float) -> tuple[str, str]:
+def judge(gains: Metrics, weights: Path, maps: int, passes: float, exported: str = 'page.html') -> tuple[str, str]:
     """A verdict from the gains over methods without training, and what to do next."""
     minutes = f'more minutes, because it saw each image only {passes:.1f} times' if passes < FEW_PASSES else ''
     labels = f'more label maps, because {maps} are few' if maps < FEW_MAPS else ''
     following = f'give the run {" and ".join(filter(None, (minutes, labels))) or "more label maps, or another --init"}.'
     if all(gain.sign == report.BETTER for gain in gains.values()):
         quoted = shlex.quote(str(weights))
-        following = f'beit-mm segment {quoted} new_images/ --out maps; beit-mm export {quoted} model.onnx'
+        following = f'beit-mm segment {quoted} new_images/ --out maps; beit-mm export {quoted} {exported}'
     return f'the segmentor is {report.verdict(gains)}', following
 
 
@@ -447,13 +448,13 @@ class Tested:
     unions: dict[str, Tensor]
     counts: dict[str, Tensor]  # (K, K) of pixels, by the right class and the predicted one
     baseline: PositionAndColour
-
     pixels: list[Tensor] = field(default_factory=list)  # labelled ones of each class (K,), in each image
 
     def contradicted(self) -> Iterator[tuple[str, Tensor, Tensor]]:
         """Path of each image, and for each class the labelled pixels and the ones that the segmentor contradicts."""
         for index, pixels, hits in zip(self.indices, self.pixels, self.hits['mIoU'], strict=True):
             yield self.dataset.get_data_info(index)['img_path'], pixels, pixels - hits
+
     def ious(self, name: str, times: Tensor | None = None) -> Tensor:
         """IoU in % (1, K), or (R, K) for R samples with each image `times` (R, N); nan for absent classes."""
         times = torch.ones(1, len(self.indices), dtype=torch.float64) if times is None else times
@@ -504,8 +505,8 @@ def compare_segmentors(
             counts = confusion(as_classes(labels), torch.from_numpy(truth), number)
             tested.counts[name] = tested.counts.get(name, 0) + counts
             found[name].append(hits_and_unions(counts))
-    if not tested.indices:
         tested.pixels.append(counts.sum(dim=1))
+    if not tested.indices:
         raise UnreadableImageError('no held-out image both has labels and can be read')
     for name, of_images in found.items():
         tested.hits[name], tested.unions[name] = map(torch.stack, zip(*of_images, strict=True))
@@ -545,4 +546,4 @@ def draw_overlays(segmentor: SegmentationInferencer, tested: Tested, out: Path) 
         pictures = [torch.from_numpy(np.array(tile)).permute(2, 0, 1) / 255 for tile in tiles]
         rows.append([*zip((title, 'label map', 'predicted'), pictures, strict=True)])
     legend = [(segmentor.classes[label], segmentor.palette[label]) for label in sorted(present)]
-    with_legend(sheet(rows), legend).save(out)
+    with_legend(sheet(rows, 2 * SIDE), legend).save(out)
