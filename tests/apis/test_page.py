@@ -41,9 +41,10 @@ PREPARATIONS = [
 ]
 
 
-def write_graph(path: Path, **notes: object) -> Path:
-    """An ONNX file without a graph, with metadata."""
+def write_graph(path: Path, of_type: type = np.float32, **notes: object) -> Path:
+    """An ONNX file with a weight alone, and metadata."""
     model = onnx.ModelProto()
+    model.graph.initializer.append(onnx.numpy_helper.from_array(np.zeros(1, of_type), 'weight'))
     notes = dict(classes=['a'], steps=[]) | notes
     model.metadata_props.add(key='beit_mm', value=json.dumps(notes))
     path.write_bytes(model.SerializeToString())
@@ -94,6 +95,12 @@ def test_what_a_page_cannot_hold_is_named_with_the_cure(tmp_path, runtime, monke
     monkeypatch.setattr(page, 'MAX_BYTES', len(model.read_bytes()))
     with pytest.raises(UserError, match='--float16'):
         page.write_page(model, tmp_path / 'page.html', runtime)
+    write_graph(model, np.float16)
+    monkeypatch.setattr(page, 'MAX_BYTES', 2**30)
+    monkeypatch.setattr(page, 'MAX_BYTES_FLOAT16', 10)
+    with pytest.raises(UserError, match='onnx') as refused:
+        page.write_page(model, tmp_path / 'page.html', runtime)
+    assert '--float16' not in str(refused.value)
     assert not (tmp_path / 'page.html').exists()
 
 
