@@ -15,7 +15,8 @@ from PIL import Image
 CHROMIUM = shutil.which('chromium') or shutil.which('chromium-browser') or shutil.which('google-chrome')
 HEADLESS = (
     '--headless --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking '
-    '--disable-component-update --disable-sync --hide-scrollbars'
+    '--disable-component-update --disable-sync --hide-scrollbars '
+    '--proxy-server=127.0.0.1:9 --proxy-bypass-list=<-loopback>'  # where nothing answers: no network
 ).split()
 
 
@@ -34,9 +35,8 @@ class Browser:
         self.to, self.came, self.number, self.session = os.fdopen(ours[1], 'wb'), os.fdopen(theirs[0], 'rb'), 0, None
         target = self.send('Target.createTarget', url='about:blank')['targetId']
         self.session = self.send('Target.attachToTarget', targetId=target, flatten=True)['sessionId']
-        for domain in ('Page', 'Runtime', 'Network', 'DOM'):
+        for domain in ('Page', 'Runtime', 'DOM'):  # Network would send each data URL as an event
             self.send(f'{domain}.enable')
-        self.send('Network.emulateNetworkConditions', offline=True, latency=0, downloadThroughput=0, uploadThroughput=0)
         self.send('Page.navigate', url=page.resolve().as_uri())
 
     def send(self, method: str, **parameters: Any) -> dict[str, Any]:

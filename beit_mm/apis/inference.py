@@ -79,12 +79,16 @@ def unused(stem: str, suffix: str, used: dict[str, int]) -> str:
 def write_results(path: Path, results: Sequence[dict[str, Any]], classes: Sequence[str]) -> None:
     """Writes what `classify` returns as .json, or as a table of its most likely classes, .csv."""
     if path.suffix == '.json':
-        with atomic_file(path) as file:
-            file.write(os.fsencode(json.dumps(list(results), indent=1) + '\n'))
+        write_json(path, results)
         return
     columns = ['classes', *classes] if any('probabilities' in row for row in results) else BEST_THREE
     rows = [(row['path'], *cells_of(row, classes, len(columns))) for row in results]
     write_table(path, ['path', *columns, 'error'], rows)
+
+
+def write_json(path: Path, results: Sequence[dict[str, Any]]) -> None:
+    with atomic_file(path) as file:
+        file.write(os.fsencode(json.dumps(list(results), indent=1) + '\n'))
 
 
 def cells_of(result: dict[str, Any], classes: Sequence[str], columns: int) -> list[str]:

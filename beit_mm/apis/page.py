@@ -17,7 +17,9 @@ from beit_mm.files import atomic_file, quoted
 RUNTIME = 'onnxruntime-web@1.30.0'  # npm's name; by Microsoft, MIT licence
 FILES = dict(script='ort.wasm.bundle.min.mjs', wasm='ort-wasm-simd-threaded.wasm')  # in its folder `dist`
 KERNELS = ('bilinear', 'bicubic')  # with which the page resizes
-MAX_BYTES = 2**30  # of a graph: WebAssembly has 4 GiB, and loading takes up to three times the graph
+# Of a graph. WebAssembly has 4 GiB, and loading takes three times the graph; weights in float16 become float32 besides.
+# In Chromium 1,024 MiB open in float32, and 768 in float16, of which 1,024 end in std::bad_alloc.
+MAX_BYTES, MAX_BYTES_FLOAT16 = 2**30, 768 * 2**20
 PART = 3 * 2**23  # bytes of a script element; browsers limit the length of a string
 
 
@@ -42,8 +44,11 @@ def write_page(model: Path, out: Path, runtime: Path) -> None:
         if kernel not in KERNELS:
             raise UserError(f'a page resizes by {" or ".join(KERNELS)}, not by {kernel}; export to .onnx instead')
     size = sum(file.stat().st_size for file in model.parent.glob(f'{model.name}*'))  # with the weights beside it
-    if size > MAX_BYTES:
-        raise UserError(f'the model has {size / 2**20:,.0f} MiB, a page holds 1,024; try --float16, or export to .onnx')
+    is_half = any(weights.data_type == onnx.TensorProto.FLOAT16 for weights in graph.graph.initializer)
+    most, advice = (MAX_BYTES_FLOAT16, '') if is_half else (MAX_BYTES, 'try --float16, or ')
+    if size > most:
+        found = f'{size / 2**20:,.0f} MiB' + ' in float16' * is_half
+        raise UserError(f'the model has {found}, a browser can load {most / 2**20:,.0f}; {advice}export to .onnx')
     notes['title'] = f'{"Label maps" if "crop_size" in notes else "Classes"} of photos: {out.stem}'
     contents = dict(notes=json.dumps(notes).encode(), model=model.read_bytes())
     try:

@@ -41,8 +41,9 @@ MAX_CLASSES = 30  # in the table of a classifier
 MIN_CHECKED = 50  # images to check for wrong labels even if time is short
 FITTED_PER_SECOND = 3_000_000  # images times features times classes, in `cross_fit` on a core
 SUSPECTS = (
-    'The less probable its label, the earlier an image: if the first labels are wrong, correct them and train again. '
-    'The probabilities are those of a linear layer on frozen features, fitted to other images than it is asked about:'
+    'The less probable its label, the earlier an image: if the first labels are wrong, correct them and train again; '
+    'the same command says how. The probabilities are those of a linear layer on frozen features, fitted to other '
+    'images than it is asked about:'
 )
 RESAMPLED = 200  # bootstrap samples, for the standard errors of average precisions
 FOR_MAPS = ('reduce_zero_label', 'bands', 'head', 'maps', 'short_side', 'full_size')  # options
@@ -230,7 +231,7 @@ class MultiLabelClassification(Classification):
         ]
         following, run = 'give it more images or more time', shlex.quote(str(weights.parent))
         if gain.sign == report.BETTER:
-            following = f'beit-mm classify {run} new_images/ --out classes.csv; beit-mm export {run} model.onnx'
+            following = f'beit-mm classify {run} new_images/ --out classes.csv; beit-mm export {run} page.html'
         verdict = f'the classifier is {report.verdict({"a random order": gain})}'
         return Report(metrics | measured, verdict, parts, following)
 
@@ -289,7 +290,7 @@ def judge(gains: Mapping[str, Metrics], weights: Path, unequal: bool, toy: bool 
     better = all(gain.sign == report.BETTER for gain in gains['classes'].values())
     if better and not any(gain.sign == report.WORSE for gain in gains['images'].values()):
         run = shlex.quote(str(weights.parent))
-        return verdict, f'beit-mm classify {run} new_images/ --out classes.csv; beit-mm export {run} model.onnx'
+        return verdict, f'beit-mm classify {run} new_images/ --out classes.csv; beit-mm export {run} page.html'
     balance = 'show images of small classes more often (--balance), ' if unequal else ''
     released = ', or a released model to start from (--init): beit-mm models' if toy else '.'
     return verdict, f'{balance}give it more images or more time{released}'

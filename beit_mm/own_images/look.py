@@ -20,9 +20,10 @@ from beit_mm.datasets.reading import LoadBands, UnreadableImageError, open_image
 from beit_mm.datasets.segmentation_folder import distinct_colours
 from beit_mm.errors import UserError
 from beit_mm.files import file_sha256, quoted
-from beit_mm.own_images.images import FEW, Images, evenly, find_images, split
+from beit_mm.own_images.images import FEW, Images, TaggedImages, evenly, find_images, split
 from beit_mm.own_images.label_maps import MIN_PAIRS, LabelMaps, find_label_maps
 from beit_mm.own_images.layouts import READ, find_class_folders
+from beit_mm.own_images.mistakes import TABLE
 from beit_mm.own_images.report import Heading, Part, Picture, write_page
 from beit_mm.own_images.scale import measure, some_samples
 from beit_mm.own_images.tables import find_table
@@ -232,7 +233,7 @@ def sizes_of(images: Images) -> str:
 
 
 def commands(folder: Path, images: Images, refusal: str) -> list[str]:
-    """The commands that may follow."""
+    """The commands that may follow, and where their results are."""
     where, has_maps = shlex.quote(str(folder)), isinstance(images, LabelMaps)
     if has_maps and len(images.train.names) < MIN_PAIRS:
         return [f'beit-mm segment demo new_images/ --labelled {where}']
@@ -242,7 +243,9 @@ def commands(folder: Path, images: Images, refusal: str) -> list[str]:
     if not images.classes:
         return [f'beit-mm pretrain {where} --out run --minutes 60']
     use = f'beit-mm {"segment" if has_maps else "classify"} run new_images/'
-    return [f'beit-mm finetune {where} --out run --minutes 15', use]
+    has_suspects = not isinstance(images, TaggedImages)
+    results = 'run/report.html then says how good it is' + f', run/{TABLE} which labels may be wrong' * has_suspects
+    return [f'beit-mm finetune {where} --out run --minutes 15', results, use]
 
 
 def survey_images(images: Images, seen: Sequence[Seen]) -> tuple[Part, list[Picture]]:

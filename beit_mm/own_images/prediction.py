@@ -32,6 +32,7 @@ def classify(
     mean: PerChannel = None,
     std: PerChannel = None,
     min_confidence: float | None = None,
+    json: str | Path | None = None,
 ) -> list[dict[str, Any]]:
     """Names the class of images, with a classifier or by the most similar labelled images.
 
@@ -45,6 +46,7 @@ def classify(
         std: their standard deviation, like `mean`.
         min_confidence: make `out` a folder that `finetune` reads: classes.csv has the results, and one folder per class
             has links to the images whose class has at least this probability, 0 to 1.
+        json: file for what Python returns, beside `out`.
 
     Returns:
         For each image dict(path, label, name, scores), see ClassificationInferencer; with `labelled` a score is a
@@ -73,6 +75,8 @@ def classify(
         inference.link_images(path, results, min_confidence)
     elif out is not None:
         inference.write_results(path, results, classes)
+    if json is not None:
+        inference.write_json(Path(json).expanduser(), results)
     return results
 
 
@@ -115,6 +119,7 @@ def segment(
     min_confidence: float | None = None,
     confidence: bool = False,
     probabilities: bool = False,
+    json: str | Path | None = None,
 ) -> list[dict[str, Any]]:
     """Names the class of each pixel, with a segmentor or by the most similar labelled patches.
 
@@ -139,6 +144,7 @@ def segment(
         confidence: write confidence/<name>.png too, the probability of each pixel's label times 255.
         probabilities: write probabilities/<name>.npz too, those of all classes for each pixel: `probabilities`, float16
             (classes, height, width), and `classes`, their names.
+        json: see `classify`.
 
     Maps of a GeoTIFF are .tif files on the same grid, 255 (confidence 0) where it has no data.
 
@@ -173,7 +179,10 @@ def segment(
             segmentor.bar = lambda blocks: with_bar(blocks, len(blocks))
         else:
             results = with_bar(results, len(sources))
-        return inference.write_maps(results, segmentor, folder, min_confidence, confidence, len(sources))
+        written = inference.write_maps(results, segmentor, folder, min_confidence, confidence, len(sources))
+    if json is not None:
+        inference.write_json(Path(json).expanduser(), written)
+    return written
 
 
 def check_confidence(least: float | None) -> None:

@@ -50,6 +50,7 @@ PAGE = """<!doctype html><html lang="en"><meta charset="utf-8"><title>{0}</title
 <meta name="viewport" content="width=device-width,initial-scale=1">
 <style>body{{max-width:60em;margin:2em auto;padding:0 1em;font-family:sans-serif;line-height:1.4}} img{{width:100%}}
 h1,p,figcaption,td:last-child{{overflow-wrap:anywhere}} tr,figure{{break-inside:avoid}} td:first-child{{min-width:8em}}
+td:last-child{{min-width:5em}}
 div{{overflow-x:auto;margin-bottom:1em}} td,th{{padding:.2em 1em .2em 0;text-align:left;vertical-align:top}}
 figure{{display:inline-block;vertical-align:top;max-width:100%;margin:0 .5em 1em 0}} h1+p{{font-weight:bold}}
 @media print{{body{{margin:0;max-width:none}} div{{overflow:visible}} img{{max-height:90vh;object-fit:contain}}}}
@@ -247,9 +248,11 @@ def read_thumbnails(labelled: Iterable[tuple[str, int]]) -> tuple[Tensor, Tensor
     return torch.from_numpy(np.stack(pixels)), torch.tensor(labels)
 
 
-def draw_curves(work_dir: Path) -> Picture:
+def draw_curves(work_dir: Path) -> Part:
     """Draws loss.png beside a work directory: a run's losses and its accuracy on held-out images, if it has one."""
     training, validation = read_scalars(work_dir)
+    if not any(training):  # step 0 alone, of a head that was fitted
+        return ''
     last: dict[str, float] = {}  # of each value
     measured = [key for row in validation.values() for key in row]
     for row in validation.values():

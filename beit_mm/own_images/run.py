@@ -38,6 +38,7 @@ from beit_mm.own_images import report
 from beit_mm.own_images.classification import Classification
 from beit_mm.own_images.images import keep_split, lost_since, read_names, write_lists
 from beit_mm.own_images.look import sizes_of
+from beit_mm.own_images.mistakes import TABLE
 from beit_mm.own_images.pretraining import Pretraining
 from beit_mm.own_images.record import USUAL_LENGTH, Record
 from beit_mm.own_images.segmentation import Segmentation
@@ -92,7 +93,7 @@ def pretrain(
         std: their standard deviation, like `mean`.
 
     Returns:
-        The pretrained weights, `<out>/pretrained.pth`; pictures and report.md lie beside them.
+        The pretrained weights, `<out>/pretrained.pth`; pictures and report.html lie beside them.
     """
     return start('pretrain', locals(), Pretraining.check)
 
@@ -213,7 +214,7 @@ class Run:
     def run(self) -> Path:
         """Plans, trains each stage, writes weights and report; resumes an earlier call. Returns the weights' path."""
         if self.is_finished:
-            say(f'{self.folder} is finished: {self.weights}, {self.folder / REPORT}')
+            say(f'{self.folder} is finished: {self.weights}, {(self.folder / REPORT).with_suffix(".html")}')
             try:
                 self.task = find_task(self.record)
                 if digest_of(self.task.images.identity()) != self.record.digest:
@@ -467,6 +468,7 @@ class Run:
         following = f'Next: {found.following}'
         rows = report.rows_of(found.metrics)
         steps = ', '.join(f'{stage} of {planned["steps"]:,} steps' for stage, planned in record.stages.items())
+        steps = 'one fit of the head' if task.fits_head else steps
         taken = f'{record.seconds / 60:.1f} minutes: {steps}; {speed:,.0f} images a second in training'
         parts = [
             record.verdict,
@@ -483,7 +485,8 @@ class Run:
         ]
         path = report.write_report(self.folder, f'{record.verb} of {record.images}', parts)
         lines = [*report.aligned(rows), *report.aligned(found.comparison)]
-        for line in [*lines, self.weights, path, record.verdict, following]:
+        written = [self.weights, path.with_suffix('.html'), *self.folder.glob(TABLE)]
+        for line in [*lines, *written, record.verdict, following]:
             say(line)
 
 

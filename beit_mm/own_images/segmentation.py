@@ -4,9 +4,9 @@ import math
 import shlex
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from os.path import relpath
 from pathlib import Path
@@ -56,7 +56,7 @@ MIN_TESTED, TESTED_WINDOWS = 20, 500  # images to test even if time is short: so
 TESTED_SHARE = 0.7  # of the time of a report, for held-out images; the rest: for those to learn from
 CONTRADICTED = (
     'The more labelled pixels the segmentor contradicts, the earlier an image: if the first label maps are wrong, '
-    'correct them and train again. It may have learned wrong labels too:'
+    'correct them and train again; the same command says how. It may have learned wrong labels too:'
 )
 RESAMPLED = 500  # bootstrap samples, for standard errors
 FEW_PASSES, FEW_MAPS = 20, 100  # with fewer passes over the images, or fewer label maps, more of these are advised
@@ -259,31 +259,31 @@ class Segmentation(FineTuning):
             mistakes.draw_confusion(tested.counts['mIoU'], images.classes, folder / 'confusion.png'),
             report.Picture('overlays.png', 'Held-out images with the highest, the median and the lowest mIoU'),
             report.draw_curves(folder / 'finetune'),
-            *self.list_contradicted(segmentor, folder, begin + seconds, least),
+            *self.list_contradicted(segmentor, tested, folder, begin + seconds),
         ]
         passes = math.inf if self.fits_head else self.passes  # each image was seen once, which is enough
-        sentence, following = judge(gains, weights, len(images.train.names), passes)
+        exported = 'model.onnx' if images.bands else 'page.html'  # a page reads photos
+        sentence, following = judge(gains, weights, len(images.train.names), passes, exported)
         return Report(metrics | found, sentence, parts, following)
 
-    def list_contradicted(self, segmentor: Segmentor, folder: Path, until: float, least: int) -> list[report.Part]:
-        """Writes mistakes.csv of all images, or of as many as there is time for."""
-        classes, root = self.images.classes, Path(self.record.images)
-        dataset = ConcatDataset([plain_dataset(self.images, folder / 'lists', name) for name in ('held_out', 'train')])
-        rows = []
-        for _, sample in samples(dataset, until, least):
+    def list_contradicted(self, segmentor: Segmentor, tested: 'Tested', out: Path, until: float) -> list[report.Part]:
+        """Writes mistakes.csv of the tested images and of all others, or of as many as there is time for."""
+        classes, root, found = self.images.classes, Path(self.record.images), [*tested.contradicted()]
+        dataset = ConcatDataset([tested.dataset, plain_dataset(self.images, out / 'lists', 'train')])
+        for _, sample in samples(dataset, until, least=0, without=tested.indices):
             (result,) = segmentor(sample['img_path'])
-            truth = sample['gt_seg_map']
-            contradicted = truth[(truth < len(classes)) & (truth != result['labels'])]
-            wrong, pixels = (np.bincount(part.ravel(), minlength=256)[: len(classes)] for part in (contradicted, truth))
+            counts = confusion(as_classes(result['labels']), torch.from_numpy(sample['gt_seg_map']), len(classes))
+            pixels = counts.sum(dim=1)
+            found.append((sample['img_path'], pixels, pixels - counts.diagonal()))
+        rows = []
+        for path, pixels, wrong in found:
             if pixels.any():
-                share, mostly = 100 * wrong.sum() / pixels.sum(), classes[wrong.argmax()] if wrong.any() else ''
-                shares = 100 * wrong / np.where(pixels, pixels, np.nan)
-                of_classes = ('' if np.isnan(each) else f'{each:.1f}' for each in shares)
-                total = f'{share:.1f}', mostly, str(pixels.sum())
-                rows.append((share, [relpath(sample['img_path'], root), *total, *of_classes]))
+                share, mostly = 100 * float(wrong.sum() / pixels.sum()), classes[wrong.argmax()] if wrong.any() else ''
+                of_classes = ('' if math.isnan(each) else f'{each:.1f}' for each in (100 * wrong / pixels).tolist())
+                rows.append((share, [relpath(path, root), f'{share:.1f}', mostly, f'{pixels.sum():.0f}', *of_classes]))
         rows.sort(key=lambda row: -row[0])
         head = ['file', 'contradicted, %', 'mostly of', 'labelled pixels', *(f'of {name}, %' for name in classes)]
-        return mistakes.list_first(CONTRADICTED, head, [cells for _, cells in rows], len(dataset), folder)
+        return mistakes.list_first(CONTRADICTED, head, [cells for _, cells in rows], len(dataset), out)
 
     def nearest_patches(self, lists: Path, number: int) -> NearestPatches | None:
         """What needs no training: each patch gets the class of the most similar patches in `number` labelled images.
@@ -299,14 +299,14 @@ class Segmentation(FineTuning):
         return NearestPatches(extract, dataset, max_patches=most)
 
 
-def judge(gains: Metrics, weights: Path, maps: int, passes: float) -> tuple[str, str]:
+def judge(gains: Metrics, weights: Path, maps: int, passes: float, exported: str = 'page.html') -> tuple[str, str]:
     """A verdict from the gains over methods without training, and what to do next."""
     minutes = f'more minutes, because it saw each image only {passes:.1f} times' if passes < FEW_PASSES else ''
     labels = f'more label maps, because {maps} are few' if maps < FEW_MAPS else ''
     following = f'give the run {" and ".join(filter(None, (minutes, labels))) or "more label maps, or another --init"}.'
     if all(gain.sign == report.BETTER for gain in gains.values()):
         quoted = shlex.quote(str(weights))
-        following = f'beit-mm segment {quoted} new_images/ --out maps; beit-mm export {quoted} model.onnx'
+        following = f'beit-mm segment {quoted} new_images/ --out maps; beit-mm export {quoted} {exported}'
     return f'the segmentor is {report.verdict(gains)}', following
 
 
@@ -448,6 +448,12 @@ class Tested:
     unions: dict[str, Tensor]
     counts: dict[str, Tensor]  # (K, K) of pixels, by the right class and the predicted one
     baseline: PositionAndColour
+    pixels: list[Tensor] = field(default_factory=list)  # labelled ones of each class (K,), in each image
+
+    def contradicted(self) -> Iterator[tuple[str, Tensor, Tensor]]:
+        """Path of each image, and for each class the labelled pixels and the ones that the segmentor contradicts."""
+        for index, pixels, hits in zip(self.indices, self.pixels, self.hits['mIoU'], strict=True):
+            yield self.dataset.get_data_info(index)['img_path'], pixels, pixels - hits
 
     def ious(self, name: str, times: Tensor | None = None) -> Tensor:
         """IoU in % (1, K), or (R, K) for R samples with each image `times` (R, N); nan for absent classes."""
@@ -496,9 +502,10 @@ def compare_segmentors(
             (result,) = segmentor(sample['img_path'])
             answers[name] = result['labels']
         for name, labels in answers.items():
-            counts = confusion(torch.from_numpy(labels.astype(np.int64)), torch.from_numpy(truth), number)
+            counts = confusion(as_classes(labels), torch.from_numpy(truth), number)
             tested.counts[name] = tested.counts.get(name, 0) + counts
             found[name].append(hits_and_unions(counts))
+        tested.pixels.append(counts.sum(dim=1))
     if not tested.indices:
         raise UnreadableImageError('no held-out image both has labels and can be read')
     for name, of_images in found.items():
@@ -506,9 +513,15 @@ def compare_segmentors(
     return tested
 
 
-def samples(dataset: SegmentationFolder | ConcatDataset, until: float, least: int) -> Iterator[tuple[int, dict]]:
+def as_classes(labels: np.ndarray) -> Tensor:
+    return torch.from_numpy(labels.astype(np.int64))
+
+
+def samples(
+    dataset: SegmentationFolder | ConcatDataset, until: float, least: int, without: Collection[int] = ()
+) -> Iterator[tuple[int, dict]]:
     """Yields indices and samples in random order until the time `until`, but tries at least so many."""
-    for index in report.drawn_until(range(len(dataset)), until, least):
+    for index in report.drawn_until(sorted({*range(len(dataset))} - {*without}), until, least):
         with suppress(UnreadableImageError):
             sample = dataset[index]
             yield index, dict(sample, img=LoadBands.as_rgb(sample['img']))
@@ -533,4 +546,4 @@ def draw_overlays(segmentor: SegmentationInferencer, tested: Tested, out: Path) 
         pictures = [torch.from_numpy(np.array(tile)).permute(2, 0, 1) / 255 for tile in tiles]
         rows.append([*zip((title, 'label map', 'predicted'), pictures, strict=True)])
     legend = [(segmentor.classes[label], segmentor.palette[label]) for label in sorted(present)]
-    with_legend(sheet(rows), legend).save(out)
+    with_legend(sheet(rows, 2 * SIDE), legend).save(out)

@@ -96,6 +96,7 @@ class Task(ABC):
     def __init__(self, record: Record, images: Images) -> None:
         self.record, self.images = record, images
         self.call = SimpleNamespace(**record.options)  # the options of the call, as attributes
+        self.timed: dict[str, float] = {}  # `seconds_of_features`, so that a model is loaded for it once
 
     @property
     def stages(self) -> list[str]:
@@ -302,13 +303,15 @@ class FineTuning(Task):
 
     def seconds_of_features(self, init: str) -> float:
         """Time on a CPU for features of all images to learn from, at --short-side or USUAL_SIDE, by a few of them."""
-        segments = self.model == 'segmentor'
-        extract = FeatureExtractor(init, 'cpu', self.call.short_side or USUAL_SIDE, segments, mean=127.5, std=127.5)
-        files = [str(self.images.train.root / name) for name in evenly(self.images.train.names, TIMED)]
-        for timed in (files[:1], files):  # the first image takes longer
-            began = time.monotonic()
-            list(extract(timed, ['mean'], None if segments else -1, on_error='skip'))
-        return (time.monotonic() - began) * len(self.images.train.names) / len(files)
+        if init not in self.timed:
+            segments = self.model == 'segmentor'
+            extract = FeatureExtractor(init, 'cpu', self.call.short_side or USUAL_SIDE, segments, mean=127.5, std=127.5)
+            files = [str(self.images.train.root / name) for name in evenly(self.images.train.names, TIMED)]
+            for timed in (files[:1], files):  # the first image takes longer
+                began = time.monotonic()
+                list(extract(timed, ['mean'], None if segments else -1, on_error='skip'))
+            self.timed[init] = (time.monotonic() - began) * len(self.images.train.names) / len(files)
+        return self.timed[init]
 
     def choose_parts(self, checkpoint: Checkpoint | None) -> None:
         if self.fits_head:  # where the time is short, images of each class come first

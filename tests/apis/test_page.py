@@ -1,6 +1,7 @@
 """The page that runs a model in a browser gives the answers of Python, with the network off."""
 
 import base64
+import copy
 import csv
 import gzip
 import io
@@ -12,12 +13,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from browser import CHROMIUM, Browser
 from helpers import ROOT
 from PIL import Image
 
 import beit_mm
 from beit_mm.apis import page
+from beit_mm.checkpoint.checkpoint import Checkpoint
 from beit_mm.checkpoint.find import PACKAGED
 from beit_mm.errors import UserError
 
@@ -38,9 +41,10 @@ PREPARATIONS = [
 ]
 
 
-def write_graph(path: Path, **notes: object) -> Path:
-    """An ONNX file without a graph, with metadata."""
+def write_graph(path: Path, of_type: type = np.float32, **notes: object) -> Path:
+    """An ONNX file with a weight alone, and metadata."""
     model = onnx.ModelProto()
+    model.graph.initializer.append(onnx.numpy_helper.from_array(np.zeros(1, of_type), 'weight'))
     notes = dict(classes=['a'], steps=[]) | notes
     model.metadata_props.add(key='beit_mm', value=json.dumps(notes))
     path.write_bytes(model.SerializeToString())
@@ -91,6 +95,12 @@ def test_what_a_page_cannot_hold_is_named_with_the_cure(tmp_path, runtime, monke
     monkeypatch.setattr(page, 'MAX_BYTES', len(model.read_bytes()))
     with pytest.raises(UserError, match='--float16'):
         page.write_page(model, tmp_path / 'page.html', runtime)
+    write_graph(model, np.float16)
+    monkeypatch.setattr(page, 'MAX_BYTES', 2**30)
+    monkeypatch.setattr(page, 'MAX_BYTES_FLOAT16', 10)
+    with pytest.raises(UserError, match='onnx') as refused:
+        page.write_page(model, tmp_path / 'page.html', runtime)
+    assert '--float16' not in str(refused.value)
     assert not (tmp_path / 'page.html').exists()
 
 
@@ -115,16 +125,28 @@ def photos(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     return sorted(folder.iterdir())
 
 
-@pytest.fixture(scope='module', params=['classifier', 'segmentor'])
+def save_with_several_labels(path: Path) -> Path:
+    """The packaged classifier, with a probability of its own for each class."""
+    content = copy.deepcopy(Checkpoint.open(PACKAGED / 'classifier.safetensors').content)
+    model = content['meta']['config_dict']['model']
+    model['head'] = dict(type='MultiLabelLinearClsHead', num_classes=97, in_channels=128)
+    model['data_preprocessor']['to_onehot'] = False
+    torch.save(dict(state_dict=content['state_dict'], meta=content['meta']), path)
+    return path
+
+
+@pytest.fixture(scope='module', params=['classifier', 'segmentor', 'several labels, float16'])
 def opened(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, Browser]]:
-    """A packaged model, and its page in a browser."""
+    """A packaged model, or one made of it, and its page in a browser."""
     try:
         page.cached_runtime()
     except UserError as error:
         pytest.skip(str(error))
     folder = tmp_path_factory.mktemp('page')
+    several = 'several' in request.param
     model = PACKAGED / f'{request.param}.safetensors'
-    beit_mm.export(model, folder / 'page.html')
+    model = save_with_several_labels(folder / 'several.pth') if several else model
+    beit_mm.export(model, folder / 'page.html', float16=several)
     browser = Browser(folder / 'page.html', folder / 'browser')
     yield model, browser
     browser.close()
@@ -150,6 +172,11 @@ class TestInABrowser:
         assert not browser.errors
         failed = found.pop("'=no <b>image.jpg")
         assert failed['error'] and 'image' in browser.evaluate('document.body.innerText').splitlines()[-3]
+        if model.stem == 'several':
+            for path, result in zip(photos, beit_mm.classify(model, photos), strict=True):
+                for name, share in result['probabilities'].items():
+                    assert abs(float(found[path.name][name]) - share) < 0.02, path
+            return
         if model.stem == 'classifier':
             truth = beit_mm.classify(model, photos)
             for path, result in zip(photos, truth, strict=True):
@@ -170,7 +197,10 @@ class TestInABrowser:
             assert np.abs(shares - np.bincount(labels.ravel(), minlength=len(shares)) / labels.size).max() < 1e-4
 
     def test_images_are_prepared_as_in_python(self, opened):
-        """To a level of 255 in a few pixels, which come from ties, for each kind of step."""
+        """Bit for bit as Pillow, for each kind of step; as cv2 to a level of 255 in few pixels, most along the border.
+
+        There cv2 rounds twice, and it has its positions in float32.
+        """
         sys.path.insert(0, str(ROOT / 'tools'))
         from onnx_predict import prepare
 
@@ -190,7 +220,8 @@ class TestInABrowser:
                 expected = prepare(image, steps)
                 assert found[:2] == list(expected.shape[:2]), steps
                 difference = np.abs(np.reshape(found[2:], (*found[:2], 4))[..., :3] - expected.astype(int))
-                assert difference.max() <= 1 and (difference > 0).mean() < 0.03, steps
+                most = 0.005 if any(step.get('backend') == 'cv2' for step in steps) else 0
+                assert difference.max() <= 1 and (difference > 0).mean() <= most, steps
 
     @pytest.mark.parametrize('width', [375, 1280])
     def test_the_page_fits_the_window(self, opened, photos, width):

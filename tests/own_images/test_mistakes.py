@@ -2,6 +2,7 @@
 
 import csv
 import os
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +14,7 @@ from PIL import Image
 
 import beit_mm
 from beit_mm.features.evaluation import cross_fit
-from beit_mm.own_images import classification, mistakes
+from beit_mm.own_images import classification, mistakes, segmentation
 from beit_mm.own_images import images as finding
 from beit_mm.pictures import CHARACTER, TITLE_HEIGHT, sheet, shortened
 
@@ -48,13 +49,19 @@ def test_wrong_labels_among_all_images_come_first(options, few_images, tmp_path)
         assert 'mistakes.csv' in text and 'lost.png' in text and '71 of 72 images' in text
 
 
-def test_the_label_map_that_the_segmentor_contradicts_most_comes_first(base, few_images, tmp_path):
-    """All classes of one map are exchanged; the shares are those of what `segment` writes."""
+def test_the_label_map_that_the_segmentor_contradicts_most_comes_first(base, few_images, tmp_path, monkeypatch):
+    """All classes of one map are exchanged; the shares are those of what `segment` writes. Each image is asked once."""
     folder, run = make_label_maps(tmp_path / 'maps', 12), tmp_path / 'run'
     wrong = folder / 'annotations/training/5.png'
     numbers = np.asarray(Image.open(wrong))
     Image.fromarray(np.array([0, 2, 3, 1], np.uint8)[numbers]).save(wrong)
+    asked, answer = Counter(), segmentation.SegmentationInferencer.__call__
+    monkeypatch.setattr(
+        segmentation.SegmentationInferencer, '__call__', lambda self, path: asked.update([path]) or answer(self, path)
+    )
     beit_mm.finetune(folder, run, base, epochs=1, freeze='all', short_side=117, batch=4, workers=0)
+    monkeypatch.undo()
+    assert len(asked) == 24 and asked.total() <= 24 + 3  # three are drawn
     first, *others = rows_of(run)
     assert first['file'] == 'images/training/5.png' and len(others) == 23
     assert float(first['contradicted, %']) > 60 > 40 > float(others[0]['contradicted, %'])

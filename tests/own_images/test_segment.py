@@ -169,12 +169,15 @@ def test_pixels_that_are_not_sure_are_ignored_in_a_folder_that_finetune_reads(wo
     assert ' 0 % of the pixels' in capsys.readouterr().out.replace('\n', ' ')
     with pytest.raises(ValueError, match='expected a number from 0 to 1'):
         command.main([*map(str, words), '90'])
-    command.main([*map(str, words), str(least)])  # what was not sure enough is not in the way
+    # what was not sure enough is not in the way
+    command.main([*map(str, words), str(least), '--json', str(tmp_path / 'found.json')])
     shares = [float((truth[file][0] >= least).mean()) for file in (*SIZES, 'square.png')]
     assert f'{100 * np.mean(shares):.0f} % of the pixels' in capsys.readouterr().out
     with (out / 'confidence.csv').open(encoding='utf-8-sig') as file:
         rows = [*csv.DictReader(file)]
     assert [row['labels'] for row in rows[:-1]] == [f'labels/{n}.png' for n in ('small', 'wide', 'square', 'square_2')]
+    found = json.loads((tmp_path / 'found.json').read_text())
+    assert [(each['path'], each.get('error', '')) for each in found] == [(row['path'], row['error']) for row in rows]
     assert rows[-1]['labels'] == rows[-1]['confidence'] == '' != rows[-1]['error'] and len(rows) == 5
     for row in rows[:-1]:
         probability, labels = truth[os.path.relpath(row['path'], work / 'images')]

@@ -69,7 +69,7 @@ def test_overlays_of_large_images_are_small_before_they_are_floats(tmp_path, mon
 
     segmentor.num_classes, segmentor.classes, segmentor.palette = 2, 'ab', [[255, 0, 0], [0, 0, 255]]
     drawn, draw = [], segmentation.sheet
-    monkeypatch.setattr(segmentation, 'sheet', lambda rows: draw(drawn.extend(rows) or rows))
+    monkeypatch.setattr(segmentation, 'sheet', lambda rows, side: draw(drawn.extend(rows) or rows, side))
     ones = dict(mIoU=torch.ones(1, 2))
     tested = segmentation.Tested([sample], [0], ones, ones, {}, None)
     segmentation.draw_overlays(segmentor, tested, tmp_path / 'a.png')

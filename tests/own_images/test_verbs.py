@@ -310,7 +310,8 @@ def test_fine_tuning_and_classifying(run, images, tmp_path, capsys):
     assert table.read_bytes().startswith(codecs.BOM_UTF8)
     gone, *rows = csv.DictReader(table.open(encoding='utf-8-sig'))
     assert gone.pop('path') in gone.pop('error') and not any(gone.values())
-    found = beit_mm.classify(out, images, out=tmp_path / 'x.json')
+    found = beit_mm.classify(out, images, out=tmp_path / 'y.json', json=tmp_path / 'x.json')
+    assert (tmp_path / 'y.json').read_bytes() == (tmp_path / 'x.json').read_bytes()
     for row, result in zip(rows, json.loads((tmp_path / 'x.json').read_text()), strict=True):
         assert [row.pop('path'), row.pop('error')] == [result['path'], '']
         best = [text for label, share in result['scores'][:3] for text in (CLASSES[label], f'{share:.3f}')]

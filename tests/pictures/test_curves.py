@@ -65,6 +65,8 @@ def test_a_result_is_drawn_once_it_makes_a_curve(tmp_path, monkeypatch):
     draw_curves(tmp_path / 'run')
     write_start(tmp_path / 'run', '20260102_000000', [{'accuracy/top1': 50.0, 'step': 2}])
     draw_curves(tmp_path / 'run')
+    write_start(tmp_path / 'fit', '20260101_000000', [trained(0, 6.0), {'accuracy/top1': 40.0, 'step': 0}])
+    assert draw_curves(tmp_path / 'fit') == ''  # of a head that was fitted: one point
     (loss,), (_, accuracy) = (figure.axes for figure in drawn)
     assert len(loss.lines) == 1 and [*accuracy.lines[0].get_ydata()] == [40, 50]
     assert loss.get_position().width > 0.5 and accuracy.get_position().y0 < drawn[1].axes[0].get_position().y0
