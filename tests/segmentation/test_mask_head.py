@@ -157,11 +157,22 @@ def test_hidden_is_what_is_outside_of_the_mask():
     assert many[..., 2].equal(many[..., 3])  # a query is masked or not
 
 
-def test_masking_ends_block_by_block_as_eomts_recipe():
-    """ADE20K, large: 39,120 steps, four blocks from 6520, 13040, 19560, 26080, each 6520 steps long."""
-    for block, begin in enumerate((6520, 13040, 19560, 26080)):
-        at = [masking_probability(block, 4, step / 39120) for step in (0, begin, begin + 3260, begin + 6520, 39120)]
-        assert at == pytest.approx([1, 1, 0.5**0.9, 0, 0], abs=1e-9)
+ANNEALING = [  # where, steps of the run, the first and the last step in which the masking of each block falls
+    ('backbone', 88_692, [14782, 36955, 59128], [29564, 51737, 73910]),  # EoMT: COCO, base and small
+    ('backbone', 39_120, [6520, 13040, 19560, 26080], [13040, 19560, 26080, 32600]),  # ADE20K, large
+    ('backbone', 39_120, [6520, 11410, 16300, 21190, 26080], [13040, 17930, 22820, 27710, 32600]),  # ADE20K, giant
+    ('decoder', 20_192, [0, 5384, 7403, 9422, 11442, 13461], [3000, 8749, 10769, 12788, 14807, 16826]),  # PMT: ADE20K
+    ('backbone', 600, [100], [200]),
+    ('decoder', 600, [0], [90]),
+]
+
+
+@pytest.mark.parametrize(('where', 'steps', 'begins', 'ends'), ANNEALING)
+def test_masking_ends_block_by_block_as_in_the_authors_configs(where, steps, begins, ends):
+    for block, (begin, end) in enumerate(zip(begins, ends, strict=True)):
+        middle = (begin + end) / 2
+        at = [masking_probability(block, len(begins), x / steps, where) for x in (0, begin, middle, end, steps)]
+        assert at == pytest.approx([1, 1, 0.5**0.9, 0, 0], abs=0.02)
 
 
 def test_scores_are_sums_of_probabilities():
