@@ -132,8 +132,11 @@ class WholeImage(nn.Module):
         self.model = model
 
     def forward(self, images: Tensor) -> Tensor:
-        logits = self.model.decode_head(self.model.extract_feat(images))  # B, classes, h, w
-        return F.interpolate(logits, images.shape[2:], mode='bilinear', align_corners=self.model.align_corners)
+        features, size = self.model.extract_feat(images), images.shape[2:]
+        if self.model.gives_probabilities:  # of classified masks, which are resized before
+            return self.model.decode_head(features, size)
+        logits = self.model.decode_head(features)  # B, classes, h, w
+        return F.interpolate(logits, size, mode='bilinear', align_corners=self.model.align_corners)
 
 
 def export_onnx(
