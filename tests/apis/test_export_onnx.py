@@ -5,7 +5,7 @@ import json
 import os
 import subprocess
 import sys
-from functools import partialmethod
+from functools import partial, partialmethod
 from pathlib import Path
 
 import cv2
@@ -21,8 +21,9 @@ from torch import nn
 
 import beit_mm
 from beit_mm.apis import export
-from beit_mm.apis.export import AveragePool, export_onnx
+from beit_mm.apis.export import AveragePool, StoredPositions, export_onnx, interpolation
 from beit_mm.checkpoint.read import write_checkpoint
+from beit_mm.positions import POSITION_MODES, resize_position_embedding
 from beit_mm.registry import MODELS, TRANSFORMS
 
 onnx = pytest.importorskip('onnx')
@@ -320,3 +321,12 @@ def test_what_no_file_can_hold_and_missing_packages_are_named(tmp_path, monkeypa
     monkeypatch.setattr(export, 'find_spec', lambda name: None if name == 'onnxruntime' else object())
     with pytest.raises(ValueError, match='pip install .*onnxruntime'):
         export_onnx(classifier(), tmp_path / 'model.onnx')
+
+
+@pytest.mark.parametrize('mode', POSITION_MODES)
+def test_a_graph_resizes_positions_as_the_model(mode):
+    positions, grid = torch.randn(1, 1 + 5 * 6, 8), (5, 6)
+    stored = StoredPositions(grid, 9, partial(interpolation, mode=mode))
+    for target in ((5, 6), (9, 7), (3, 4)):
+        expected = resize_position_embedding(positions, grid, target, mode)
+        torch.testing.assert_close(stored(positions, grid, target, mode), expected, atol=1e-5, rtol=1e-5)
