@@ -15,7 +15,7 @@ Cost:    35 GFLOP an image forward and backward; 9.0 GPU hours of an A100 at 40 
 
 Differs: the settings are those of billpsomas/efficient-probing, whose benchmark has no row for these weights. Not run
          here. Differences are those of ../beit_v2/attentive_probe_in1k_90e.py.
-Options: Another block, from 0, without the final norm: --cfg-options model.layers=8
+Options: Another block, from 0: --cfg-options model.layers=8
          One query: --cfg-options model.num_queries=1
 """
 _base_ = [
@@ -30,8 +30,7 @@ model = dict(
 
 train_pipeline = [
     dict(type='beit_mm.LoadImage'),
-    dict(type='RandomResizedCrop', scale=224, backend='pillow', interpolation='bicubic'),
-    dict(type='RandomFlip', prob=0.5, direction='horizontal'),
+    dict(type='beit_mm.RandomResizedCrop', size=224, clips=True),  # and flips every other image
     dict(type='PackInputs', meta_keys=('img_path', 'unreadable')),
 ]
 train_dataloader = dict(batch_size=512, dataset=dict(pipeline=train_pipeline))
