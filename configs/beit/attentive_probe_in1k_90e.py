@@ -1,7 +1,7 @@
 """Attentive probe of BEiT-Base on ImageNet-1K: the patches of the last block, 32 queries, 90 epochs.
 
 Result:  none published
-Model:   ViT-Base, absolute position embedding, frozen, 87,172,840 parameters, 1,383,400 of them trained; 224 x 224
+Model:   ViT-Base, absolute position embedding, frozen, 87,171,304 parameters, 1,383,400 of them trained; 224 x 224
            pixels
 Command: tools/dist_train.sh configs/beit/pretrain_800e.py 16
          tools/dist_train.sh configs/beit/attentive_probe_in1k_90e.py 8

@@ -2,7 +2,7 @@
 
 Result:  81.4 ImageNet-1K top-1 of an attentive probe at 224 pixels (billpsomas/efficient-probing README, the best
            epoch)
-Model:   ViT-Base, shared relative position bias, LayerScale, frozen, 87,048,760 parameters, 1,383,400 of them trained;
+Model:   ViT-Base, shared relative position bias, LayerScale, frozen, 87,047,224 parameters, 1,383,400 of them trained;
            224 x 224 pixels
 Command: tools/dist_train.sh configs/beit_v2/pretrain_1600e.py 16
          tools/dist_train.sh configs/beit_v2/attentive_probe_in1k_90e.py 8
