@@ -50,6 +50,7 @@ LOCATIONS.update(
     HOOKS=('beit_mm.engine', 'beit_mm.pictures'),
     LOOPS=_ENGINE,
     METRICS=('beit_mm.engine', 'beit_mm.segmentation'),
+    OPTIMIZERS=_ENGINE,
     OPTIM_WRAPPERS=_ENGINE,
     OPTIM_WRAPPER_CONSTRUCTORS=_ENGINE,
 )

@@ -17,6 +17,7 @@ from torch import Tensor
 
 Grid = tuple[int, int]  # rows and columns of patches
 NUM_CLS_ROWS = 3
+POSITION_MODES = ('bicubic', 'bilinear', 'bicubic_antialias', 'bicubic_offset')
 ALIGNMENT = 8  # elements, 16 bytes of bfloat16: fused attention needs each row of a bias to start at a multiple of it
 
 
@@ -177,16 +178,19 @@ def geometric_offsets(source: int, target: int) -> np.ndarray:
 def resize_position_embedding(pos_embed: Tensor, source: Grid, target: Grid, mode: str = 'bicubic') -> Tensor:
     """Resamples a position embedding (1, 1 + h*w, channels) to another grid; the class token's row is kept.
 
-    Source: microsoft/unilm `beit/run_class_finetuning.py` (bicubic); paper appendix, ADE20K (bilinear); DINOv2 with
-    registers (bicubic_antialias).
+    Source: microsoft/unilm `beit/run_class_finetuning.py` (bicubic); paper appendix, ADE20K (bilinear); timm and DINOv2
+    with registers (bicubic_antialias); DINO, and DINOv2 without (bicubic_offset: by (target + 0.1) / source).
     """
     if source == target:
         return pos_embed
     cls_row, patch_rows = pos_embed[:, :1], pos_embed[:, 1:]
     patch_rows = patch_rows.unflatten(1, source).permute(0, 3, 1, 2)  # 1, channels, h, w
-    kind, _, antialias = mode.partition('_')
-    # bfloat16 weights would round the kernel itself
-    patch_rows = F.interpolate(patch_rows.float(), target, mode=kind, align_corners=False, antialias=bool(antialias))
+    kind, _, detail = mode.partition('_')
+    options: dict[str, Any] = dict(size=target)
+    if detail == 'offset':
+        options = dict(scale_factor=[(after + 0.1) / before for before, after in zip(source, target, strict=True)])
+    options |= dict(mode=kind, align_corners=False, antialias=detail == 'antialias')
+    patch_rows = F.interpolate(patch_rows.float(), **options)  # bfloat16 weights would round the kernel itself
     patch_rows = patch_rows.flatten(2).transpose(1, 2).to(pos_embed.dtype)  # 1, h'*w', channels
     return torch.cat([cls_row, patch_rows], dim=1)
 

@@ -132,8 +132,11 @@ class WholeImage(nn.Module):
         self.model = model
 
     def forward(self, images: Tensor) -> Tensor:
-        logits = self.model.decode_head(self.model.extract_feat(images))  # B, classes, h, w
-        return F.interpolate(logits, images.shape[2:], mode='bilinear', align_corners=self.model.align_corners)
+        features, size = self.model.extract_feat(images), images.shape[2:]
+        if self.model.gives_probabilities:  # at this size
+            return self.model.decode_head(features, size)
+        logits = self.model.decode_head(features)  # B, classes, h, w
+        return F.interpolate(logits, size, mode='bilinear', align_corners=self.model.align_corners)
 
 
 def export_onnx(
@@ -321,7 +324,7 @@ class StoredMatrices(nn.Module):
 
 
 class StoredPositions(StoredMatrices):
-    """Does what resize_position_embedding does."""
+    """Does what resize_position_embedding does, but 'bicubic_offset' keeps an axis that has the model's own length."""
 
     def forward(self, pos_embed: Tensor, source: Grid, target: Grid, mode: str) -> Tensor:
         patch_rows = pos_embed[0, 1:].unflatten(0, source).permute(2, 0, 1)  # C, h', w'

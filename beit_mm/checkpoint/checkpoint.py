@@ -56,6 +56,8 @@ class Checkpoint:
             self.meta = description.describe_source(content, path, self.format)
         self.preprocessing: dict[str, Any] = self.meta['preprocessing']
         self.architecture: dict[str, Any] = self.meta['architecture']
+        if self.format == 'timm':
+            self.architecture['interpolate_mode'] = names.position_mode(self.weights, content, path.stem)
 
     @classmethod
     def open(cls, source: 'CheckpointInput', part: str = 'pretrained', **mean_std: Any) -> 'Checkpoint':

@@ -11,6 +11,7 @@ from beit_mm.checkpoint.find import HUB_FILES
 from beit_mm.checkpoint.names import ROTARY_BASE, TABLE, released_out_indices
 from beit_mm.errors import CheckpointError, warn
 from beit_mm.files import quoted
+from beit_mm.positions import POSITION_MODES
 
 MAX_NUMBER = 1e6  # limit for pixels, means and numbers of blocks
 MAX_SIDE = 8192  # pixels of an image that is resized as a file says
@@ -53,7 +54,7 @@ def describe_source(content: Mapping[str, Any], path: Path, format: str | None =
     Returns:
         preprocessing: where known, `mean` and `std` of each channel, pixels 0-255, `size` (height, width), and
             `geometry`: see `usual_geometry`.
-        architecture: what the shapes of the weights do not show, `num_heads` and `out_indices`.
+        architecture: what the shapes of the weights do not show, `num_heads`, `out_indices` and `interpolate_mode`.
         dataset_meta: with the class names as `classes`, even if only a config.json of transformers or timm has them.
         Everything else is as in the file.
 
@@ -76,7 +77,8 @@ def describe_source(content: Mapping[str, Any], path: Path, format: str | None =
     meta['preprocessing'] = _find_preprocessing(content, config, path)
     architecture = meta.get('architecture') or _architecture_of_json(config)
     known = architecture.items() if isinstance(architecture, dict) else ()
-    meta['architecture'] = {name: value for name, value in known if isinstance(value, int) or _numbers(value, int)}
+    kept = [name for name, part in known if isinstance(part, int) or _numbers(part, int) or part in POSITION_MODES]
+    meta['architecture'] = {name: architecture[name] for name in kept}
     classes = _classes_of_json(config)
     if classes and not meta.get('dataset_meta'):
         meta['dataset_meta'] = dict(classes=classes)

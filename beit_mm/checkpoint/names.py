@@ -187,6 +187,7 @@ def backbone_arguments(weights: Mapping[str, Tensor], meta: Mapping[str, Any]) -
     bias = {f'backbone.{SHARED_TABLE}': 'shared', f'backbone.blocks.0.attn.{TABLE}': 'per_layer'}
     output = {'backbone.norm.weight': 'raw', 'backbone.fc_norm.weight': 'avg_featmap'}
     registers = weights.get(REGISTERS, torch.empty(1, 0)).shape[1]
+    mode = 'bicubic_antialias' if registers > 1 else 'bicubic'  # as DINOv2 with registers, or DeiT
     return dict(
         arch=dict(embed_dims=dims, num_layers=depth, num_heads=int(heads), feedforward_channels=hidden),
         img_size=tuple(size or (224, 224)),
@@ -197,11 +198,23 @@ def backbone_arguments(weights: Mapping[str, Tensor], meta: Mapping[str, Any]) -
         rotary_base=float(weights[ROTARY]) if ROTARY in weights else None,
         feedforward='swiglu' if is_gated(weights) else 'mlp',
         num_registers=registers,
-        interpolate_mode='bicubic_antialias' if registers > 1 else 'bicubic',  # as DINOv2 with registers, or DeiT
+        interpolate_mode=meta['architecture'].get('interpolate_mode', mode),
         layer_scale_init=0.1 if 'backbone.blocks.0.gamma_1' in weights else None,
         masked_input='backbone.mask_token' in weights,
         out_type=next((kind for name, kind in output.items() if name in weights), 'featmap'),
     )
+
+
+def position_mode(weights: Mapping[str, Tensor], wrappers: Iterable[str], stem: str) -> str:
+    """How the authors' code resizes positions of plain ViTs whose tensors have Meta's or timm's names.
+
+    DINO's are known by what the file calls the state dict or by the stem of its name, DeiT's and MAE's by 'model'.
+    """
+    mask_token = weights.get('mask_token', weights.get('backbone.mask_token'))
+    is_dinov2 = mask_token is not None and mask_token.dim() == 2
+    if is_dinov2 or {'teacher', 'student'} & {*wrappers} or stem.startswith('dino_'):
+        return 'bicubic_antialias' if 'register_tokens' in weights else 'bicubic_offset'
+    return 'bicubic' if 'model' in wrappers else 'bicubic_antialias'
 
 
 def heads_of(weights: Mapping[str, Tensor], meta: Mapping[str, Any]) -> Any:

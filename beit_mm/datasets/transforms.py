@@ -23,6 +23,7 @@ from beit_mm.files import quoted
 from beit_mm.registry import TRANSFORMS
 
 Box = tuple[int, int, int, int]  # top, left, height, width in pixels
+Span = tuple[float, float]  # the smallest and the largest value
 Size = int | tuple[int, int]  # side, or (height, width), in pixels
 LUMA = (0.299, 0.587, 0.114)  # shares of red, green and blue in gray (ITU-R 601)
 MIN_ASPECT = 0.3  # smallest height / width of an erased box; the largest is its inverse
@@ -90,24 +91,26 @@ class TwoViewRandomResizedCrop(TwoViews):
         scale: smallest and largest area of the box as a fraction of the image area.
         ratio: smallest and largest width / height of the box.
         flip_prob: probability of the flip.
+        clips: cut a box to the image, as MAE does, instead of drawing others until one fits, as torchvision.
 
-    Source: microsoft/unilm `beit/transforms.py`, `beit/datasets.py`; boxes as torchvision's RandomResizedCrop.
+    Source: microsoft/unilm `beit/transforms.py`, `beit/datasets.py`; facebookresearch/mae `util/crop.py`.
     """
 
     def __init__(
         self,
         size: Size = 224,
         second_size: Size | None = 112,
-        scale: tuple[float, float] = (0.08, 1.0),
-        ratio: tuple[float, float] = (3 / 4, 4 / 3),
+        scale: Span = (0.08, 1.0),
+        ratio: Span = (3 / 4, 4 / 3),
         flip_prob: float = 0.5,
+        clips: bool = False,
     ) -> None:
         super().__init__(size, second_size)
-        self.scale, self.ratio, self.flip_prob = scale, ratio, flip_prob
+        self.scale, self.ratio, self.flip_prob, self.clips = scale, ratio, flip_prob, clips
 
     def draw(self, height: int, width: int) -> tuple[Box, bool]:
         flip = random.random() < self.flip_prob
-        return draw_box(height, width, self.scale, self.ratio), flip
+        return draw_box(height, width, self.scale, self.ratio, self.clips), flip
 
 
 @TRANSFORMS.register_module()
@@ -268,13 +271,15 @@ def cut(image: np.ndarray, box: Box) -> np.ndarray:
     return np.ascontiguousarray(image[top : top + height, left : left + width])
 
 
-def draw_box(height: int, width: int, scale: tuple[float, float], ratio: tuple[float, float]) -> Box:
+def draw_box(height: int, width: int, scale: Span, ratio: Span, clips: bool = False) -> Box:
     """Draws a box: area, log aspect and position are uniform; after 10 boxes that do not fit, a centred box."""
     log_ratio = math.log(ratio[0]), math.log(ratio[1])
     for _ in range(10):
         area = height * width * random.uniform(*scale)
         aspect = math.exp(random.uniform(*log_ratio))
         w, h = round(math.sqrt(area * aspect)), round(math.sqrt(area / aspect))
+        if clips:
+            w, h = min(w, width), min(h, height)
         if 0 < w <= width and 0 < h <= height:
             return random.randint(0, height - h), random.randint(0, width - w), h, w
     return center_box(height, width, *ratio)

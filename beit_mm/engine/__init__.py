@@ -30,7 +30,7 @@ from .dino import DINOHook, TeacherMomentumHook
 from .logs import LoggerHook, RuntimeInfoHook, ThroughputHook
 from .loops import EpochLoop, IterLoop
 from .metrics import DenseKNNHook, FeatureMetric, KNNHook, LayerAccuracy, MIMMetric, Predictions, TokenizerMetric
-from .optim import AutocastOptimWrapper, BadStepHook, BEiTOptimWrapperConstructor
+from .optim import LARS, AutocastOptimWrapper, BadStepHook, BEiTOptimWrapperConstructor
 from .signals import InterruptionHook
 from .steps import CompileHook, CompressGradientsHook, StepSeedHook
 from .unreadable import UnreadableImagesHook

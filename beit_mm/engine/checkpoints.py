@@ -373,7 +373,8 @@ class CheckpointMetaHook(Hook):
         meta['preprocessing'] = preprocessing_of_model(model)
         meta['architecture'] = {}  # what the shapes of the weights do not show
         if (backbone := backbone_of(model)) is not None:
-            meta['architecture'] = dict(num_heads=backbone.num_heads, out_indices=list(backbone.out_indices))
+            shown = dict(num_heads=backbone.num_heads, interpolate_mode=backbone.interpolate_mode)
+            meta['architecture'] = dict(shown, out_indices=list(backbone.out_indices))
         if (provenance := target_provenance(model)) is not None:
             meta['tokenizer'] = provenance
         for hook in runner.hooks:

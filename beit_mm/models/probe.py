@@ -127,7 +127,7 @@ class AttentiveProbe(LinearProbe):
     """A LinearProbe whose classifiers read the patches by cross-attention instead of their mean.
 
     Masked image modeling does not train a summary of the image, and a mean of patches can only partly replace one.
-    Patches of the last block have the backbone's final norm; the pooled features are batch-normalised.
+    The pooled features are batch-normalised.
 
     Args:
         num_queries: learned queries of each classifier.
@@ -138,11 +138,8 @@ class AttentiveProbe(LinearProbe):
 
     def __init__(self, backbone: dict, num_classes: int, num_queries: int = 1, **others: Any):
         super().__init__(backbone, num_classes, feature='mean', **others)
-        dims = self.backbone.embed_dims
-        self.backbone.norm = nn.LayerNorm(dims, eps=self.backbone.norm_eps)
-        self.backbone.requires_grad_(False)
         for layer in self.heads:
-            self.heads[layer] = attentive_classifier(dims, num_queries, num_classes)
+            self.heads[layer] = attentive_classifier(self.backbone.embed_dims, num_queries, num_classes)
 
     @torch.no_grad()
     def features(self, images: Tensor) -> list[Tensor]:

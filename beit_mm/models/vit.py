@@ -23,6 +23,7 @@ from beit_mm.checkpoint.read import CheckpointError, as_checkpoint_error
 from beit_mm.errors import UserError, check_choice, log
 from beit_mm.models.layers import FEEDFORWARD, DropPath, PatchEmbed, is_plain
 from beit_mm.positions import (
+    POSITION_MODES,
     Grid,
     bias_from_table,
     num_relative_positions,
@@ -252,7 +253,7 @@ class BEiTBackbone(BaseModule):
         drop_path_rate: drop path rate of the last block; rises linearly from 0 in the first block.
         frozen_stages: -1 freezes nothing, 0 the embeddings, n the first n blocks too.
         with_cp: recompute each block in the backward pass to save memory.
-        interpolate_mode: how the position embedding is resized, 'bicubic', 'bilinear' or 'bicubic_antialias'.
+        interpolate_mode: how the position embedding is resized: see POSITION_MODES and `resize_position_embedding`.
         init_cfg: as in mmengine, for example dict(type='Pretrained', checkpoint=..., prefix='backbone.').
         pretrained: path of a checkpoint; mmseg's segmentors pass their own `pretrained` here.
 
@@ -291,6 +292,7 @@ class BEiTBackbone(BaseModule):
         check_choice('out_type', out_type, ('raw', 'cls_token', 'avg_featmap', 'featmap'))
         check_choice('rel_pos_bias', rel_pos_bias, (None, 'shared', 'per_layer'))
         check_choice('feedforward', feedforward, FEEDFORWARD)
+        check_choice('interpolate_mode', interpolate_mode, POSITION_MODES)
         if rotary_base is not None and (abs_pos_embed or rel_pos_bias):
             raise UserError('rotary_base excludes other positions; set abs_pos_embed=False and rel_pos_bias=None')
         sizes = sizes_of(arch)
@@ -513,6 +515,9 @@ def _fit_on_load(
     unexpected_keys += [prefix + name for name in unexpected]
     incomplete = unexpected or drop_task_parts(report.missing_keys)
     log(str(report), logging.WARNING if incomplete else logging.INFO)
+    theirs, ours = ((origin or {}).get('architecture') or {}).get('interpolate_mode'), backbone.interpolate_mode
+    if theirs not in (None, ours) and 'pos_embed' in expected:
+        log(f"Other image sizes: interpolate_mode={ours!r} is the config's; the authors' code has {theirs!r}.")
 
 
 def sizes_of(arch: str | dict) -> dict:

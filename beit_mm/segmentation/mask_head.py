@@ -32,6 +32,7 @@ from beit_mm.registry import MODELS
 WEIGHTS = dict(loss_class=2.0, loss_mask=5.0, loss_dice=5.0)
 OVERSAMPLE, IMPORTANCE = 3, 0.75  # three quarters of the points are the least certain of three times as many
 NO_OBJECT = 0.1  # weight of this class in the cross-entropy
+QUERIES_AT_ONCE = 16  # whose masks are resized together: 70 MB for each 1024 x 1024 pixels
 IGNORED = -1  # label of pixels that do not count
 
 Prediction = tuple[Tensor, Tensor]  # logits of masks (B, Q, 4h, 4w) and of classes (B, Q, K + 1)
@@ -52,7 +53,7 @@ class MaskClassificationHead(BaseDecodeHead):
         num_blocks: blocks that mix queries and patches.
         where: 'decoder': the head has these blocks itself, and takes feature maps of any backbone, which may be frozen;
             'backbone': they are the last blocks of a SlidingSegmentor's BEiTBackbone, in which the queries are further
-            prefix tokens, with the position bias of the class token.
+            prefix tokens, with the position bias of the class token; its final norm precedes the predictions.
         in_index: feature maps of a decoder; each gets a norm and a linear layer, then all are added.
         num_points: P, number of points at which the loss reads a mask.
         ignore_index: as in mmseg.
@@ -103,16 +104,23 @@ class MaskClassificationHead(BaseDecodeHead):
         self.upscale = nn.Sequential(*upscaling(dims), *upscaling(dims))
 
     def join(self, backbone: BEiTBackbone) -> None:
-        """Takes the backbone's last blocks for the queries."""
+        """Takes the backbone's last blocks for the queries, and the place of its final norm."""
         check_choice('decode_head.num_blocks', self.num_blocks, range(1, backbone.num_layers + 1))
         self.joined = [*backbone.blocks[-self.num_blocks :]]
         self.with_cp = backbone.with_cp
+        self.norm.eps, backbone.norm = backbone.norm_eps, None
 
-    def forward(self, inputs: Sequence[Tensor]) -> Tensor:
-        """Probabilities (B, K, 4h, 4w), which do not add up to 1, of feature maps (B, C, h, w)."""
+    def forward(self, inputs: Sequence[Tensor], size: Grid | None = None) -> Tensor:
+        """Probabilities (B, K, H, W), which do not add up to 1, at a size (H, W), by default that of the masks."""
         masks, classes = self.predictions(inputs)[-1]
         with torch.autocast(masks.device.type, enabled=False):
-            return class_scores(masks, classes)
+            return class_scores(masks, classes, size)
+
+    def predict(self, inputs: Sequence[Tensor], batch_img_metas: list[dict], test_cfg: dict) -> Tensor:
+        """Probabilities (B, K, H, W) at the size of the images or windows, for mmseg's EncoderDecoder."""
+        meta = batch_img_metas[0]
+        is_window = isinstance(meta['img_shape'], torch.Size)  # see mmseg's BaseDecodeHead.predict_by_feat
+        return self.forward(inputs, meta['pad_shape' if 'pad_shape' in meta and not is_window else 'img_shape'][:2])
 
     def predictions(self, inputs: Sequence[Tensor]) -> list[Prediction]:
         """The prediction after all blocks; in training, those before each block precede it."""
@@ -122,7 +130,7 @@ class MaskClassificationHead(BaseDecodeHead):
             hidden = None
             if self.training:
                 found.append(self.predict_masks(x, grid))
-                probability = masking_probability(index, self.num_blocks, progress_of())
+                probability = masking_probability(index, self.num_blocks, progress_of(), self.where)
                 hidden = hidden_tokens(found[-1][0], grid, x.shape[1], probability)  # B, Q, N
             if self.with_cp and self.training:
                 x = checkpoint(block, x, grid, bias, None, hidden, use_reentrant=False)
@@ -195,9 +203,18 @@ def upscaling(dims: int) -> list[nn.Module]:
     return [nn.ConvTranspose2d(dims, dims, 2, stride=2), nn.GELU(), depthwise, LayerNorm2d(dims, eps=NORM_EPS)]
 
 
-def class_scores(masks: Tensor, classes: Tensor) -> Tensor:
-    """Probabilities (B, K, H, W): the sum over the queries of P(class) * P(pixel in the mask)."""
-    return torch.einsum('bqk,bqhw->bkhw', classes.softmax(dim=-1)[..., :-1], masks.sigmoid())
+def class_scores(masks: Tensor, classes: Tensor, size: Grid | None = None) -> Tensor:
+    """Probabilities (B, K, H, W): the sum over the queries of P(class) * P(pixel in the mask).
+
+    The logits of the masks are resized to `size` (H, W) before, because resizing the sum would blur its edges.
+    """
+    size = masks.shape[2:] if size is None else size
+    shares = classes.softmax(dim=-1)[..., :-1].transpose(1, 2)  # B, K, Q
+    scores = masks.new_zeros(*shares.shape[:2], size[0] * size[1])
+    for share, logits in zip(shares.split(QUERIES_AT_ONCE, dim=2), masks.split(QUERIES_AT_ONCE, dim=1), strict=True):
+        inside = F.interpolate(logits, size, mode='bilinear').sigmoid_()  # B, a few queries, H, W
+        scores = scores.baddbmm_(share, inside.flatten(2))
+    return scores.unflatten(2, size)
 
 
 # Masked attention
@@ -214,14 +231,17 @@ def hidden_tokens(masks: Tensor, grid: Grid, num_tokens: int, probability: float
         return F.pad(hidden, (num_tokens - hidden.shape[2], 0))
 
 
-def masking_probability(block: int, num_blocks: int, progress: float) -> float:
+def masking_probability(block: int, num_blocks: int, progress: float, where: str) -> float:
     """Probability that a query is masked in a block, after this share of the training.
 
-    The training has num_blocks + 2 equal parts, which are counted from 0. The probability is 1 until part block + 1
-    begins, falls in this part as a polynomial of degree 0.9, and is 0 after it.
+    It is 1 at first, falls during a sixth of the training as a polynomial of degree 0.9, and is 0 afterwards. The falls
+    begin at even distances, from 1/6 of the training for the first block to 4/6 for the last; in a decoder, the first
+    block's is from 0 to 0.15. Sources: the configs of EoMT; of PMT, `image/configs/ade20k/semantic/pmt_l_512.yaml`.
     """
-    part = progress * (num_blocks + 2) - (block + 1)
-    return (1 - min(max(part, 0.0), 1.0)) ** 0.9
+    begin, length = 1 / 6 + block / max(num_blocks - 1, 1) / 2, 1 / 6
+    if where == 'decoder' and block == 0:
+        begin, length = 0.0, 0.15
+    return (1 - min(max((progress - begin) / length, 0.0), 1.0)) ** 0.9
 
 
 # Objects, points and matching

@@ -102,6 +102,14 @@ class SlidingSegmentor(EncoderDecoder):
         check_test_cfg(self.test_cfg or {})
         self.takes_rgb = not (data_preprocessor or {}).get('bgr_to_rgb', False)
 
+    def init_weights(self) -> None:
+        """As in mmengine; a head that joins the backbone also gets the final norm of the backbone's checkpoint."""
+        if self.queries_join_backbone:
+            backbone_of(self.backbone).norm = self.decode_head.norm
+        super().init_weights()
+        if self.queries_join_backbone:
+            backbone_of(self.backbone).norm = None
+
     def extract_feat(self, inputs: Tensor) -> Sequence:
         """Feature maps; for a head that joins the backbone: tokens before its blocks, patch grid and shared bias."""
         if not self.queries_join_backbone:
@@ -137,35 +145,46 @@ class SlidingSegmentor(EncoderDecoder):
         Source: mmseg `EncoderDecoder.slide_inference` and `postprocess_result`.
         """
         cfg, device, divisor = self.test_cfg, views[0].image.device, self.divisor
-        # On a CPU larger batches gain nothing and cost memory.
-        windows_per_batch = cfg.get('windows_per_batch', 1 if device.type == 'cpu' else 8)
+        # On a CPU larger batches gain nothing and cost memory. Masks have scores as large as the windows: at most 1 GB.
+        fitting = 2 * MAX_LOGITS // (self.num_classes * math.prod(cfg['crop_size'])) if self.gives_probabilities else 8
+        windows_per_batch = cfg.get('windows_per_batch', 1 if device.type == 'cpu' else max(1, min(8, fitting)))
         windows = (window for view in views for window in _windows(view, cfg['crop_size'], cfg['stride']))
         options = self.align_corners, device
         logits_image: Tensor | None = None
         for batch in _batches(windows, windows_per_batch):
             images = torch.stack([window.image for window in batch])  # B, 3, h, w
             bottom, right = (-side % divisor for side in images.shape[2:])
-            logits = self.logits(F.pad(images, (0, right, 0, bottom))).float()  # B, C, h', w'
+            images = F.pad(images, (0, right, 0, bottom))
+            logits = self.logits(images).float()  # B, C, h', w'
             for (_, view, rows, row, columns, column), logits_window in zip(batch, logits, strict=True):
                 classes, height, width = logits_window.shape
                 if logits_image is None:
                     logits_image = logits.new_zeros(classes, *view.size)  # C, H, W
                 y, row_matrix = window_matrix(rows, row, view.size[0], False, height, bottom, *options)
                 x, column_matrix = window_matrix(columns, column, view.size[1], view.flip, width, right, *options)
-                logits_image[:, y, x] += row_matrix @ logits_window @ column_matrix.T
+                part = logits_image[:, y, x]
+                # the sizes of the window and of the view's logits are those that the network sees: diagonal matrices
+                if ((height, width), view.size, view.flip) == (images.shape[2:], view.image.shape[1:], False):
+                    coverage = row_matrix.diagonal()[:, None] * column_matrix.diagonal()
+                    part.addcmul_(logits_window[:, : len(row_matrix), : len(column_matrix)], coverage)
+                else:
+                    part += row_matrix @ logits_window @ column_matrix.T
                 if (row + 1, column + 1) == (len(rows), len(columns)):  # the view's last window
                     yield logits_image
                     logits_image = None
 
     def logits(self, images: Tensor) -> Tensor:
-        """Logits (B, C, h', w') of images (B, 3, h, w), in the precision of `test_cfg`, not resized."""
+        """Logits (B, C, h', w') of images (B, 3, h, w), in the precision of `test_cfg`; masks' are resized to h, w."""
         device, precision = images.device.type, self.test_cfg.get('precision')
         used = usable_dtype(precision or 'bfloat16', device)
         if precision and used != precision:  # mmengine logs a repeated line only once
             warn(f'Segmenting on {device} in {used}, because test_cfg.precision={precision} is slow there.')
         dtype = getattr(torch, used)
         with torch.autocast(device, dtype, enabled=dtype is not torch.float32):
-            return self.decode_head(self.extract_feat(images))
+            features = self.extract_feat(images)
+            if self.gives_probabilities:
+                return self.decode_head(features, images.shape[2:])
+            return self.decode_head(features)
 
     def labelled_patches(
         self, batch: Mapping[str, Any], per_image: int, generator: torch.Generator

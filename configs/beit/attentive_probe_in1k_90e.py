@@ -1,7 +1,7 @@
 """Attentive probe of BEiT-Base on ImageNet-1K: the patches of the last block, 32 queries, 90 epochs.
 
 Result:  none published
-Model:   ViT-Base, absolute position embedding, frozen, 87,172,840 parameters, 1,383,400 of them trained; 224 x 224
+Model:   ViT-Base, absolute position embedding, frozen, 87,171,304 parameters, 1,383,400 of them trained; 224 x 224
            pixels
 Command: tools/dist_train.sh configs/beit/pretrain_800e.py 16
          tools/dist_train.sh configs/beit/attentive_probe_in1k_90e.py 8
@@ -15,7 +15,7 @@ Cost:    35 GFLOP an image forward and backward; 9.0 GPU hours of an A100 at 40 
 
 Differs: the settings are those of billpsomas/efficient-probing, whose benchmark has no row for these weights. Not run
          here. Differences are those of ../beit_v2/attentive_probe_in1k_90e.py.
-Options: Another block, from 0, without the final norm: --cfg-options model.layers=8
+Options: Another block, from 0: --cfg-options model.layers=8
          One query: --cfg-options model.num_queries=1
 """
 _base_ = [
@@ -30,8 +30,7 @@ model = dict(
 
 train_pipeline = [
     dict(type='beit_mm.LoadImage'),
-    dict(type='RandomResizedCrop', scale=224, backend='pillow', interpolation='bicubic'),
-    dict(type='RandomFlip', prob=0.5, direction='horizontal'),
+    dict(type='beit_mm.RandomResizedCrop', size=224, clips=True),  # and flips every other image
     dict(type='PackInputs', meta_keys=('img_path', 'unreadable')),
 ]
 train_dataloader = dict(batch_size=512, dataset=dict(pipeline=train_pipeline))

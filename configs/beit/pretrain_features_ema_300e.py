@@ -12,8 +12,11 @@ Cost:    135 GFLOP an image forward and backward; 115 GPU hours of an A100 at 40
 
 Follows: dBOT (arXiv 2209.03917) with its own past as teacher, in stages: 84.5 ImageNet-1K top-1, 49.5 ADE20K mIoU. Not
          run here
-Differs: from dBOT in a teacher that moves at each step, by DINO's schedule, in having no decoder and in 300 epochs;
-         from pretrain_300e.py in the targets, in the head and in having one view
+Differs: from dBOT in a teacher that moves at each step, by DINO's schedule, in having no decoder, in 300 epochs, and in
+         the recipe, which is that of pretrain_300e.py. dBOT's own: 0.75 of the patches masked at random, lr 2.4e-3 for
+         4096 images, betas 0.9 and 0.95, 40 epochs of warm-up, drop path 0.2, fixed sine positions, crops from 0.2 of
+         the image without colour jitter, the class token in the loss. From pretrain_300e.py in the targets, in the head
+         and in having one view
 Options: Features of an earlier block: --cfg-options model.target_generator.layers=8
 """
 _base_ = [

@@ -12,14 +12,14 @@ Test:    tools/dist_test.sh configs/beit_plus/masks_decoder_512_ade20k_39k_after
 Batch:   8 GPUs x 2 = 16 images, lr 1e-4
 Steps:   39,120 updates, 1,500 of them warm-up
 Data:    ADE20K, 20,210 images, 31.0 times
-Cost:    1,306 GFLOP an image forward and backward; 1.8 GPU hours of an A100 at 40 %
+Cost:    1,304 GFLOP an image forward and backward; 1.8 GPU hours of an A100 at 40 %
 
 Differs: from masks_512_ade20k_39k_after_in22k.py in the head: blocks of its own, as in PMT, on the outputs of four
          blocks. PMT trains it on a frozen encoder (--cfg-options model.backbone.frozen_stages=12). Not run here.
 """
 _base_ = [
     '../_base_/models/masks_base.py',
-    '../_base_/datasets/ade20k_512.py',
+    '../_base_/datasets/ade20k_masks_512.py',
     '../_base_/schedules/masks_adamw_bs16_39k.py',
 ]
 

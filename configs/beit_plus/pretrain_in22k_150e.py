@@ -12,8 +12,9 @@ Data:    ImageNet-22K, 14,197,122 images
 Cost:    152 GFLOP an image forward and backward; 719 GPU hours of an A100 at 40 %
 
 Differs: from the released command in bfloat16 instead of float16, and in colour jitter after the crop instead of before
-         it. Images are normalised with mean and std 0.5, as in the released command. With another batch, change the
-         schedule below, which counts steps.
+         it. Images are normalised with mean and std 0.5, and the rate rises for 10,000 steps, as in the released
+         command; 10 epochs, as the paper has on ImageNet-1K, would be 69,320. With another batch, change the schedule
+         below, which counts steps.
 """
 _base_ = [
     '../_base_/models/mim_base.py',

@@ -8,15 +8,15 @@ Test:    tools/dist_test.sh configs/dinov2/masks_512_ade20k_39k.py \
 Batch:   8 GPUs x 2 = 16 images, lr 1e-4
 Steps:   39,120 updates, 1,500 of them warm-up
 Data:    ADE20K, 20,210 images, 31.0 times
-Cost:    993 GFLOP an image forward and backward; 1.4 GPU hours of an A100 at 40 %
+Cost:    992 GFLOP an image forward and backward; 1.4 GPU hours of an A100 at 40 %
 
 Differs: from EoMT (arXiv 2503.19108), whose model and recipe these are, with patches of 14 pixels resampled to 16 as
          there, in one warm-up of 1,500 steps in place of two, and in what masks_512_ade20k_39k_after_in22k.py of
-         beit_plus says of rates, weight decay, precision and windows. Not run here.
+         beit_plus says of rates, weight decay, precision, padding and windows. Not run here.
 """
 _base_ = [
     '../_base_/models/masks_base.py',
-    '../_base_/datasets/ade20k_512.py',
+    '../_base_/datasets/ade20k_masks_512.py',
     '../_base_/schedules/masks_adamw_bs16_39k.py',
 ]
 

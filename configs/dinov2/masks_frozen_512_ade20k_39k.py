@@ -9,17 +9,17 @@ Test:    tools/dist_test.sh configs/dinov2/masks_frozen_512_ade20k_39k.py \
 Batch:   8 GPUs x 2 = 16 images, lr 2e-4
 Steps:   39,120 updates, 1,500 of them warm-up
 Data:    ADE20K, 20,210 images, 31.0 times
-Cost:    1,161 GFLOP an image forward and backward; 1.6 GPU hours of an A100 at 40 %
+Cost:    1,160 GFLOP an image forward and backward; 1.6 GPU hours of an A100 at 40 %
 
 Differs: from PMT (github.com/tue-mps/pmt), which it follows, in the encoder (there DINOv3), in the norms in front of
-         the decoder (batch norm), in having no rotary positions, and in the schedule, which is that of
-         masks_512_ade20k_39k.py (there a cosine of 16 epochs after a warm-up of 6,000 steps). PMT's decoder has MLPs as
-         wide as the model (here four times as wide), an MLP for each feature map (here a linear layer), LayerScale, and
-         the class token and registers among its tokens. Not run here.
+         the decoder (the final one and batch norm), in having no rotary positions, and in the schedule, which is that
+         of masks_512_ade20k_39k.py (there a cosine of 16 epochs after a warm-up of 6,000 steps). PMT's decoder has MLPs
+         as wide as the model (here four times as wide), an MLP for each feature map (here a linear layer), LayerScale,
+         and the class token and registers among its tokens. Not run here.
 """
 _base_ = [
     '../_base_/models/masks_base.py',
-    '../_base_/datasets/ade20k_512.py',
+    '../_base_/datasets/ade20k_masks_512.py',
     '../_base_/schedules/masks_adamw_bs16_39k.py',
 ]
 

@@ -8,13 +8,13 @@ Test:    tools/dist_test.sh configs/dinov2/masks_large_512_ade20k_39k.py \
 Batch:   8 GPUs x 2 = 16 images, lr 1e-4
 Steps:   39,120 updates, 1,500 of them warm-up
 Data:    ADE20K, 20,210 images, 31.0 times
-Cost:    2,934 GFLOP an image forward and backward; 4.1 GPU hours of an A100 at 40 %
+Cost:    2,933 GFLOP an image forward and backward; 4.1 GPU hours of an A100 at 40 %
 
 Differs: as masks_512_ade20k_39k.py does. Not run here.
 """
 _base_ = [
     '../_base_/models/masks_base.py',
-    '../_base_/datasets/ade20k_512.py',
+    '../_base_/datasets/ade20k_masks_512.py',
     '../_base_/schedules/masks_adamw_bs16_39k.py',
 ]
 

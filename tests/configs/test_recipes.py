@@ -11,6 +11,7 @@ from helpers import build_on_meta, check_all, count_parameters, list_configs, lo
 from mmengine.registry import PARAM_SCHEDULERS
 
 from beit_mm.models.lora import with_lora
+from beit_mm.registry import TRANSFORMS
 
 IMAGENET = dict(mean=(123.675, 116.28, 103.53), std=(58.395, 57.12, 57.375))
 HALF = dict(mean=(127.5,) * 3, std=(127.5,) * 3)
@@ -230,9 +231,9 @@ MASKS = [
 ]
 FROZEN = [f'dinov2/masks_frozen_{large}512_ade20k_39k.py' for large in ('', 'large_')]
 PLAIN = [*FROZEN, *(f'dinov2/masks_{large}512_ade20k_39k.py' for large in ('', 'large_'))]
-ATTENTIVE = {  # their pretraining, and parameters of the backbone with its last norm
-    'beit/attentive_probe_in1k_90e.py': ('beit/pretrain_800e.py', 85_789_440),
-    'beit_v2/attentive_probe_in1k_90e.py': ('beit_v2/pretrain_1600e.py', 85_665_360),
+ATTENTIVE = {  # their pretraining, and parameters of the backbone without its last norm
+    'beit/attentive_probe_in1k_90e.py': ('beit/pretrain_800e.py', 85_789_440 - 2 * 768),
+    'beit_v2/attentive_probe_in1k_90e.py': ('beit_v2/pretrain_1600e.py', 85_665_360 - 2 * 768),
 }
 ADAPTED = {  # what they change, and how many parameters learn
     'beit_v2/finetune_lora_in1k_30e.py': ('beit_v2/finetune_in1k_100e.py', 2_359_296 + 769_000),
@@ -269,6 +270,17 @@ def test_a_linear_probe_is_the_published_one(name):
     assert sum(p.numel() for p in build_on_meta(name).parameters()) == parameters
 
 
+def test_images_under_mask_heads_are_resized_as_by_eomts_scale_jitter():
+    """torchvision's, which EoMT uses: min(512 / height, 512 / width), times 0.5 to 2."""
+    steps = load_config('beit_plus/masks_512_ade20k_39k_after_in22k.py').train_pipeline
+    step = TRANSFORMS.build(next(step for step in steps if step.type == 'RandomResize'))
+    for height, width in ((512, 683), (400, 300), (100, 1000)):
+        image = np.zeros((height, width, 3), np.uint8)
+        factors = [step(dict(img=image))['img'].shape[0] / height / min(512 / height, 512 / width) for _ in range(300)]
+        assert min(factors) == pytest.approx(0.5, abs=0.04) and max(factors) == pytest.approx(2, abs=0.04)
+        assert np.mean(factors) == pytest.approx(1.25, abs=0.1)
+
+
 def test_mask_heads_are_trained_as_eomt():
     """Its ADE20K recipe with DINOv2-L: 31 epochs of 1,263 steps are 39,153; masks end at sixths of 39,120.
 
@@ -277,6 +289,8 @@ def test_mask_heads_are_trained_as_eomt():
 
     def check_one(name: str) -> None:
         size, large = (640 if '640' in name else 512), 'large' in name
+        # EoMT's ScaleJitter fits the long side to the crop times 0.5 to 2
+        resize = dict(scale=(4 * size, size) if name == LINEAR else (size, size), ratio_range=(0.5, 2.0))
         published = {
             'optim_wrapper.optimizer': dict(adamw(2e-4 if name in FROZEN else 1e-4, 0.05), betas=None, eps=None),
             'optim_wrapper.clip_grad': None if name == LINEAR else dict(max_norm=0.01),
@@ -284,8 +298,7 @@ def test_mask_heads_are_trained_as_eomt():
             'train_cfg.max_iters': 39_120,
             'param_scheduler': [dict(type='LinearLR', end=1501), dict(type='PolyLR', power=0.9, eta_min=0, end=39_121)],
             'auto_scale_lr.base_batch_size': 16,
-            'train_dataloader.dataset.pipeline': [{}, {}, dict(scale=(4 * size, size)), dict(crop_size=(size,) * 2)]
-            + [{}] * 3,
+            'train_dataloader.dataset.pipeline': [{}, {}, resize, dict(crop_size=(size,) * 2), {}, {}, {}],
             'val_dataloader.dataset.pipeline': [{}, dict(scale=(4 * size, size)), {}, {}],
             'model.test_cfg.crop_size': (size, size),
             'model.backbone': dict(img_size=size, rel_pos_bias='per_layer', abs_pos_embed=False),
@@ -315,15 +328,15 @@ def test_mask_heads_are_trained_as_eomt():
 def test_an_attentive_probe_is_efficient_probings(name):
     """The settings of its README and main_linprobe.py, and the trained parameters of its log of BEiT v2."""
     start, of_backbone = ATTENTIVE[name]
-    crop = dict(type='RandomResizedCrop', scale=224, backend='pillow', interpolation='bicubic')
+    crop = dict(type='beit_mm.RandomResizedCrop', size=224, clips=True)  # which also flips
     edge = dict(type='ResizeEdge', scale=256, interpolation='bicubic')
     published = {
         'model': dict(layers=-1, num_queries=32, data_preprocessor=IMAGENET),
-        'optim_wrapper.optimizer': dict(type='LARS', lr=0.1 * 4096 / 256, momentum=0.9, weight_decay=0),
-        'optim_wrapper.paramwise_cfg.custom_keys': dict(bias=dict(lars_exclude=True)),
+        'optim_wrapper.optimizer': dict(type='beit_mm.LARS', lr=0.1 * 4096 / 256, momentum=0.9),
+        'optim_wrapper.dtype': 'bfloat16',
         'train_cfg.max_epochs': 90,
         'auto_scale_lr.base_batch_size': 4096,
-        'train_dataloader.dataset.pipeline': [LOAD, crop, dict(type='RandomFlip', prob=0.5), PACK],
+        'train_dataloader.dataset.pipeline': [LOAD, crop, PACK],
         'val_dataloader.dataset.pipeline': [LOAD, edge, dict(crop_size=224), {}],
     }
     check(published, name)

@@ -4,17 +4,18 @@ import copy
 import math
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 from helpers import narrow_model
-from mmengine.registry import init_default_scope
+from mmengine.registry import DefaultScope, init_default_scope
 from torch import nn
 
 from beit_mm.checkpoint.read import CheckpointError
 from beit_mm.engine.optim import AutocastOptimWrapper, BEiTOptimWrapperConstructor
 from beit_mm.models import BEiTBackbone
 from beit_mm.precision import usable_dtype
-from beit_mm.registry import MODELS
+from beit_mm.registry import MODELS, OPTIMIZERS
 
 
 def classifier(**backbone) -> nn.Module:
@@ -184,3 +185,26 @@ def test_a_states_memory_and_kernel_are_the_runs(fused):
     (group, *_), moment = wrapper.param_groups, wrapper.optimizer.state[model.weight]['exp_avg']
     assert not group['amsgrad'] and group['lr'] == 0.25
     assert moment.is_contiguous() and moment.untyped_storage().nbytes() == 4 * moment.numel()
+
+
+def test_lars_applies_the_rate_after_the_momentum():
+    """The update of MAE's and MoCo v3's LARS while the rate falls; vectors and zeros keep their gradients."""
+    rng = np.random.default_rng(0)
+    values = [rng.standard_normal((3, 4)), rng.standard_normal(4), np.zeros((2, 2))]
+    parameters = [nn.Parameter(torch.tensor(value)) for value in values]
+    momenta = [0.0] * 3
+    with DefaultScope.overwrite_default_scope('mmpretrain'):
+        optimizer = OPTIMIZERS.build(dict(type='beit_mm.LARS', params=parameters, lr=1.0, momentum=0.9))
+    for rate in (1.0, 0.5, 0.1):
+        optimizer.param_groups[0]['lr'] = rate
+        for place, parameter in enumerate(parameters):
+            gradient = rng.standard_normal(parameter.shape)
+            parameter.grad = torch.tensor(gradient)
+            value, has_length = values[place], np.linalg.norm(values[place]) > 0
+            if value.ndim > 1 and has_length:
+                gradient = gradient * 0.001 * np.linalg.norm(value) / np.linalg.norm(gradient)
+            momenta[place] = 0.9 * momenta[place] + gradient
+            values[place] = value - rate * momenta[place]
+        optimizer.step()
+        for parameter, value in zip(parameters, values, strict=True):
+            np.testing.assert_allclose(parameter.detach(), value, rtol=1e-9)

@@ -5,13 +5,13 @@ import torch
 from mmengine.structures import PixelData
 from mmseg.structures import SegDataSample
 from torch import Tensor
+from torch.nn.functional import interpolate
 from transformers import EomtConfig, EomtForUniversalSegmentation, Mask2FormerConfig
 from transformers.models.eomt.modeling_eomt import EomtLoss
 from transformers.models.mask2former.modeling_mask2former import Mask2FormerLoss
 
 from beit_mm.registry import MODELS
 from beit_mm.segmentation import MaskClassificationHead, SlidingSegmentor
-from beit_mm.segmentation.mask_head import class_scores
 
 CLASSES, QUERIES, DIMS, POINTS = 7, 6, 64, 40
 SIZES = dict(num_labels=CLASSES, num_queries=QUERIES, train_num_points=POINTS)
@@ -135,8 +135,9 @@ def test_queries_in_the_backbone_are_eomt(same_points, monkeypatch):
     ours, images = joined(theirs), torch.randn(3, 3, 64, 64)
     theirs.eval().attn_mask_probs.zero_()
     with torch.no_grad():
-        expected = theirs(images)
-        expected = class_scores(expected.masks_queries_logits, expected.class_queries_logits)
+        found = theirs(images)
+        masks = interpolate(found.masks_queries_logits, (64, 64), mode='bilinear').sigmoid()
+        expected = torch.einsum('bqk,bqhw->bkhw', found.class_queries_logits.softmax(dim=-1)[..., :-1], masks)
         torch.testing.assert_close(ours.eval().logits(images), expected, atol=1e-5, rtol=1e-5)
     theirs.train().attn_mask_probs.fill_(1)
     labels = label_maps()

@@ -9,6 +9,7 @@ from timm.layers import resample_abs_pos_embed
 from timm.layers.patch_embed import resample_patch_embed
 from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor
+from torch.nn.functional import interpolate
 
 from beit_mm import ClassificationInferencer
 from beit_mm.checkpoint.checkpoint import Checkpoint
@@ -29,14 +30,26 @@ def timm_vit(size: int | tuple = SIZE, **options) -> VisionTransformer:
     return randomise(VisionTransformer(**sizes, num_classes=7, **options))
 
 
-def timm_features(options: dict, shape: tuple[int, int], images: Tensor) -> list[Tensor]:
-    """Patches after each block, at another size with the position embedding resampled as its authors do it."""
+def resized(positions: Tensor, shape: tuple[int, int], author: str) -> Tensor:
+    """A position embedding (1, rows, DIMS) for another image size, as the authors' code resizes it."""
+    grid, before = [side // PATCH for side in shape], SIZE // PATCH
+    prefix = positions.shape[1] - before**2
+    if author == 'timm':
+        return resample_abs_pos_embed(positions, grid, num_prefix_tokens=prefix)
+    if grid == [before, before]:
+        return positions
+    patches = positions[:, prefix:].unflatten(1, (before, before)).permute(0, 3, 1, 2)
+    if author == 'dino':  # DINO and DINOv2: interpolate_pos_encoding
+        patches = interpolate(patches, scale_factor=[(side + 0.1) / before for side in grid], mode='bicubic')
+    else:  # MAE: util/pos_embed.py; DeiT: main.py; DINOv2 with registers is antialiased
+        patches = interpolate(patches, grid, mode='bicubic', antialias=author == 'registers')
+    return torch.cat([positions[:, :prefix], patches.flatten(2).transpose(1, 2)], dim=1)
+
+
+def timm_features(options: dict, shape: tuple[int, int], images: Tensor, author: str = 'timm') -> list[Tensor]:
+    """Patches after each block, at another size with the position embedding of the author's code."""
     weights, peer = timm_vit(**options).state_dict(), timm_vit(shape, **options)
-    prefix = weights['pos_embed'].shape[1] - (SIZE // PATCH) ** 2
-    grid = [side // PATCH for side in shape]
-    is_antialiased = 'reg_tokens' in options  # as Meta's code does it
-    weights['pos_embed'] = resample_abs_pos_embed(weights['pos_embed'], grid, None, prefix, antialias=is_antialiased)
-    peer.load_state_dict(weights)
+    peer.load_state_dict(weights | dict(pos_embed=resized(weights['pos_embed'], shape, author)))
     return peer.forward_intermediates(images, intermediates_only=True)
 
 
@@ -127,22 +140,25 @@ TIMM = {
     'registers with positions': dict(reg_tokens=4),
 }
 PLAIN = timm_vit().state_dict()
-FILES = {  # layout: how the truth is built, and the content of its file
+FILES = {  # layout: how the truth is built, the content of its file, and who resizes its positions, if not timm
     **{f'timm, {name}': (options, timm_vit(**options).state_dict) for name, options in TIMM.items()},
-    'MAE, pretraining': ({}, lambda: dict(model=mae_pretraining())),
+    'MAE, pretraining': ({}, lambda: dict(model=mae_pretraining()), 'mae'),
     'DINO, teacher and student': (
         {},
         lambda: dict(
             teacher=prefixed('backbone.', without_head(PLAIN)) | {'head.mlp.0.weight': torch.ones(8, DIMS)},
             student=prefixed('module.backbone.', wrong(without_head(PLAIN))),
         ),
+        'dino',
     ),
-    'DINO, student': ({}, lambda: dict(student=prefixed('module.backbone.', without_head(PLAIN)))),
-    'Meta, DINOv2': (TIMM['DINOv2'], lambda: meta_dinov2(0)),
-    'Meta, DINOv2 with registers': (TIMM['DINOv2 with registers'], lambda: meta_dinov2(4)),
+    'DINO, student': ({}, lambda: dict(student=prefixed('module.backbone.', without_head(PLAIN))), 'dino'),
+    'dino_deitsmall16_pretrain': ({}, lambda: without_head(PLAIN), 'dino'),
+    'Meta, DINOv2': (TIMM['DINOv2'], lambda: meta_dinov2(0), 'dino'),
+    'Meta, DINOv2 with registers': (TIMM['DINOv2 with registers'], lambda: meta_dinov2(4), 'registers'),
     'Meta, DINOv2 in training': (
         TIMM['DINOv2'],
         lambda: dict(teacher=prefixed('backbone.', in_groups_of_blocks(meta_dinov2(0)))),
+        'dino',
     ),
     'Lightning, backbone and head': (
         {},
@@ -153,8 +169,8 @@ FILES = {  # layout: how the truth is built, and the content of its file
         lambda: prefixed('teacher.backbone.', PLAIN) | prefixed('student.backbone.', wrong(PLAIN)),
     ),
     'moving average of timm': ({}, lambda: dict(state_dict=wrong(PLAIN), state_dict_ema=PLAIN)),
-    'moving average of DeiT': ({}, lambda: dict(model=wrong(PLAIN), model_ema=PLAIN)),
-    'moving average': ({}, lambda: dict(model=wrong(PLAIN), ema=PLAIN)),
+    'moving average of DeiT': ({}, lambda: dict(model=wrong(PLAIN), model_ema=PLAIN), 'deit'),
+    'moving average': ({}, lambda: dict(model=wrong(PLAIN), ema=PLAIN), 'deit'),
 }
 
 
@@ -188,10 +204,13 @@ def images() -> dict:
 @pytest.mark.parametrize('layout', FILES)
 @torch.no_grad()
 def test_a_layout_of_a_plain_vit(layout, images, tmp_path):
-    options, content = FILES[layout]
-    torch.save(content(), tmp_path / 'vit.pth')
-    expected = {shape: timm_features(options, shape, images[shape]) for shape in SHAPES}
-    assert_features(tmp_path / 'vit.pth', expected, images)
+    options, content, *author = FILES[layout]
+    path = tmp_path / f'{layout if layout.startswith("dino_") else "vit"}.pth'
+    torch.save(content(), path)
+    expected = {shape: timm_features(options, shape, images[shape], *author) for shape in SHAPES}
+    assert_features(path, expected, images)
+    convert_checkpoint(path, tmp_path / 'ours.pth')
+    assert_features(tmp_path / 'ours.pth', expected, images)
 
 
 @pytest.mark.parametrize('name', HF)
@@ -209,9 +228,7 @@ def test_a_distilled_deit(images, tmp_path):
     weights = deit_distilled().state_dict()
     torch.save(dict(model=weights), tmp_path / 'deit.pth')
     for shape, peer in peers.items():
-        grid = [side // PATCH for side in shape]
-        position = resample_abs_pos_embed(weights['pos_embed'], grid, num_prefix_tokens=2, antialias=False)
-        peer.load_state_dict(weights | dict(pos_embed=position))
+        peer.load_state_dict(weights | dict(pos_embed=resized(weights['pos_embed'], shape, 'deit')))
     expected = {
         shape: peer.forward_intermediates(images[shape], intermediates_only=True) for shape, peer in peers.items()
     }

@@ -65,7 +65,7 @@ def test_a_file_holds_plain_values_that_torch_reads_by_itself(run, content):
     assert meta['beit_mm_format'] == 1 and meta['tokenizer'] == dict(runner.model.target_generator.provenance)
     assert meta['config_dict']['model']['backbone']['arch'] == dict(config.model.backbone.arch)
     assert meta['preprocessing'] == dict(mean=[127.5] * 3, std=[127.5] * 3, size=[32, 32])
-    assert meta['architecture'] == dict(num_heads=4, out_indices=[1])
+    assert meta['architecture'] == dict(num_heads=4, interpolate_mode='bicubic', out_indices=[1])
 
 
 def test_text_of_the_config_is_no_template(run, monkeypatch):

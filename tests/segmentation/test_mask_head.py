@@ -9,6 +9,7 @@ from helpers import run_ranks
 from mmengine.structures import PixelData
 from mmseg.structures import SegDataSample
 from narrow_segmentors import SEGMENTOR, UPERNET, WIDTH, build_segmentor, narrow_config
+from peers import randomise
 from torch import Tensor, nn
 
 from beit_mm.errors import UserError
@@ -157,11 +158,22 @@ def test_hidden_is_what_is_outside_of_the_mask():
     assert many[..., 2].equal(many[..., 3])  # a query is masked or not
 
 
-def test_masking_ends_block_by_block_as_eomts_recipe():
-    """ADE20K, large: 39,120 steps, four blocks from 6520, 13040, 19560, 26080, each 6520 steps long."""
-    for block, begin in enumerate((6520, 13040, 19560, 26080)):
-        at = [masking_probability(block, 4, step / 39120) for step in (0, begin, begin + 3260, begin + 6520, 39120)]
-        assert at == pytest.approx([1, 1, 0.5**0.9, 0, 0], abs=1e-9)
+ANNEALING = [  # where, steps of the run, the first and the last step in which the masking of each block falls
+    ('backbone', 88_692, [14782, 36955, 59128], [29564, 51737, 73910]),  # EoMT: COCO, base and small
+    ('backbone', 39_120, [6520, 13040, 19560, 26080], [13040, 19560, 26080, 32600]),  # ADE20K, large
+    ('backbone', 39_120, [6520, 11410, 16300, 21190, 26080], [13040, 17930, 22820, 27710, 32600]),  # ADE20K, giant
+    ('decoder', 20_192, [0, 5384, 7403, 9422, 11442, 13461], [3000, 8749, 10769, 12788, 14807, 16826]),  # PMT: ADE20K
+    ('backbone', 600, [100], [200]),
+    ('decoder', 600, [0], [90]),
+]
+
+
+@pytest.mark.parametrize(('where', 'steps', 'begins', 'ends'), ANNEALING)
+def test_masking_ends_block_by_block_as_in_the_authors_configs(where, steps, begins, ends):
+    for block, (begin, end) in enumerate(zip(begins, ends, strict=True)):
+        middle = (begin + end) / 2
+        at = [masking_probability(block, len(begins), x / steps, where) for x in (0, begin, middle, end, steps)]
+        assert at == pytest.approx([1, 1, 0.5**0.9, 0, 0], abs=0.02)
 
 
 def test_scores_are_sums_of_probabilities():
@@ -170,6 +182,21 @@ def test_scores_are_sums_of_probabilities():
     for image, query, label in itertools.product(range(2), range(3), range(CLASSES)):
         expected[image, label] += classes[image, query].softmax(0)[label] * masks[image, query].sigmoid()
     torch.testing.assert_close(class_scores(masks, classes), expected)
+
+
+def test_masks_are_resized_before_their_probabilities_are_added(monkeypatch):
+    """However many queries are resized together; a model's scores have the size of its windows."""
+    masks, classes, size = 9 * torch.randn(2, 5, 4, 5), torch.randn(2, 5, CLASSES + 1), (13, 11)
+    pixels = nn.functional.interpolate(masks, size, mode='bilinear').sigmoid()
+    expected = (classes.softmax(2)[:, :, :-1, None, None] * pixels[:, :, None]).sum(dim=1)
+    for number in (2, 16):
+        monkeypatch.setattr('beit_mm.segmentation.mask_head.QUERIES_AT_ONCE', number)
+        torch.testing.assert_close(class_scores(masks, classes, size), expected)
+    model, images = build_segmentor(narrow_config('bias', 'decoder')), torch.randn(2, 3, 50, 64)
+    padded = nn.functional.pad(images, (0, 0, 0, 14))
+    with torch.no_grad():
+        expected = class_scores(*model.decode_head.predictions(model.extract_feat(padded))[-1], (64, 64))[:, :, :50]
+        torch.testing.assert_close(model.inference(images), expected)
 
 
 def test_two_processes_learn_what_one_learns(tmp_path, monkeypatch):
@@ -253,6 +280,25 @@ def test_joined_blocks_are_computed_twice_if_the_backbone_saves_memory_and_learn
     assert runs == [False, True, True]
     for name, gradient in gradients[0].items():
         torch.testing.assert_close(gradients[1][name], gradient, atol=1e-6, rtol=1e-4)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize('variant', ['bias', 'rotary'])
+def test_queries_are_read_behind_the_final_norm_of_the_backbones_file(variant, tmp_path):
+    config = narrow_config(variant, 'backbone')
+    backbone = randomise(MODELS.build(dict(config.backbone, out_type='raw', out_indices=-1)))
+    nn.init.normal_(backbone.norm.weight)
+    torch.save(backbone.state_dict(), tmp_path / 'vit.pth')
+    config.backbone.init_cfg = dict(type='Pretrained', checkpoint=str(tmp_path / 'vit.pth'))
+    model, images = build_segmentor(config), torch.randn(1, 3, 64, 64)
+    model.init_weights()
+    assert not any(name.startswith('backbone.norm') for name in model.state_dict())  # the head has it, under one name
+    queries = model.decode_head.sequence(model.extract_feat(images))[0][:, :8]
+    tokens = backbone.embed(images, None)
+    x = torch.cat([queries, backbone.run_blocks(backbone.blocks[:2], *tokens)], dim=1)
+    x = copy.deepcopy(model).backbone.run_blocks(backbone.blocks[2:], x, *model.extract_feat(images)[1:])
+    classes = model.decode_head.class_predictor(backbone.norm(x)[:, :8])
+    torch.testing.assert_close(model.eval().decode_head.predictions(model.extract_feat(images))[-1][1], classes)
 
 
 def test_queries_join_a_backbone_with_low_rank_matrices():

@@ -4,8 +4,7 @@ _base_ = '../default_runtime.py'
 optim_wrapper = dict(
     type='beit_mm.AutocastOptimWrapper',
     dtype='bfloat16',
-    optimizer=dict(type='LARS', lr=1.6, momentum=0.9, weight_decay=0.0),
-    paramwise_cfg=dict(custom_keys=dict(bias=dict(lars_exclude=True))))
+    optimizer=dict(type='beit_mm.LARS', lr=1.6, momentum=0.9))
 auto_scale_lr = dict(base_batch_size=4096)
 train_cfg = dict(type='beit_mm.EpochLoop', max_epochs=90, val_interval=5)
 val_cfg = dict()
