@@ -27,9 +27,13 @@ def forward(
     """As Block.forward; both sums are rounded."""
     attended = self.attn(self.norm1(x), grid, shared_bias, queries, hidden)  # B, N or K, C
     x = x if queries is None else take_tokens(x, queries)
-    x = (x + self.drop_path(attended if self.gamma_1 is None else attended * self.gamma_1)).to(torch.bfloat16)
+    x = rounded(x + self.drop_path(attended if self.gamma_1 is None else attended * self.gamma_1))
     mixed = self.mlp(self.norm2(x))  # B, N or K, C
-    return (x + self.drop_path(mixed if self.gamma_2 is None else mixed * self.gamma_2)).to(torch.bfloat16)
+    return rounded(x + self.drop_path(mixed if self.gamma_2 is None else mixed * self.gamma_2))
+
+
+def rounded(x: Tensor) -> Tensor:
+    return x.bfloat16() if torch.is_autocast_enabled(x.device.type) else x
 
 
 if __name__ == '__main__':

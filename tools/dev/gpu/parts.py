@@ -163,12 +163,13 @@ def all_scales(*training: str) -> None:
     subprocess.run([PYTHON, 'tools/train.py', *command_of(*training), '--work-dir', str(folder)], check=True)
     options = ['--tta', '--cfg-options', *training[4:], 'test_dataloader.num_workers=4']
     checkpoint = max(folder.glob('iter_*.pth'))
-    # mim runs mmseg's tool
+    # mim runs mmseg's tool, in which `data_root` is a variable that nothing reads any more
+    folders = [f'test_dataloader.dataset.{word}' for word in training[4:] if word.startswith('data_root=')]
     tools = {'ours': ROOT / 'tools/test.py', 'mim': installed('mmseg') / '.mim/tools/test.py'}
     found = {}
     for name, tool in tools.items():
         begin = time.monotonic()
-        test = [PYTHON, tool, training[0], checkpoint, '--work-dir', folder / name, *options]
+        test = [PYTHON, tool, training[0], checkpoint, '--work-dir', folder / name, *options, *folders]
         subprocess.run(test, check=True, env=dict(os.environ, PYTHONPATH=f'{ROOT}:{os.environ.get("PYTHONPATH", "")}'))
         figures = json.loads(max(folder.glob(f'{name}/*/*.json'), key=os.path.getmtime).read_text())
         found[name] = figures['mIoU']
