@@ -38,7 +38,6 @@ BASELINES = dict(thumbnails='thumbnails', most_frequent='the most frequent class
 MIN_THUMBNAILS, MAX_THUMBNAILS = 100, 20_000  # for ridge regression to learn from; MIN_ even if time is short
 MIN_ANSWERS = 100  # held-out images to classify even if time is short
 MAX_CLASSES = 30  # in the table of a classifier
-MIN_CHECKED = 50  # images to check for wrong labels even if time is short
 FITTED_PER_SECOND = 3_000_000  # images times features times classes, in `cross_fit` on a core
 SUSPECTS = (
     'The less probable its label, the earlier an image: if the first labels are wrong, correct them and train again; '
@@ -184,12 +183,12 @@ class Classification(FineTuning):
             features |= {answer['path']: answer['features'] for answer in answers}
         else:  # those of the start, because the trained ones have learned the labels
             extract = FeatureExtractor(self.plan.init or str(weights), **self.mean_std)
-            drawn = report.drawn_until(labels, begin + FEATURES_SHARE * seconds, MIN_CHECKED)
+            drawn = report.drawn_until(labels, begin + FEATURES_SHARE * seconds, mistakes.MIN_CHECKED)
             found = extract(map(ExistingPath, drawn), ['mean'], batch_size=16, on_error='skip')
             features = {each['path']: torch.from_numpy(each['mean']) for each in found if 'error' not in each}
         left = begin + seconds - time.monotonic()
         size = len(classes) * len(next(iter(features.values())))
-        paths = [*features][: max(MIN_CHECKED, int(left * FITTED_PER_SECOND / size))]
+        paths = [*features][: max(mistakes.MIN_CHECKED, int(left * FITTED_PER_SECOND / size))]
         given = torch.tensor([labels[path] for path in paths])
         shares = evaluation.cross_fit(torch.stack([features[path] for path in paths]), given, len(classes))
         predicted, probability = shares.argmax(dim=1), shares.gather(1, given[:, None])[:, 0]

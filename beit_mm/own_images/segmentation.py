@@ -8,6 +8,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import chain
 from os.path import relpath
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -17,7 +18,6 @@ import torch
 from mmengine.config import Config
 from PIL import Image
 from torch import Tensor
-from torch.utils.data import ConcatDataset
 
 from beit_mm.apis.configs import bundled_config, pipeline_for_size, warmup_and_cosine
 from beit_mm.apis.inference import Segmentor, overlay
@@ -52,7 +52,7 @@ STRIP = 256  # rows that it answers at a time
 LEVELS = 8  # of each colour channel
 GROWTH = 2.2  # the time for an image's features grows with this power of its side
 MAX_VALIDATED, MOST_WINDOWS = 32, 2000  # images of a validation, and windows over all of them
-MIN_TESTED, TESTED_WINDOWS = 20, 500  # images to test even if time is short: so many, or so many windows over them
+MIN_TESTED, TESTED_WINDOWS = 20, 500  # images to test even if time is short, and the most windows over them
 TESTED_SHARE = 0.7  # of the time of a report, for held-out images; the rest: for those to learn from
 CONTRADICTED = (
     'The more labelled pixels the segmentor contradicts, the earlier an image: if the first label maps are wrong, '
@@ -225,6 +225,10 @@ class Segmentation(FineTuning):
         seen = self.resize.size_of(*self.plan.scale.image_size)
         return math.prod(math.ceil(side / step) for side, step in zip(seen, self.stride, strict=True))
 
+    def at_least(self, number: int) -> int:
+        """Images to look at even if time is short: so many, or fewer large ones."""
+        return min(number, max(2, TESTED_WINDOWS // self.num_windows))
+
     @property
     def num_validated(self) -> int:
         return max(1, min(MAX_VALIDATED, MOST_WINDOWS // self.num_windows))
@@ -237,8 +241,7 @@ class Segmentation(FineTuning):
         begin, images = time.monotonic(), self.images
         folder, segmentor = weights.parent, SegmentationInferencer(weights)
         segmentors: dict[str, Segmentor] = dict(mIoU=segmentor)
-        # of large images fewer are enough
-        least = min(MIN_TESTED, max(2, TESTED_WINDOWS // self.num_windows))
+        least = self.at_least(MIN_TESTED)
         known = min(MAX_KNOWN, max(min(MIN_KNOWN, least), int(images_in_time / self.num_windows)))
         if nearest := self.nearest_patches(folder / 'lists', known):
             segmentors['patches'] = nearest
@@ -267,10 +270,12 @@ class Segmentation(FineTuning):
         return Report(metrics | found, sentence, parts, following)
 
     def list_contradicted(self, segmentor: Segmentor, tested: 'Tested', out: Path, until: float) -> list[report.Part]:
-        """Writes mistakes.csv of the tested images and of all others, or of as many as there is time for."""
+        """Writes mistakes.csv of the tested images, some to learn from, and as many others as there is time for."""
         classes, root, found = self.images.classes, Path(self.record.images), [*tested.contradicted()]
-        dataset = ConcatDataset([tested.dataset, plain_dataset(self.images, out / 'lists', 'train')])
-        for _, sample in samples(dataset, until, least=0, without=tested.indices):
+        learned = samples(
+            plain_dataset(self.images, out / 'lists', 'train'), until, self.at_least(mistakes.MIN_CHECKED)
+        )
+        for _, sample in chain(learned, samples(tested.dataset, until, 0, without=tested.indices)):
             (result,) = segmentor(sample['img_path'])
             counts = confusion(as_classes(result['labels']), torch.from_numpy(sample['gt_seg_map']), len(classes))
             pixels = counts.sum(dim=1)
@@ -282,8 +287,9 @@ class Segmentation(FineTuning):
                 of_classes = ('' if math.isnan(each) else f'{each:.1f}' for each in (100 * wrong / pixels).tolist())
                 rows.append((share, [relpath(path, root), f'{share:.1f}', mostly, f'{pixels.sum():.0f}', *of_classes]))
         rows.sort(key=lambda row: -row[0])
+        total = len(self.images.train.names) + len(self.images.held_out.names)
         head = ['file', 'contradicted, %', 'mostly of', 'labelled pixels', *(f'of {name}, %' for name in classes)]
-        return mistakes.list_first(CONTRADICTED, head, [cells for _, cells in rows], len(dataset), out)
+        return mistakes.list_first(CONTRADICTED, head, [cells for _, cells in rows], total, out)
 
     def nearest_patches(self, lists: Path, number: int) -> NearestPatches | None:
         """What needs no training: each patch gets the class of the most similar patches in `number` labelled images.
@@ -518,7 +524,7 @@ def as_classes(labels: np.ndarray) -> Tensor:
 
 
 def samples(
-    dataset: SegmentationFolder | ConcatDataset, until: float, least: int, without: Collection[int] = ()
+    dataset: SegmentationFolder, until: float, least: int, without: Collection[int] = ()
 ) -> Iterator[tuple[int, dict]]:
     """Yields indices and samples in random order until the time `until`, but tries at least so many."""
     for index in report.drawn_until(sorted({*range(len(dataset))} - {*without}), until, least):

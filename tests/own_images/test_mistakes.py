@@ -76,6 +76,23 @@ def test_the_label_map_that_the_segmentor_contradicts_most_comes_first(base, few
     assert '24 of 24 images' in (run / 'report.md').read_text()
 
 
+@pytest.mark.parametrize(('tested', 'checked'), [(4, 5), (20, 50)])
+def test_maps_to_learn_from_are_checked_even_without_time(tested, checked, base, few_images, tmp_path, monkeypatch):
+    """Of 12 to learn from and 12 held-out ones."""
+    folder, run = make_label_maps(tmp_path / 'maps', 12), tmp_path / 'run'
+    monkeypatch.setattr(segmentation, 'MIN_TESTED', tested)
+    monkeypatch.setattr(mistakes, 'MIN_CHECKED', checked)
+    report = segmentation.Segmentation.make_report
+    monkeypatch.setattr(
+        segmentation.Segmentation,
+        'make_report',
+        lambda self, weights, metrics, *_: report(self, weights, metrics, 0, 0),
+    )
+    beit_mm.finetune(folder, run, base, epochs=1, freeze='all', short_side=117, batch=4, workers=0)
+    found = Counter(Path(row['file']).parent.name for row in rows_of(run))
+    assert found == dict(validation=min(tested, 12), training=min(checked, 12))
+
+
 def test_an_image_does_not_speak_for_its_own_label():
     """Features of no use: fitted to all, a layer would know most labels by heart."""
     generator = torch.Generator().manual_seed(0)
@@ -85,7 +102,7 @@ def test_an_image_does_not_speak_for_its_own_label():
 
 
 def test_where_time_is_short_a_part_is_checked_and_a_line_says_it(few_images, tmp_path, monkeypatch):
-    monkeypatch.setattr(classification, 'MIN_CHECKED', 20)
+    monkeypatch.setattr(mistakes, 'MIN_CHECKED', 20)
     monkeypatch.setattr(classification, 'FITTED_PER_SECOND', 0)
     beit_mm.finetune(make_images(tmp_path / 'images', 12), tmp_path / 'run', 'demo', workers=0, epochs=1)
     assert len(rows_of(tmp_path / 'run')) == 20
