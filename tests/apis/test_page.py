@@ -78,6 +78,15 @@ def test_a_page_holds_model_runtime_and_names(tmp_path, runtime, monkeypatch):
     assert 'MIT' in text and 'http://' not in text and 'https://' not in text
 
 
+def test_an_ending_that_is_neither_of_the_two_is_refused(tmp_path):
+    """Also a folder with one of them, before the checkpoint is looked for."""
+    (tmp_path / 'page.html').mkdir()
+    for out in ('page4/', 'page4', 'page.htm', 'new.onnx/', 'page.html'):
+        with pytest.raises(UserError, match=r'\.onnx.*\.html'):
+            beit_mm.export('missing.pth', f'{tmp_path}/{out}')
+    assert [path.name for path in tmp_path.iterdir()] == ['page.html']
+
+
 def test_what_a_page_cannot_hold_is_named_with_the_cure(tmp_path, runtime, monkeypatch):
     lanczos = dict(type='ResizeEdge', scale=8, interpolation='lanczos', backend='pillow')
     refused = [(dict(bands=dict(bands=[1])), 'bands.*onnx'), (dict(steps=[lanczos]), 'lanczos.*onnx')]
