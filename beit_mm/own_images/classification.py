@@ -18,6 +18,7 @@ from beit_mm.checkpoint.checkpoint import Checkpoint
 from beit_mm.checkpoint.find import DEMO
 from beit_mm.checkpoint.names import preview
 from beit_mm.engine.fit_head import FEATURES
+from beit_mm.engine.unreadable import LIST
 from beit_mm.errors import UserError
 from beit_mm.features import evaluation
 from beit_mm.features.evaluation import average_precisions
@@ -181,10 +182,13 @@ class Classification(FineTuning):
             known = torch.load(saved, weights_only=True)
             features = dict(zip(known['files'], known['features'], strict=True))
             features |= {answer['path']: answer['features'] for answer in answers}
+            unread = saved.with_name(LIST)
+            skipped = len(unread.read_text('utf-8').splitlines()) if unread.is_file() else 0
         else:  # those of the start, because the trained ones have learned the labels
             extract = FeatureExtractor(self.plan.init or str(weights), **self.mean_std)
             drawn = report.drawn_until(labels, begin + FEATURES_SHARE * seconds, mistakes.MIN_CHECKED)
-            found = extract(map(ExistingPath, drawn), ['mean'], batch_size=16, on_error='skip')
+            found = [*extract(map(ExistingPath, drawn), ['mean'], batch_size=16, on_error='skip')]
+            skipped = sum('error' in each for each in found)
             features = {each['path']: torch.from_numpy(each['mean']) for each in found if 'error' not in each}
         left = begin + seconds - time.monotonic()
         size = len(classes) * len(next(iter(features.values())))
@@ -197,7 +201,9 @@ class Classification(FineTuning):
             names = classes[given[row]], classes[predicted[row]]
             rows.append((relpath(paths[row], root), *names, f'{probability[row]:.4f}'))
         head = ['file', 'label', 'predicted', 'probability of the label']
-        return mistakes.list_first(SUSPECTS, head, rows, len(labels), weights.parent)
+        learned = not {*paths}.isdisjoint(str(parts[0].root / path) for path in parts[0].names)
+        checked = mistakes.Checked(len(labels), learned, skipped)
+        return mistakes.list_first(SUSPECTS, head, rows, checked, weights.parent)
 
 
 class MultiLabelClassification(Classification):

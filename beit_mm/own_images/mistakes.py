@@ -1,8 +1,10 @@
 """Which labels may be wrong, and which classes are confused: mistakes.csv and pictures beside a report."""
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from os.path import relpath
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from matplotlib.figure import Figure
 from torch import Tensor
@@ -18,14 +20,44 @@ MIN_CHECKED = 50  # images to learn from, or to check in all, even if time is sh
 MAX_CELLS = 30  # classes whose confusion is drawn
 NUM_PAIRS, MANY_PAIRS = 5, 20  # pairs of confused classes in the report, and without a picture
 TILES, COLUMNS, TILE_SIDE = 24, 4, 240  # mistakes that are drawn, columns, side of a tile in pixels
+CONTRADICTED = (
+    'The more labelled pixels the segmentor contradicts, the earlier an image: if the first label maps are wrong, '
+    'correct them and train again; the same command says how. It may have learned wrong labels too:'
+)
 
 
-def list_first(text: str, head: Sequence[str], rows: Sequence[Sequence[str]], total: int, out: Path) -> list[Part]:
-    """Writes mistakes.csv beside a report, and shows its first rows, of `total` images, in the report after a text."""
+class Checked(NamedTuple):
+    """Which images mistakes.csv is about."""
+
+    total: int  # images of the run
+    learned: bool  # it has some to learn from
+    skipped: int  # that were tried, but cannot be read or have no label
+
+
+def list_first(
+    text: str, head: Sequence[str], rows: Sequence[Sequence[str]], checked: Checked, out: Path
+) -> list[Part]:
+    """Writes mistakes.csv beside a report, and shows its first rows in the report after a text."""
     write_table(out / TABLE, [*head, 'rank'], [(*row, str(rank)) for rank, row in enumerate(rows, start=1)])
-    short = ' There was no time for the others: give more minutes.' if len(rows) < total else ''
-    text = f'lists {len(rows):,} of {total:,} images, those to learn from too.{short} {text}'
-    return [Link(TABLE, text), [row[:SHOWN_COLUMNS] for row in (head, *rows[:SHOWN])]]
+    said = f'lists {len(rows):,} of {checked.total:,} images' + ', those to learn from too' * checked.learned
+    said += f' ({checked.skipped:,} cannot be read or have no label)' if checked.skipped else ''
+    is_short = len(rows) + checked.skipped < checked.total
+    said += '. There was no time for the others: give more minutes' * is_short
+    return [Link(TABLE, f'{said}. {text}'), [row[:SHOWN_COLUMNS] for row in (head, *rows[:SHOWN])]]
+
+
+def list_contradicted(
+    found: Iterable[tuple[str, Tensor, Tensor]], classes: Sequence[str], root: Path, checked: Checked, out: Path
+) -> list[Part]:
+    """Writes mistakes.csv of images: path, and for each class the labelled pixels and the contradicted ones, (K,)."""
+    rows = []
+    for path, pixels, wrong in found:
+        share, mostly = 100 * float(wrong.sum() / pixels.sum()), classes[wrong.argmax()] if wrong.any() else ''
+        of_classes = ('' if math.isnan(each) else f'{each:.1f}' for each in (100 * wrong / pixels).tolist())
+        rows.append((share, [relpath(path, root), f'{share:.1f}', mostly, f'{pixels.sum():.0f}', *of_classes]))
+    rows.sort(key=lambda row: -row[0])
+    head = ['file', 'contradicted, %', 'mostly of', 'labelled pixels', *(f'of {name}, %' for name in classes)]
+    return list_first(CONTRADICTED, head, [cells for _, cells in rows], checked, out)
 
 
 def confused(counts: Tensor, classes: Sequence[str]) -> str:

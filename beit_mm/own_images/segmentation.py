@@ -4,12 +4,11 @@ import math
 import shlex
 import time
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import chain
-from os.path import relpath
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -54,10 +53,6 @@ GROWTH = 2.2  # the time for an image's features grows with this power of its si
 MAX_VALIDATED, MOST_WINDOWS = 32, 2000  # images of a validation, and windows over all of them
 MIN_TESTED, TESTED_WINDOWS = 20, 500  # images to test even if time is short, and the most windows over them
 TESTED_SHARE = 0.7  # of the time of a report, for held-out images; the rest: for those to learn from
-CONTRADICTED = (
-    'The more labelled pixels the segmentor contradicts, the earlier an image: if the first label maps are wrong, '
-    'correct them and train again; the same command says how. It may have learned wrong labels too:'
-)
 RESAMPLED = 500  # bootstrap samples, for standard errors
 FEW_PASSES, FEW_MAPS = 20, 100  # with fewer passes over the images, or fewer label maps, more of these are advised
 OF_PATCHES = 'The nearest frozen patches are found by the features of the initial weights, without training, in'
@@ -271,25 +266,18 @@ class Segmentation(FineTuning):
 
     def list_contradicted(self, segmentor: Segmentor, tested: 'Tested', out: Path, until: float) -> list[report.Part]:
         """Writes mistakes.csv of the tested images, some to learn from, and as many others as there is time for."""
-        classes, root, found = self.images.classes, Path(self.record.images), [*tested.contradicted()]
-        learned = samples(
-            plain_dataset(self.images, out / 'lists', 'train'), until, self.at_least(mistakes.MIN_CHECKED)
-        )
-        for _, sample in chain(learned, samples(tested.dataset, until, 0, without=tested.indices)):
+        train, tried, found = plain_dataset(self.images, out / 'lists', 'train'), set[int](), [*tested.contradicted()]
+        learned = samples(train, until, self.at_least(mistakes.MIN_CHECKED), tried)
+        for _, sample in chain(learned, samples(tested.dataset, until, 0, tested.tried)):
+            truth = torch.from_numpy(sample['gt_seg_map'])
             (result,) = segmentor(sample['img_path'])
-            counts = confusion(as_classes(result['labels']), torch.from_numpy(sample['gt_seg_map']), len(classes))
+            counts = confusion(as_classes(result['labels']), truth, len(self.images.classes))
             pixels = counts.sum(dim=1)
             found.append((sample['img_path'], pixels, pixels - counts.diagonal()))
-        rows = []
-        for path, pixels, wrong in found:
-            if pixels.any():
-                share, mostly = 100 * float(wrong.sum() / pixels.sum()), classes[wrong.argmax()] if wrong.any() else ''
-                of_classes = ('' if math.isnan(each) else f'{each:.1f}' for each in (100 * wrong / pixels).tolist())
-                rows.append((share, [relpath(path, root), f'{share:.1f}', mostly, f'{pixels.sum():.0f}', *of_classes]))
-        rows.sort(key=lambda row: -row[0])
-        total = len(self.images.train.names) + len(self.images.held_out.names)
-        head = ['file', 'contradicted, %', 'mostly of', 'labelled pixels', *(f'of {name}, %' for name in classes)]
-        return mistakes.list_first(CONTRADICTED, head, [cells for _, cells in rows], total, out)
+        found = [each for each in found if each[1].any()]
+        skipped = len(tried) + len(tested.tried) - len(found)
+        checked = mistakes.Checked(len(train) + len(tested.dataset), bool(tried), skipped)
+        return mistakes.list_contradicted(found, self.images.classes, Path(self.record.images), checked, out)
 
     def nearest_patches(self, lists: Path, number: int) -> NearestPatches | None:
         """What needs no training: each patch gets the class of the most similar patches in `number` labelled images.
@@ -454,6 +442,7 @@ class Tested:
     unions: dict[str, Tensor]
     counts: dict[str, Tensor]  # (K, K) of pixels, by the right class and the predicted one
     baseline: PositionAndColour
+    tried: set[int] = field(default_factory=set)  # `indices`, and images that cannot be read or have no label
     pixels: list[Tensor] = field(default_factory=list)  # labelled ones of each class (K,), in each image
 
     def contradicted(self) -> Iterator[tuple[str, Tensor, Tensor]]:
@@ -494,11 +483,11 @@ def compare_segmentors(
     number = len(images.classes)
     baseline, begin = PositionAndColour(number, scale), time.monotonic()
     train, held_out = (plain_dataset(images, lists, name) for name in ('train', 'held_out'))
-    for _, sample in samples(train, begin + seconds / 4, least):
+    for _, sample in samples(train, begin + seconds / 4, least, set()):
         baseline.learn(sample['img'], sample['gt_seg_map'])
     tested = Tested(held_out, [], {}, {}, {}, baseline)
     found = defaultdict(list)
-    for index, sample in samples(held_out, begin + seconds, least):
+    for index, sample in samples(held_out, begin + seconds, least, tested.tried):
         truth = sample['gt_seg_map']  # H, W
         if not (truth < number).any():  # nothing to be right or wrong about
             continue
@@ -523,11 +512,10 @@ def as_classes(labels: np.ndarray) -> Tensor:
     return torch.from_numpy(labels.astype(np.int64))
 
 
-def samples(
-    dataset: SegmentationFolder, until: float, least: int, without: Collection[int] = ()
-) -> Iterator[tuple[int, dict]]:
-    """Yields indices and samples in random order until the time `until`, but tries at least so many."""
-    for index in report.drawn_until(sorted({*range(len(dataset))} - {*without}), until, least):
+def samples(dataset: SegmentationFolder, until: float, least: int, tried: set[int]) -> Iterator[tuple[int, dict]]:
+    """Yields indices and samples, except those `tried`, in random order until a time, but tries at least so many."""
+    for index in report.drawn_until(sorted({*range(len(dataset))} - tried), until, least):
+        tried.add(index)
         with suppress(UnreadableImageError):
             sample = dataset[index]
             yield index, dict(sample, img=LoadBands.as_rgb(sample['img']))
