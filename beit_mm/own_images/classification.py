@@ -161,7 +161,7 @@ class Classification(FineTuning):
             'This is one training with one seed. To see what pretraining gains, run it again with --init none.',
             f'At most {MAX_CLASSES} classes, worst first, on {len(answers):,} held-out images:',
             table_of_classes(counts, images),
-            mistakes.confused(counts, images.classes),
+            mistakes.confused(counts, images.classes, of_images=True),
             *self.list_suspects(weights, answers, seconds - (time.monotonic() - begin)),
             mistakes.draw_confusion(counts, images.classes, folder / 'confusion.png'),
             *mistakes.draw_mistakes(answers, images.classes, folder / 'mistakes.png'),

@@ -60,15 +60,18 @@ def list_contradicted(
     return list_first(CONTRADICTED, head, [cells for _, cells in rows], checked, out)
 
 
-def confused(counts: Tensor, classes: Sequence[str]) -> str:
-    """The pairs of classes most often confused, with the share of images or pixels, from a `confusion` (K, K)."""
-    shares = counts / counts.sum(dim=1, keepdim=True).clamp(min=1)
+def confused(counts: Tensor, classes: Sequence[str], of_images: bool = False) -> str:
+    """The pairs of classes most often confused, from a `confusion` (K, K), with the share of pixels, or the images."""
+    total = counts.sum(dim=1)
+    shares = counts / total[:, None].clamp(min=1)
     shares.fill_diagonal_(0)
     shown, number = [], NUM_PAIRS if len(classes) <= MAX_CELLS else MANY_PAIRS
     for index in shares.flatten().topk(min(number, shares.numel())).indices.tolist():
         truth, label = divmod(index, len(classes))
         if shares[truth, label] > 0:
-            shown.append(f'{100 * shares[truth, label]:.0f} % of {classes[truth]} as {classes[label]}')
+            share = f'{100 * shares[truth, label]:.0f} % of'
+            share = f'{counts[truth, label]:.0f} of {total[truth]:.0f}' if of_images else share
+            shown.append(f'{share} {quoted(classes[truth])} as {quoted(classes[label])}')
     return f'Confused: {"; ".join(shown)}.' if shown else ''
 
 
@@ -80,7 +83,9 @@ def draw_confusion(counts: Tensor, classes: Sequence[str], out: Path) -> Part:
     figure = Figure(figsize=(side, side), layout='constrained')
     axes = figure.subplots()
     axes.imshow(shares.numpy(), cmap='Blues', vmin=0, vmax=100)
-    names = [shortened(quoted(name), 25).replace('$', r'\$') for name in classes]  # $ would begin a formula
+    short = [shortened(quoted(name), 25) for name in classes]
+    names = [f'{number} {name}' if short.count(name) > 1 else name for number, name in enumerate(short, start=1)]
+    names = [name.replace('$', r'\$') for name in names]  # $ would begin a formula
     axes.set_xticks(range(len(names)), names, rotation=90, fontsize=7)
     axes.set_yticks(range(len(names)), names, fontsize=7)
     axes.set(xlabel='predicted', ylabel='label')

@@ -153,6 +153,17 @@ def test_confused_classes_are_the_pairs_with_the_highest_share_of_a_class():
     said = mistakes.confused(counts, ('sky', 'road', 'tree', 'sea'))
     assert said == 'Confused: 50 % of road as tree; 30 % of road as sky; 20 % of sky as road.'
     assert mistakes.confused(torch.eye(2), ('sky', 'road')) == ''
+    said = mistakes.confused(torch.tensor([[0.0, 1], [1, 3]]), ('a\nb', 'car'), of_images=True)
+    assert said == r'Confused: 1 of 1 "a\nb" as car; 1 of 4 car as "a\nb".'
+
+
+def test_long_names_that_differ_in_the_middle_are_told_apart(tmp_path, monkeypatch):
+    drawn, figure = [], mistakes.Figure
+    monkeypatch.setattr(mistakes, 'Figure', lambda **options: drawn.append(figure(**options)) or drawn[-1])
+    names = [f'a long name in which only {word} differs in the middle' for word in ('this', 'that')]
+    mistakes.draw_confusion(torch.ones(3, 3), [*names, 'short'], tmp_path / 'a.png')
+    shown = [label.get_text() for label in drawn[0].axes[0].get_yticklabels()]
+    assert len({*shown}) == 3 and shown[2] == 'short' and max(map(len, shown)) < 30
 
 
 def test_up_to_thirty_classes_are_drawn_and_pairs_of_more_are_listed(tmp_path):
