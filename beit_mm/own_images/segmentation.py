@@ -33,7 +33,7 @@ from beit_mm.models.vit import sizes_of
 from beit_mm.own_images import mistakes, report
 from beit_mm.own_images.label_maps import LabelMaps, find_label_maps
 from beit_mm.own_images.prediction import NearestPatches
-from beit_mm.own_images.record import ALL, Record
+from beit_mm.own_images.record import ALL, Record, words_of
 from beit_mm.own_images.report import Metric, Metrics, Report
 from beit_mm.own_images.scale import Scale, choose_scale, measure, plain_dataset
 from beit_mm.own_images.task import MAX_BATCH, NARROW, USUAL_SIDE, FineTuning, Plan, Settings
@@ -261,7 +261,10 @@ class Segmentation(FineTuning):
         ]
         passes = math.inf if self.fits_head else self.passes  # each image was seen once, which is enough
         exported = 'model.onnx' if images.bands else 'page.html'  # a page reads photos
-        sentence, following = judge(gains, weights, len(images.train.names), passes, exported)
+        patches = ['beit-mm', 'segment', str(self.plan.init), 'new_images/', '--labelled', self.record.images]
+        options = dict(short_side=self.plan.scale.short_side, reduce_zero_label=self.call.reduce_zero_label, out='maps')
+        command = shlex.join([*patches, *words_of(options)]) if nearest else ''
+        sentence, following = judge(gains, weights, len(images.train.names), passes, exported, command)
         return Report(metrics | found, sentence, parts, following)
 
     def list_contradicted(self, segmentor: Segmentor, tested: 'Tested', out: Path, until: float) -> list[report.Part]:
@@ -293,11 +296,15 @@ class Segmentation(FineTuning):
         return NearestPatches(extract, dataset, max_patches=most)
 
 
-def judge(gains: Metrics, weights: Path, maps: int, passes: float, exported: str = 'page.html') -> tuple[str, str]:
-    """A verdict from the gains over methods without training, and what to do next."""
-    minutes = f'more minutes, because it saw each image only {passes:.1f} times' if passes < FEW_PASSES else ''
-    labels = f'more label maps, because {maps} are few' if maps < FEW_MAPS else ''
+def judge(
+    gains: Metrics, weights: Path, maps: int, passes: float, exported: str = 'page.html', nearest: str = ''
+) -> tuple[str, str]:
+    """A verdict from the gains over methods without training, and what to do next; `nearest`: a command for patches."""
+    minutes = f'more minutes (it saw each image only {passes:.1f} times)' if passes < FEW_PASSES else ''
+    labels = f'more label maps ({maps} are few)' if maps < FEW_MAPS else ''
     following = f'give the run {" and ".join(filter(None, (minutes, labels))) or "more label maps, or another --init"}.'
+    if nearest and gains[OTHERS['patches']].sign == report.WORSE:
+        following = f'{nearest} (by the nearest patches); or {following}'
     if all(gain.sign == report.BETTER for gain in gains.values()):
         quoted = shlex.quote(str(weights))
         following = f'beit-mm segment {quoted} new_images/ --out maps; beit-mm export {quoted} {exported}'
