@@ -41,9 +41,9 @@ MIN_ANSWERS = 100  # held-out images to classify even if time is short
 MAX_CLASSES = 30  # in the table of a classifier
 FITTED_PER_SECOND = 3_000_000  # images times features times classes, in `cross_fit` on a core
 SUSPECTS = (
-    'The less probable its label, the earlier an image: if the first labels are wrong, correct them and train again; '
-    'the same command says how. The probabilities are those of a linear layer on frozen features, fitted to other '
-    'images than it is asked about:'
+    'The less probable its label, the earlier an image: if the first labels are wrong, move the images, then give the '
+    'same `finetune` command: it prints the command that goes on. The probabilities are those of a linear layer on '
+    'frozen features, fitted to other images than it is asked about:'
 )
 RESAMPLED = 200  # bootstrap samples, for the standard errors of average precisions
 FOR_MAPS = ('reduce_zero_label', 'bands', 'head', 'maps', 'short_side', 'full_size')  # options

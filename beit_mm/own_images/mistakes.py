@@ -22,7 +22,8 @@ NUM_PAIRS, MANY_PAIRS = 5, 20  # pairs of confused classes in the report, and wi
 TILES, COLUMNS, TILE_SIDE = 24, 4, 240  # mistakes that are drawn, columns, side of a tile in pixels
 CONTRADICTED = (
     'The more labelled pixels the segmentor contradicts, the earlier an image: if the first label maps are wrong, '
-    'correct them and train again; the same command says how. It may have learned wrong labels too:'
+    'correct them, then give the same `finetune` command: it prints the command that goes on. It may have learned '
+    'wrong labels too:'
 )
 
 
