@@ -13,6 +13,7 @@ import torch
 
 from beit_mm.errors import UserError
 from beit_mm.files import atomic_file, quoted
+from beit_mm.terminal import say
 
 RUNTIME = 'onnxruntime-web@1.30.0'  # npm's name; by Microsoft, MIT licence
 FILES = dict(script='ort.wasm.bundle.min.mjs', wasm='ort-wasm-simd-threaded.wasm')  # in its folder `dist`
@@ -70,12 +71,19 @@ def cached_runtime() -> Path:
     cache = Path(torch.hub.get_dir(), RUNTIME)
     if all((cache / 'dist' / file).is_file() for file in FILES.values()):
         return cache
-    if not shutil.which('npm'):
+    npm = shutil.which('npm')
+    if not npm:
         raise UserError(f'a page needs npm, to get {RUNTIME}; install npm, or give --runtime FOLDER with it unpacked')
     with TemporaryDirectory() as folder:
-        command = ['npm', 'pack', '--ignore-scripts', '--silent', RUNTIME]
-        if subprocess.run(command, cwd=folder, stdout=subprocess.DEVNULL).returncode:
-            raise UserError(f'{" ".join(command)} failed; without a network give --runtime FOLDER with it unpacked')
+        say(f'npm gets {RUNTIME} once, into {cache}')
+        command = [npm, 'pack', '--ignore-scripts', '--loglevel=error', '--fetch-retries=0', RUNTIME]
+        done = subprocess.run(command, cwd=folder, capture_output=True, text=True, errors='replace')
+        if done.returncode:
+            lines = done.stderr.splitlines() or ['']
+            reason = next((line for line in lines if 'reason:' in line), lines[-1]).strip()
+            raise UserError(
+                f'npm pack {RUNTIME} failed ({reason}); without a network give --runtime FOLDER with it unpacked'
+            )
         with tarfile.open(next(Path(folder).glob('*.tgz'))) as archive:
             for file in FILES.values():
                 with atomic_file(cache / 'dist' / file) as copy:

@@ -87,7 +87,7 @@ def test_an_ending_that_is_neither_of_the_two_is_refused(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ['page.html']
 
 
-def test_what_a_page_cannot_hold_is_named_with_the_cure(tmp_path, runtime, monkeypatch):
+def test_what_a_page_cannot_hold_is_named_with_the_cure(tmp_path, runtime, monkeypatch, capsys):
     lanczos = dict(type='ResizeEdge', scale=8, interpolation='lanczos', backend='pillow')
     refused = [(dict(bands=dict(bands=[1])), 'bands.*onnx'), (dict(steps=[lanczos]), 'lanczos.*onnx')]
     for notes, message in refused:
@@ -100,6 +100,12 @@ def test_what_a_page_cannot_hold_is_named_with_the_cure(tmp_path, runtime, monke
     monkeypatch.setenv('PATH', str(tmp_path))
     with pytest.raises(UserError, match='npm.*--runtime'):
         page.cached_runtime()
+    npm = tmp_path / 'npm'
+    npm.write_text('#!/bin/sh\necho "npm error request failed, reason: no address" >&2\necho "A log" >&2\nexit 1\n')
+    npm.chmod(0o755)
+    with pytest.raises(UserError, match='reason: no address.*--runtime'):
+        page.cached_runtime()
+    assert page.RUNTIME in capsys.readouterr().out
     (tmp_path / 'model.onnx.data').write_bytes(b'weights')
     monkeypatch.setattr(page, 'MAX_BYTES', len(model.read_bytes()))
     with pytest.raises(UserError, match='--float16'):
