@@ -20,6 +20,7 @@ from beit_mm.apis.inferencers import ClassificationInferencer, SegmentationInfer
 from beit_mm.apis.page import cached_runtime, write_page
 from beit_mm.apis.rebuild import ConfigInput
 from beit_mm.checkpoint.checkpoint import Checkpoint, CheckpointInput, PerChannel
+from beit_mm.checkpoint.find import GENERIC_NAME
 from beit_mm.datasets.reading import LoadBands
 from beit_mm.engine.checks import swaps_colours
 from beit_mm.errors import UserError
@@ -80,8 +81,11 @@ def export(
             graph = Path(folder, 'model.onnx') if package else path
             difference = export_onnx(inferencer.model, graph, float16, notes)
             if package:
-                write_page(graph, path, package)
-        say(f'{path}: images of any height and width, logits differ by at most {difference:.1e} of the largest')
+                where = opened.path.absolute()
+                name = where.parent.name if GENERIC_NAME.match(where.name) else where.stem
+                write_page(graph, path, package, name)
+        use = f'images of any height and width, logits differ by at most {difference:.1e} of the largest'
+        say(f'{path}: {"open it by double click; it needs no network" if package else use}')
     return path
 
 

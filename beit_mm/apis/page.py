@@ -24,13 +24,14 @@ MAX_BYTES, MAX_BYTES_FLOAT16 = 2**30, 768 * 2**20
 PART = 3 * 2**23  # bytes of a script element; browsers limit the length of a string
 
 
-def write_page(model: Path, out: Path, runtime: Path) -> None:
+def write_page(model: Path, out: Path, runtime: Path, name: str = '') -> None:
     """Writes a page for a browser that classifies or segments photos.
 
     Args:
         model: an ONNX file of `export`.
         out: the page.
         runtime: folder with the unpacked npm package onnxruntime-web.
+        name: of the model, for the heading (default: of the page).
 
     Raises:
         UserError: the model sees bands, resizes as no page can, or is too large; or `runtime` lacks a file.
@@ -50,7 +51,7 @@ def write_page(model: Path, out: Path, runtime: Path) -> None:
     if size > most:
         found = f'{size / 2**20:,.0f} MiB' + ' in float16' * is_half
         raise UserError(f'the model has {found}, a browser can load {most / 2**20:,.0f}; {advice}export to .onnx')
-    notes['title'] = f'{"Label maps" if "crop_size" in notes else "Classes"} of photos: {out.stem}'
+    notes['title'] = f'{"Label maps" if "crop_size" in notes else "Classes"} of photos: {name or out.stem}'
     contents = dict(notes=json.dumps(notes).encode(), model=model.read_bytes())
     try:
         contents |= {name: (runtime / 'dist' / file).read_bytes() for name, file in FILES.items()}

@@ -186,6 +186,7 @@ class TestInABrowser:
         found = answers(browser, [*photos, tmp_path / '=no <b>image.jpg'])
         assert not browser.errors
         failed = found.pop("'=no <b>image.jpg")
+        assert None not in failed.values()  # as many cells as all rows
         assert failed['error'] and 'image' in browser.evaluate('document.body.innerText').splitlines()[-3]
         if model.stem == 'several':
             for path, result in zip(photos, beit_mm.classify(model, photos), strict=True):
