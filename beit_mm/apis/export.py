@@ -20,9 +20,11 @@ from beit_mm.apis.inferencers import ClassificationInferencer, SegmentationInfer
 from beit_mm.apis.page import cached_runtime, write_page
 from beit_mm.apis.rebuild import ConfigInput
 from beit_mm.checkpoint.checkpoint import Checkpoint, CheckpointInput, PerChannel
+from beit_mm.checkpoint.find import GENERIC_NAME
 from beit_mm.datasets.reading import LoadBands
 from beit_mm.engine.checks import swaps_colours
 from beit_mm.errors import UserError
+from beit_mm.files import quoted
 from beit_mm.models.provenance import preprocessing_of_model
 from beit_mm.models.vit import Attention, BEiTBackbone, SharedRelativePositionBias
 from beit_mm.positions import NUM_CLS_ROWS, Grid, compute_rotary_table, offset_spline, resize_position_embedding
@@ -46,7 +48,7 @@ def export(
 
     Args:
         checkpoint: of a classifier or segmentor: see `classify`.
-        out: ONNX file, which tools/onnx_predict.py runs without torch; or a page, whose name ends in .html.
+        out: ONNX file (.onnx), which tools/onnx_predict.py runs without torch; or a page (.html).
         config: path of its config, in place of the one in the checkpoint; it may name any type.
         mean, std: see `classify`.
         float16: weights and arithmetic in half precision.
@@ -58,6 +60,10 @@ def export(
         for a model of bands also `bands`, the settings of LoadBands; `multi_label` if probabilities are the sigmoid of
         logits, not their softmax, because an image may have several labels.
     """
+    path = Path(out).expanduser()
+    ending = path.suffix.lower()
+    if ending not in ('.onnx', '.html') or str(out).endswith('/') or path.is_dir():
+        raise UserError(f'export to {quoted(str(out))}: expected a file that ends in .onnx, or in .html for a page')
     with quiet():
         opened = Checkpoint.open(checkpoint, mean=mean, std=std)
         of_task = SegmentationInferencer if opened.task == 'segmentation' else ClassificationInferencer
@@ -66,9 +72,8 @@ def export(
         gives_rgb = inferencer.reader.loads_rgb  # OpenMMLab's readers give BGR
         if gives_rgb == swaps_colours(inferencer.model):
             see_rgb(inferencer.model)
-        path = Path(out).expanduser()
         package = None
-        if path.suffix.lower() == '.html':  # first, because it may fail
+        if ending == '.html':  # first, because it may fail
             package = Path(runtime).expanduser() if runtime else cached_runtime()
         elif runtime:
             raise UserError(f'--runtime is for a page, whose name ends in .html, not for {path.name}; leave it out')
@@ -76,8 +81,11 @@ def export(
             graph = Path(folder, 'model.onnx') if package else path
             difference = export_onnx(inferencer.model, graph, float16, notes)
             if package:
-                write_page(graph, path, package)
-        say(f'{path}: images of any height and width, logits differ by at most {difference:.1e} of the largest')
+                where = opened.path.absolute()
+                name = where.parent.name if GENERIC_NAME.match(where.name) else where.stem
+                write_page(graph, path, package, name)
+        use = f'images of any height and width, logits differ by at most {difference:.1e} of the largest'
+        say(f'{path}: {"open it by double click; it needs no network" if package else use}')
     return path
 
 

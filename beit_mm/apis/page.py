@@ -13,6 +13,7 @@ import torch
 
 from beit_mm.errors import UserError
 from beit_mm.files import atomic_file, quoted
+from beit_mm.terminal import say
 
 RUNTIME = 'onnxruntime-web@1.30.0'  # npm's name; by Microsoft, MIT licence
 FILES = dict(script='ort.wasm.bundle.min.mjs', wasm='ort-wasm-simd-threaded.wasm')  # in its folder `dist`
@@ -23,13 +24,14 @@ MAX_BYTES, MAX_BYTES_FLOAT16 = 2**30, 768 * 2**20
 PART = 3 * 2**23  # bytes of a script element; browsers limit the length of a string
 
 
-def write_page(model: Path, out: Path, runtime: Path) -> None:
+def write_page(model: Path, out: Path, runtime: Path, name: str = '') -> None:
     """Writes a page for a browser that classifies or segments photos.
 
     Args:
         model: an ONNX file of `export`.
         out: the page.
         runtime: folder with the unpacked npm package onnxruntime-web.
+        name: of the model, for the heading (default: of the page).
 
     Raises:
         UserError: the model sees bands, resizes as no page can, or is too large; or `runtime` lacks a file.
@@ -49,7 +51,7 @@ def write_page(model: Path, out: Path, runtime: Path) -> None:
     if size > most:
         found = f'{size / 2**20:,.0f} MiB' + ' in float16' * is_half
         raise UserError(f'the model has {found}, a browser can load {most / 2**20:,.0f}; {advice}export to .onnx')
-    notes['title'] = f'{"Label maps" if "crop_size" in notes else "Classes"} of photos: {out.stem}'
+    notes['title'] = f'{"Label maps" if "crop_size" in notes else "Classes"} of photos: {name or out.stem}'
     contents = dict(notes=json.dumps(notes).encode(), model=model.read_bytes())
     try:
         contents |= {name: (runtime / 'dist' / file).read_bytes() for name, file in FILES.items()}
@@ -70,12 +72,19 @@ def cached_runtime() -> Path:
     cache = Path(torch.hub.get_dir(), RUNTIME)
     if all((cache / 'dist' / file).is_file() for file in FILES.values()):
         return cache
-    if not shutil.which('npm'):
+    npm = shutil.which('npm')
+    if not npm:
         raise UserError(f'a page needs npm, to get {RUNTIME}; install npm, or give --runtime FOLDER with it unpacked')
     with TemporaryDirectory() as folder:
-        command = ['npm', 'pack', '--ignore-scripts', '--silent', RUNTIME]
-        if subprocess.run(command, cwd=folder, stdout=subprocess.DEVNULL).returncode:
-            raise UserError(f'{" ".join(command)} failed; without a network give --runtime FOLDER with it unpacked')
+        say(f'npm gets {RUNTIME} once, into {cache}')
+        command = [npm, 'pack', '--ignore-scripts', '--loglevel=error', '--fetch-retries=0', RUNTIME]
+        done = subprocess.run(command, cwd=folder, capture_output=True, text=True, errors='replace')
+        if done.returncode:
+            lines = done.stderr.splitlines() or ['']
+            reason = next((line for line in lines if 'reason:' in line), lines[-1]).strip()
+            raise UserError(
+                f'npm pack {RUNTIME} failed ({reason}); without a network give --runtime FOLDER with it unpacked'
+            )
         with tarfile.open(next(Path(folder).glob('*.tgz'))) as archive:
             for file in FILES.values():
                 with atomic_file(cache / 'dist' / file) as copy:

@@ -18,6 +18,7 @@ from beit_mm.checkpoint.checkpoint import Checkpoint
 from beit_mm.checkpoint.find import DEMO
 from beit_mm.checkpoint.names import preview
 from beit_mm.engine.fit_head import FEATURES
+from beit_mm.engine.unreadable import LIST
 from beit_mm.errors import UserError
 from beit_mm.features import evaluation
 from beit_mm.features.evaluation import average_precisions
@@ -38,12 +39,11 @@ BASELINES = dict(thumbnails='thumbnails', most_frequent='the most frequent class
 MIN_THUMBNAILS, MAX_THUMBNAILS = 100, 20_000  # for ridge regression to learn from; MIN_ even if time is short
 MIN_ANSWERS = 100  # held-out images to classify even if time is short
 MAX_CLASSES = 30  # in the table of a classifier
-MIN_CHECKED = 50  # images to check for wrong labels even if time is short
 FITTED_PER_SECOND = 3_000_000  # images times features times classes, in `cross_fit` on a core
 SUSPECTS = (
-    'The less probable its label, the earlier an image: if the first labels are wrong, correct them and train again; '
-    'the same command says how. The probabilities are those of a linear layer on frozen features, fitted to other '
-    'images than it is asked about:'
+    'The less probable its label, the earlier an image: if the first labels are wrong, move the images, then give the '
+    'same `finetune` command: it prints the command that goes on. The probabilities are those of a linear layer on '
+    'frozen features, fitted to other images than it is asked about:'
 )
 RESAMPLED = 200  # bootstrap samples, for the standard errors of average precisions
 FOR_MAPS = ('reduce_zero_label', 'bands', 'head', 'maps', 'short_side', 'full_size')  # options
@@ -161,7 +161,7 @@ class Classification(FineTuning):
             'This is one training with one seed. To see what pretraining gains, run it again with --init none.',
             f'At most {MAX_CLASSES} classes, worst first, on {len(answers):,} held-out images:',
             table_of_classes(counts, images),
-            mistakes.confused(counts, images.classes),
+            mistakes.confused(counts, images.classes, of_images=True),
             *self.list_suspects(weights, answers, seconds - (time.monotonic() - begin)),
             mistakes.draw_confusion(counts, images.classes, folder / 'confusion.png'),
             *mistakes.draw_mistakes(answers, images.classes, folder / 'mistakes.png'),
@@ -182,14 +182,17 @@ class Classification(FineTuning):
             known = torch.load(saved, weights_only=True)
             features = dict(zip(known['files'], known['features'], strict=True))
             features |= {answer['path']: answer['features'] for answer in answers}
+            unread = saved.with_name(LIST)
+            skipped = len(unread.read_text('utf-8').splitlines()) if unread.is_file() else 0
         else:  # those of the start, because the trained ones have learned the labels
             extract = FeatureExtractor(self.plan.init or str(weights), **self.mean_std)
-            drawn = report.drawn_until(labels, begin + FEATURES_SHARE * seconds, MIN_CHECKED)
-            found = extract(map(ExistingPath, drawn), ['mean'], batch_size=16, on_error='skip')
+            drawn = report.drawn_until(labels, begin + FEATURES_SHARE * seconds, mistakes.MIN_CHECKED)
+            found = [*extract(map(ExistingPath, drawn), ['mean'], batch_size=16, on_error='skip')]
+            skipped = sum('error' in each for each in found)
             features = {each['path']: torch.from_numpy(each['mean']) for each in found if 'error' not in each}
         left = begin + seconds - time.monotonic()
         size = len(classes) * len(next(iter(features.values())))
-        paths = [*features][: max(MIN_CHECKED, int(left * FITTED_PER_SECOND / size))]
+        paths = [*features][: max(mistakes.MIN_CHECKED, int(left * FITTED_PER_SECOND / size))]
         given = torch.tensor([labels[path] for path in paths])
         shares = evaluation.cross_fit(torch.stack([features[path] for path in paths]), given, len(classes))
         predicted, probability = shares.argmax(dim=1), shares.gather(1, given[:, None])[:, 0]
@@ -198,7 +201,9 @@ class Classification(FineTuning):
             names = classes[given[row]], classes[predicted[row]]
             rows.append((relpath(paths[row], root), *names, f'{probability[row]:.4f}'))
         head = ['file', 'label', 'predicted', 'probability of the label']
-        return mistakes.list_first(SUSPECTS, head, rows, len(labels), weights.parent)
+        learned = not {*paths}.isdisjoint(str(parts[0].root / path) for path in parts[0].names)
+        checked = mistakes.Checked(len(labels), learned, skipped)
+        return mistakes.list_first(SUSPECTS, head, rows, checked, weights.parent)
 
 
 class MultiLabelClassification(Classification):

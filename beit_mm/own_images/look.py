@@ -98,7 +98,7 @@ def look(images: str | Path, out: str | Path = 'look.html') -> Path:
         table, pictures = survey_maps(found) if isinstance(found, LabelMaps) else survey_images(found, seen)
     findings = [each for each in findings if each.names]
     understood, following = described(folder, found, seen), commands(folder, found, refusal)
-    rows = [(each.text, f'{len(each.names):,}', preview(each.names)) for each in findings]
+    rows = [(each.text, f'{len(each.names):,}', ', '.join(each.names)) for each in findings]
     parts: list[Part] = [f'finetune refuses this folder: {refusal}' if refusal else '']
     parts += [Heading('What was understood'), [('what', 'found'), *understood]]
     parts += [Heading('What may be wrong'), [('what', 'number', 'which'), *rows] if rows else 'Nothing was found.']
@@ -108,7 +108,7 @@ def look(images: str | Path, out: str | Path = 'look.html') -> Path:
     parts += [Heading('Some of the images'), *pictures, table]
     write_page(Path(out), f'What {folder} holds', parts)
     lines = [('refused', refusal)] if refusal else []
-    lines += [*understood, *(('found', f'{what}: {number} ({which})') for what, number, which in rows)]
+    lines += [*understood, *(('found', f'{what}: {len(names):,} ({preview(names)})') for what, names, _ in findings)]
     for subject, text in [*lines, *(('next', command) for command in following)]:
         say(f'{subject:<11} {text}')
     return Path(out)

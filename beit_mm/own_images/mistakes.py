@@ -1,8 +1,10 @@
 """Which labels may be wrong, and which classes are confused: mistakes.csv and pictures beside a report."""
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from os.path import relpath
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from matplotlib.figure import Figure
 from torch import Tensor
@@ -14,28 +16,63 @@ from beit_mm.pictures import center_tile, sheet, shortened
 
 TABLE = 'mistakes.csv'
 SHOWN, SHOWN_COLUMNS = 10, 4  # of its rows and columns, in the report
+MIN_CHECKED = 50  # images to learn from, or to check in all, even if time is short
 MAX_CELLS = 30  # classes whose confusion is drawn
 NUM_PAIRS, MANY_PAIRS = 5, 20  # pairs of confused classes in the report, and without a picture
 TILES, COLUMNS, TILE_SIDE = 24, 4, 240  # mistakes that are drawn, columns, side of a tile in pixels
+CONTRADICTED = (
+    'The more labelled pixels the segmentor contradicts, the earlier an image: if the first label maps are wrong, '
+    'correct them, then give the same `finetune` command: it prints the command that goes on. It may have learned '
+    'wrong labels too:'
+)
 
 
-def list_first(text: str, head: Sequence[str], rows: Sequence[Sequence[str]], total: int, out: Path) -> list[Part]:
-    """Writes mistakes.csv beside a report, and shows its first rows, of `total` images, in the report after a text."""
+class Checked(NamedTuple):
+    """Which images mistakes.csv is about."""
+
+    total: int  # images of the run
+    learned: bool  # it has some to learn from
+    skipped: int  # that were tried, but cannot be read or have no label
+
+
+def list_first(
+    text: str, head: Sequence[str], rows: Sequence[Sequence[str]], checked: Checked, out: Path
+) -> list[Part]:
+    """Writes mistakes.csv beside a report, and shows its first rows in the report after a text."""
     write_table(out / TABLE, [*head, 'rank'], [(*row, str(rank)) for rank, row in enumerate(rows, start=1)])
-    short = ' There was no time for the others: give more minutes.' if len(rows) < total else ''
-    text = f'lists {len(rows):,} of {total:,} images, those to learn from too.{short} {text}'
-    return [Link(TABLE, text), [row[:SHOWN_COLUMNS] for row in (head, *rows[:SHOWN])]]
+    said = f'lists {len(rows):,} of {checked.total:,} images' + ', those to learn from too' * checked.learned
+    said += f' ({checked.skipped:,} cannot be read or have no label)' if checked.skipped else ''
+    is_short = len(rows) + checked.skipped < checked.total
+    said += '. There was no time for the others: give more minutes' * is_short
+    return [Link(TABLE, f'{said}. {text}'), [row[:SHOWN_COLUMNS] for row in (head, *rows[:SHOWN])]]
 
 
-def confused(counts: Tensor, classes: Sequence[str]) -> str:
-    """The pairs of classes most often confused, with the share of images or pixels, from a `confusion` (K, K)."""
-    shares = counts / counts.sum(dim=1, keepdim=True).clamp(min=1)
+def list_contradicted(
+    found: Iterable[tuple[str, Tensor, Tensor]], classes: Sequence[str], root: Path, checked: Checked, out: Path
+) -> list[Part]:
+    """Writes mistakes.csv of images: path, and for each class the labelled pixels and the contradicted ones, (K,)."""
+    rows = []
+    for path, pixels, wrong in found:
+        share, mostly = 100 * float(wrong.sum() / pixels.sum()), classes[wrong.argmax()] if wrong.any() else ''
+        of_classes = ('' if math.isnan(each) else f'{each:.1f}' for each in (100 * wrong / pixels).tolist())
+        rows.append((share, [relpath(path, root), f'{share:.1f}', mostly, f'{pixels.sum():.0f}', *of_classes]))
+    rows.sort(key=lambda row: -row[0])
+    head = ['file', 'contradicted, %', 'mostly of', 'labelled pixels', *(f'of {name}, %' for name in classes)]
+    return list_first(CONTRADICTED, head, [cells for _, cells in rows], checked, out)
+
+
+def confused(counts: Tensor, classes: Sequence[str], of_images: bool = False) -> str:
+    """The pairs of classes most often confused, from a `confusion` (K, K), with the share of pixels, or the images."""
+    total = counts.sum(dim=1)
+    shares = counts / total[:, None].clamp(min=1)
     shares.fill_diagonal_(0)
     shown, number = [], NUM_PAIRS if len(classes) <= MAX_CELLS else MANY_PAIRS
     for index in shares.flatten().topk(min(number, shares.numel())).indices.tolist():
         truth, label = divmod(index, len(classes))
         if shares[truth, label] > 0:
-            shown.append(f'{100 * shares[truth, label]:.0f} % of {classes[truth]} as {classes[label]}')
+            share = f'{100 * shares[truth, label]:.0f} % of'
+            share = f'{counts[truth, label]:.0f} of {total[truth]:.0f}' if of_images else share
+            shown.append(f'{share} {quoted(classes[truth])} as {quoted(classes[label])}')
     return f'Confused: {"; ".join(shown)}.' if shown else ''
 
 
@@ -47,7 +84,9 @@ def draw_confusion(counts: Tensor, classes: Sequence[str], out: Path) -> Part:
     figure = Figure(figsize=(side, side), layout='constrained')
     axes = figure.subplots()
     axes.imshow(shares.numpy(), cmap='Blues', vmin=0, vmax=100)
-    names = [shortened(quoted(name), 25).replace('$', r'\$') for name in classes]  # $ would begin a formula
+    short = [shortened(quoted(name), 25) for name in classes]
+    names = [f'{number} {name}' if short.count(name) > 1 else name for number, name in enumerate(short, start=1)]
+    names = [name.replace('$', r'\$') for name in names]  # $ would begin a formula
     axes.set_xticks(range(len(names)), names, rotation=90, fontsize=7)
     axes.set_yticks(range(len(names)), names, fontsize=7)
     axes.set(xlabel='predicted', ylabel='label')

@@ -49,8 +49,8 @@ ROWS = {  # of the report: a metric's name and its description
 PAGE = """<!doctype html><html lang="en"><meta charset="utf-8"><title>{0}</title>
 <meta name="viewport" content="width=device-width,initial-scale=1">
 <style>body{{max-width:60em;margin:2em auto;padding:0 1em;font-family:sans-serif;line-height:1.4}} img{{width:100%}}
-h1,p,figcaption,td:last-child{{overflow-wrap:anywhere}} tr,figure{{break-inside:avoid}} td:first-child{{min-width:8em}}
-td:last-child{{min-width:5em}}
+h1,p,figcaption,td{{overflow-wrap:anywhere}} tr,figure{{break-inside:avoid}} td{{min-width:min(4em,12vw)}}
+td:first-child{{min-width:min(8em,25vw)}} td:last-child{{min-width:5em}}
 div{{overflow-x:auto;margin-bottom:1em}} td,th{{padding:.2em 1em .2em 0;text-align:left;vertical-align:top}}
 figure{{display:inline-block;vertical-align:top;max-width:100%;margin:0 .5em 1em 0}} h1+p{{font-weight:bold}}
 @media print{{body{{margin:0;max-width:none}} div{{overflow:visible}} img{{max-height:90vh;object-fit:contain}}}}

@@ -4,11 +4,11 @@ import math
 import shlex
 import time
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
-from os.path import relpath
+from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,7 +17,6 @@ import torch
 from mmengine.config import Config
 from PIL import Image
 from torch import Tensor
-from torch.utils.data import ConcatDataset
 
 from beit_mm.apis.configs import bundled_config, pipeline_for_size, warmup_and_cosine
 from beit_mm.apis.inference import Segmentor, overlay
@@ -34,7 +33,7 @@ from beit_mm.models.vit import sizes_of
 from beit_mm.own_images import mistakes, report
 from beit_mm.own_images.label_maps import LabelMaps, find_label_maps
 from beit_mm.own_images.prediction import NearestPatches
-from beit_mm.own_images.record import ALL, Record
+from beit_mm.own_images.record import ALL, Record, words_of
 from beit_mm.own_images.report import Metric, Metrics, Report
 from beit_mm.own_images.scale import Scale, choose_scale, measure, plain_dataset
 from beit_mm.own_images.task import MAX_BATCH, NARROW, USUAL_SIDE, FineTuning, Plan, Settings
@@ -52,12 +51,8 @@ STRIP = 256  # rows that it answers at a time
 LEVELS = 8  # of each colour channel
 GROWTH = 2.2  # the time for an image's features grows with this power of its side
 MAX_VALIDATED, MOST_WINDOWS = 32, 2000  # images of a validation, and windows over all of them
-MIN_TESTED, TESTED_WINDOWS = 20, 500  # images to test even if time is short: so many, or so many windows over them
+MIN_TESTED, TESTED_WINDOWS = 20, 500  # images to test even if time is short, and the most windows over them
 TESTED_SHARE = 0.7  # of the time of a report, for held-out images; the rest: for those to learn from
-CONTRADICTED = (
-    'The more labelled pixels the segmentor contradicts, the earlier an image: if the first label maps are wrong, '
-    'correct them and train again; the same command says how. It may have learned wrong labels too:'
-)
 RESAMPLED = 500  # bootstrap samples, for standard errors
 FEW_PASSES, FEW_MAPS = 20, 100  # with fewer passes over the images, or fewer label maps, more of these are advised
 OF_PATCHES = 'The nearest frozen patches are found by the features of the initial weights, without training, in'
@@ -225,6 +220,10 @@ class Segmentation(FineTuning):
         seen = self.resize.size_of(*self.plan.scale.image_size)
         return math.prod(math.ceil(side / step) for side, step in zip(seen, self.stride, strict=True))
 
+    def at_least(self, number: int) -> int:
+        """Images to look at even if time is short: so many, or fewer large ones."""
+        return min(number, max(2, TESTED_WINDOWS // self.num_windows))
+
     @property
     def num_validated(self) -> int:
         return max(1, min(MAX_VALIDATED, MOST_WINDOWS // self.num_windows))
@@ -237,8 +236,7 @@ class Segmentation(FineTuning):
         begin, images = time.monotonic(), self.images
         folder, segmentor = weights.parent, SegmentationInferencer(weights)
         segmentors: dict[str, Segmentor] = dict(mIoU=segmentor)
-        # of large images fewer are enough
-        least = min(MIN_TESTED, max(2, TESTED_WINDOWS // self.num_windows))
+        least = self.at_least(MIN_TESTED)
         known = min(MAX_KNOWN, max(min(MIN_KNOWN, least), int(images_in_time / self.num_windows)))
         if nearest := self.nearest_patches(folder / 'lists', known):
             segmentors['patches'] = nearest
@@ -263,27 +261,26 @@ class Segmentation(FineTuning):
         ]
         passes = math.inf if self.fits_head else self.passes  # each image was seen once, which is enough
         exported = 'model.onnx' if images.bands else 'page.html'  # a page reads photos
-        sentence, following = judge(gains, weights, len(images.train.names), passes, exported)
+        patches = ['beit-mm', 'segment', str(self.plan.init), 'new_images/', '--labelled', self.record.images]
+        options = dict(short_side=self.plan.scale.short_side, reduce_zero_label=self.call.reduce_zero_label, out='maps')
+        command = shlex.join([*patches, *words_of(options)]) if nearest else ''
+        sentence, following = judge(gains, weights, len(images.train.names), passes, exported, command)
         return Report(metrics | found, sentence, parts, following)
 
     def list_contradicted(self, segmentor: Segmentor, tested: 'Tested', out: Path, until: float) -> list[report.Part]:
-        """Writes mistakes.csv of the tested images and of all others, or of as many as there is time for."""
-        classes, root, found = self.images.classes, Path(self.record.images), [*tested.contradicted()]
-        dataset = ConcatDataset([tested.dataset, plain_dataset(self.images, out / 'lists', 'train')])
-        for _, sample in samples(dataset, until, least=0, without=tested.indices):
+        """Writes mistakes.csv of the tested images, some to learn from, and as many others as there is time for."""
+        train, tried, found = plain_dataset(self.images, out / 'lists', 'train'), set[int](), [*tested.contradicted()]
+        learned = samples(train, until, self.at_least(mistakes.MIN_CHECKED), tried)
+        for _, sample in chain(learned, samples(tested.dataset, until, 0, tested.tried)):
+            truth = torch.from_numpy(sample['gt_seg_map'])
             (result,) = segmentor(sample['img_path'])
-            counts = confusion(as_classes(result['labels']), torch.from_numpy(sample['gt_seg_map']), len(classes))
+            counts = confusion(as_classes(result['labels']), truth, len(self.images.classes))
             pixels = counts.sum(dim=1)
             found.append((sample['img_path'], pixels, pixels - counts.diagonal()))
-        rows = []
-        for path, pixels, wrong in found:
-            if pixels.any():
-                share, mostly = 100 * float(wrong.sum() / pixels.sum()), classes[wrong.argmax()] if wrong.any() else ''
-                of_classes = ('' if math.isnan(each) else f'{each:.1f}' for each in (100 * wrong / pixels).tolist())
-                rows.append((share, [relpath(path, root), f'{share:.1f}', mostly, f'{pixels.sum():.0f}', *of_classes]))
-        rows.sort(key=lambda row: -row[0])
-        head = ['file', 'contradicted, %', 'mostly of', 'labelled pixels', *(f'of {name}, %' for name in classes)]
-        return mistakes.list_first(CONTRADICTED, head, [cells for _, cells in rows], len(dataset), out)
+        found = [each for each in found if each[1].any()]
+        skipped = len(tried) + len(tested.tried) - len(found)
+        checked = mistakes.Checked(len(train) + len(tested.dataset), bool(tried), skipped)
+        return mistakes.list_contradicted(found, self.images.classes, Path(self.record.images), checked, out)
 
     def nearest_patches(self, lists: Path, number: int) -> NearestPatches | None:
         """What needs no training: each patch gets the class of the most similar patches in `number` labelled images.
@@ -299,11 +296,15 @@ class Segmentation(FineTuning):
         return NearestPatches(extract, dataset, max_patches=most)
 
 
-def judge(gains: Metrics, weights: Path, maps: int, passes: float, exported: str = 'page.html') -> tuple[str, str]:
-    """A verdict from the gains over methods without training, and what to do next."""
-    minutes = f'more minutes, because it saw each image only {passes:.1f} times' if passes < FEW_PASSES else ''
-    labels = f'more label maps, because {maps} are few' if maps < FEW_MAPS else ''
+def judge(
+    gains: Metrics, weights: Path, maps: int, passes: float, exported: str = 'page.html', nearest: str = ''
+) -> tuple[str, str]:
+    """A verdict from the gains over methods without training, and what to do next; `nearest`: a command for patches."""
+    minutes = f'more minutes (it saw each image only {passes:.1f} times)' if passes < FEW_PASSES else ''
+    labels = f'more label maps ({maps} are few)' if maps < FEW_MAPS else ''
     following = f'give the run {" and ".join(filter(None, (minutes, labels))) or "more label maps, or another --init"}.'
+    if nearest and gains[OTHERS['patches']].sign == report.WORSE:
+        following = f'{nearest} (by the nearest patches); or {following}'
     if all(gain.sign == report.BETTER for gain in gains.values()):
         quoted = shlex.quote(str(weights))
         following = f'beit-mm segment {quoted} new_images/ --out maps; beit-mm export {quoted} {exported}'
@@ -448,6 +449,7 @@ class Tested:
     unions: dict[str, Tensor]
     counts: dict[str, Tensor]  # (K, K) of pixels, by the right class and the predicted one
     baseline: PositionAndColour
+    tried: set[int] = field(default_factory=set)  # `indices`, and images that cannot be read or have no label
     pixels: list[Tensor] = field(default_factory=list)  # labelled ones of each class (K,), in each image
 
     def contradicted(self) -> Iterator[tuple[str, Tensor, Tensor]]:
@@ -488,11 +490,11 @@ def compare_segmentors(
     number = len(images.classes)
     baseline, begin = PositionAndColour(number, scale), time.monotonic()
     train, held_out = (plain_dataset(images, lists, name) for name in ('train', 'held_out'))
-    for _, sample in samples(train, begin + seconds / 4, least):
+    for _, sample in samples(train, begin + seconds / 4, least, set()):
         baseline.learn(sample['img'], sample['gt_seg_map'])
     tested = Tested(held_out, [], {}, {}, {}, baseline)
     found = defaultdict(list)
-    for index, sample in samples(held_out, begin + seconds, least):
+    for index, sample in samples(held_out, begin + seconds, least, tested.tried):
         truth = sample['gt_seg_map']  # H, W
         if not (truth < number).any():  # nothing to be right or wrong about
             continue
@@ -517,11 +519,10 @@ def as_classes(labels: np.ndarray) -> Tensor:
     return torch.from_numpy(labels.astype(np.int64))
 
 
-def samples(
-    dataset: SegmentationFolder | ConcatDataset, until: float, least: int, without: Collection[int] = ()
-) -> Iterator[tuple[int, dict]]:
-    """Yields indices and samples in random order until the time `until`, but tries at least so many."""
-    for index in report.drawn_until(sorted({*range(len(dataset))} - {*without}), until, least):
+def samples(dataset: SegmentationFolder, until: float, least: int, tried: set[int]) -> Iterator[tuple[int, dict]]:
+    """Yields indices and samples, except those `tried`, in random order until a time, but tries at least so many."""
+    for index in report.drawn_until(sorted({*range(len(dataset))} - tried), until, least):
+        tried.add(index)
         with suppress(UnreadableImageError):
             sample = dataset[index]
             yield index, dict(sample, img=LoadBands.as_rgb(sample['img']))

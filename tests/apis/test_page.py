@@ -78,7 +78,16 @@ def test_a_page_holds_model_runtime_and_names(tmp_path, runtime, monkeypatch):
     assert 'MIT' in text and 'http://' not in text and 'https://' not in text
 
 
-def test_what_a_page_cannot_hold_is_named_with_the_cure(tmp_path, runtime, monkeypatch):
+def test_an_ending_that_is_neither_of_the_two_is_refused(tmp_path):
+    """Also a folder with one of them, before the checkpoint is looked for."""
+    (tmp_path / 'page.html').mkdir()
+    for out in ('page4/', 'page4', 'page.htm', 'new.onnx/', 'page.html'):
+        with pytest.raises(UserError, match=r'\.onnx.*\.html'):
+            beit_mm.export('missing.pth', f'{tmp_path}/{out}')
+    assert [path.name for path in tmp_path.iterdir()] == ['page.html']
+
+
+def test_what_a_page_cannot_hold_is_named_with_the_cure(tmp_path, runtime, monkeypatch, capsys):
     lanczos = dict(type='ResizeEdge', scale=8, interpolation='lanczos', backend='pillow')
     refused = [(dict(bands=dict(bands=[1])), 'bands.*onnx'), (dict(steps=[lanczos]), 'lanczos.*onnx')]
     for notes, message in refused:
@@ -91,6 +100,12 @@ def test_what_a_page_cannot_hold_is_named_with_the_cure(tmp_path, runtime, monke
     monkeypatch.setenv('PATH', str(tmp_path))
     with pytest.raises(UserError, match='npm.*--runtime'):
         page.cached_runtime()
+    npm = tmp_path / 'npm'
+    npm.write_text('#!/bin/sh\necho "npm error request failed, reason: no address" >&2\necho "A log" >&2\nexit 1\n')
+    npm.chmod(0o755)
+    with pytest.raises(UserError, match='reason: no address.*--runtime'):
+        page.cached_runtime()
+    assert page.RUNTIME in capsys.readouterr().out
     (tmp_path / 'model.onnx.data').write_bytes(b'weights')
     monkeypatch.setattr(page, 'MAX_BYTES', len(model.read_bytes()))
     with pytest.raises(UserError, match='--float16'):
@@ -171,6 +186,7 @@ class TestInABrowser:
         found = answers(browser, [*photos, tmp_path / '=no <b>image.jpg'])
         assert not browser.errors
         failed = found.pop("'=no <b>image.jpg")
+        assert None not in failed.values()  # as many cells as all rows
         assert failed['error'] and 'image' in browser.evaluate('document.body.innerText').splitlines()[-3]
         if model.stem == 'several':
             for path, result in zip(photos, beit_mm.classify(model, photos), strict=True):

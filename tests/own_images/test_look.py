@@ -104,6 +104,17 @@ def test_ten_planted_faults_are_found_and_nothing_else(planted, tmp_path, capsys
         assert following in said and following in page
 
 
+def test_the_page_names_all_files_and_the_terminal_the_first(tmp_path, capsys):
+    save_classes(tmp_path / 'images', 120, ('a', 'b'))
+    names = [f'images/a/broken{number}.jpg' for number in range(7)]
+    for name in names:
+        (tmp_path / name).write_text('no image')
+    found, _, page = found_by(tmp_path / 'images', tmp_path / 'look.html', capsys)
+    (said,) = (line for line in found if 'cannot be read' in line)
+    assert said.count('broken') == 4 < 7 and ': 7 (' in said
+    assert all(Path(name).name in page for name in names)
+
+
 def test_without_imagehash_equal_files_are_found_and_a_line_says_so(planted, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(look, 'phash', None)
     found, said, _ = found_by(planted, tmp_path / 'look.html', capsys)

@@ -47,6 +47,7 @@ def test_wrong_labels_among_all_images_come_first(options, few_images, tmp_path)
     for name in ('report.md', 'report.html'):
         text = (run / name).read_text()
         assert 'mistakes.csv' in text and 'lost.png' in text and '71 of 72 images' in text
+        assert '(1 cannot be read' in text and 'more minutes' not in text
 
 
 def test_the_label_map_that_the_segmentor_contradicts_most_comes_first(base, few_images, tmp_path, monkeypatch):
@@ -76,6 +77,31 @@ def test_the_label_map_that_the_segmentor_contradicts_most_comes_first(base, few
     assert '24 of 24 images' in (run / 'report.md').read_text()
 
 
+@pytest.mark.parametrize(('tested', 'checked'), [(4, 5), (20, 50)])
+def test_maps_to_learn_from_are_checked_even_without_time(tested, checked, base, few_images, tmp_path, monkeypatch):
+    """Of 12 to learn from, one of which has no label, and 12 held-out ones, one of which cannot be read."""
+    folder, run = make_label_maps(tmp_path / 'maps', 12), tmp_path / 'run'
+    broken = folder / 'images/validation/3.png'
+    broken.write_bytes(broken.read_bytes()[:2000])
+    Image.new('L', (56, 40)).save(folder / 'annotations/training/3.png')
+    monkeypatch.setattr(segmentation, 'MIN_TESTED', tested)
+    monkeypatch.setattr(mistakes, 'MIN_CHECKED', checked)
+    report = segmentation.Segmentation.make_report
+    monkeypatch.setattr(
+        segmentation.Segmentation,
+        'make_report',
+        lambda self, weights, metrics, *_: report(self, weights, metrics, 0, 0),
+    )
+    beit_mm.finetune(folder, run, base, epochs=1, freeze='all', short_side=117, batch=4, workers=0)
+    found = Counter(Path(row['file']).parent.name for row in rows_of(run))
+    said = (run / 'report.md').read_text()
+    assert 'those to learn from too' in said and ('more minutes' in said) == (tested < 12)
+    if tested < 12:  # the two may be among those that are tried
+        assert tested - 1 <= found['validation'] <= tested and checked - 1 <= found['training'] <= checked
+    else:
+        assert found == dict(validation=11, training=11) and '22 of 24 images' in said and '(2 cannot be' in said
+
+
 def test_an_image_does_not_speak_for_its_own_label():
     """Features of no use: fitted to all, a layer would know most labels by heart."""
     generator = torch.Generator().manual_seed(0)
@@ -85,7 +111,7 @@ def test_an_image_does_not_speak_for_its_own_label():
 
 
 def test_where_time_is_short_a_part_is_checked_and_a_line_says_it(few_images, tmp_path, monkeypatch):
-    monkeypatch.setattr(classification, 'MIN_CHECKED', 20)
+    monkeypatch.setattr(mistakes, 'MIN_CHECKED', 20)
     monkeypatch.setattr(classification, 'FITTED_PER_SECOND', 0)
     beit_mm.finetune(make_images(tmp_path / 'images', 12), tmp_path / 'run', 'demo', workers=0, epochs=1)
     assert len(rows_of(tmp_path / 'run')) == 20
@@ -127,6 +153,17 @@ def test_confused_classes_are_the_pairs_with_the_highest_share_of_a_class():
     said = mistakes.confused(counts, ('sky', 'road', 'tree', 'sea'))
     assert said == 'Confused: 50 % of road as tree; 30 % of road as sky; 20 % of sky as road.'
     assert mistakes.confused(torch.eye(2), ('sky', 'road')) == ''
+    said = mistakes.confused(torch.tensor([[0.0, 1], [1, 3]]), ('a\nb', 'car'), of_images=True)
+    assert said == r'Confused: 1 of 1 "a\nb" as car; 1 of 4 car as "a\nb".'
+
+
+def test_long_names_that_differ_in_the_middle_are_told_apart(tmp_path, monkeypatch):
+    drawn, figure = [], mistakes.Figure
+    monkeypatch.setattr(mistakes, 'Figure', lambda **options: drawn.append(figure(**options)) or drawn[-1])
+    names = [f'a long name in which only {word} differs in the middle' for word in ('this', 'that')]
+    mistakes.draw_confusion(torch.ones(3, 3), [*names, 'short'], tmp_path / 'a.png')
+    shown = [label.get_text() for label in drawn[0].axes[0].get_yticklabels()]
+    assert len({*shown}) == 3 and shown[2] == 'short' and max(map(len, shown)) < 30
 
 
 def test_up_to_thirty_classes_are_drawn_and_pairs_of_more_are_listed(tmp_path):

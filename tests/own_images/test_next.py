@@ -145,6 +145,11 @@ def test_a_better_start_on_a_cpu_is_named_where_it_is_not_at_hand(folder):
 def test_a_segmentor_that_is_not_good_is_told_what_was_short(maps, passes, named):
     _, said = segmentation.judge(dict(other=Metric(1, 5)), Path('run'), maps, passes)
     assert ('more minutes' in said) == (named != 'maps') and ('more label maps' in said) == (named != 'time')
+    command = 'beit-mm segment start new_images/ --labelled maps'
+    for gain in (-9, 1, 9):
+        gains = {segmentation.OTHERS['patches']: Metric(gain, 1)}
+        _, said = segmentation.judge(gains, Path('run'), maps, passes, nearest=command)
+        assert (command in said) == (gain == -9)
 
 
 def test_a_released_model_is_advised_where_the_run_began_without_one():
