@@ -27,7 +27,7 @@ from beit_mm.own_images.annotations import FORMATS
 from beit_mm.own_images.images import Images, TaggedImages, evenly, find_images, merge_classes
 from beit_mm.own_images.record import ALL, Record, words_of
 from beit_mm.own_images.report import Metric, Metrics, Report
-from beit_mm.own_images.task import FEATURES_SHARE, NARROW, FineTuning, Settings
+from beit_mm.own_images.task import FEATURES_SHARE, HEAD, NARROW, FineTuning, Settings, fitted_in
 
 RECIPE = 'demo/finetune_folder.py'  # for any width: in a short run mixup and RandAugment cost more than they gain
 WIDE_RECIPE = 'beit/finetune_in1k_100e.py'
@@ -82,6 +82,8 @@ class Classification(FineTuning):
             )
         return cls(record, images)
 
+    trains_fitted = True
+
     @property
     def fits_head(self) -> bool:
         return self.call.freeze == ALL
@@ -103,29 +105,33 @@ class Classification(FineTuning):
         num_classes = dict(num_classes=len(self.images.classes))
         recipe = bundled_config(RECIPE if plan.width <= NARROW else WIDE_RECIPE)
         rate = recipe.optim_wrapper.optimizer.lr if plan.init else RANDOM_RATE
+        head = dict(in_channels=plan.width, **num_classes)
+        if HEAD in earlier:
+            head['init_cfg'] = fitted_in(earlier[HEAD], 'head.')
         length = warmup_and_cosine(steps, steps // 6, plan.batch, base.param_scheduler[-1].eta_min_ratio)
         return plan.base, dict(
             model=dict(
                 backbone=self.backbone(out_type='avg_featmap'),
-                head=dict(in_channels=plan.width, **num_classes),
+                head=head,
                 data_preprocessor=dict(plan.preprocessing, **num_classes),
             ),
-            **self.data(base, lists),
+            **self.data(base, lists, self.fits(stage)),
             optim_wrapper=self.optimizer(recipe, rate),
             **length,
         )
 
-    def data(self, base: Config, lists: Path) -> dict[str, Any]:
+    def data(self, base: Config, lists: Path, fits: bool) -> dict[str, Any]:
         """Settings of the data loaders."""
         train_pipeline, test_pipeline = (
             pipeline_for_size(base[f'{name}_pipeline'], self.plan.size) for name in ('train', 'test')
         )
-        if self.fits_head:
+        if fits:
             pack = dict(type='PackInputs', meta_keys=('sample_idx', 'img_path', 'unreadable'))
             train_pipeline = [*test_pipeline[:-1], pack]
-        data = self.loaders(lists, [train_pipeline, test_pipeline], 'held_out', classes=str(lists / 'classes.txt'))
+        pipelines, classes = [train_pipeline, test_pipeline], str(lists / 'classes.txt')
+        data = self.loaders(lists, pipelines, 'held_out', fits, classes=classes)
         train = data['train_dataloader']
-        if self.fits_head:
+        if fits:
             data['val_dataloader'].update(persistent_workers=False)  # for the only validation
         if self.call.balance:
             learned = self.images.learned
@@ -203,6 +209,8 @@ class Classification(FineTuning):
 
 class MultiLabelClassification(Classification):
     """A classifier that gives each class a probability of its own."""
+
+    begins_with_head = False  # it is fitted to one label of each image
 
     def usual_start(self, device: str) -> tuple[str, str]:
         return super().usual_start(device) if device == 'cuda' else (DEMO, '')  # its head is not fitted to features
