@@ -32,8 +32,6 @@ from beit_mm.own_images.task import FEATURES_SHARE, HEAD, NARROW, FineTuning, Se
 RECIPE = 'demo/finetune_folder.py'  # for any width: in a short run mixup and RandAugment cost more than they gain
 WIDE_RECIPE = 'beit/finetune_in1k_100e.py'
 RANDOM_RATE = 1e-3  # learning rate of a classifier that starts from random weights
-FEW_PASSES = 5  # over the images; with fewer, a head on frozen features did better
-FREEZE = 'Each image was seen {:.1f} times. With so few, `--freeze all` did better ("What pays" in docs/own_images.md).'
 BASELINES = dict(thumbnails='thumbnails', most_frequent='the most frequent class')  # which need no network
 MIN_THUMBNAILS, MAX_THUMBNAILS = 100, 20_000  # for ridge regression to learn from; MIN_ even if time is short
 MIN_ANSWERS = 100  # held-out images to classify even if time is short
@@ -140,11 +138,6 @@ class Classification(FineTuning):
             balanced = dict(_delete_=True, type='ClassBalancedDataset', oversample_thr=largest, dataset=dataset)
             train['dataset'] = balanced
         return data
-
-    def advice_on_passes(self, passes: float) -> str:
-        """FREEZE if the whole backbone was tuned in too few passes."""
-        may_freeze = self.plan.init and self.tunes_all and not isinstance(self.images, TaggedImages)
-        return FREEZE.format(passes) if may_freeze and passes < FEW_PASSES else ''
 
     def make_report(self, weights: Path, metrics: Metrics, seconds: float, images_in_time: float) -> Report:
         begin, images, folder = time.monotonic(), self.images, weights.parent

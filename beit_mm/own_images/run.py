@@ -480,7 +480,6 @@ class Run:
             found.comparison,
             WAITS_FOR_IMAGES.format(measured['waiting']) if measured['waiting'] > 0.5 else '',
             AT_LEAST if 'seconds' in measured and measured['steps'] == MIN_STEPS else '',
-            task.advice_on_passes(task.passes),
             measured.get('note', ''),
             task.plan.assumed,
             *found.parts,

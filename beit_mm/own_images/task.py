@@ -215,10 +215,6 @@ class Task(ABC):
         """How often the last stage saw each image."""
         return self.record.stages[self.stages[-1]]['steps'] * self.plan.batch / len(self.images.train.names)
 
-    def advice_on_passes(self, passes: float) -> str:
-        """What to do after so many passes over the images; '' if they were enough."""
-        return ''
-
     # Stages
 
     @abstractmethod
