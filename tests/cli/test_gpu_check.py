@@ -1,4 +1,4 @@
-"""tools/dev/gpu/check.sh: on a CPU its rehearsal runs every part; what a part has measured is never lost."""
+"""tools/dev/gpu: on a CPU the rehearsal runs every part; what a part has measured is never lost; cuDNN's attention."""
 
 import json
 import os
@@ -8,10 +8,12 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 from helpers import ROOT
+from torch import Tensor
 
 CHECK = ROOT / 'tools/dev/gpu/check.sh'
-SETTINGS = ('PARTS', 'BUDGET', 'BATCH', 'WORKERS', 'PHOTOS', 'LABEL_MAPS', 'STEPS')
+SETTINGS = ('PARTS', 'BUDGET', 'BATCH', 'WORKERS', 'PHOTOS', 'LABEL_MAPS', 'SMALL_IMAGES', 'TEACHER', 'STEPS')
 # Stands in for Python: one part writes a figure and hangs, the next one fails, all else succeeds.
 PYTHON = """#!/bin/bash
 case "$*" in
@@ -42,7 +44,8 @@ def test_the_rehearsal_runs_every_part(tmp_path):
     exits = {line['part']: line['exit'] for line in lines if 'title' not in line}
     wide = {'lora', 'dinov2'}  # only on a GPU
     parts = {*re.findall(r'\b(?:part|alone) (\w+) \d', CHECK.read_text())} - wide
-    assert exits == dict.fromkeys(parts | {'head_upernet', 'head_masks_decoder'}, 0)
+    named = {'head_upernet', 'head_masks_decoder', 'start_none_tokens', 'start_demo_ema'}  # in loops
+    assert exits == dict.fromkeys(parts | named, 0)
     summary = (tmp_path / 'out_0/summary.txt').read_text()
     assert 'beit_mm compiled' in summary and 'resumed: equal True' in summary
     assert len([*(tmp_path / 'out_0/traces').iterdir()]) == 4  # eager and compiled, pretraining and fine-tuning
@@ -84,3 +87,50 @@ def test_a_folder_with_results_and_an_unknown_option_are_refused(tmp_path):
     assert done.returncode == 1 and str(tmp_path / 'out_0') in done.stderr
     assert (tmp_path / 'out_0/results.jsonl').read_text()
     assert subprocess.run(['bash', str(CHECK), 'out', '--rehears'], capture_output=True).returncode == 2
+
+
+@pytest.fixture
+def by_cudnn(monkeypatch):
+    monkeypatch.syspath_prepend(ROOT / 'tools/dev/gpu')
+    import cudnn_attention
+
+    return cudnn_attention
+
+
+def qkv_and_bias() -> list[Tensor]:
+    """As a block hands them over: parts of one product, and a bias whose rows are padded."""
+    torch.manual_seed(0)
+    q, k, v = (part.unflatten(-1, (3, 8)).transpose(1, 2) for part in torch.randn(2, 5, 72).chunk(3, dim=-1))
+    return [x.detach().requires_grad_() for x in (q, k, v, torch.randn(1, 3, 5, 8)[..., :5])]
+
+
+def test_attention_by_cudnn_has_the_gradients_of_the_formula_in_one_graph(by_cudnn):
+    inputs, exact = qkv_and_bias(), [x.detach().double().requires_grad_() for x in qkv_and_bias()]
+    torch.library.opcheck(by_cudnn.attention, tuple(inputs))
+    q, k, v, bias = exact
+    expected = (q @ k.transpose(2, 3) / 8**0.5 + bias).softmax(dim=3) @ v
+    compiled = torch.compile(by_cudnn.attend, backend='aot_eager', fullgraph=True)
+    for attend in (by_cudnn.attend, compiled):
+        out = attend(*inputs)
+        torch.testing.assert_close(out.double(), expected, rtol=0, atol=1e-5)
+        assert out.transpose(1, 2).is_contiguous()
+        grad = torch.randn_like(out)
+        truth = torch.autograd.grad(expected, exact, grad.double(), retain_graph=True)
+        for found, wanted in zip(torch.autograd.grad(out, inputs, grad), truth, strict=True):
+            torch.testing.assert_close(found.double(), wanted, rtol=0, atol=1e-5)
+
+
+def test_cudnn_accepts_both_graphs(by_cudnn):
+    """It checks shapes, strides and types without a GPU; the package is no requirement."""
+    pytest.importorskip('cudnn')
+    q, k, v, bias = (x.detach().bfloat16() for x in qkv_and_bias())
+    out, stats = by_cudnn.empty_by_token(q), by_cudnn.empty_stats(q)
+    forward = dict(q=q, k=k, v=v, bias=bias, O=out, Stats=stats)
+    backward = dict(q=q, k=k, v=v, bias=bias, o=out, dO=out, stats=stats, dQ=out, dK=out, dV=out, dBias=bias)
+    for name, tensors, outputs in (
+        ('sdpa', forward, ('O', 'Stats')),
+        ('sdpa_backward', backward, ('dQ', 'dK', 'dV', 'dBias')),
+    ):
+        kinds = tuple((key, tuple(x.shape), x.stride(), x.dtype) for key, x in tensors.items())
+        _, handles = by_cudnn.described(name, kinds, outputs)
+        assert handles.keys() == tensors.keys()

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 import torch.nn.functional as F
+from mmengine.device import get_device
 
 from beit_mm.apis.commands import train_config, train_parser, train_quietly
 from beit_mm.datasets.image_folder import list_images
@@ -30,17 +31,19 @@ SIDE, GRID = 16, (12, 12)  # patches along a side of a square photo that the tea
 
 def look(args: argparse.Namespace) -> None:
     """Writes VIEWS/features.npy, float16 (patches, channels), and VIEWS/photos.json: path -> first patch, grid."""
-    read, teacher = LoadImage(), BEiTTeacher(args.teacher, args.layer)
+    device = torch.device(get_device())
+    read, teacher = LoadImage(), BEiTTeacher(args.teacher, args.layer).to(device)
     photos, parts = {}, []
     for path in list_images(args.photos):
         image = read(dict(img_path=f'{args.photos}/{path}'))['img']
         aspect = len(image) / len(image[0])
         grid = [max(1, round(SIDE * ratio**0.5)) for ratio in (aspect, 1 / aspect)]
         pixels = torch.from_numpy(resize_bicubic(image, tuple(teacher.patch_size * side for side in grid)))
-        with torch.autocast('cpu', torch.bfloat16):
-            (features,) = teacher(torch.stack([pixels, pixels.flip(1)]).permute(0, 3, 1, 2) / 255, tuple(grid))
+        views = torch.stack([pixels, pixels.flip(1)]).permute(0, 3, 1, 2).to(device) / 255
+        with torch.autocast(device.type, torch.bfloat16):
+            (features,) = teacher(views, tuple(grid))
         photos[path] = sum(map(len, parts)), *grid
-        parts.append(features.flatten(0, 1).half().numpy())
+        parts.append(features.flatten(0, 1).half().cpu().numpy())
     args.views.mkdir(parents=True, exist_ok=True)
     np.save(args.views / 'features.npy', np.concatenate(parts))
     (args.views / 'photos.json').write_text(json.dumps(photos))

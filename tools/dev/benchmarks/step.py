@@ -6,11 +6,12 @@
     python tools/dev/benchmarks/step.py dino --batch 1 --threads 1
 
 pretrain: BEiT+ with the tokenizer, by our config and by mmpretrain's, and timm's backbone with our tokenizer and head,
-since timm has none; the parts of our step. finetune: BEiT+ with 1000 classes and label smoothing, by
-our config, by mmpretrain's and timm's. Weights, random images and masks, and precision are the same for all; that ours
-and mmpretrain's losses agree (in fine-tuning timm's too) is checked first. The tokenizer computes as the config has it,
-in mmpretrain's step as autocast has it. Each has its own optimizer: fused in ours and timm's, a group for each
-parameter in mmpretrain's.
+since timm has none; the parts of our step. With --rotary our backbone has rotary positions and no bias, and timm's is
+DINOv3's; mmpretrain has none. finetune: BEiT+ with 1000 classes and label smoothing, by our config, by mmpretrain's
+and timm's; `beit_mm waiting` has mmpretrain's data preprocessor, which waits until labels are on the device. Weights,
+random images and masks, and precision are the same for all; that ours and mmpretrain's losses agree (in fine-tuning
+timm's too) is checked first. The tokenizer computes as the config has it, in mmpretrain's step as autocast has it.
+Each has its own optimizer: fused in ours and timm's, a group for each parameter in mmpretrain's.
 dino: BEiT, DINO and both together by our configs, on a CPU in CPU seconds of all threads together. The paper has 4.2
 for both beside BEiT.
 
@@ -49,6 +50,7 @@ from mmengine.logging import MMLogger
 from mmengine.optim import build_optim_wrapper
 from mmengine.registry import init_default_scope
 from mmpretrain.structures import DataSample
+from timm import create_model
 from timm.models.beit import Beit
 from timm.optim import param_groups_layer_decay
 from torch import Tensor, nn
@@ -75,8 +77,9 @@ THEIRS = Path(mmpretrain.__file__).parent / '.mim/configs/beit'
 THEIR_PRETRAIN = THEIRS / 'beit_beit-base-p16_8xb256-amp-coslr-300e_in1k.py'
 THEIR_FINETUNE = THEIRS / 'benchmarks/beit-base-p16_8xb128-coslr-100e_in1k.py'
 COMPILED = f'{OURS} compiled'
+WAITING = f'{OURS} waiting'
 PEERS = (OURS, 'mmpretrain', 'timm')
-CONTENDERS = dict(pretrain=PEERS, finetune=PEERS, dino=(*DINO, 'dino_on_masked'))
+CONTENDERS = dict(pretrain=PEERS, finetune=(*PEERS, WAITING), dino=(*DINO, 'dino_on_masked'))
 NARROW = dict(embed_dims=64, num_layers=2, num_heads=4, feedforward_channels=256)
 NARROW_TOKENIZER = 8  # width of its first group
 NARROW_DINO = dict(embed_dims=64, num_prototypes=64, hidden_dims=64, bottleneck_dims=16)
@@ -188,7 +191,8 @@ def two_views(size: int) -> dict[str, Tensor]:
 
 def pretraining(args: argparse.Namespace, size: int) -> tuple[dict[str, Step], Callable | None]:
     """Steps by contender, and ours with marks at the ends of its parts."""
-    ours, wrapper = build(PRETRAIN, args)
+    rotary = dict(backbone__rel_pos_bias=None, backbone__rotary_base=100.0) if args.rotary else {}
+    ours, wrapper = build(PRETRAIN, args, **rotary)
     batch = dict(inputs=two_views(size))
     steps = {OURS: lambda: ours.train_step(batch, wrapper)}
     if 'mmpretrain' in args.only:
@@ -239,13 +243,19 @@ def mmpretrain_pretraining(ours: nn.Module, batch: dict, args: argparse.Namespac
 
 def timm_pretraining(ours: nn.Module, batch: dict, args: argparse.Namespace) -> Step:
     """A step of timm's backbone and head with our tokenizer."""
-    timm = build_timm(args.arch, use_shared_rel_pos_bias=True, num_classes=8192, global_pool='token')
+    if args.rotary:
+        name = f'vit_{args.arch}_patch16_dinov3'
+        timm = create_model(name, img_size=224, num_classes=8192, global_pool='token', drop_path_rate=0.1)
+        timm.to(get_device())
+    else:
+        timm = build_timm(args.arch, use_shared_rel_pos_bias=True, num_classes=8192, global_pool='token')
+    first = timm.num_prefix_tokens
 
     def loss() -> Tensor:
         inputs = ours.data_preprocessor(batch, True)['inputs']
         positions = inputs['positions']
         targets = ours.target_generator.encode_at(inputs['tokenizer_images'], positions)
-        logits = timm.head(take_tokens(timm.forward_features(inputs['images']), positions + 1)).flatten(0, 1)
+        logits = timm.head(take_tokens(timm.forward_features(inputs['images']), positions + first)).flatten(0, 1)
         valid = (positions >= 0).flatten()
         each = F.cross_entropy(logits, targets.clamp(min=0).flatten(), reduction='none')
         return torch.where(valid, each, 0).sum() / valid.sum()
@@ -292,9 +302,25 @@ def finetuning(args: argparse.Namespace, size: int) -> tuple[dict[str, Step], Ca
         steps['timm'], losses['timm'] = timm_step(timm, groups, timm_loss, args.precision), timm_loss
         models.append(timm)
     check_losses(losses, models, TOLERANCE[torch.float32])
+    if WAITING in args.only:
+        steps[WAITING] = waiting_step(ours, steps[OURS])
     if COMPILED in args.only:
         add_compiled(steps, ours, steps[OURS], args.compile)
     return steps, None
+
+
+def waiting_step(model: nn.Module, step: Step) -> Step:
+    cfg = dict(Config.fromfile(FINETUNE).model.data_preprocessor, type='ClsDataPreprocessor', batch_augments=None)
+    own, plain = model.data_preprocessor, MODELS.build(cfg).to(get_device())
+
+    def waiting() -> None:
+        model.data_preprocessor = plain
+        try:
+            step()
+        finally:
+            model.data_preprocessor = own
+
+    return waiting
 
 
 def with_dino(args: argparse.Namespace, size: int) -> tuple[dict[str, Step], Callable | None]:
@@ -337,6 +363,7 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument('--batch', type=int, nargs='+', default=[8], help='images a step')
     parser.add_argument('--precision', choices=DTYPES, default='bfloat16')
     parser.add_argument('--tokenizer', choices=[*PRECISIONS], help="precision of our tokenizer (default: the config's)")
+    parser.add_argument('--rotary', action='store_true', help='pretrain: rotary positions in place of biases')
     parser.add_argument('--rounds', type=int, default=7)
     parser.add_argument('--threads', type=int, default=2, help='CPU threads')
     parser.add_argument(
@@ -347,6 +374,10 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument('--json', type=Path, metavar='FILE', help='add each table to it as a line of JSON')
     args = parser.parse_args()
     known = CONTENDERS[args.what]
+    if args.rotary:
+        if args.what != 'pretrain':
+            parser.error('--rotary is an option of pretrain')
+        known = tuple(name for name in known if name == OURS or (name == 'timm' and not args.narrow))
     args.only = [*(args.only or known)]
     if args.compile is not None:
         known = (*known, COMPILED)

@@ -7,15 +7,19 @@
 # order of their worth. Each has a limit of its own, and is left out if too little of BUDGET is left. What a part has
 # measured when it runs out of time is kept. A node without network needs the wheels of collect.sh.
 # More settings: PYTHON; BATCH, images of a step of BEiT-Base (256); WORKERS, processes that read images (all cores but
-# two); PHOTOS, a folder or a zip with train/<class>/ and val/<class>/, for `photos`, `learn` and `thousand`;
-# LABEL_MAPS, one with images and label maps, for `maps` and `dinov2`; STEPS of `thousand` (1000); STATE, the folder of
-# packages, images and compiled kernels, which the next call uses again.
+# two); PHOTOS, a folder or a zip with train/<class>/ and val/<class>/, for `photos`, `start_`, `packaged` and `thousand`;
+# LABEL_MAPS, one with images and label maps, for `maps` and `dinov2`; SMALL_IMAGES, what hundred_epochs.py has packed,
+# for `hundred`; TEACHER, a plain ViT, for `hundred`, `start_` and `packaged`; STEPS of `thousand` (1000); STATE, the
+# folder of packages, images, compiled kernels and what `hundred` has finished, which the next call uses again.
+# README.md beside this file has the order, the minutes and what was expected.
 set -uo pipefail
 
-[[ $# -ge 1 && $1 != -* && ${2:---rehearse} == --rehearse && $# -le 2 ]] || { sed -n '2,13s/^# \{0,1\}//p' "${BASH_SOURCE[0]}"; exit 2; }
+[[ $# -ge 1 && $1 != -* && ${2:---rehearse} == --rehearse && $# -le 2 ]] || { sed -n '2,15s/^# \{0,1\}//p' "${BASH_SOURCE[0]}"; exit 2; }
 out=$(realpath -m "$1")
 PHOTOS=${PHOTOS:+$(realpath "$PHOTOS")}
 LABEL_MAPS=${LABEL_MAPS:+$(realpath "$LABEL_MAPS")}
+SMALL_IMAGES=${SMALL_IMAGES:+$(realpath "$SMALL_IMAGES")}
+TEACHER=${TEACHER:+$(realpath "$TEACHER")}
 rehearse=$([[ ${2:-} == --rehearse ]] && echo _rehearsal)
 cd "$(dirname "${BASH_SOURCE[0]}")/../../.." || exit 1
 
@@ -43,8 +47,9 @@ if [[ $rehearse ]]; then
   model=(--narrow --batch 2 --rounds 1 --threads 1 --precision float32)
   large=("${model[@]}") dino=("${model[@]}")
   kernels=(--narrow --batch 2 --rounds 1 --threads 1 --backend aot_eager)
+  many=(--narrow --batch 2 3 --rounds 1 --threads 1 --precision float32)
   segment=(--narrow --rounds 1)
-  compile=(--compile backend=aot_eager) graphs=("${compile[@]}") profile=2
+  compile=(--compile backend=aot_eager) graphs=("${compile[@]}") autotune=("${compile[@]}") profile=2
   # --compile would compile for a minute
   compiled=$state/compiled.py compiled_words=()
   mkdir -p "$state"
@@ -52,7 +57,9 @@ if [[ $rehearse ]]; then
 custom_hooks = [*_base_.custom_hooks, dict(type='beit_mm.CompileHook', backend='aot_eager')]" > "$compiled"
   PHOTOS=${PHOTOS:-$images} learning=(--steps 20 --batch 8 --workers 1)
   LABEL_MAPS=${LABEL_MAPS:-$images} minutes=0.1
-  thousand=(40 4 1 optim_wrapper.optimizer.lr=6e-4)
+  thousand=(40 4 1 optim_wrapper.optimizer.lr=6e-4) curve=20
+  hundred=(--rehearse --seconds 0.3 --batch 8 --jobs 1 --seeds 0 --rates 1e-3) taught=20 pays=()
+  TEACHER=${TEACHER:-demo}
   processes=2
 else
   budget=${BUDGET:-900} patience=1
@@ -60,6 +67,7 @@ else
   finetuning=configs/beit/finetune_in1k_100e.py
   segmentor=configs/beit/upernet_512_ade20k_160k.py
   masks=configs/beit_plus/masks_512_ade20k_39k_after_in22k.py
+  heads[setr_pup]=configs/beit/setr_pup_512_ade20k_160k.py
   for name in linear masks masks_decoder; do heads[$name]=configs/beit_plus/${name}_512_ade20k_39k_after_in22k.py; done
   heads[upernet]=configs/beit_plus/upernet_512_ade20k_160k_after_in22k.py
   features=configs/beit/pretrain_features_ema_300e.py
@@ -73,13 +81,20 @@ else
   segment=(--precision bfloat16 --rounds 3)
   compile=(--compile) graphs=(--compile mode=reduce-overhead) profile=10
   compiled=$pretraining compiled_words=(--compile)
-  minutes=1.3 learning=(--minutes 1.3 --workers "$workers")
-  thousand=(${STEPS:-1000} "$batch" "$workers" optim_wrapper.optimizer.lr=6e-4)
+  minutes=1.3 learning=(--minutes 1.3 --workers "$((workers / 4 + 1))")
+  thousand=(${STEPS:-1000} "$batch" "$workers" optim_wrapper.optimizer.lr=6e-4) curve=300
+  hundred=() taught=20000
+  pays=(none_ema demo_tokens)
+  [[ $TEACHER ]] && pays+=(none_teacher demo_teacher strong_tokens strong_ema strong_teacher)
+  many=(--batch 512 1024 --rounds 5 --threads 8) autotune=(--compile mode=max-autotune-no-cudagraphs)
   processes=4
 fi
 data=(data_root="$images" "${tokens[@]}")
 benchmarks=tools/dev/benchmarks
 own=("$python" tools/dev/gpu/parts.py)
+cudnn=("$python" tools/dev/gpu/cudnn_attention.py)
+rounded=("$python" tools/dev/gpu/bf16_residual.py)
+small=$state/hundred_epochs
 
 # --- functions ---
 say() { printf '%4d s  %s\n' "$SECONDS" "$*" | tee -a "$status"; }
@@ -148,17 +163,22 @@ say "ready"
 
 # --- speed ---
 alone facts 60 5 "${own[@]}" facts
+alone cudnn_check 60 20 "${cudnn[@]}" check
+alone cudnn_time 60 20 "${cudnn[@]}" time
+alone cudnn_step 150 60 "${cudnn[@]}" step pretrain "${model[@]}" "${compile[@]}" --json "$RESULTS"
 alone step_pretrain 150 50 "$python" $benchmarks/step.py pretrain "${model[@]}" "${compile[@]}" --waits \
   --profile $profile --traces "$out/traces" --json "$RESULTS"
 alone kernels 90 30 "$python" $benchmarks/kernels.py "${kernels[@]}" --json "$RESULTS"
 
 # --- does it work? nothing is timed, so all at once; fine-tuning is compiled here for its timing below ---
 reading=no
-for name in resume distributed finetune lora upernet masks features float16 all_scales train_ head_; do
+for name in resume distributed finetune lora upernet masks features float16 all_scales train_ head_ loss_; do
   wanted $name && reading=yes
 done
 if [[ $PHOTOS == "$images" ]]; then
-  wanted learn && reading=yes
+  wanted start_ && reading=yes
+  wanted packaged && reading=yes
+  wanted hundred && reading=yes
   wanted thousand && reading=yes
 fi
 [[ $reading == no || -d $images ]] || PARTS='' alone images 120 5 "${own[@]}" images "$images" $number_of_images
@@ -185,11 +205,28 @@ trap 'kill $(jobs -p); exit 143' INT TERM
 wait
 summarize
 
+# --- options that cost nothing to try; of `loss_` only what they learn is of interest ---
+alone rounded_step 110 50 "${rounded[@]}" $benchmarks/step.py pretrain "${model[@]}" "${compile[@]}" --only beit_mm \
+  --json "$RESULTS"
+part loss_float32 120 50 "${own[@]}" train $pretraining $curve "$small_batch" 4 "${data[@]}" &
+part loss_rounded 120 50 "${own[@]}" residual $pretraining $curve "$small_batch" 4 "${data[@]}" &
+trap 'kill $(jobs -p); exit 143' INT TERM
+wait
+summarize
+alone rotary_base 120 50 "$python" $benchmarks/step.py pretrain --rotary "${model[@]}" "${compile[@]}" --json "$RESULTS"
+alone rotary_large 120 50 "$python" $benchmarks/step.py pretrain --rotary "${large[@]}" "${compile[@]}" --json "$RESULTS"
+alone batches 120 60 "$python" $benchmarks/step.py pretrain "${many[@]}" "${compile[@]}" --only 'beit_mm compiled' \
+  --json "$RESULTS"
+alone autotune 240 150 "$python" $benchmarks/step.py pretrain "${model[@]}" "${autotune[@]}" \
+  --only 'beit_mm compiled' --json "$RESULTS"
+
 # --- speed of trainings and of more models ---
 alone train_paper 75 25 "${own[@]}" train $paper $steps "$batch" "$workers" "${data[@]}"
 alone train_compiled 110 40 "${own[@]}" train "$compiled" $steps "$batch" "$workers" "${data[@]}" \
   "${compiled_words[@]}"
 alone train_features 75 30 "${own[@]}" train $features $steps "$batch" "$workers" data_root="$images"
+alone train_features_compiled 110 40 "${own[@]}" train $features $steps "$batch" "$workers" data_root="$images" \
+  "${compiled_words[@]}"
 for name in "${!heads[@]}"; do
   alone head_$name 75 20 "${own[@]}" train "${heads[$name]}" $steps $head_batch "$workers" "${segments[@]}" \
     default_hooks.logger.interval=10
@@ -202,11 +239,29 @@ alone large_pretrain 180 60 "$python" $benchmarks/step.py pretrain "${large[@]}"
 alone large_finetune 75 40 "$python" $benchmarks/step.py finetune "${large[@]}" --json "$RESULTS"
 [[ ${PHOTOS:-} ]] && alone photos 180 100 "${own[@]}" finetune "$PHOTOS" demo --minutes $minutes
 # what these learn is of interest, their speed is not
-[[ ${PHOTOS:-} ]] && part learn 240 110 "${own[@]}" learn "$PHOTOS" "${learning[@]}" &
+if [[ ${PHOTOS:-} ]]; then
+  for start in none_tokens demo_ema ${pays[@]+"${pays[@]}"}; do
+    case ${start#*_} in
+      tokens) options=(--tokenizer demo) ;;
+      ema) options=(--targets features --teacher ema) ;;
+      teacher) options=(--targets features --teacher "$TEACHER") ;;
+    esac
+    init=${start%_*}
+    [[ $init == strong ]] && init=$TEACHER
+    part start_$start 260 110 "${own[@]}" learn "$PHOTOS" "$init" "${options[@]}" "${learning[@]}" &
+  done
+fi
 [[ ${LABEL_MAPS:-} ]] && part maps 180 100 "${own[@]}" finetune "$LABEL_MAPS" demo --minutes $minutes &
 [[ ${LABEL_MAPS:-} && ! $rehearse ]] && part dinov2 180 100 "${own[@]}" finetune "$LABEL_MAPS" dinov2 --minutes $minutes &
 wait
 summarize
+if [[ $rehearse ]]; then
+  SMALL_IMAGES=$state/small.npz
+  wanted hundred && [[ -d $images ]] && "$python" tools/dev/gpu/hundred_epochs.py pack "$images" "$SMALL_IMAGES"
+fi
+[[ ${SMALL_IMAGES:-} ]] && alone hundred 900 60 "$python" tools/dev/gpu/hundred_epochs.py run "$SMALL_IMAGES" "$small" \
+  ${TEACHER:+--teacher "$TEACHER"} "${hundred[@]}"
+[[ ${PHOTOS:-} && ${TEACHER:-} ]] && alone packaged 600 200 "${own[@]}" packaged "$PHOTOS" "$TEACHER" $taught
 [[ ${PHOTOS:-} ]] && alone thousand 420 150 "${own[@]}" thousand "$PHOTOS" "$compiled" "${thousand[@]}" \
   "${compiled_words[@]}"
 alone dino 75 40 "$python" $benchmarks/step.py dino "${dino[@]}" --json "$RESULTS"

@@ -3,11 +3,13 @@
     facts                               versions, cores, memory, rates of this GPU
     images FOLDER COUNT                 drawn class folders with label maps, COUNT images to train on
     train TRAINING                      a run of tools/train.py: its speed, its wait for data, its warnings
+    residual TRAINING                   the same with the residual stream in bfloat16
     distributed TRAINING                the same with DistributedDataParallel, in one process
     resume TRAINING                     the same run with and without a SIGTERM in it: are they equal to the last bit?
-    all_scales TRAINING                 tests what a short training left, at all scales with flips
-    learn FOLDER OPTION...              pretrains on FOLDER/train; k-NN and a linear layer beside random weights
+    all_scales TRAINING                 tests what a short training left, at all scales with flips, by both test tools
+    learn FOLDER INIT OPTION...         beit-mm pretrain on FOLDER/train; k-NN and a linear layer beside random weights
     finetune IMAGES INIT OPTION...      beit-mm finetune to its report; INIT demo or dinov2 (random weights)
+    packaged FOLDER TEACHER STEPS       the packaged pretraining taught again; k-NN and a linear layer
     thousand FOLDER TRAINING            the same by a config with the packaged tokenizer, stopped at half and resumed
 
 TRAINING is CONFIG STEPS BATCH WORKERS and words for --cfg-options. FOLDER has train/<class>/ and val/<class>/; IMAGES
@@ -16,6 +18,7 @@ JSON. Work folders are made below $WORK. When check.sh ends a part by SIGTERM, w
 reported.
 """
 
+import importlib
 import importlib.metadata
 import json
 import os
@@ -132,6 +135,10 @@ def train(*training: str) -> None:
     run(PYTHON, 'tools/train.py', *command_of(*training))
 
 
+def residual(*training: str) -> None:
+    run(PYTHON, 'tools/dev/gpu/bf16_residual.py', 'tools/train.py', *command_of(*training))
+
+
 def distributed(*training: str) -> None:
     config, *words = command_of(*training)
     run('bash', 'tools/dist_train.sh', config, '1', *words)
@@ -154,14 +161,25 @@ def all_scales(*training: str) -> None:
     folder = WORK / NAME
     shutil.rmtree(folder, ignore_errors=True)
     subprocess.run([PYTHON, 'tools/train.py', *command_of(*training), '--work-dir', str(folder)], check=True)
-    options = ['--cfg-options', *training[4:], 'test_dataloader.num_workers=4']
-    begin = time.monotonic()
+    options = ['--tta', '--cfg-options', *training[4:], 'test_dataloader.num_workers=4']
     checkpoint = max(folder.glob('iter_*.pth'))
-    test = [PYTHON, 'tools/test.py', training[0], checkpoint, '--tta', '--work-dir', folder / 'test']
-    subprocess.run([*test, *options], check=True)
-    figures = json.loads(max(folder.glob('test/*/*.json'), key=os.path.getmtime).read_text())
-    report('all scales with flips', seconds_with_start=time.monotonic() - begin, **figures)
+    # mim runs mmseg's tool
+    tools = {'ours': ROOT / 'tools/test.py', 'mim': installed('mmseg') / '.mim/tools/test.py'}
+    found = {}
+    for name, tool in tools.items():
+        begin = time.monotonic()
+        test = [PYTHON, tool, training[0], checkpoint, '--work-dir', folder / name, *options]
+        subprocess.run(test, check=True, env=dict(os.environ, PYTHONPATH=f'{ROOT}:{os.environ.get("PYTHONPATH", "")}'))
+        figures = json.loads(max(folder.glob(f'{name}/*/*.json'), key=os.path.getmtime).read_text())
+        found[name] = figures['mIoU']
+        report(f'all scales with flips, {name}', seconds_with_start=time.monotonic() - begin, **figures)
     remove_checkpoints(folder)
+    if found['ours'] != found['mim']:
+        sys.exit(f'error: both tools test the same weights, and find {found}')
+
+
+def installed(package: str) -> Path:
+    return Path(importlib.import_module(package).__file__).parent
 
 
 def report_training(folder: Path) -> str:
@@ -226,13 +244,15 @@ def resume(*training: str) -> None:
 # Learning
 
 
-def learn(folder: str, *options: str) -> None:
-    """By our own commands; `options` are those of the pretraining."""
+def learn(folder: str, init: str, *options: str) -> None:
+    """By our own commands; `options` are those of the pretraining. Weights to start from are evaluated too."""
     folder, out = unpacked(folder), WORK / NAME
     shutil.rmtree(out, ignore_errors=True)
-    pretrain = [PYTHON, '-m', 'beit_mm', 'pretrain', f'{folder}/train', '--out', out, '--init', 'none', *options]
-    subprocess.run([*pretrain, '--tokenizer', 'demo'], check=True)
+    pretrain = [PYTHON, '-m', 'beit_mm', 'pretrain', f'{folder}/train', '--out', out, '--init', init, *options]
+    subprocess.run(pretrain, check=True)
     evaluate(folder, out / 'pretrained.pth')
+    if init != 'none':
+        evaluate(folder, init)
 
 
 def finetune(images: str, init: str, *options: str) -> None:
@@ -251,6 +271,19 @@ def finetune(images: str, init: str, *options: str) -> None:
     record = json.loads((out / 'plan.json').read_text())
     figures = {name: record[name] for name in ('options', 'seconds', 'stages', 'metrics', 'verdict')}
     report(f'finetune of {init}', whole_seconds=time.monotonic() - begin, **figures)
+
+
+def packaged(folder: str, teacher: str, steps: str) -> None:
+    """The first stage of beit_mm/weights/README.md, from today's weights; what is gained decides on the second."""
+    folder, out = unpacked(folder), WORK / NAME
+    shutil.rmtree(out, ignore_errors=True)
+    tool, views = [PYTHON, 'tools/dev/teach_packaged.py'], out / 'views'
+    subprocess.run([*tool, 'look', f'{folder}/train', views, '--teacher', teacher], check=True)
+    options = ['--steps', steps, '--work-dir', out / 'taught', '--cfg-options', 'train_dataloader.num_workers=4']
+    subprocess.run([*tool, 'train', f'{folder}/train', views, *options], check=True)
+    report_training(out / 'taught')
+    evaluate(folder, max((out / 'taught').glob('iter_*.pth'), key=os.path.getmtime))
+    evaluate(folder, 'demo')
 
 
 def thousand(folder: str, config: str, steps: str, *training: str) -> None:
@@ -291,17 +324,18 @@ def unpacked(folder: str) -> str:
     return target
 
 
-def evaluate(folder: str, checkpoint: Path) -> None:
+def evaluate(folder: str, checkpoint: Path | str) -> None:
     for method in ('knn', 'linear'):
         file = WORK / f'{method}.json'
         tool = [PYTHON, 'tools/analysis/evaluate_features.py', method, checkpoint]
         options = ['--random', '--workers', str(min(14, os.cpu_count() or 1)), '--json', file]
         subprocess.run([*tool, f'{folder}/train', f'{folder}/val', *options], check=True)
         pretrained, random = json.loads(file.read_text())['results'].values()
-        report(method, top1=pretrained['top1'], top1_of_random_weights=random['top1'], images=pretrained['images'])
+        figures = dict(top1=pretrained['top1'], top1_of_random_weights=random['top1'], images=pretrained['images'])
+        report(f'{method} of {checkpoint}', **figures)
 
 
-FUNCTIONS = (facts, images, train, distributed, resume, all_scales, learn, finetune, thousand)
+FUNCTIONS = (facts, images, train, residual, distributed, resume, all_scales, learn, finetune, packaged, thousand)
 PARTS = {part.__name__: part for part in FUNCTIONS}
 
 if __name__ == '__main__':
