@@ -105,14 +105,17 @@ def images_of(model: ImageClassifier, batch: Mapping[str, Any]) -> Examples:
     return features, labels, indices
 
 
-def fit_head_of_run(runner: Runner, progress: ProgressHook, deadline: float = math.inf) -> dict[str, Any]:
+def fit_head_of_run(
+    runner: Runner, progress: ProgressHook, deadline: float = math.inf, max_validated: float = math.inf
+) -> dict[str, Any]:
     """Fits the head of a Runner's classifier, validates it, and leaves log and checkpoint as a step of training would.
 
     A signal ends it after the batch. To meet the `deadline` (time.monotonic) it leaves out the loader's last images and
-    the same share of the held-out ones, but fits at least MIN_FEATURES. Those of a classifier's images are written to
-    FEATURES in the work directory. Returns the number `validated`, and a `note` if images were left out.
+    the same share of the held-out ones, of which it takes at most `max_validated`, but fits at least MIN_FEATURES.
+    Those of a classifier's images are written to FEATURES in the work directory. Returns the number `validated`, and a
+    `note` if images were left out.
     """
-    loader, held_out = runner.train_dataloader, len(runner.val_dataloader.dataset)
+    loader, held_out = runner.train_dataloader, min(len(runner.val_dataloader.dataset), max_validated)
     segments = hasattr(runner.model, 'decode_head')
     least = math.ceil((MIN_MAPS if segments else max(MIN_FEATURES, runner.model.head.num_classes)) / loader.batch_size)
     validation = held_out / len(loader.dataset)  # takes as long for an image
@@ -151,7 +154,7 @@ def fit_head_of_run(runner: Runner, progress: ProgressHook, deadline: float = ma
     row = dict(iter=0, loss=fitted.loss, time=seconds, data_time=0.0, images_per_second=fitted.images / seconds)
     runner.visualizer.add_scalars(row, step=0)  # as the validation, since no step is made
     dataset = runner.val_dataloader.dataset  # without images that cannot be read
-    validated = math.ceil(len(dataset) * fitted.images / len(loader.dataset))
+    validated = math.ceil(min(len(dataset), max_validated) * fitted.images / len(loader.dataset))
     if validated < len(dataset):
         validate_on(runner, [place * len(dataset) // validated for place in range(validated)])
     shield_workers(runner.val_dataloader)

@@ -28,13 +28,11 @@ from beit_mm.own_images.annotations import FORMATS
 from beit_mm.own_images.images import Images, TaggedImages, evenly, find_images, merge_classes
 from beit_mm.own_images.record import ALL, Record, words_of
 from beit_mm.own_images.report import Metric, Metrics, Report
-from beit_mm.own_images.task import FEATURES_SHARE, NARROW, FineTuning, Settings
+from beit_mm.own_images.task import FEATURES_SHARE, HEAD, NARROW, FineTuning, Settings, fitted_in
 
 RECIPE = 'demo/finetune_folder.py'  # for any width: in a short run mixup and RandAugment cost more than they gain
 WIDE_RECIPE = 'beit/finetune_in1k_100e.py'
 RANDOM_RATE = 1e-3  # learning rate of a classifier that starts from random weights
-FEW_PASSES = 5  # over the images; with fewer, a head on frozen features did better
-FREEZE = 'Each image was seen {:.1f} times. With so few, `--freeze all` did better ("What pays" in docs/own_images.md).'
 BASELINES = dict(thumbnails='thumbnails', most_frequent='the most frequent class')  # which need no network
 MIN_THUMBNAILS, MAX_THUMBNAILS = 100, 20_000  # for ridge regression to learn from; MIN_ even if time is short
 MIN_ANSWERS = 100  # held-out images to classify even if time is short
@@ -82,6 +80,8 @@ class Classification(FineTuning):
             )
         return cls(record, images)
 
+    trains_fitted = True
+
     @property
     def fits_head(self) -> bool:
         return self.call.freeze == ALL
@@ -103,29 +103,33 @@ class Classification(FineTuning):
         num_classes = dict(num_classes=len(self.images.classes))
         recipe = bundled_config(RECIPE if plan.width <= NARROW else WIDE_RECIPE)
         rate = recipe.optim_wrapper.optimizer.lr if plan.init else RANDOM_RATE
+        head = dict(in_channels=plan.width, **num_classes)
+        if HEAD in earlier:
+            head['init_cfg'] = fitted_in(earlier[HEAD], 'head.')
         length = warmup_and_cosine(steps, steps // 6, plan.batch, base.param_scheduler[-1].eta_min_ratio)
         return plan.base, dict(
             model=dict(
                 backbone=self.backbone(out_type='avg_featmap'),
-                head=dict(in_channels=plan.width, **num_classes),
+                head=head,
                 data_preprocessor=dict(plan.preprocessing, **num_classes),
             ),
-            **self.data(base, lists),
+            **self.data(base, lists, self.fits(stage)),
             optim_wrapper=self.optimizer(recipe, rate),
             **length,
         )
 
-    def data(self, base: Config, lists: Path) -> dict[str, Any]:
+    def data(self, base: Config, lists: Path, fits: bool) -> dict[str, Any]:
         """Settings of the data loaders."""
         train_pipeline, test_pipeline = (
             pipeline_for_size(base[f'{name}_pipeline'], self.plan.size) for name in ('train', 'test')
         )
-        if self.fits_head:
+        if fits:
             pack = dict(type='PackInputs', meta_keys=('sample_idx', 'img_path', 'unreadable'))
             train_pipeline = [*test_pipeline[:-1], pack]
-        data = self.loaders(lists, [train_pipeline, test_pipeline], 'held_out', classes=str(lists / 'classes.txt'))
+        pipelines, classes = [train_pipeline, test_pipeline], str(lists / 'classes.txt')
+        data = self.loaders(lists, pipelines, 'held_out', fits, classes=classes)
         train = data['train_dataloader']
-        if self.fits_head:
+        if fits:
             data['val_dataloader'].update(persistent_workers=False)  # for the only validation
         if self.call.balance:
             learned = self.images.learned
@@ -134,11 +138,6 @@ class Classification(FineTuning):
             balanced = dict(_delete_=True, type='ClassBalancedDataset', oversample_thr=largest, dataset=dataset)
             train['dataset'] = balanced
         return data
-
-    def advice_on_passes(self, passes: float) -> str:
-        """FREEZE if the whole backbone was tuned in too few passes."""
-        may_freeze = self.plan.init and self.tunes_all and not isinstance(self.images, TaggedImages)
-        return FREEZE.format(passes) if may_freeze and passes < FEW_PASSES else ''
 
     def make_report(self, weights: Path, metrics: Metrics, seconds: float, images_in_time: float) -> Report:
         begin, images, folder = time.monotonic(), self.images, weights.parent
@@ -208,6 +207,8 @@ class Classification(FineTuning):
 
 class MultiLabelClassification(Classification):
     """A classifier that gives each class a probability of its own."""
+
+    begins_with_head = False  # it is fitted to one label of each image
 
     def usual_start(self, device: str) -> tuple[str, str]:
         return super().usual_start(device) if device == 'cuda' else (DEMO, '')  # its head is not fitted to features

@@ -356,13 +356,13 @@ class Run:
             left = max(0.0, (1 - REPORT_SHARE) * 60 * length.number - self.seconds())
             planned = dict(begun=self.seconds(), seconds=left * task.shares_of_time.get(stage, 1))
             steps = NOMINAL_STEPS
-        elif length.unit == 'epochs' and not task.fits_head:
+        elif length.unit == 'epochs' and not task.fits(stage):
             steps = max(1, round(length.number * (len(task.images.train.names) // task.plan.batch)))
             if steps < MIN_STEPS:
                 say(f'{length} are {steps} steps, too few to learn much; give more epochs or a smaller batch.')
         else:
             steps = int(length.number)
-        steps = 1 if task.fits_head else steps  # its checkpoint is called so
+        steps = 1 if task.fits(stage) else steps  # its checkpoint is called so
         self.record.stages[stage] = dict(steps=min(steps, task.most_steps.get(stage, steps)), **planned)
         self.write_record()
 
@@ -387,7 +387,7 @@ class Run:
         path = self.folder / ('config.py' if stage == self.last_stage else f'{stage}_config.py')
         base, settings = self.settings(stage, planned['steps'])
         title = f'{stage.capitalize()} on images of your own, written by python -m beit_mm.'
-        if self.task.fits_head:
+        if self.task.fits(stage):
             title += ' It fitted the head to features that were computed once, which this config does not.'
         write_config(path, title, base, settings)
         resumes = any((self.folder / stage).glob('*.pth'))
@@ -396,9 +396,10 @@ class Run:
             return
         progress = ProgressHook(stage)
         runner = make_runner(config, progress)
-        if self.task.fits_head:
+        if self.task.fits(stage):
             begun = self.began - self.record.seconds + planned.get('begun', 0)
-            planned.update(fit_head_of_run(runner, progress, begun + planned.get('seconds', math.inf)))
+            most = math.inf if stage == self.last_stage else self.task.num_validated
+            planned.update(fit_head_of_run(runner, progress, begun + planned.get('seconds', math.inf), most))
         elif 'seconds' in planned:
             self.train_in_time(runner, stage)
             write_config(path, title, *self.settings(stage, runner.iter))  # with the steps it took
@@ -467,8 +468,10 @@ class Run:
         self.write_record()
         following = f'Next: {found.following}'
         rows = report.rows_of(found.metrics)
-        steps = ', '.join(f'{stage} of {planned["steps"]:,} steps' for stage, planned in record.stages.items())
-        steps = 'one fit of the head' if task.fits_head else steps
+        steps = ', '.join(
+            'one fit of the head' if task.fits(stage) else f'{stage} of {planned["steps"]:,} steps'
+            for stage, planned in record.stages.items()
+        )
         taken = f'{record.seconds / 60:.1f} minutes: {steps}; {speed:,.0f} images a second in training'
         parts = [
             record.verdict,
@@ -477,7 +480,6 @@ class Run:
             found.comparison,
             WAITS_FOR_IMAGES.format(measured['waiting']) if measured['waiting'] > 0.5 else '',
             AT_LEAST if 'seconds' in measured and measured['steps'] == MIN_STEPS else '',
-            task.advice_on_passes(task.passes),
             measured.get('note', ''),
             task.plan.assumed,
             *found.parts,

@@ -36,7 +36,7 @@ from beit_mm.own_images.prediction import NearestPatches
 from beit_mm.own_images.record import ALL, Record, words_of
 from beit_mm.own_images.report import Metric, Metrics, Report
 from beit_mm.own_images.scale import Scale, choose_scale, measure, plain_dataset
-from beit_mm.own_images.task import MAX_BATCH, NARROW, USUAL_SIDE, FineTuning, Plan, Settings
+from beit_mm.own_images.task import HEAD, MAX_BATCH, NARROW, USUAL_SIDE, FineTuning, Plan, Settings, fitted_in
 from beit_mm.pictures import SIDE, sheet, with_legend
 
 NARROW_UPERNET, NARROW_MASKS = 'demo/segment_upernet.py', 'demo/segment_masks.py'
@@ -132,6 +132,10 @@ class Segmentation(FineTuning):
     def fits_head(self) -> bool:
         return self.call.freeze == ALL and self.call.head in (None, NARROW_HEAD)
 
+    @property
+    def begins_with_head(self) -> bool:
+        return super().begins_with_head and self.plan.head == NARROW_HEAD and self.plan.width > NARROW
+
     def largest_batch(self) -> float:
         plan, (rows, columns) = self.plan, self.plan.grid
         if plan.device == 'cuda':
@@ -167,26 +171,28 @@ class Segmentation(FineTuning):
             data_preprocessor=dict(plan.preprocessing, size=plan.size),
             test_cfg=dict(crop_size=plan.size, stride=self.stride),
         )
+        if HEAD in earlier:
+            model['decode_head']['init_cfg'] = fitted_in(earlier[HEAD], 'decode_head.')
         rate = base.optim_wrapper.optimizer.lr
         if plan.head == 'linear' and plan.width <= NARROW and self.tunes_all:
             rate *= LINEAR_RATE
         return plan.base, dict(
             model=model,
-            **self.data(base, lists),
+            **self.data(base, lists, self.fits(stage)),
             optim_wrapper=self.optimizer(base, rate),
             **warmup_and_cosine(steps, steps // 10, plan.batch),
         )
 
-    def data(self, base: Config, lists: Path) -> dict[str, Any]:
+    def data(self, base: Config, lists: Path, fits: bool) -> dict[str, Any]:
         """Settings of the data loaders, and the pipeline of a test at all scales."""
         pipelines = [self.at_scale(base[f'{name}_pipeline']) for name in ('train', 'test', 'tta')]
         if bands := self.images.bands:  # no distortion of colours
             pipelines = [[bands['load'], *steps[1:]] for steps in pipelines]
             pipelines[0] = [step for step in pipelines[0] if step['type'] != 'PhotoMetricDistortion']
-        if self.fits_head:
+        if fits:
             pack = dict(pipelines[1][-1], meta_keys=('sample_idx', 'img_path', 'unreadable', 'ori_shape', 'img_shape'))
             pipelines[0] = [*pipelines[1][:-1], pack]
-        data = self.loaders(lists, pipelines[:2])
+        data = self.loaders(lists, pipelines[:2], fits=fits)
         data['val_dataloader'].update(batch_size=1)  # images differ in size
         return dict(data, tta_pipeline=pipelines[2])
 

@@ -38,6 +38,9 @@ NARROW = 192  # largest width of a model for which the demo's recipes hold
 WIDE_PRETRAINING = 'beit/pretrain_300e.py'
 BACKBONE = 'beit_mm.BEiTBackbone'
 LORA_RATE = 2.0  # times the recipe's learning rate, for all layers alike
+HEAD = 'head'  # the stage that fits a head, with which all then begins to train
+HEAD_SHARE = 0.3  # of the time, at most, that it takes
+FITTED_RATE = 0.4  # times the recipe's rate, for a wide model that begins with a fitted head
 GIB_PER_IMAGE = 0.2  # on a GPU, for BEiT-Base at 224 pixels with the tokenizer
 MAX_BATCH = 512  # on a GPU: more would leave a short training few steps
 CPU_BATCH = 64, 16  # for a narrow model, as in its recipes, and for a wide one, whose steps take seconds
@@ -212,10 +215,6 @@ class Task(ABC):
         """How often the last stage saw each image."""
         return self.record.stages[self.stages[-1]]['steps'] * self.plan.batch / len(self.images.train.names)
 
-    def advice_on_passes(self, passes: float) -> str:
-        """What to do after so many passes over the images; '' if they were enough."""
-        return ''
-
     # Stages
 
     @abstractmethod
@@ -228,8 +227,12 @@ class Task(ABC):
             earlier: the checkpoints of the stages before it.
         """
 
+    def fits(self, stage: str) -> bool:
+        """Whether the stage only fits a head, to features that are computed once."""
+        return self.fits_head or stage == HEAD
+
     def loaders(
-        self, lists: Path, pipelines: Sequence[list], validated: str = 'validated', **data: Any
+        self, lists: Path, pipelines: Sequence[list], validated: str = 'validated', fits: bool = False, **data: Any
     ) -> dict[str, Any]:
         """Settings of the data loaders for the listed images; `pipelines` are those of training and validation."""
         workers = self.plan.workers
@@ -238,7 +241,7 @@ class Task(ABC):
             dict(loading, dataset=dict(self.images.dataset(lists, name), pipeline=pipeline, on_error='skip', **data))
             for name, pipeline in zip(('train', validated), pipelines, strict=True)
         )
-        if self.fits_head:
+        if fits:
             train.update(drop_last=False, sampler=dict(shuffle=False))
         return dict(train_dataloader=train, val_dataloader=val, test_dataloader=val)
 
@@ -267,6 +270,18 @@ class Task(ABC):
 class FineTuning(Task):
     """What classifiers and segmentors have in common: a backbone that may be frozen or adapted by LoRA."""
 
+    shares_of_time: ClassVar[dict[str, float]] = {HEAD: HEAD_SHARE}
+    trains_fitted: ClassVar[bool] = False  # whether all is trained after that fit, where the call leaves it open
+
+    @property
+    def stages(self) -> list[str]:
+        return [HEAD, *super().stages] if self.begins_with_head else super().stages
+
+    @property
+    def begins_with_head(self) -> bool:
+        """Whether a linear head is fitted to the features of the start before all is trained."""
+        return bool(self.plan.init) and not self.fits_head
+
     @staticmethod
     def check(call: Record) -> None:
         """Refuses options that do not fit each other."""
@@ -291,6 +306,9 @@ class FineTuning(Task):
         if seconds > self.seconds_for_features:
             needed = math.ceil(seconds / 60 / FEATURES_SHARE)
             return DEMO, f'{better}, but its features take {seconds / 60:.1f} minutes here: give --minutes {needed}'
+        if self.trains_fitted and seconds <= HEAD_SHARE / FEATURES_SHARE * self.seconds_for_features:
+            fit = f'a head on frozen features of {name} in about {seconds / 60:.1f} minutes'
+            return str(path), f'{fit}; then all is trained'
         call.freeze = self.record.options['freeze'] = ALL
         chosen = f'frozen features of {name} in about {seconds / 60:.1f} minutes'
         return str(path), f'{chosen}; --init {DEMO} trains the packaged model as a whole, which learns less in minutes'
@@ -314,7 +332,7 @@ class FineTuning(Task):
         return self.timed[init]
 
     def choose_parts(self, checkpoint: Checkpoint | None) -> None:
-        if self.fits_head:  # where the time is short, images of each class come first
+        if self.fits_head or self.begins_with_head:  # where the time is short, images of each class come first
             self.images.train = in_turn(self.images.train)
         if not self.tunes_all and not self.plan.init:
             raise UserError('--lora and --freeze keep what weights have learned; give a checkpoint with --init')
@@ -351,8 +369,15 @@ class FineTuning(Task):
         decay = recipe.optim_wrapper.paramwise_cfg.layer_decay_rate if plan.init and not lora else 1.0
         if lora:  # at first its matrices add nothing to the frozen layers, so they tolerate larger steps
             rate *= LORA_RATE
+        elif self.begins_with_head and plan.width > NARROW:
+            rate *= FITTED_RATE
         rate = rate_for_batch(rate, plan.batch / recipe.auto_scale_lr.base_batch_size)
         return dict(optimizer=dict(lr=rate), paramwise_cfg=dict(layer_decay_rate=decay))
+
+
+def fitted_in(checkpoint: Path, prefix: str) -> dict[str, Any]:
+    """Config of a head's initialisation by the part of a checkpoint that begins with `prefix`."""
+    return dict(_delete_=True, type='Pretrained', checkpoint=str(checkpoint), prefix=prefix)
 
 
 def usual_workers(device: str) -> int:

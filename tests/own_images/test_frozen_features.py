@@ -1,5 +1,6 @@
 """A linear head on frozen features of patches, and when frozen features are the start on a CPU."""
 
+import contextlib
 import json
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,6 +12,8 @@ import torch
 from calls import described, task_of
 from label_maps import make_label_maps
 from labelled import make_images
+from mmengine.config import Config
+from mmpretrain.models import ImageClassifier
 from peers import dinov2_layout
 from PIL import Image
 
@@ -149,7 +152,9 @@ def test_the_short_side_follows_from_the_minutes(weights, folders, monkeypatch):
 @pytest.mark.parametrize('find', [find_images, find_label_maps])
 def test_frozen_features_are_the_start_on_a_cpu_where_they_fit_the_minutes(find, weights, folders, monkeypatch):
     folder = folders['maps' if find is find_label_maps else 'classes']
-    task = task_of(find(folder), 'finetune', device='cpu')  # timed
+    if find is find_images:  # else all is trained after the fit, see below
+        monkeypatch.setattr(FineTuning, 'seconds_of_features', lambda *_: 400.0)
+    task = task_of(find(folder), 'finetune', device='cpu')  # label maps: timed
     assert task.plan.init == weights and task.fits_head and task.record.options['freeze'] == 'all'
     assert SMALL in described(task, 'advice')[0]
     monkeypatch.setattr(FineTuning, 'seconds_of_features', lambda *_: 601.0)
@@ -157,6 +162,32 @@ def test_frozen_features_are_the_start_on_a_cpu_where_they_fit_the_minutes(find,
     assert task.plan.init == 'demo' and not task.fits_head
     (advice,) = described(task, 'advice')
     assert f'--init {SMALL} --freeze all' in advice and '--minutes 17' in advice
+
+
+def test_a_head_is_fitted_first_and_then_all_is_trained(weights, folders, tmp_path):
+    """By the default on a CPU where the features take little of the time, and with weights that the call names."""
+    named = dict(init=weights, epochs=1)
+    for number, given in enumerate((dict(minutes=15), named, dict(named, lora=2))):
+        run = tmp_path / str(number)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(Run, 'train_in_time', Mock(side_effect=SystemExit))
+            patch.setattr(Run, 'write_report', lambda run: None)
+            with contextlib.suppress(SystemExit):
+                beit_mm.finetune(folders['classes'], run, batch=4, workers=0, **given)
+        stages = json.loads((run / 'plan.json').read_text())['stages']
+        assert [*stages] == ['head', 'finetune'] and stages['head']['accuracy/top1'] > 50
+        fitted = torch.load(run / 'head/iter_1.pth', weights_only=False)['state_dict']
+        model = ImageClassifier(**{k: v for k, v in Config.fromfile(run / 'config.py').model.items() if k != 'type'})
+        model.init_weights()
+        assert fitted['head.fc.weight'].abs().max() > 0
+        for name, tensor in model.head.state_dict().items():
+            assert torch.equal(tensor, fitted[f'head.{name}']), name
+
+
+@pytest.mark.parametrize('given', [dict(freeze='all'), dict(init='none')])
+def test_no_head_is_fitted_first_where_it_is_all_or_there_are_no_weights(given, weights, folders):
+    task = task_of(find_images(folders['classes']), 'finetune', **(dict(init=weights, device='cpu') | given))
+    assert task.stages == ['finetune']
 
 
 @pytest.mark.parametrize('given', [dict(lora=2), dict(freeze=1), dict(head='upernet'), dict(epochs=1)])

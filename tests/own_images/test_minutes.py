@@ -160,17 +160,3 @@ def test_a_killed_run_goes_on_from_its_checkpoint_with_the_time_that_this_leaves
     trained = torch.load(run.checkpoint('tokenizer'), weights_only=True)
     planned = record['stages']['tokenizer']['steps']
     assert trained['state_dict']['steps'] == planned > trained['meta']['iter']
-
-
-def test_too_few_passes_are_named_where_a_frozen_backbone_was_better(start):
-    run = start(Clock(LOADS['stays']), epochs=1)
-    for init, adapted, passes, named in (
-        ('demo', {}, 4, True),
-        ('demo', {}, 6, False),
-        (None, {}, 4, False),
-        ('demo', dict(lora=2), 4, False),
-        ('demo', dict(freeze=1), 4, False),
-    ):
-        run.task.plan.init = init
-        run.task.call = SimpleNamespace(**dict(lora=None, freeze=None) | adapted)
-        assert ('--freeze all' in run.task.advice_on_passes(passes)) == named

@@ -129,7 +129,7 @@ def test_a_disk_that_fills_is_named_and_the_same_call_goes_on(folder, base, tmp_
     monkeypatch.setattr(Run, 'write_report', lambda run: None)
     with monkeypatch.context() as full:
         full.setattr(checkpoints, 'save_torch', Mock(side_effect=OSError(errno.ENOSPC, 'No space left on device')))
-        with pytest.raises(UserError, match=r'iter_9.pth could not be written.* disk of .*run'):
+        with pytest.raises(UserError, match=r'head/iter_1.pth could not be written.* disk of .*run'):
             finetune(folder, tmp_path / 'run', base)
     assert 'No space left' in capsys.readouterr().err
     assert beit_mm.finetune(folder, tmp_path / 'run').is_file()
