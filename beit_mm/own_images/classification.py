@@ -105,7 +105,7 @@ class Classification(FineTuning):
         rate = recipe.optim_wrapper.optimizer.lr if plan.init else RANDOM_RATE
         head = dict(in_channels=plan.width, **num_classes)
         if HEAD in earlier:
-            head['init_cfg'] = fitted_in(earlier[HEAD], 'head.')
+            head['init_cfg'] = dict(fitted_in(earlier[HEAD], 'head.'), _delete_=True)
         length = warmup_and_cosine(steps, steps // 6, plan.batch, base.param_scheduler[-1].eta_min_ratio)
         return plan.base, dict(
             model=dict(

@@ -377,7 +377,7 @@ class FineTuning(Task):
 
 def fitted_in(checkpoint: Path, prefix: str) -> dict[str, Any]:
     """Config of a head's initialisation by the part of a checkpoint that begins with `prefix`."""
-    return dict(_delete_=True, type='Pretrained', checkpoint=str(checkpoint), prefix=prefix)
+    return dict(type='Pretrained', checkpoint=str(checkpoint), prefix=prefix)
 
 
 def usual_workers(device: str) -> int:
