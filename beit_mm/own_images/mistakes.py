@@ -1,7 +1,8 @@
 """Which labels may be wrong, and which classes are confused: mistakes.csv and pictures beside a report."""
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from os.path import relpath
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -10,8 +11,10 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 from beit_mm.apis.inference import write_table
+from beit_mm.datasets.reading import LoadBands, UnreadableImageError
+from beit_mm.datasets.segmentation_folder import SegmentationFolder
 from beit_mm.files import atomic_file, quoted
-from beit_mm.own_images.report import Link, Part, Picture
+from beit_mm.own_images.report import Link, Part, Picture, drawn_until
 from beit_mm.pictures import center_tile, sheet, shortened
 
 TABLE = 'mistakes.csv'
@@ -116,3 +119,12 @@ def draw_mistakes(answers: Sequence[Mapping[str, Any]], classes: Sequence[str], 
     sheet(rows, TILE_SIDE).save(out)
     which = f'The {len(tiles)} most confident of {len(wrong):,} mistakes on {len(answers):,} held-out images'
     return [Picture(out.name, which)]
+
+
+def samples(dataset: SegmentationFolder, until: float, least: int, tried: set[int]) -> Iterator[tuple[int, dict]]:
+    """Yields indices and samples, except those `tried`, in random order until a time, but tries at least so many."""
+    for index in drawn_until(sorted({*range(len(dataset))} - tried), until, least):
+        tried.add(index)
+        with suppress(UnreadableImageError):
+            sample = dataset[index]
+            yield index, dict(sample, img=LoadBands.as_rgb(sample['img']))

@@ -5,7 +5,6 @@ import shlex
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import chain
@@ -276,8 +275,8 @@ class Segmentation(FineTuning):
     def list_contradicted(self, segmentor: Segmentor, tested: 'Tested', out: Path, until: float) -> list[report.Part]:
         """Writes mistakes.csv of the tested images, some to learn from, and as many others as there is time for."""
         train, tried, found = plain_dataset(self.images, out / 'lists', 'train'), set[int](), [*tested.contradicted()]
-        learned = samples(train, until, self.at_least(mistakes.MIN_CHECKED), tried)
-        for _, sample in chain(learned, samples(tested.dataset, until, 0, tested.tried)):
+        learned = mistakes.samples(train, until, self.at_least(mistakes.MIN_CHECKED), tried)
+        for _, sample in chain(learned, mistakes.samples(tested.dataset, until, 0, tested.tried)):
             truth = torch.from_numpy(sample['gt_seg_map'])
             (result,) = segmentor(sample['img_path'])
             counts = confusion(as_classes(result['labels']), truth, len(self.images.classes))
@@ -496,11 +495,11 @@ def compare_segmentors(
     number = len(images.classes)
     baseline, begin = PositionAndColour(number, scale), time.monotonic()
     train, held_out = (plain_dataset(images, lists, name) for name in ('train', 'held_out'))
-    for _, sample in samples(train, begin + seconds / 4, least, set()):
+    for _, sample in mistakes.samples(train, begin + seconds / 4, least, set()):
         baseline.learn(sample['img'], sample['gt_seg_map'])
     tested = Tested(held_out, [], {}, {}, {}, baseline)
     found = defaultdict(list)
-    for index, sample in samples(held_out, begin + seconds, least, tested.tried):
+    for index, sample in mistakes.samples(held_out, begin + seconds, least, tested.tried):
         truth = sample['gt_seg_map']  # H, W
         if not (truth < number).any():  # nothing to be right or wrong about
             continue
@@ -523,15 +522,6 @@ def compare_segmentors(
 
 def as_classes(labels: np.ndarray) -> Tensor:
     return torch.from_numpy(labels.astype(np.int64))
-
-
-def samples(dataset: SegmentationFolder, until: float, least: int, tried: set[int]) -> Iterator[tuple[int, dict]]:
-    """Yields indices and samples, except those `tried`, in random order until a time, but tries at least so many."""
-    for index in report.drawn_until(sorted({*range(len(dataset))} - tried), until, least):
-        tried.add(index)
-        with suppress(UnreadableImageError):
-            sample = dataset[index]
-            yield index, dict(sample, img=LoadBands.as_rgb(sample['img']))
 
 
 def draw_overlays(segmentor: SegmentationInferencer, tested: Tested, out: Path) -> None:
