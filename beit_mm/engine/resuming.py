@@ -2,7 +2,6 @@
 
 import ast
 import inspect
-import warnings
 from collections.abc import Sequence
 from contextlib import suppress
 from functools import cache
@@ -15,6 +14,7 @@ from beit_mm.checkpoint.read import as_checkpoint_error
 from beit_mm.engine.optim import match_groups
 from beit_mm.errors import UserError, warn
 from beit_mm.files import quoted
+from beit_mm.terminal import without_output
 
 # The sections of a config that say what is trained, and how.
 SECTIONS = 'model train_dataloader train_cfg optim_wrapper param_scheduler auto_scale_lr default_hooks custom_hooks'
@@ -179,8 +179,7 @@ def take_steps(runner: Runner, schedulers: Sequence, steps: int, epochs: int) ->
     """Steps new schedulers to a position one by one, as a run does: each value is computed from the one before."""
     epochs = epochs if isinstance(runner.train_loop, EpochBasedTrainLoop) else 0
     per_epoch = len(runner.train_dataloader)
-    with warnings.catch_warnings():
-        warnings.simplefilter('ignore')  # mmengine warns that the optimizer has not stepped yet
+    with without_output():  # mmengine warns that the optimizer has not stepped yet
         for step in range(1, min(steps, runner.max_iters) + 1):
             ended = step % per_epoch == 0 and step // per_epoch <= epochs
             for scheduler in sorted(schedulers, key=lambda scheduler: scheduler.by_epoch):
