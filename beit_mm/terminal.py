@@ -193,6 +193,8 @@ class TrainingOutput:
         printing, caller = (each.f_globals['__name__'] if each else '' for each in (frame, frame.f_back))
         if printing != 'mmengine.logging.logger' or caller.partition('.')[0] not in LIBRARIES:
             self.stream.write(text)
+        if printing == 'logging':  # a logger that writes to this stream; mmengine's has the record in its file
+            return len(text)
         self.line += text
         if text.endswith('\n'):
             record = dict(name='print', levelno=logging.INFO, levelname='INFO', msg=self.line.rstrip('\n'))
