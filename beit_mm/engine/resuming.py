@@ -9,6 +9,7 @@ from typing import Any
 
 from mmengine.dist import get_world_size
 from mmengine.runner import EpochBasedTrainLoop, Runner
+from torch.utils.data import DataLoader
 
 from beit_mm.checkpoint.read import as_checkpoint_error
 from beit_mm.engine.optim import match_groups
@@ -50,16 +51,23 @@ def resume_instead(runner: Runner, path: str | None) -> None:
     runner.message_hub.update_info(CHOSEN, path, resumed=False)
 
 
-def batch_units(runner: Runner) -> dict[str, int]:
-    """What a position counts: `images` in a batch of all processes, batches `accumulated` per step and `per_epoch`."""
+def batch_size_of(loader: DataLoader) -> int | None:
+    """Images in a batch of one process; None if a batch sampler does not say it."""
+    return loader.batch_size or getattr(loader.batch_sampler, 'batch_size', None)
+
+
+def batch_units(runner: Runner) -> dict[str, dict[str, int]]:
+    """What a position counts, as `batch`: `images` of all processes, batches `accumulated`, `per_epoch`; or {}."""
     loader = runner.train_dataloader
     accumulated = runner.cfg.get('optim_wrapper', {}).get('accumulative_counts', 1)
-    return dict(images=get_world_size() * loader.batch_size, accumulated=accumulated, per_epoch=len(loader))
+    if (images := batch_size_of(loader)) is None:
+        return {}
+    return dict(batch=dict(images=get_world_size() * images, accumulated=accumulated, per_epoch=len(loader)))
 
 
 def fit_position(runner: Runner, path: str, meta: dict, weights: dict) -> bool:
     """Converts the position in a checkpoint's meta and weights to this run's batches; returns whether these differ."""
-    stored, batch = meta['batch'], batch_units(runner)
+    stored, batch = meta['batch'], batch_units(runner)['batch']
     old, new = (entry['images'] * entry['accumulated'] for entry in (stored, batch))
     if old != new:
         raise UserError(
@@ -87,7 +95,8 @@ def follow_config(runner: Runner, path: str, checkpoint: dict, config: dict) -> 
     """
     meta = checkpoint['meta']
     with as_checkpoint_error(path):
-        moved = 'batch' in meta and fit_position(runner, path, meta, checkpoint['state_dict'])
+        says_batch = 'batch' in meta and 'batch' in batch_units(runner)
+        moved = says_batch and fit_position(runner, path, meta, checkpoint['state_dict'])
         stored = meta['config_dict'] if 'config_dict' in meta else values_in(meta.get('cfg', ''))
         current = config if 'config_dict' in meta else values_in(runner.cfg.pretty_text)
         changes = changed_settings(current, stored) if stored else {}
@@ -96,8 +105,8 @@ def follow_config(runner: Runner, path: str, checkpoint: dict, config: dict) -> 
         warn(f"The config differs from the checkpoint's, and applies from iteration {meta['iter']} on:{''.join(lines)}")
     if not stored:
         warn(f"{path} does not say its config: this run's applies from iteration {meta['iter']} on.")
-    if 'batch' not in meta and changes.keys() & {'train_dataloader.batch_size', 'optim_wrapper.accumulative_counts'}:
-        warn(f'Iteration {meta["iter"]} is not converted to the new batches: the file does not say of how many images.')
+    if not says_batch and changes.keys() & {'train_dataloader.batch_size', 'optim_wrapper.accumulative_counts'}:
+        warn(f'Iteration {meta["iter"]} is not converted to new batches: file or loader says none.')
     kind, old = changes.get('optim_wrapper.optimizer.type', (NOT_SET, NOT_SET))
     if old != NOT_SET:
         raise UserError(f'{kind} cannot use the state of {old}; set {old} again, or load only the weights: load_from')
