@@ -9,7 +9,7 @@ import numpy as np
 from mmengine.dist import get_world_size
 from mmengine.evaluator import Evaluator
 from mmengine.hooks import EarlyStoppingHook, EMAHook, Hook
-from mmengine.optim import OptimWrapper
+from mmengine.optim import OptimWrapper, OptimWrapperDict
 from mmengine.runner import Runner
 from mmengine.structures import BaseDataElement
 from torch import Tensor, nn
@@ -83,7 +83,7 @@ class FitCheckHook(Hook):
                 f"{path}: shapes differ from this model's: {preview(unfit)}; resume with the sizes that the run had"
             )
         if isinstance(wrapper, OptimWrapper):
-            if 'optimizer' in checkpoint and not isinstance(wrapper, AutocastOptimWrapper):
+            if 'optimizer' in checkpoint and not isinstance(wrapper, (AutocastOptimWrapper, OptimWrapperDict)):
                 check_state(checkpoint['optimizer'], wrapper.optimizer)  # AutocastOptimWrapper does it itself
             if checkpoint_hook_of(runner) is None:  # which does it itself
                 resume_by_config(runner, path, checkpoint)
@@ -129,6 +129,8 @@ def check_effective_batch(runner: Runner) -> None:
 
 def check_schedules(runner: Runner, is_scaled: bool) -> None:
     """Raises UserError for a schedule that ends above a group's rate, or that auto_scale_lr scales only in part."""
+    if isinstance(runner.optim_wrapper, OptimWrapperDict):
+        return  # a schedule belongs to one of several optimizers
     groups = runner.optim_wrapper.optimizer.param_groups
     start = min(group.get('initial_lr', group['lr']) for group in groups)
     for number, scheduler in enumerate(runner.param_schedulers or []):

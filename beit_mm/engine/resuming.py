@@ -8,6 +8,7 @@ from functools import cache
 from typing import Any
 
 from mmengine.dist import get_world_size
+from mmengine.optim import OptimWrapperDict
 from mmengine.runner import EpochBasedTrainLoop, Runner
 from torch.utils.data import DataLoader
 
@@ -159,6 +160,8 @@ def settings_by_name(value: Any, name: str = '') -> dict[str, str]:
 
 def set_states(runner: Runner, checkpoint: dict, moved: bool) -> None:
     """Changes a checkpoint's optimizer and schedulers to the config's settings; moments and counters stay."""
+    if isinstance(runner.optim_wrapper, OptimWrapperDict):
+        return warn("Of several optimizers, all settings and schedules are the checkpoint's, not the config's.")
     wrapper = runner.optim_wrapper = runner.build_optim_wrapper(runner.optim_wrapper)
     schedulers = runner.param_schedulers = runner.build_param_scheduler(runner.param_schedulers or [])
     optimizer, states = wrapper.optimizer, checkpoint.get('param_schedulers') or []
