@@ -37,7 +37,9 @@ def rounded(x: Tensor) -> Tensor:
 
 
 if __name__ == '__main__':
-    Block.forward = forward
+    import bf16_residual  # torch.compile looks names up in a function's module, and `__main__` becomes the script
+
+    Block.forward = bf16_residual.forward
     script, sys.argv = sys.argv[1], sys.argv[1:]
     sys.path.insert(0, str(Path(script).resolve().parent))
     runpy.run_path(script, run_name='__main__')
