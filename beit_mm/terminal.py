@@ -76,29 +76,35 @@ class Parser(argparse.ArgumentParser):
         super().error(printable(message))
 
 
-def shared(context: Callable[[], contextlib.AbstractContextManager]) -> Callable[[], contextlib.AbstractContextManager]:
-    """Makes a context that changes the process one for threads: the first in it enters it, the last one leaves it."""
-    lock, entered, inside = threading.Lock(), contextlib.ExitStack(), 0
+class Shared:
+    """A context that changes the process, made one for threads: the first in it enters it, the last one leaves it.
+
+    One that is left under others stays until these are left too: each restores what it found.
+    """
+
+    changing = threading.Lock()
+    entered: list['Shared'] = []  # all kinds, in their order
+
+    def __init__(self, context: Callable[[], contextlib.AbstractContextManager]) -> None:
+        self.context, self.stack, self.inside = context, contextlib.ExitStack(), 0
 
     @contextlib.contextmanager
-    def enter() -> Iterator[None]:
-        nonlocal inside
-        with lock:
-            if not inside:
-                entered.enter_context(context())
-            inside += 1
+    def __call__(self) -> Iterator[None]:
+        with self.changing:
+            if self not in self.entered:
+                self.stack.enter_context(self.context())
+                self.entered.append(self)
+            self.inside += 1
         try:
             yield
         finally:
-            with lock:
-                inside -= 1
-                if not inside:
-                    entered.close()
-
-    return enter
+            with self.changing:
+                self.inside -= 1
+                while self.entered and not self.entered[-1].inside:
+                    self.entered.pop().stack.close()
 
 
-@shared
+@Shared
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
     """Inside, Python's warnings are those of user code, and mmengine's logger shows only warnings."""
@@ -155,7 +161,7 @@ class Output:
         return getattr(self.stream, name)
 
 
-@shared
+@Shared
 @contextlib.contextmanager
 def output_by_thread() -> Iterator[None]:
     with warnings.catch_warnings(), contextlib.redirect_stdout(Output(sys.stdout)):  # type: ignore[type-var]
@@ -187,6 +193,8 @@ class TrainingOutput:
         printing, caller = (each.f_globals['__name__'] if each else '' for each in (frame, frame.f_back))
         if printing != 'mmengine.logging.logger' or caller.partition('.')[0] not in LIBRARIES:
             self.stream.write(text)
+        if printing == 'logging':  # a logger that writes to this stream; mmengine's has the record in its file
+            return len(text)
         self.line += text
         if text.endswith('\n'):
             record = dict(name='print', levelno=logging.INFO, levelname='INFO', msg=self.line.rstrip('\n'))
@@ -195,6 +203,9 @@ class TrainingOutput:
                     handler.handle(logging.makeLogRecord(record))
             self.line = ''
         return len(text)
+
+
+training_output = Shared(lambda: contextlib.redirect_stdout(TrainingOutput(sys.stdout)))  # type: ignore[type-var]
 
 
 def hush(logger: logging.Logger) -> list[logging.Handler]:

@@ -64,6 +64,19 @@ def test_quiet_ends(capsys):
     assert settings() == before and capsys.readouterr().out == 'said by us\n'
 
 
+def test_a_line_of_a_training_stands_once_in_its_log(tmp_path, monkeypatch, capsys):
+    """Whether printed, in a training's inner context too, or logged by a logger that writes to the terminal too."""
+    logger = MMLogger.get_current_instance()
+    with terminal.training_output():
+        handlers = [logging.StreamHandler(sys.stdout), logging.FileHandler(tmp_path / 'log')]
+        monkeypatch.setattr(logger, 'handlers', handlers)
+        logger.warning('logged')
+        with terminal.training_output():
+            print('printed')
+    handlers[1].close()
+    assert (tmp_path / 'log').read_text() == capsys.readouterr().out == 'logged\nprinted\n'
+
+
 def test_a_users_mistake_is_told_from_a_fault():
     """Also behind the error that a library made of it, and from a worker, whose traceback is left out."""
     wrapped = KeyError('broken')

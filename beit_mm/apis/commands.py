@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from beit_mm.errors import UserError
-from beit_mm.terminal import Parser, TrainingOutput, quiet, without_output
+from beit_mm.terminal import Parser, quiet, training_output, without_output
 
 if TYPE_CHECKING:
     from mmengine.config import Config
@@ -43,7 +43,7 @@ def train(arguments: Sequence[str] | None = None) -> None:
         cfg = train_config(args)
         if args.verbose or 'runner_type' in cfg:
             build = RUNNERS.build if 'runner_type' in cfg else LockingRunner.from_cfg
-            with contextlib.redirect_stdout(TrainingOutput(sys.stdout)):  # type: ignore[type-var]
+            with training_output():
                 with_checks(build(cfg)).train()
         else:
             train_quietly(cfg, Path(args.config).stem)
@@ -96,7 +96,7 @@ def train_quietly(cfg: Config, name: str) -> None:
     from beit_mm.engine.signals import resuming_command
 
     progress = progress_hook(name)
-    with contextlib.redirect_stdout(TrainingOutput(sys.stdout)):  # type: ignore[type-var]
+    with training_output():
         runner = with_checks(QuietRunner.from_cfg(cfg))
         runner.register_hook(progress)
         progress.say(f'{cfg.work_dir}: checkpoints; {os.path.relpath(runner.log_dir)}: the whole log')

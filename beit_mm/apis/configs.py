@@ -42,6 +42,8 @@ def read_config(path: str | Path) -> Config:
     try:
         refuse_tags(Path(path))
         return Config.fromfile(path)
+    except RecursionError:
+        raise UserError(f'{path} is among its own _base_, or nested too deeply') from None
     except SyntaxError as error:
         raise UserError(f'{path} or one of its _base_, line {error.lineno}: {error.msg}: {error.text}') from error
     except ImportError as error:  # of custom_imports too, whose cause mmengine hides behind the whole sys.path
@@ -56,10 +58,12 @@ def refuse_tags(path: Path) -> None:
     if path.suffix not in ('.yml', '.yaml'):
         return
     try:
-        bases = (yaml.safe_load(path.read_bytes()) or {}).get('_base_', [])
+        content = yaml.safe_load(path.read_bytes()) or {}
     except yaml.YAMLError as error:
         raise UserError(f'{path}: {" ".join(str(error).split())}; expected YAML without tags of Python') from None
-    for base in [bases] if isinstance(bases, str) else bases:
+    if not isinstance(content, dict):
+        raise UserError(f'{path}: expected settings by name, found a {type(content).__name__}')
+    for base in [bases] if isinstance(bases := content.get('_base_') or [], str) else bases:
         refuse_tags(path.parent / base)
 
 

@@ -258,7 +258,7 @@ def check_picture(out: str | Path) -> Path:
     return path
 
 
-def masked_samples(model: BEiTPretrainer, images: Iterable[ImageInput]) -> list[dict]:
+def masked_samples(model: BEiTPretrainer, images: Sequence[ImageInput]) -> list[dict]:
     """Prepares each image that can be read, with the same masks at every call."""
     rows, columns = grid = model.backbone.grid
     size = rows * model.backbone.patch_size, columns * model.backbone.patch_size

@@ -213,7 +213,7 @@ def position_mode(weights: Mapping[str, Tensor], wrappers: Iterable[str], stem: 
     mask_token = weights.get('mask_token', weights.get('backbone.mask_token'))
     is_dinov2 = mask_token is not None and mask_token.dim() == 2
     if is_dinov2 or {'teacher', 'student'} & {*wrappers} or stem.startswith('dino_'):
-        return 'bicubic_antialias' if 'register_tokens' in weights else 'bicubic_offset'
+        return 'bicubic_antialias' if {'register_tokens', 'backbone.register_tokens'} & {*weights} else 'bicubic_offset'
     return 'bicubic' if 'model' in wrappers else 'bicubic_antialias'
 
 

@@ -333,7 +333,7 @@ def run_state(runner: Runner, resumable: bool, meta: dict) -> dict[str, Any]:
     meta = dict(epoch=runner.epoch, iter=runner.iter) | meta
     meta |= dict(
         cfg=inert(runner.message_hub.runtime_info.get('cfg', '')),  # text that mmengine's inferencers ask for
-        batch=batch_units(runner),
+        **batch_units(runner),
         seed=runner.seed,
         experiment_name=runner.experiment_name,
         time=time.strftime('%Y%m%d_%H%M%S'),
@@ -368,7 +368,8 @@ class CheckpointMetaHook(Hook):
     def before_save_checkpoint(self, runner: Runner, checkpoint: dict) -> None:
         model, meta = unwrap(runner), checkpoint['meta']
         meta['beit_mm_format'] = FORMAT_VERSION
-        meta['batch'] = batch_units(runner)
+        if 'batch' not in meta:  # after mmengine's CheckpointHook
+            meta |= batch_units(runner)
         meta['config_dict'] = plain_values(runner.cfg.to_dict())
         meta['preprocessing'] = preprocessing_of_model(model)
         meta['architecture'] = {}  # what the shapes of the weights do not show

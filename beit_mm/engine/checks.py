@@ -9,7 +9,7 @@ import numpy as np
 from mmengine.dist import get_world_size
 from mmengine.evaluator import Evaluator
 from mmengine.hooks import EarlyStoppingHook, EMAHook, Hook
-from mmengine.optim import OptimWrapper
+from mmengine.optim import OptimWrapper, OptimWrapperDict
 from mmengine.runner import Runner
 from mmengine.structures import BaseDataElement
 from torch import Tensor, nn
@@ -27,7 +27,7 @@ from beit_mm.engine.checkpoints import checkpoint_hook_of, resume_by_config
 from beit_mm.engine.dino import TeacherMomentumHook
 from beit_mm.engine.metrics import DenseKNNHook, KNNHook
 from beit_mm.engine.optim import AutocastOptimWrapper, check_state
-from beit_mm.engine.resuming import resumed_from
+from beit_mm.engine.resuming import batch_size_of, resumed_from
 from beit_mm.engine.steps import unwrap
 from beit_mm.errors import UserError, log, warn
 from beit_mm.models import ClassificationDataPreprocessor
@@ -83,8 +83,8 @@ class FitCheckHook(Hook):
                 f"{path}: shapes differ from this model's: {preview(unfit)}; resume with the sizes that the run had"
             )
         if isinstance(wrapper, OptimWrapper):
-            if 'optimizer' in checkpoint and not isinstance(wrapper, AutocastOptimWrapper):  # which checks it itself
-                check_state(checkpoint['optimizer'], wrapper.optimizer)
+            if 'optimizer' in checkpoint and not isinstance(wrapper, (AutocastOptimWrapper, OptimWrapperDict)):
+                check_state(checkpoint['optimizer'], wrapper.optimizer)  # AutocastOptimWrapper does it itself
             if checkpoint_hook_of(runner) is None:  # which does it itself
                 resume_by_config(runner, path, checkpoint)
 
@@ -103,7 +103,10 @@ class FitCheckHook(Hook):
 
 def check_effective_batch(runner: Runner) -> None:
     """Logs the effective batch; refuses an auto_scale_lr that would scale the wrong number, or only a part."""
-    processes, batch = get_world_size(), runner.train_dataloader.batch_size
+    processes, batch = get_world_size(), batch_size_of(runner.train_dataloader)
+    if batch is None:  # of a batch sampler; mmengine's auto_scale_lr refuses it too
+        check_schedules(runner, is_scaled=False)
+        return log('Effective batch: the batch sampler of train_dataloader does not say its batch_size.')
     accumulation = runner.cfg.get('optim_wrapper', {}).get('accumulative_counts', 1)
     effective = processes * batch * accumulation
     auto_scale_lr = runner.cfg.get('auto_scale_lr') or {}
@@ -126,6 +129,8 @@ def check_effective_batch(runner: Runner) -> None:
 
 def check_schedules(runner: Runner, is_scaled: bool) -> None:
     """Raises UserError for a schedule that ends above a group's rate, or that auto_scale_lr scales only in part."""
+    if isinstance(runner.optim_wrapper, OptimWrapperDict):
+        return  # a schedule belongs to one of several optimizers
     groups = runner.optim_wrapper.optimizer.param_groups
     start = min(group.get('initial_lr', group['lr']) for group in groups)
     for number, scheduler in enumerate(runner.param_schedulers or []):

@@ -1,6 +1,5 @@
 """Logs of a run: numbers, files, throughput, and lines of progress in a terminal."""
 
-import contextlib
 import logging
 import sys
 import time
@@ -27,7 +26,7 @@ from beit_mm.engine.progress import progress_of
 from beit_mm.engine.signals import InterruptionHook
 from beit_mm.errors import warn
 from beit_mm.registry import HOOKS
-from beit_mm.terminal import TrainingOutput, hush, printable, printable_record
+from beit_mm.terminal import hush, printable, printable_record, training_output
 
 HISTORY = 10_000  # steps whose logged numbers are kept
 SECONDS = 10.0  # between two lines of progress
@@ -180,7 +179,7 @@ class QuietRunner(LockingRunner):
         return logger
 
     def load_checkpoint(self, *args: Any, **kwargs: Any) -> Any:
-        with contextlib.redirect_stdout(TrainingOutput(sys.stdout)):  # type: ignore[type-var]  # mmengine prints a path
+        with training_output():  # mmengine prints a path
             return super().load_checkpoint(*args, **kwargs)
 
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from mmengine.device import get_device
@@ -298,11 +298,16 @@ class LARS(torch.optim.SGD):
     Source: facebookresearch/mae `util/lars.py`.
     """
 
+    def add_param_group(self, param_group: dict) -> None:
+        super().add_param_group(param_group)
+        if decay := self.param_groups[-1]['weight_decay']:  # MAE's adds it to the gradients of matrices alone, first
+            raise UserError(f'weight_decay is {decay} for LARS; expected 0, as in the recipes of probes')
+
     @torch.no_grad()
-    def step(self, closure: Any = None) -> Any:
+    def step(self) -> None:  # type: ignore[override]
         for parameter in [parameter for group in self.param_groups for parameter in group['params']]:
             if parameter.grad is not None and parameter.dim() > 1:
                 length, steepness = parameter.norm(), parameter.grad.norm()
                 ratio = torch.where((length > 0) & (steepness > 0), TRUST * length / steepness, 1.0)
                 parameter.grad.mul_(ratio)
-        return super().step(closure)
+        super().step()

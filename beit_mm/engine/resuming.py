@@ -2,19 +2,21 @@
 
 import ast
 import inspect
-import warnings
 from collections.abc import Sequence
 from contextlib import suppress
 from functools import cache
 from typing import Any
 
 from mmengine.dist import get_world_size
+from mmengine.optim import OptimWrapperDict
 from mmengine.runner import EpochBasedTrainLoop, Runner
+from torch.utils.data import DataLoader
 
 from beit_mm.checkpoint.read import as_checkpoint_error
 from beit_mm.engine.optim import match_groups
 from beit_mm.errors import UserError, warn
 from beit_mm.files import quoted
+from beit_mm.terminal import without_output
 
 # The sections of a config that say what is trained, and how.
 SECTIONS = 'model train_dataloader train_cfg optim_wrapper param_scheduler auto_scale_lr default_hooks custom_hooks'
@@ -50,16 +52,23 @@ def resume_instead(runner: Runner, path: str | None) -> None:
     runner.message_hub.update_info(CHOSEN, path, resumed=False)
 
 
-def batch_units(runner: Runner) -> dict[str, int]:
-    """What a position counts: `images` in a batch of all processes, batches `accumulated` per step and `per_epoch`."""
+def batch_size_of(loader: DataLoader) -> int | None:
+    """Images in a batch of one process; None if a batch sampler does not say it."""
+    return loader.batch_size or getattr(loader.batch_sampler, 'batch_size', None)
+
+
+def batch_units(runner: Runner) -> dict[str, dict[str, int]]:
+    """What a position counts, as `batch`: `images` of all processes, batches `accumulated`, `per_epoch`; or {}."""
     loader = runner.train_dataloader
     accumulated = runner.cfg.get('optim_wrapper', {}).get('accumulative_counts', 1)
-    return dict(images=get_world_size() * loader.batch_size, accumulated=accumulated, per_epoch=len(loader))
+    if (images := batch_size_of(loader)) is None:
+        return {}
+    return dict(batch=dict(images=get_world_size() * images, accumulated=accumulated, per_epoch=len(loader)))
 
 
 def fit_position(runner: Runner, path: str, meta: dict, weights: dict) -> bool:
     """Converts the position in a checkpoint's meta and weights to this run's batches; returns whether these differ."""
-    stored, batch = meta['batch'], batch_units(runner)
+    stored, batch = meta['batch'], batch_units(runner)['batch']
     old, new = (entry['images'] * entry['accumulated'] for entry in (stored, batch))
     if old != new:
         raise UserError(
@@ -87,7 +96,8 @@ def follow_config(runner: Runner, path: str, checkpoint: dict, config: dict) -> 
     """
     meta = checkpoint['meta']
     with as_checkpoint_error(path):
-        moved = 'batch' in meta and fit_position(runner, path, meta, checkpoint['state_dict'])
+        says_batch = 'batch' in meta and 'batch' in batch_units(runner)
+        moved = says_batch and fit_position(runner, path, meta, checkpoint['state_dict'])
         stored = meta['config_dict'] if 'config_dict' in meta else values_in(meta.get('cfg', ''))
         current = config if 'config_dict' in meta else values_in(runner.cfg.pretty_text)
         changes = changed_settings(current, stored) if stored else {}
@@ -96,8 +106,8 @@ def follow_config(runner: Runner, path: str, checkpoint: dict, config: dict) -> 
         warn(f"The config differs from the checkpoint's, and applies from iteration {meta['iter']} on:{''.join(lines)}")
     if not stored:
         warn(f"{path} does not say its config: this run's applies from iteration {meta['iter']} on.")
-    if 'batch' not in meta and changes.keys() & {'train_dataloader.batch_size', 'optim_wrapper.accumulative_counts'}:
-        warn(f'Iteration {meta["iter"]} is not converted to the new batches: the file does not say of how many images.')
+    if not says_batch and changes.keys() & {'train_dataloader.batch_size', 'optim_wrapper.accumulative_counts'}:
+        warn(f'Iteration {meta["iter"]} is not converted to new batches: file or loader says none.')
     kind, old = changes.get('optim_wrapper.optimizer.type', (NOT_SET, NOT_SET))
     if old != NOT_SET:
         raise UserError(f'{kind} cannot use the state of {old}; set {old} again, or load only the weights: load_from')
@@ -150,6 +160,8 @@ def settings_by_name(value: Any, name: str = '') -> dict[str, str]:
 
 def set_states(runner: Runner, checkpoint: dict, moved: bool) -> None:
     """Changes a checkpoint's optimizer and schedulers to the config's settings; moments and counters stay."""
+    if isinstance(runner.optim_wrapper, OptimWrapperDict):
+        return warn("Of several optimizers, all settings and schedules are the checkpoint's, not the config's.")
     wrapper = runner.optim_wrapper = runner.build_optim_wrapper(runner.optim_wrapper)
     schedulers = runner.param_schedulers = runner.build_param_scheduler(runner.param_schedulers or [])
     optimizer, states = wrapper.optimizer, checkpoint.get('param_schedulers') or []
@@ -179,8 +191,7 @@ def take_steps(runner: Runner, schedulers: Sequence, steps: int, epochs: int) ->
     """Steps new schedulers to a position one by one, as a run does: each value is computed from the one before."""
     epochs = epochs if isinstance(runner.train_loop, EpochBasedTrainLoop) else 0
     per_epoch = len(runner.train_dataloader)
-    with warnings.catch_warnings():
-        warnings.simplefilter('ignore')  # mmengine warns that the optimizer has not stepped yet
+    with without_output():  # mmengine warns that the optimizer has not stepped yet
         for step in range(1, min(steps, runner.max_iters) + 1):
             ended = step % per_epoch == 0 and step // per_epoch <= epochs
             for scheduler in sorted(schedulers, key=lambda scheduler: scheduler.by_epoch):

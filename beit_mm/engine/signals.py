@@ -149,7 +149,8 @@ class InterruptionHook(Hook):
 def lock_folder(folder: Path) -> BaseFileLock:
     """Locks a run's folder for this process, and makes it if needed; UserError if another process has locked it."""
     path = folder / LOCK
-    lock = FileLock(path, is_singleton=True, thread_local=False)  # one for the process, as a failed run may hold it yet
+    # one for the process, as a failed run may hold it yet; no soft lock, whose marker the line below would overwrite
+    lock = FileLock(path, is_singleton=True, thread_local=False, fallback_to_soft=False)
     try:
         folder.mkdir(parents=True, exist_ok=True)
         lock.acquire(blocking=False)

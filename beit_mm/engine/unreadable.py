@@ -42,6 +42,7 @@ class UnreadableImagesHook(Hook):
         self.max_rate = max_rate
         self.new_paths: set[str] = set()  # found by this process since it last listed any
         self.held_out: set[str] = set()
+        self.left_out = 0  # of the held-out images
 
     def begin(self, folder: Path) -> None:
         """Goes on with the list in a run's folder. Without a Runner, call it before the other methods."""
@@ -83,7 +84,8 @@ class UnreadableImagesHook(Hook):
                 f'{first}; {len(broken)} of {total} held-out images cannot be read, see {self.path}; '
                 "val_dataloader.dataset.on_error='skip' leaves them out"
             )
-        self.check_rate(len(broken), total)
+        self.check_rate(self.left_out + len(broken), self.left_out + total)
+        self.left_out += len(broken)
         validate_on(runner, [index for index in range(total) if index not in broken])
         warn(f'{first}; {len(broken)} of {total} held-out images cannot be read and are left out, see {self.path}')
 

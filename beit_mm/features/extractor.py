@@ -331,7 +331,7 @@ class FeatureExtractor:
     def means(self, images: Sequence[ImageInput]) -> tuple[Tensor, list[dict[str, Any]]]:
         """Default features float32 (N, C) of the readable images, and dict(path[, error]) of each image."""
         samples, features = gathered(self(images, ['mean'], on_error='skip'), 'mean', len(images))
-        return torch.from_numpy(np.reshape(features, (-1, self.backbone.embed_dims))), samples
+        return torch.from_numpy(np.reshape(features, (-1, self.backbone.embed_dims)).astype('float32')), samples
 
 
 def gathered(results: Iterable[dict[str, Any]], kind: str, number: int) -> tuple[list[dict[str, Any]], Any]:

@@ -303,11 +303,12 @@ class Run:
         plan, options = self.task.plan, self.record.options
         trains_all = not (options.get('lora') or options.get('freeze'))
         copies = 7 if trains_all else 3  # of the backbone: with the state of its optimizer, a checkpoint holds three
-        needed, free = 4 * 12 * plan.depth * plan.width**2 * copies, shutil.disk_usage(self.folder).free
+        saved = sum(path.stat().st_size for path in self.folder.rglob('*.pth'))  # if it resumes
+        needed, free = 4 * 12 * plan.depth * plan.width**2 * copies - saved, shutil.disk_usage(self.folder).free
         if free < needed:
             raise UserError(
-                f'{free / 1e9:.2f} GB are free on the disk of {self.folder}; expected {needed / 1e9:.2f} for two '
-                'checkpoints and the weights: make room, or choose another --out'
+                f'{free / 1e6:,.0f} MB are free on the disk of {self.folder}; expected {needed / 1e6:,.0f} for '
+                'two checkpoints and the weights: make room, or choose another --out'
             )
 
     def plan_or_resume(self) -> None:

@@ -101,6 +101,12 @@ def test_a_pil_image_that_cannot_be_decoded_costs_no_other_image(checkpoint, ima
         embed(checkpoint, [*tmp_path.glob('*.jpeg')])
 
 
+def test_means_are_float32_even_of_no_image(checkpoint, tmp_path):
+    (tmp_path / 'a.png').write_bytes(b'')
+    features, samples = FeatureExtractor(checkpoint, mean=127.5, std=127.5).means([tmp_path / 'a.png'])
+    assert features.dtype == torch.float32 and features.shape[0] == 0 and 'error' in samples[0]
+
+
 @pytest.mark.parametrize('dtype', [torch.float16, torch.bfloat16, torch.float64])
 def test_a_backbone_of_another_type_gives_float32(dtype, checkpoint, images):
     backbone = BEiTBackbone.from_checkpoint(checkpoint)

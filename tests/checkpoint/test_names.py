@@ -12,7 +12,7 @@ from mmengine.runner import CheckpointLoader
 from peers import DEPTH, assert_equal, hf_peer, ours
 
 from beit_mm.checkpoint.description import describe_source
-from beit_mm.checkpoint.names import bare_names, convert_state_dict, released_out_indices
+from beit_mm.checkpoint.names import bare_names, convert_state_dict, position_mode, released_out_indices
 from beit_mm.checkpoint.read import CheckpointError
 
 BATCH_NORM = (*WEIGHT_AND_BIAS, 'running_mean', 'running_var', 'num_batches_tracked')
@@ -108,6 +108,14 @@ def test_two_tensors_for_one_name(task, target):
     found = convert_state_dict(state)
     assert found.dropped_keys == ['backbone.patch_embed.proj.weight']
     assert_equal(found.state_dict, expected)
+
+
+@pytest.mark.parametrize('prefix', ['', 'backbone.'])
+def test_registers_show_how_positions_of_dinov2_are_resized(prefix):
+    """Its code has an offset and no antialiasing without registers, and the reverse with them."""
+    weights = {f'{prefix}mask_token': torch.zeros(1, 4)}
+    assert position_mode(weights, [], 'x') == 'bicubic_offset'
+    assert position_mode(weights | {f'{prefix}register_tokens': torch.zeros(1, 4, 4)}, [], 'x') == 'bicubic_antialias'
 
 
 BARE = {  # a name in a file, and without what trainers add

@@ -10,6 +10,7 @@ from helpers import make_runner, narrow_dino_model, narrow_model, train
 from label_maps import make_label_maps
 from labelled import classifier_config, make_images
 from mmengine.logging import MessageHub
+from mmengine.optim import OptimWrapper, OptimWrapperDict
 from mmengine.structures import PixelData
 from mmpretrain.evaluation import Accuracy, MultiLabelMetric
 from mmseg.evaluation import IoUMetric
@@ -19,6 +20,7 @@ from torch import nn
 
 from beit_mm.datasets.segmentation_folder import SegmentationFolder
 from beit_mm.engine.checks import FitCheckHook, check_label_files, check_labels, check_out_type, check_size, check_topk
+from beit_mm.engine.resuming import follow_config
 from beit_mm.errors import UserError
 from beit_mm.models import BEiTBackbone
 from beit_mm.registry import MODELS
@@ -272,6 +274,15 @@ def test_a_run_of_other_shapes_is_not_resumed(cfg, tmp_path):
     torch.save(content, path)
     cfg.load_from, cfg.resume, cfg.train_cfg.max_epochs = str(path), True, 2
     refused(cfg, "epoch_1.pth: shapes differ from this model's: head.fc.weight; resume")
+
+
+def test_a_changed_config_of_several_optimizers_is_warned_of(warnings):
+    rates = {name: OptimWrapper(torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=0.2)) for name in 'ab'}
+    loader = torch.utils.data.DataLoader(range(8), batch_size=4)
+    runner = SimpleNamespace(optim_wrapper=OptimWrapperDict(**rates), cfg={}, train_dataloader=loader)
+    checkpoint = dict(meta=dict(iter=2, config_dict=dict(optim_wrapper=dict(a=dict(lr=0.1)))), state_dict={})
+    follow_config(runner, 'iter_2.pth', checkpoint, dict(optim_wrapper=dict(a=dict(lr=0.2))))
+    assert any("settings and schedules are the checkpoint's" in text for text in warnings())
 
 
 def test_positions_of_a_teacher_are_resized():

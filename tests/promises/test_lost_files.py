@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from helpers import ROOT, file_size_limit, interrupt_after
@@ -74,6 +75,18 @@ def test_a_disk_that_is_too_small_is_refused_before_the_training(classes, base, 
     with pytest.raises(UserError, match=f'on the disk of {tmp_path}/run'):
         finetune(classes, tmp_path / 'run', base)
     assert [path.name for path in (tmp_path / 'run').iterdir()] == ['run.lock']
+
+
+def test_checkpoints_of_a_run_need_no_room_again_when_it_resumes(tmp_path, monkeypatch):
+    plan = SimpleNamespace(depth=2, width=100)  # weights of 0.96 MB, seven times: 6.72 MB
+    run = SimpleNamespace(task=SimpleNamespace(plan=plan), record=SimpleNamespace(options={}), folder=tmp_path)
+    usage = shutil.disk_usage(tmp_path)._replace(free=3_000_000)
+    monkeypatch.setattr('shutil.disk_usage', lambda _: usage)
+    with pytest.raises(UserError, match='^3 MB are free .* expected 7 for'):
+        Run.check_space(run)
+    (tmp_path / 'finetune').mkdir()
+    (tmp_path / 'finetune/iter_3.pth').write_bytes(bytes(3_750_000))
+    Run.check_space(run)
 
 
 def test_weights_that_a_full_disk_refuses_are_written_by_the_next_call(classes, base, tmp_path, monkeypatch):

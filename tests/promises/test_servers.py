@@ -4,9 +4,11 @@ import json
 import subprocess
 import sys
 import threading
+import warnings
 
 import pytest
 from helpers import ROOT
+from mmengine.logging import MMLogger
 
 from beit_mm import terminal
 
@@ -59,18 +61,37 @@ def test_threads_that_build_and_use_models_get_what_one_gets():
     assert json.loads(done.stdout.splitlines()[-1]) == [72, 0, True]
 
 
-@pytest.mark.parametrize('context', [terminal.quiet, terminal.without_output])
-def test_contexts_of_threads_that_overlap_leave_nothing_changed(context, capsys):
+QUIET, HUSHED, TRAINING = 'quiet', 'without_output', 'training_output'
+
+
+@pytest.mark.parametrize(
+    'contexts',
+    [
+        (QUIET, QUIET, QUIET),
+        (HUSHED, HUSHED, HUSHED),
+        (QUIET, HUSHED, QUIET),
+        (HUSHED, QUIET, HUSHED),
+        (TRAINING, HUSHED, QUIET),
+        (HUSHED, TRAINING, HUSHED),
+        (QUIET, TRAINING, HUSHED),
+    ],
+    ids=' '.join,
+)
+def test_contexts_of_threads_that_overlap_leave_nothing_changed(contexts, capsys):
     """The first to enter leaves first, when a third has come."""
 
-    def enter(inside: threading.Event, leave: threading.Event) -> None:
-        with context():
+    def enter(context: str, inside: threading.Event, leave: threading.Event) -> None:
+        with getattr(terminal, context)():
             inside.set()
             leave.wait(60)
 
-    stdout, filters = sys.stdout, [*terminal.warnings.filters]
+    def state() -> tuple:
+        levels = [each.level for each in MMLogger.get_current_instance().handlers]
+        return sys.stdout, [*warnings.filters], warnings.showwarning, levels
+
+    before = state()
     events = [(threading.Event(), threading.Event()) for _ in range(3)]
-    threads = [threading.Thread(target=enter, args=pair) for pair in events]
+    threads = [threading.Thread(target=enter, args=(name, *pair)) for name, pair in zip(contexts, events, strict=True)]
     for thread, (inside, _) in zip(threads[:2], events, strict=False):
         thread.start()
         inside.wait(60)
@@ -78,8 +99,9 @@ def test_contexts_of_threads_that_overlap_leave_nothing_changed(context, capsys)
     threads[0].join()
     print('from another thread')
     threads[2].start()
+    events[2][0].wait(60)
     for (_, leave), thread in zip(events[1:], threads[1:], strict=True):
         leave.set()
         thread.join()
-    assert sys.stdout is stdout and filters == terminal.warnings.filters
+    assert before == state()
     assert capsys.readouterr().out == 'from another thread\n'

@@ -161,6 +161,20 @@ def test_a_yaml_config_with_tags_is_not_executed(tmp_path):
     assert not (tmp_path / 'made').exists()
 
 
+@pytest.mark.parametrize(
+    ('name', 'text', 'message'),
+    [
+        ('a.yml', '- 1', 'a.yml: expected settings by name, found a list'),
+        ('a.yml', '_base_: a.yml', 'a.yml is among its own _base_'),
+        ('a.py', "_base_ = 'a.py'", 'a.py is among its own _base_'),
+    ],
+)
+def test_a_config_that_is_none_is_refused(name, text, message, tmp_path):
+    (tmp_path / name).write_text(text)
+    with pytest.raises(UserError, match=message):
+        beit_mm.apis.configs.read_config(tmp_path / name)
+
+
 def test_numbers_of_classes_beyond_those_of_images(tmp_path):
     folder = make_label_maps(tmp_path / 'maps', 12)
     (folder / 'classes.txt').write_text(f'Number\tName\n0\ta\n1\tb\n2\tc\n{10**20}\td\n')

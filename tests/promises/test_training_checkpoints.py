@@ -8,8 +8,11 @@ import torch
 from conftest import narrow_pretraining
 from helpers import make_runner
 from mmengine.config import Config
+from mmengine.model import BaseModel
 from mmengine.runner import Runner
 from promises.test_resume import differences
+from torch import nn
+from torch.utils.data import BatchSampler, DataLoader, SequentialSampler
 
 from beit_mm.checkpoint.read import CheckpointError
 from beit_mm.engine.checkpoints import run_state
@@ -153,3 +156,38 @@ def test_a_warning_when_images_were_normalised_otherwise(mean, warned, run, cont
     runner.load_or_resume()
     check_normalisation(unwrap(runner))
     assert warned == ('trained on images with mean [127.5, 127.5, 127.5]' in caplog.text)
+
+
+class Uneven(list):
+    """Batches of several sizes."""
+
+    sampler = None
+
+
+class Line(BaseModel):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(1, 1)
+
+    def forward(self, inputs: torch.Tensor, mode: str = 'loss') -> dict:
+        return dict(loss=self.layer(inputs).mean())
+
+
+def test_a_batch_sampler_says_the_batch_if_it_can(tmp_path):
+    """A run saves its checkpoints either way."""
+    rows = [dict(inputs=torch.ones(1))] * 8
+    batches = Uneven([[0, 1, 2], [3], [4, 5, 6, 7]])
+    for name, sampler in (('known', BatchSampler(SequentialSampler(rows), 4, False)), ('unknown', batches)):
+        runner = Runner(
+            Line(),
+            str(tmp_path / name),
+            train_dataloader=DataLoader(rows, batch_sampler=sampler),
+            train_cfg=dict(by_epoch=False, max_iters=2),
+            optim_wrapper=dict(optimizer=dict(type='SGD', lr=0.1)),
+            default_hooks=dict(checkpoint=dict(type='beit_mm.CheckpointHook', interval=2, by_epoch=False)),
+            custom_hooks=[dict(type=hook) for hook in HOOKS],
+            experiment_name=f'{tmp_path}/{name}',
+        )
+        runner.train()
+    known, unknown = (torch.load(tmp_path / name / 'iter_2.pth')['meta'] for name in ('known', 'unknown'))
+    assert known['batch'] == dict(images=4, accumulated=1, per_epoch=2) and 'batch' not in unknown
