@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 from mmcv.transforms import BaseTransform
 from PIL import Image
+from torch.utils.data import Dataset
 
 from beit_mm.datasets.image_folder import BAND_EXTENSIONS, EXTENSIONS, Samples, UnlabeledImages, list_images, read_lines
 from beit_mm.datasets.nodata import NODATA_TAG, is_missing, tag_value
@@ -371,3 +372,21 @@ def check_range(path: str, labels: np.ndarray, num_classes: int | None, reduced:
             f'{path} holds label {wrong.max()}; expected {lowest} to {highest} or, for ignored pixels, {IGNORE_INDEX} '
             '(reduce_zero_label=True: 0 for unlabelled pixels too, classes from 1)'
         )
+
+
+class Readable(Dataset):
+    """Samples of a data set; None where an image cannot be read and the data set has `on_error='skip'`."""
+
+    def __init__(self, dataset: SegmentationFolder):
+        self.dataset = dataset
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def __getitem__(self, index: int) -> dict | None:
+        try:
+            return self.dataset[index]
+        except UnreadableImageError:
+            if self.dataset.on_error == 'raise':
+                raise
+            return None

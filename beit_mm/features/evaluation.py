@@ -20,7 +20,7 @@ from torch.utils.data import DataLoader
 
 from beit_mm.datasets.image_folder import ImageFolder
 from beit_mm.datasets.samplers import SeededSampler
-from beit_mm.datasets.segmentation_folder import SegmentationFolder
+from beit_mm.datasets.segmentation_folder import Readable, SegmentationFolder
 from beit_mm.datasets.transforms import resize_bicubic
 from beit_mm.errors import UserError, check_choice, warn
 from beit_mm.features.extractor import FeatureExtractor
@@ -194,9 +194,11 @@ def patch_dataset(extractor: FeatureExtractor, max_images: int | None = None, **
 def labelled_patches(
     extractor: FeatureExtractor, dataset: SegmentationFolder, layer: int | None, workers: int
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """Features of patches, float32 (h, w, C), and label map, uint8 (H, W), of each image."""
+    """Features of patches, float32 (h, w, C), and label map, uint8 (H, W), of each image that can be read."""
     generator = torch.Generator()  # a loader draws its seed here, not from a training's generator
-    for sample in DataLoader(dataset, batch_size=None, num_workers=workers, generator=generator):
+    for sample in DataLoader(Readable(dataset), batch_size=None, num_workers=workers, generator=generator):
+        if sample is None:
+            continue
         features = extractor.features(sample['img'].permute(2, 0, 1)[None], [layer])
         yield features['patches'][0, 0], sample['gt_seg_map']
 

@@ -297,7 +297,7 @@ class Segmentation(FineTuning):
         extract = FeatureExtractor(self.plan.init, size=self.plan.scale.short_side, whole=True, **self.mean_std)
         of_image = math.prod(self.resize.size_of(*self.plan.scale.image_size)) // self.plan.backbone['patch_size'] ** 2
         most = min(50_000, max(MIN_PATCHES, MOST_COMPARED // of_image))
-        dataset = patch_dataset(extract, number, **self.images.dataset(lists, 'train'))
+        dataset = patch_dataset(extract, number, **self.images.dataset(lists, 'train'), on_error='skip')
         return NearestPatches(extract, dataset, max_patches=most)
 
 

@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import shutil
 from pathlib import Path
 from types import SimpleNamespace
 from unittest.mock import Mock
@@ -207,3 +208,13 @@ def test_a_run_that_chose_frozen_features_is_resumed_with_them(weights, folders,
     monkeypatch.setattr(Run, 'write_report', lambda run: None)
     beit_mm.finetune(*call)
     assert torch.load(tmp_path / 'run/finetuned.pth')['state_dict']['backbone.register_tokens'].shape == (1, 4, 256)
+
+
+def test_a_training_image_whose_end_is_missing_costs_no_report(folders, base, tmp_path):
+    """Its header can be read, so it is found only where its pixels are."""
+    shutil.copytree(folders['maps'], tmp_path / 'maps')
+    image = sorted((tmp_path / 'maps/images/training').iterdir())[3]
+    image.write_bytes(image.read_bytes()[: image.stat().st_size // 2])
+    options = dict(epochs=1, freeze='all', short_side=90, batch=4, workers=0)
+    beit_mm.finetune(tmp_path / 'maps', tmp_path / 'run', base, **options)
+    assert (tmp_path / 'run/report.html').is_file()
