@@ -106,14 +106,18 @@ def images_of(model: ImageClassifier, batch: Mapping[str, Any]) -> Examples:
 
 
 def fit_head_of_run(
-    runner: Runner, progress: ProgressHook, deadline: float = math.inf, max_validated: float = math.inf
+    runner: Runner,
+    progress: ProgressHook,
+    deadline: float = math.inf,
+    max_validated: float = math.inf,
+    keep_features: bool = True,
 ) -> dict[str, Any]:
     """Fits the head of a Runner's classifier, validates it, and leaves log and checkpoint as a step of training would.
 
     A signal ends it after the batch. To meet the `deadline` (time.monotonic) it leaves out the loader's last images and
     the same share of the held-out ones, of which it takes at most `max_validated`, but fits at least MIN_FEATURES.
-    Those of a classifier's images are written to FEATURES in the work directory. Returns the number `validated`, and a
-    `note` if images were left out.
+    With `keep_features` those of a classifier's images go to FEATURES in the work directory. Returns the number
+    `validated`, and a `note` if images were left out.
     """
     loader, held_out = runner.train_dataloader, min(len(runner.val_dataloader.dataset), max_validated)
     segments = hasattr(runner.model, 'decode_head')
@@ -147,7 +151,7 @@ def fit_head_of_run(
         sys.exit(interruption.code)
     seconds = time.monotonic() - began
     log(fitted.line)
-    if not segments:
+    if keep_features and not segments:
         files = [loader.dataset.get_data_info(index)['img_path'] for index in fitted.indices.tolist()]
         with atomic_file(Path(runner.work_dir, FEATURES)) as file:
             torch.save(dict(files=files, features=fitted.features), file)

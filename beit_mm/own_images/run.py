@@ -399,8 +399,10 @@ class Run:
         runner = make_runner(config, progress)
         if self.task.fits(stage):
             begun = self.began - self.record.seconds + planned.get('begun', 0)
-            most = math.inf if stage == self.last_stage else self.task.num_validated
-            planned.update(fit_head_of_run(runner, progress, begun + planned.get('seconds', math.inf), most))
+            is_last = stage == self.last_stage
+            most = math.inf if is_last else self.task.num_validated
+            deadline = begun + planned.get('seconds', math.inf)
+            planned.update(fit_head_of_run(runner, progress, deadline, most, keep_features=is_last))
         elif 'seconds' in planned:
             self.train_in_time(runner, stage)
             write_config(path, title, *self.settings(stage, runner.iter))  # with the steps it took

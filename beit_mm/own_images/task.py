@@ -347,8 +347,10 @@ class FineTuning(Task):
         return self.plan.depth if self.call.freeze == ALL else int(self.call.freeze)
 
     def described(self) -> list[tuple[str, str]]:
-        once = 'only the head, on features that are computed once: images are not augmented' if self.fits_head else ''
-        return [*super().described(), ('trained', once)]
+        trained = 'first the head, on features that are computed once; then all that is not frozen'
+        if self.fits_head:
+            trained = 'only the head, on features that are computed once: images are not augmented'
+        return [*super().described(), ('trained', trained if self.fits_head or self.begins_with_head else '')]
 
     @property
     def tunes_all(self) -> bool:
