@@ -107,7 +107,7 @@ def follow_config(runner: Runner, path: str, checkpoint: dict, config: dict) -> 
     if not stored:
         warn(f"{path} does not say its config: this run's applies from iteration {meta['iter']} on.")
     if not says_batch and changes.keys() & {'train_dataloader.batch_size', 'optim_wrapper.accumulative_counts'}:
-        warn(f'Iteration {meta["iter"]} is not converted to new batches: file or loader says none.')
+        warn(f'Iteration {meta["iter"]} is not converted: the number of images in a batch is not known.')
     kind, old = changes.get('optim_wrapper.optimizer.type', (NOT_SET, NOT_SET))
     if old != NOT_SET:
         raise UserError(f'{kind} cannot use the state of {old}; set {old} again, or load only the weights: load_from')

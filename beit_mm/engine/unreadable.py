@@ -120,7 +120,7 @@ class UnreadableImagesHook(Hook):
 
 
 def find_gone(dataset: UnlabeledImages) -> dict[int, UnreadableImageError]:
-    """An error for each sample whose image or label map is no file any more, by its index in order."""
+    """An error for each sample whose image or label map is gone, by its index in order."""
     found = {}
     for index in range(len(dataset)):
         sample = dataset.get_data_info(index)

@@ -232,7 +232,7 @@ class MultiLabelClassification(Classification):
             f'At most {MAX_CLASSES} classes, worst first, on {len(answers):,} held-out images; a random '
             'order of the images has the better average precision the more frequent a class is:',
             table_of_precisions(scores, truth, self.images),
-            'There is no mistakes.csv, because only images with a single label are checked for wrong ones.',
+            'mistakes.csv is not written: only images with a single label are checked for wrong ones.',
             report.draw_curves(weights.parent / 'finetune'),
         ]
         following, run = 'give it more images or more time', shlex.quote(str(weights.parent))

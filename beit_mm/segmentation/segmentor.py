@@ -163,7 +163,7 @@ class SlidingSegmentor(EncoderDecoder):
                 y, row_matrix = window_matrix(rows, row, view.size[0], False, height, bottom, *options)
                 x, column_matrix = window_matrix(columns, column, view.size[1], view.flip, width, right, *options)
                 part = logits_image[:, y, x]
-                # the sizes of the window and of the view's logits are those that the network sees: diagonal matrices
+                # the window and the view's logits have the sizes that the network sees: diagonal matrices
                 if ((height, width), view.size, view.flip) == (images.shape[2:], view.image.shape[1:], False):
                     coverage = row_matrix.diagonal()[:, None] * column_matrix.diagonal()
                     part.addcmul_(logits_window[:, : len(row_matrix), : len(column_matrix)], coverage)

@@ -149,7 +149,7 @@ def check_labels(files: tuple[Path, Path], images: list[Path], folder: Path, mul
     assert len(said.splitlines()) == len(truth) == len(SHAPES) + 1
     assert truth.keys() == found.keys()
     for name, labels in truth.items():
-        differing = (labels != found[name]).sum()  # where two classes are equal but for rounding
+        differing = (labels != found[name]).sum()  # where two classes are equal except for rounding
         assert labels.shape == found[name].shape and differing <= labels.size // 2000, (name, differing)
     assert len({label for labels in found.values() for label in np.unique(labels)}) > 2
     assert Image.open(folder / 'maps/0.png').getpalette()[:15] == sum(COLOURS, [])

@@ -121,7 +121,7 @@ def test_attention_by_cudnn_has_the_gradients_of_the_formula_in_one_graph(by_cud
 
 
 def test_cudnn_accepts_both_graphs(by_cudnn):
-    """It checks shapes, strides and types without a GPU; the package is no requirement."""
+    """It checks shapes, strides and types without a GPU; the package is optional."""
     pytest.importorskip('cudnn')
     q, k, v, bias = (x.detach().bfloat16() for x in qkv_and_bias())
     out, stats = by_cudnn.empty_by_token(q), by_cudnn.empty_stats(q)

@@ -96,7 +96,7 @@ def test_maps_to_learn_from_are_checked_even_without_time(tested, checked, base,
     found = Counter(Path(row['file']).parent.name for row in rows_of(run))
     said = (run / 'report.md').read_text()
     assert 'those to learn from too' in said and ('more minutes' in said) == (tested < 12)
-    if tested < 12:  # the two may be among those that are tried
+    if tested < 12:  # the two may be among the ones tried
         assert tested - 1 <= found['validation'] <= tested and checked - 1 <= found['training'] <= checked
     else:
         assert found == dict(validation=11, training=11) and '22 of 24 images' in said and '(2 cannot be' in said
