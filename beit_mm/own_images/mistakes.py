@@ -43,11 +43,12 @@ def list_first(
 ) -> list[Part]:
     """Writes mistakes.csv beside a report, and shows its first rows in the report after a text."""
     write_table(out / TABLE, [*head, 'rank'], [(*row, str(rank)) for rank, row in enumerate(rows, start=1)])
-    said = f'lists {len(rows):,} of {checked.total:,} images' + ', those to learn from too' * checked.learned
-    said += f' ({checked.skipped:,} cannot be read or have no label)' if checked.skipped else ''
-    is_short = len(rows) + checked.skipped < checked.total
-    said += '. There was no time for the others: give more minutes' * is_short
-    return [Link(TABLE, f'{said}. {text}'), [row[:SHOWN_COLUMNS] for row in (head, *rows[:SHOWN])]]
+    learned = ', those to learn from too' if checked.learned else ''
+    skipped = f' ({checked.skipped:,} cannot be read or have no label)' if checked.skipped else ''
+    said = f'lists {len(rows):,} of {checked.total:,} images{learned}{skipped}.'
+    if len(rows) + checked.skipped < checked.total:
+        said += ' There was no time for the others: give more minutes.'
+    return [Link(TABLE, f'{said} {text}'), [row[:SHOWN_COLUMNS] for row in (head, *rows[:SHOWN])]]
 
 
 def list_contradicted(

@@ -129,8 +129,9 @@ def finetune(
             `find_label_maps`.
         out: see `pretrain`.
         init: weights to start from, see docs/own_images.md: any BEiT or plain ViT, by file, folder of a run, or name;
-            'none' for random weights. By default DINOv2 on a GPU that it fits, or frozen on a CPU if that fits the
-            minutes, if its file is found or can be downloaded, else 'demo'.
+            'none' for random weights. By default DINOv2, on a GPU that it fits, or on a CPU if its features fit the
+            minutes (label maps: frozen), if its file is found or can be downloaded, else 'demo'. A classifier's head
+            is first fitted to their frozen features; then all is trained.
         minutes: see `pretrain`.
         epochs: passes over the images, instead of minutes.
         workers, batch, seed, mean, std: see `pretrain`.

@@ -298,14 +298,15 @@ class FineTuning(Task):
         others = call.lora, call.head, call.full_size, call.freeze not in (None, ALL), self.channels != 3
         if any(others) or self.seconds_for_features == math.inf:
             return DEMO, ''
-        better = f'--init {name} --freeze all would be better'
         path, reason = first_at_hand([name])
         if path is None:
-            return DEMO, f'{better}, with its file in ${WEIGHTS_VARIABLE}: {reason}'
+            wanted = f'--init {name}' if self.trains_fitted else f'--init {name} --freeze all'
+            return DEMO, f'{wanted} would be better, with its file in ${WEIGHTS_VARIABLE}: {reason}'
         seconds = self.seconds_of_features(str(path))
         if seconds > self.seconds_for_features:
             needed = math.ceil(seconds / 60 / FEATURES_SHARE)
-            return DEMO, f'{better}, but its features take {seconds / 60:.1f} minutes here: give --minutes {needed}'
+            slow = f'but its features take {seconds / 60:.1f} minutes here: give --minutes {needed}'
+            return DEMO, f'--init {name} --freeze all would be better, {slow}'
         if self.trains_fitted and seconds <= HEAD_SHARE / FEATURES_SHARE * self.seconds_for_features:
             fit = f'a head on frozen features of {name} in about {seconds / 60:.1f} minutes'
             return str(path), f'{fit}; then all is trained'
