@@ -72,6 +72,7 @@ NEW += ' config.train_cfg.val_begin stages.tokenizer predicts'
 FEATURES = 'targets teacher predicts config.model.head config.model.target_generator config.train_cfg.val_begin'
 FEATURES += ' config.optim_wrapper.optimizer.lr config.train_dataloader config.val_dataloader config.test_dataloader'
 BACKBONE = 'init config.model.backbone config.optim_wrapper'
+HEAD = 'config.model.head.init_cfg stages.head'  # fitted first to the features of trained weights
 PLANS = [
     *((verb, '--seed 3', 'seed config.randomness.seed') for verb in ('pretrain', 'finetune')),
     *((verb, '--workers 3', WORKERS) for verb in ('pretrain', 'finetune')),
@@ -84,7 +85,7 @@ PLANS = [
     ('pretrain', '--targets features', FEATURES),
     ('pretrain', '--teacher ema --targets features', f'{FEATURES} config.custom_hooks'),
     ('pretrain', '--steps 50', 'length'),
-    ('finetune', '--init none', BACKBONE),
+    ('finetune', '--init none', f'{BACKBONE} {HEAD}'),
     ('finetune', '--epochs 2', 'length'),
     ('finetune', '--lora 4', 'lora config.model.backbone config.optim_wrapper'),
     ('finetune maps', '--lora 4', 'lora config.model.backbone config.optim_wrapper'),
@@ -98,8 +99,8 @@ PLANS = [
     (
         'finetune',
         '--freeze all',
-        'freeze config.model.backbone.frozen_stages config.train_dataloader config.val_dataloader.persistent_workers '
-        'config.test_dataloader.persistent_workers',
+        f'freeze {HEAD} config.model.backbone.frozen_stages config.train_dataloader '
+        'config.val_dataloader.persistent_workers config.test_dataloader.persistent_workers',
     ),
     (
         'finetune maps',
