@@ -369,10 +369,28 @@ def merge_options(cfg: Config, pairs: Iterable[str]) -> None:
     def order(key: str) -> int:
         return dict(_delete_=0, type=1).get(key.rpartition('.')[2], 2)  # the others are types' arguments
 
-    for key in sorted(options, key=order):
+    for name in sorted(options, key=order):
+        key, value = name_by_place(cfg, name), options[name]
         check_key(cfg, key)
-        replace_none(cfg, key, options[key])
-        cfg.merge_from_dict({key: options[key]})
+        replace_none(cfg, key, value)
+        cfg.merge_from_dict({key: value})
+
+
+def name_by_place(cfg: Config, key: str) -> str:
+    """The key with places in lists for names of types: `pipeline.BlockwiseMask.variant` is `pipeline.3.variant`."""
+    entry: Any = cfg.to_dict()
+    path: list[str] = []
+    for name in key.split('.'):
+        if isinstance(entry, list | tuple):
+            types = [str(item.get('type')).rpartition('.')[2] if isinstance(item, dict) else '' for item in entry]
+            if types.count(name) > 1:
+                raise UserError(f'--cfg-options {key}: {name} stands {types.count(name)} times; give its place instead')
+            name = str(types.index(name)) if name in types else name
+            entry = entry[int(name)] if name.isdigit() and int(name) < len(entry) else None
+        else:
+            entry = entry.get(name) if isinstance(entry, dict) else None
+        path.append(name)
+    return '.'.join(path)
 
 
 def replace_none(entry: Any, key: str, value: Any) -> None:
@@ -406,8 +424,8 @@ def check_kept(cfg: Config, pairs: Iterable[str]) -> None:
     settings = settings_by_name(cfg.to_dict())
     for key, value in dict(pair.split('=', 1) for pair in pairs).items():
         given = repr(parse_value(key, value))
-        if settings.get(key, given) != given:
-            raise UserError(f'--cfg-options {key}={value}: another argument makes it {settings[key]}; leave one out')
+        if (found := settings.get(name_by_place(cfg, key), given)) != given:
+            raise UserError(f'--cfg-options {key}={value}: another argument makes it {found}; leave one out')
 
 
 def parse_value(key: str, value: str) -> Any:

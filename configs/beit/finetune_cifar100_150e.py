@@ -13,9 +13,9 @@ Data:    CIFAR-100, 50,000 images
 Cost:    105 GFLOP an image forward and backward; 1.7 GPU hours of an A100 at 40 %
 
 Differs: the paper takes the best of lr 2e-3, 3e-3, 4e-3, 5e-3 and does not say which (to change it:
-         optim_wrapper.optimizer.lr=2e-3 param_scheduler.1.eta_min_ratio=5e-4). Weight decay 0.3 and no erasing are from
-         the paper; the released code has no command for this row. bfloat16 and the partners of mixup and cutmix are as
-         in finetune_in1k_100e.py.
+         optim_wrapper.optimizer.lr=2e-3 param_scheduler.CosineAnnealingLR.eta_min_ratio=5e-4). Weight decay 0.3 and no
+         erasing are from the paper; the released code has no command for this row. bfloat16 and the partners of mixup
+         and cutmix are as in finetune_in1k_100e.py.
 Images:  python tools/datasets/prepare_cifar100.py cifar-100-python.tar.gz data/cifar100
 """
 _base_ = [

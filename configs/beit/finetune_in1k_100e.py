@@ -23,10 +23,10 @@ Data:    ImageNet-1K, 1,281,167 images
 Cost:    105 GFLOP an image forward and backward; 30 GPU hours of an A100 at 40 %
 
 Differs: the paper takes the best of lr 2e-3, 3e-3, 4e-3, 5e-3 and does not say which; 4e-3 is from the released command
-         for BEiT+ (to change it: optim_wrapper.optimizer.lr=3e-3 param_scheduler.1.eta_min_ratio=3.33e-4). The released
-         code has no repeated augmentation, which the paper names. It uses mean and std 0.5, here ImageNet's, as in this
-         pretraining. It mixes the batch with its reverse in mixup and cutmix, here the partners are random. It uses
-         float16, here bfloat16.
+         for BEiT+ (to change it: optim_wrapper.optimizer.lr=3e-3
+         param_scheduler.CosineAnnealingLR.eta_min_ratio=3.33e-4). The released code has no repeated augmentation, which
+         the paper names. It uses mean and std 0.5, here ImageNet's, as in this pretraining. It mixes the batch with its
+         reverse in mixup and cutmix, here the partners are random. It uses float16, here bfloat16.
 """
 _base_ = [
     '../_base_/models/finetune_base.py',

@@ -13,8 +13,9 @@ Cost:    369 GFLOP an image forward and backward; 53 GPU hours of an A100 at 40 
 
 Differs: the paper takes the best of lr 2e-3, 3e-3, 4e-3, 5e-3 and does not say which; 2e-3 is the nearest to the
          released command's 1e-3, which is not among them (to change it: optim_wrapper.optimizer.lr=4e-3
-         param_scheduler.1.eta_min_ratio=2.5e-4). Stochastic depth is 0.1 as in the paper (released: 0.2). No repeated
-         augmentation, as in the paper. bfloat16 and the partners of mixup and cutmix are as in finetune_in1k_100e.py.
+         param_scheduler.CosineAnnealingLR.eta_min_ratio=2.5e-4). Stochastic depth is 0.1 as in the paper (released:
+         0.2). No repeated augmentation, as in the paper. bfloat16 and the partners of mixup and cutmix are as in
+         finetune_in1k_100e.py.
 Options: On 16 GPUs: --cfg-options optim_wrapper.accumulative_counts=1
 """
 _base_ = [

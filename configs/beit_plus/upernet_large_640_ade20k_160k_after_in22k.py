@@ -25,7 +25,7 @@ Differs: from the released upernet_beit_large_24_640_slide_160k_ade20k_pt2ft.py 
          at half). A single process needs batches of two, because batch norm needs more than one value in a map of one
          pixel.
 Options: With room for two images a GPU: --cfg-options train_dataloader.batch_size=2 optim_wrapper.accumulative_counts=1
-         train_cfg.max_iters=160000 param_scheduler.0.end=1501 param_scheduler.1.end=160001
+         train_cfg.max_iters=160000 param_scheduler.LinearLR.end=1501 param_scheduler.PolyLR.end=160001
 """
 _base_ = [
     '../_base_/models/upernet_base.py',

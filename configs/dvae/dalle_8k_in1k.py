@@ -15,7 +15,7 @@ Anneal:  temperature 1 to 1/16 over the first 150,000 steps, KL weight 0 to 6.6 
          lr to 1.25e-6 over the first 1,200,000 (DALL-E paper, appendix A)
 Options: DALL-E's own weights: python tools/test.py configs/dvae/dalle_8k_in1k.py --cfg-options
            model.checkpoint=encoder.pkl model.decoder_checkpoint=decoder.pkl
-         At 112 pixels: --cfg-options test_dataloader.dataset.pipeline.1.size=112
+         At 112 pixels: --cfg-options test_dataloader.dataset.pipeline.TwoViewCenterCrop.size=112
 """
 _base_ = ['../_base_/datasets/mim_in1k.py', '../_base_/default_runtime.py']
 

@@ -16,7 +16,7 @@ Differs: the paper says only "based on DALLE-pytorch, 8K, ImageNet-1K without la
 Anneal:  temperature 1 to 1/16 over the run, KL weight 0 to 0.5 over its first quarter
 Options: DALLE-pytorch's network, two residual blocks at the bottleneck, 16.67 M parameters, a fifth of the arithmetic:
          --cfg-options model.bottleneck_blocks=2
-         At 256 pixels: --cfg-options test_dataloader.dataset.pipeline.1.size=256
+         At 256 pixels: --cfg-options test_dataloader.dataset.pipeline.TwoViewCenterCrop.size=256
 """
 _base_ = ['../_base_/datasets/mim_in1k.py', '../_base_/default_runtime.py']
 

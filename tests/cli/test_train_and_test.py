@@ -289,6 +289,21 @@ def test_a_part_is_emptied_and_gets_its_type_before_arguments_of_it_whatever_the
         config_of('train', 'beit/pretrain_300e', '--cfg-options', options[1])
 
 
+def test_an_element_of_a_list_is_named_by_its_type_where_only_one_has_it():
+    pipeline = 'train_dataloader.dataset.pipeline'
+    cfg = config_of('train', 'beit/pretrain_300e', '--cfg-options', f'{pipeline}.BlockwiseMask.variant=exact')
+    given = Config.fromfile(ROOT / 'configs/beit/pretrain_300e.py')
+    given.train_dataloader.dataset.pipeline[3].variant = 'exact'
+    assert cfg.train_dataloader.to_dict() == given.train_dataloader.to_dict()
+    key = f'{pipeline}.RandomFlip'
+    for refused, reason in ((f'{key}.prob=1', 'RandomFlip'), (f'{pipeline}.BlockwiseMask.varaint=exact', 'variant')):
+        with pytest.raises(UserError, match=reason):
+            config_of('train', 'beit/pretrain_300e', '--cfg-options', refused)
+    hooks = 'custom_hooks=[{"type": "EmptyCacheHook"}, {"type": "EmptyCacheHook"}]'
+    with pytest.raises(UserError, match='2 times'):
+        config_of('train', 'beit/pretrain_300e', '--cfg-options', hooks, 'custom_hooks.EmptyCacheHook.after_epoch=True')
+
+
 def test_options_may_fill_what_a_config_leaves_empty():
     name = 'beit_plus/linear_512_ade20k_39k_after_in22k'
     for option in ('optim_wrapper.clip_grad={"max_norm": 1}', 'optim_wrapper.clip_grad.max_norm=1'):
