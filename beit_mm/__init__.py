@@ -40,7 +40,7 @@ The application, which plans, runs and judges trainings on a folder of images:
 
 from beit_mm.locations import LOCATIONS
 
-__version__ = '0.3.0'
+__version__ = '0.4.0'
 _ENGINE = ('beit_mm.engine',)
 LOCATIONS.update(
     MODELS=('beit_mm.models', 'beit_mm.segmentation'),
