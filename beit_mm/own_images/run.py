@@ -31,7 +31,7 @@ from beit_mm.checkpoint.read import write_checkpoint
 from beit_mm.engine.fit_head import fit_head_of_run
 from beit_mm.engine.logs import ProgressHook, QuietRunner
 from beit_mm.engine.progress import MIN_STEPS, NOMINAL_STEPS, ClockHook
-from beit_mm.engine.signals import LOCK, InterruptionHook, lock_folder
+from beit_mm.engine.signals import LOCK, InterruptionHook, exit_on_signals, lock_folder
 from beit_mm.errors import UserError
 from beit_mm.files import quoted, remove_leftovers
 from beit_mm.own_images import report
@@ -225,11 +225,12 @@ class Run:
             return self.weights
         self.task = find_task(self.record)
         try:
-            self.plan_or_resume()
-            for stage in self.record.stages:
-                self.train(stage)
-            self.write_weights()
-            self.write_report()
+            with exit_on_signals():
+                self.plan_or_resume()
+                for stage in self.record.stages:
+                    self.train(stage)
+                self.write_weights()
+                self.write_report()
         except (KeyboardInterrupt, SystemExit) as end:
             say(f'Stopped. Resume with: {typed() or "the same call"}')
             raise SystemExit(end.code if isinstance(end, SystemExit) else 130) from None
@@ -396,13 +397,12 @@ class Run:
         config = run_config(base, dict(settings, resume=resumes), path)
         if self.checkpoint(stage).is_file() and 'images_per_second' in planned:
             return
+        deadline = time.monotonic() + planned.get('seconds', math.inf)  # of a fit, which always begins anew
         progress = ProgressHook(stage)
         runner = make_runner(config, progress)
         if self.task.fits(stage):
-            begun = self.began - self.record.seconds + planned.get('begun', 0)
             is_last = stage == self.last_stage
             most = math.inf if is_last else self.task.num_validated
-            deadline = begun + planned.get('seconds', math.inf)
             planned.update(fit_head_of_run(runner, progress, deadline, most, keep_features=is_last))
         elif 'seconds' in planned:
             self.train_in_time(runner, stage)
