@@ -159,13 +159,13 @@ class ThroughputHook(Hook):
 
 
 class LockingRunner(Runner):
-    """A Runner that takes the lock of its folder before it writes its config there."""
+    """A Runner whose InterruptionHook's lock is taken before logs and the config are written to its folder."""
 
-    def dump_config(self) -> None:
-        for hook in self.hooks:
-            if isinstance(hook, InterruptionHook):
-                in_main_process(lambda hook=hook: hook.take_lock(Path(self.work_dir)))
-        super().dump_config()
+    def setup_env(self, env_cfg: dict) -> None:
+        super().setup_env(env_cfg)
+        if 'InterruptionHook' in str(self.cfg.get('custom_hooks')):
+            self.first = InterruptionHook()  # the run's own is not built yet
+            in_main_process(lambda: self.first.take_lock(Path(self.work_dir)))
 
 
 class QuietRunner(LockingRunner):
