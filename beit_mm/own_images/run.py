@@ -40,14 +40,14 @@ from beit_mm.own_images.images import keep_split, lost_since, read_names, write_
 from beit_mm.own_images.look import sizes_of
 from beit_mm.own_images.mistakes import TABLE
 from beit_mm.own_images.pretraining import Pretraining
-from beit_mm.own_images.record import USUAL_LENGTH, Record
+from beit_mm.own_images.record import RECORD, USUAL_LENGTH, Record
 from beit_mm.own_images.segmentation import Segmentation
 from beit_mm.own_images.tables import find_table
 from beit_mm.own_images.task import Task
 from beit_mm.pictures import read_scalars
 from beit_mm.terminal import quiet, say, typed
 
-RECORD, REPORT = 'plan.json', 'report.md'
+REPORT = 'report.md'
 WEIGHTS = dict(pretrain='pretrained.pth', finetune='finetuned.pth')
 REPORT_SHARE, REPORT_SECONDS = 0.1, 120.0  # time for the report: a share of a timed run, else seconds
 MAX_VALIDATIONS, VALIDATION_SHARE = 5, 0.05  # of a stage: their number, and their cost as a share of the training's
@@ -207,7 +207,7 @@ class Run:
             self.record = Record.read(self.folder / RECORD)
         elif self.folder.exists() and {path.name for path in self.folder.iterdir()} - {LOCK}:
             raise UserError(f'{self.folder} holds other files; expected a new or empty folder for the run')
-        self.weights = self.folder / WEIGHTS[self.record.verb]
+        self.weights = self.folder / WEIGHTS[call.verb]
         self.is_finished = (self.folder / REPORT).is_file() and self.weights.is_file()
         if self.record is not call:
             self.record.resume(call, self.folder, self.is_finished)
