@@ -26,7 +26,7 @@ from beit_mm.engine.progress import progress_of
 from beit_mm.engine.signals import InterruptionHook
 from beit_mm.errors import warn
 from beit_mm.registry import HOOKS
-from beit_mm.terminal import hush, printable, printable_record, training_output
+from beit_mm.terminal import hush, printable, printable_record
 
 HISTORY = 10_000  # steps whose logged numbers are kept
 SECONDS = 10.0  # between two lines of progress
@@ -177,10 +177,6 @@ class QuietRunner(LockingRunner):
             if isinstance(handler, logging.StreamHandler):
                 handler.setStream(sys.stderr)  # the standard output is for results
         return logger
-
-    def load_checkpoint(self, *args: Any, **kwargs: Any) -> Any:
-        with training_output():  # mmengine prints a path
-            return super().load_checkpoint(*args, **kwargs)
 
 
 class ProgressHook(Hook):

@@ -45,7 +45,7 @@ from beit_mm.own_images.segmentation import Segmentation
 from beit_mm.own_images.tables import find_table
 from beit_mm.own_images.task import Task
 from beit_mm.pictures import read_scalars
-from beit_mm.terminal import quiet, say, typed
+from beit_mm.terminal import quiet, say, training_output, typed
 
 REPORT = 'report.md'
 WEIGHTS = dict(pretrain='pretrained.pth', finetune='finetuned.pth')
@@ -223,9 +223,9 @@ class Run:
             except (UserError, OSError) as error:  # the weights serve without the images too
                 say(f'The images have changed: {error}')
             return self.weights
-        self.task = find_task(self.record)
         try:
             with exit_on_signals():
+                self.task = find_task(self.record)
                 self.plan_or_resume()
                 for stage in self.record.stages:
                     self.train(stage)
@@ -400,15 +400,16 @@ class Run:
         deadline = time.monotonic() + planned.get('seconds', math.inf)  # of a fit, which always begins anew
         progress = ProgressHook(stage)
         runner = make_runner(config, progress)
-        if self.task.fits(stage):
-            is_last = stage == self.last_stage
-            most = math.inf if is_last else self.task.num_validated
-            planned.update(fit_head_of_run(runner, progress, deadline, most, keep_features=is_last))
-        elif 'seconds' in planned:
-            self.train_in_time(runner, stage)
-            write_config(path, title, *self.settings(stage, runner.iter))  # with the steps it took
-        else:
-            runner.train()
+        with training_output():  # mmengine prints which files it loads
+            if self.task.fits(stage):
+                is_last = stage == self.last_stage
+                most = math.inf if is_last else self.task.num_validated
+                planned.update(fit_head_of_run(runner, progress, deadline, most, keep_features=is_last))
+            elif 'seconds' in planned:
+                self.train_in_time(runner, stage)
+                write_config(path, title, *self.settings(stage, runner.iter))  # with the steps it took
+            else:
+                runner.train()
         if not self.checkpoint(stage).is_file():  # a warning has said why
             raise UserError(
                 f'{self.checkpoint(stage)} could not be written; make room on the disk of {self.folder}, then {GOES_ON}'
