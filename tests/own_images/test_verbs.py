@@ -233,9 +233,11 @@ def test_a_damaged_record_is_refused_and_the_weights_serve(run, images, tmp_path
     changes += [{name: value} for name, value in wrong.items()]
     for text in texts + [json.dumps(record | change) for change in changes]:
         (folder / 'plan.json').write_text(text, errors='surrogateescape')
-        before = tree(folder)
-        mistake(f'{folder}/plan.json is damaged, or of another version', 'pretrain', images, '--out', folder)
-        assert tree(folder) == before
+        with pytest.raises(ValueError, match=f'^{folder}/plan.json is damaged, or of another version.*--init$'):
+            runs.Run(call_of('pretrain', images), folder)
+    before = tree(folder)
+    mistake(f'{folder}/plan.json is damaged, or of another version', 'pretrain', images, '--out', folder)
+    assert tree(folder) == before
     call('embed', folder, images / 'red/1.png', '--out', tmp_path / 'features.npz')
 
 

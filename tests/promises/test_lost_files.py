@@ -110,13 +110,14 @@ def test_weights_that_a_full_disk_refuses_are_written_by_the_next_call(classes, 
     assert finetune(classes, tmp_path / 'run', base).is_file() and not left.exists()
 
 
-SENT = {  # where a signal comes: in which call of a function, and which signal
-    'beit_mm.engine.fit_head.images_of': (2, signal.SIGTERM),  # in the pass of features
-    'beit_mm.engine.fit_head.choose_penalty': (1, signal.SIGINT),
-    'mmengine.runner.ValLoop.run_iter': (2, signal.SIGTERM),  # in the head's validation
-    'beit_mm.engine.logs.ThroughputHook.after_train': (1, signal.SIGTERM),  # after the last step, if there are steps
-    'beit_mm.own_images.run.write_checkpoint': (1, signal.SIGHUP),  # after the stages
-}
+SENT = [  # the stage that fits a head, in which call of a function a signal comes, and which signal
+    ('head', 'beit_mm.engine.fit_head.images_of', 2, signal.SIGINT),
+    ('head', 'mmengine.runner.ValLoop.run_iter', 2, signal.SIGTERM),  # in the head's validation
+    ('head', 'beit_mm.engine.logs.ThroughputHook.after_train', 1, signal.SIGTERM),  # after the last step of `finetune`
+    ('finetune', 'beit_mm.engine.fit_head.images_of', 2, signal.SIGTERM),
+    ('finetune', 'beit_mm.engine.fit_head.choose_penalty', 1, signal.SIGINT),
+    ('finetune', 'beit_mm.own_images.run.write_checkpoint', 1, signal.SIGHUP),
+]
 
 
 def signalled(function: Callable, number: int, sent: int) -> Callable:
@@ -143,10 +144,8 @@ def test_a_signal_outside_of_the_steps_ends_the_run_and_the_same_call_gives_what
 
     monkeypatch.setattr(Run, 'write_report', lambda run: None)
     whole = run('whole')
-    for place, (number, sent) in SENT.items():
+    for place, number, sent in [each[1:] for each in SENT if each[0] == stage]:
         name = place.rpartition('.')[2]
-        if name == 'after_train' and stage == 'finetune':  # where the fit is all
-            continue
         with monkeypatch.context() as patch, pytest.raises(SystemExit) as stopped:
             patch.setattr(place, signalled(pkgutil.resolve_name(place), number, sent))
             run(name)
