@@ -5,6 +5,7 @@ Only the standard library is imported at the top, so that `--help` answers at on
 
 import argparse
 import contextlib
+import contextvars
 import importlib
 import inspect
 import io
@@ -41,11 +42,14 @@ ADVICE = {  # what to do about errors of libraries that a config causes, by thei
     'Do not support sampling function|Scale must be a number or tuple': 'write scale as a tuple, (width, height)',
     'base_wd should not be None': 'set optim_wrapper.optimizer.weight_decay, which paramwise_cfg multiplies',
     'is only available training on gpu': 'use beit_mm.AutocastOptimWrapper instead of AmpOptimWrapper',
+    'more than 1 value per channel when training': 'set train_dataloader.batch_size=2 or more, --batch of finetune',
+    'persistent_workers option needs': 'with num_workers=0 set persistent_workers=False too',
     'Cannot infer the rule for key': "set rule='greater' or 'less' in default_hooks.checkpoint",
 }
 CODE_OF_OTHERS = (sysconfig.get_path('stdlib'), sysconfig.get_path('purelib'), os.path.dirname(__file__), '<')
 LIBRARIES = ('mmengine', 'mmcv', 'mmpretrain', 'mmseg')
 importing = threading.RLock()
+is_hushed = contextvars.ContextVar('is_hushed', default=False)  # each thread begins with the default
 BUILDERS = ('build_from_cfg', 'build_scheduler_from_cfg')  # mmengine's, which hand a config's keys to a class
 
 
@@ -132,20 +136,12 @@ def quiet_import(name: str) -> Any:
 @contextlib.contextmanager
 def without_output() -> Iterator[None]:
     """Hides warnings, and what this thread prints: mmpretrain and mmseg do when they are imported."""
-    before = thread.is_hushed
     with output_by_thread():
-        thread.is_hushed = True
+        before = is_hushed.set(True)
         try:
             yield
         finally:
-            thread.is_hushed = before
-
-
-class Thread(threading.local):
-    is_hushed = False
-
-
-thread = Thread()
+            is_hushed.reset(before)
 
 
 class Output:
@@ -155,7 +151,7 @@ class Output:
         self.stream = stream
 
     def write(self, text: str) -> int:
-        return len(text) if thread.is_hushed else self.stream.write(text)
+        return len(text) if is_hushed.get() else self.stream.write(text)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.stream, name)
@@ -176,15 +172,10 @@ def log_warning(message: Any, category: type, filename: str, lineno: int, *_: An
     log(text, logging.WARNING if is_shown else logging.INFO)
 
 
-class TrainingOutput:
-    """A stream for what a training prints: all of it is logged, and shown unless a library's print_log prints it."""
+class TrainingOutput(Output):
+    """Standard output of a training: all of it is logged, and shown unless a library's print_log prints it."""
 
-    def __init__(self, stream: Any):
-        self.stream = stream  # shows it
-        self.line = ''  # not complete yet
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.stream, name)
+    line = ''  # not complete yet
 
     def write(self, text: str) -> int:
         from mmengine.logging import MMLogger
@@ -281,10 +272,6 @@ def message_of_user_error(error: BaseException) -> str | None:
         return text if {*raised_in} & {*BUILDERS} else None
     if type(error).__name__ == 'OutOfMemoryError' or 'DefaultCPUAllocator' in text:  # torch's, on a GPU and a CPU
         return f'{". ".join(text.split(". ")[:2])}. {LESS_MEMORY}, or --batch of pretrain and finetune'
-    if 'more than 1 value per channel when training' in text:  # a pool of 1 x 1 in UperNet
-        return 'BatchNorm needs two images in every batch: train_dataloader.batch_size=2 or more, --batch of finetune'
-    if 'persistent_workers option needs' in text:  # torch's, for num_workers=0
-        return f'{text}; with num_workers=0 set persistent_workers=False too'
     for message, advice in ADVICE.items():
         if re.search(message, text):
             return f'{WORKER.sub("", text.rstrip()):.300}; {advice}'

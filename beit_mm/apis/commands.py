@@ -22,7 +22,6 @@ from beit_mm.terminal import Parser, quiet, training_output, without_output
 
 if TYPE_CHECKING:
     from mmengine.config import Config
-    from mmengine.runner import Runner
 
     from beit_mm.engine.logs import ProgressHook
 
@@ -44,7 +43,7 @@ def train(arguments: Sequence[str] | None = None) -> None:
         if args.verbose or 'runner_type' in cfg:
             build = RUNNERS.build if 'runner_type' in cfg else LockingRunner.from_cfg
             with training_output():
-                with_checks(build(cfg)).train()
+                build(cfg).train()
         else:
             train_quietly(cfg, Path(args.config).stem)
 
@@ -86,6 +85,7 @@ def train_config(args: argparse.Namespace) -> Config:
         wrapper.update(type='beit_mm.AutocastOptimWrapper', dtype='bfloat16')
     if args.compile:
         cfg.custom_hooks = [*cfg.get('custom_hooks', []), dict(type='beit_mm.CompileHook')]
+    cfg.custom_hooks = with_checks(cfg.get('custom_hooks'))  # by which a resumed run follows its config
     check_kept(cfg, args.cfg_options)
     return cfg
 
@@ -97,7 +97,7 @@ def train_quietly(cfg: Config, name: str) -> None:
 
     progress = progress_hook(name)
     with training_output():
-        runner = with_checks(QuietRunner.from_cfg(cfg))
+        runner = QuietRunner.from_cfg(cfg)
         runner.register_hook(progress)
         progress.say(f'{cfg.work_dir}: checkpoints; {os.path.relpath(runner.log_dir)}: the whole log')
         try:
@@ -105,15 +105,6 @@ def train_quietly(cfg: Config, name: str) -> None:
         except SystemExit:  # after a signal, when the checkpoint is written
             progress.say(f'Stopped after step {runner.iter:,}. Resume with: {resuming_command()}')
             raise
-
-
-def with_checks(runner: Runner) -> Runner:
-    """Gives a runner the FitCheckHook, by which a resumed run follows its config too, if it has none."""
-    from beit_mm.engine import FitCheckHook
-
-    if not any(isinstance(hook, FitCheckHook) for hook in runner.hooks):
-        runner.register_hook(FitCheckHook())
-    return runner
 
 
 def progress_hook(name: str) -> ProgressHook:
@@ -245,9 +236,7 @@ def test_config(args: argparse.Namespace) -> Config:
     # the checkpoint's weights are already the averaged ones
     cfg.default_hooks = {key: hook for key, hook in cfg.get('default_hooks', {}).items() if not averages(hook)}
     hooks = [hook for hook in cfg.get('custom_hooks') or [] if not averages(hook)]
-    if 'FitCheckHook' not in str(hooks):
-        hooks.append(dict(type='beit_mm.FitCheckHook'))  # refuses a model that is only partly loaded
-    cfg.custom_hooks = hooks
+    cfg.custom_hooks = with_checks(hooks)  # which refuses a model that is only partly loaded
     if args.amp and not cfg.model.type.endswith('SlidingSegmentor'):
         cfg.test_cfg.fp16 = True
     elif args.amp and cfg.model.test_cfg.get('precision') == 'float32':  # otherwise it is already mixed
@@ -258,6 +247,12 @@ def test_config(args: argparse.Namespace) -> Config:
     if args.show_dir:
         enable_drawing(cfg, args.show_dir)
     return cfg
+
+
+def with_checks(hooks: Sequence[Any] | None) -> list[Any]:
+    """Configs of hooks, and that of the FitCheckHook if it is not among them."""
+    hooks = list(hooks or [])
+    return hooks if 'FitCheckHook' in str(hooks) else [*hooks, dict(type='beit_mm.FitCheckHook')]
 
 
 def averages(hook: Any) -> bool:

@@ -1,7 +1,6 @@
 """Fits the linear head of a classifier or segmentor to features of images or patches, which are computed once."""
 
 import math
-import sys
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -18,7 +17,7 @@ from beit_mm.engine.checkpoints import CheckpointHook, checkpoint_hook_of
 from beit_mm.engine.checks import check_number_of_images
 from beit_mm.engine.logs import ProgressHook
 from beit_mm.engine.loops import validate_on
-from beit_mm.engine.signals import InterruptionHook, shield_workers, signals_handled
+from beit_mm.engine.signals import end_workers, shield_workers
 from beit_mm.engine.unreadable import UnreadableImagesHook, replaced_in
 from beit_mm.errors import UserError, log
 from beit_mm.features.evaluation import choose_penalty, mean_and_std
@@ -114,21 +113,18 @@ def fit_head_of_run(
 ) -> dict[str, Any]:
     """Fits the head of a Runner's classifier, validates it, and leaves log and checkpoint as a step of training would.
 
-    A signal ends it after the batch. To meet the `deadline` (time.monotonic) it leaves out the loader's last images and
-    the same share of the held-out ones, of which it takes at most `max_validated`, but fits at least MIN_FEATURES.
-    With `keep_features` those of a classifier's images go to FEATURES in the work directory. Returns the number
-    `validated`, and a `note` if images were left out.
+    To meet the `deadline` (time.monotonic) it leaves out the loader's last images and the same share of the held-out
+    ones, of which it takes at most `max_validated`, but fits at least MIN_FEATURES. With `keep_features` those of a
+    classifier's images go to FEATURES in the work directory. Returns the number `validated`, and a `note` if images
+    were left out.
     """
     loader, held_out = runner.train_dataloader, min(len(runner.val_dataloader.dataset), max_validated)
     segments = hasattr(runner.model, 'decode_head')
     least = math.ceil((MIN_MAPS if segments else max(MIN_FEATURES, runner.model.head.num_classes)) / loader.batch_size)
     validation = held_out / len(loader.dataset)  # takes as long for an image
     (unreadable,) = (hook for hook in runner.hooks if isinstance(hook, UnreadableImagesHook))
-    (interruption,) = (hook for hook in runner.hooks if isinstance(hook, InterruptionHook))
 
     def show(done: int, batches: int) -> bool:
-        if interruption.code:
-            sys.exit(interruption.code)
         seconds_per_batch = (time.monotonic() - began) / done * (1 + FIT_SHARES[segments] + validation)
         batches = int(min(batches, max(least, (deadline - began) / seconds_per_batch)))
         progress.show_batch(done, batches, 'features')
@@ -145,10 +141,10 @@ def fit_head_of_run(
     max_patches = int(min(MAX_PATCHES, max(MIN_PATCHES, most)))
     progress.begin_batches()
     shield_workers(loader)
-    with signals_handled(runner):
+    try:
         fitted = fit_head(runner.model, loader, runner.seed, unreadable, show, max_patches)
-    if interruption.code:  # a signal during the fit
-        sys.exit(interruption.code)
+    finally:
+        end_workers(loader)
     seconds = time.monotonic() - began
     log(fitted.line)
     if keep_features and not segments:

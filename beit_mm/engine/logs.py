@@ -26,7 +26,7 @@ from beit_mm.engine.progress import progress_of
 from beit_mm.engine.signals import InterruptionHook
 from beit_mm.errors import warn
 from beit_mm.registry import HOOKS
-from beit_mm.terminal import hush, printable, printable_record, training_output
+from beit_mm.terminal import hush, printable, printable_record
 
 HISTORY = 10_000  # steps whose logged numbers are kept
 SECONDS = 10.0  # between two lines of progress
@@ -159,13 +159,13 @@ class ThroughputHook(Hook):
 
 
 class LockingRunner(Runner):
-    """A Runner that takes the lock of its folder before it writes its config there."""
+    """A Runner whose InterruptionHook's lock is taken before logs and the config are written to its folder."""
 
-    def dump_config(self) -> None:
-        for hook in self.hooks:
-            if isinstance(hook, InterruptionHook):
-                in_main_process(lambda hook=hook: hook.take_lock(Path(self.work_dir)))
-        super().dump_config()
+    def setup_env(self, env_cfg: dict) -> None:
+        super().setup_env(env_cfg)
+        if 'InterruptionHook' in str(self.cfg.get('custom_hooks')):
+            self.first = InterruptionHook()  # the run's own is not built yet
+            in_main_process(lambda: self.first.take_lock(Path(self.work_dir)))
 
 
 class QuietRunner(LockingRunner):
@@ -177,10 +177,6 @@ class QuietRunner(LockingRunner):
             if isinstance(handler, logging.StreamHandler):
                 handler.setStream(sys.stderr)  # the standard output is for results
         return logger
-
-    def load_checkpoint(self, *args: Any, **kwargs: Any) -> Any:
-        with training_output():  # mmengine prints a path
-            return super().load_checkpoint(*args, **kwargs)
 
 
 class ProgressHook(Hook):

@@ -7,7 +7,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -70,15 +70,10 @@ class InterruptionHook(Hook):
     def start(self, can_save: bool) -> None:
         self.code, self.agreed, self.pending = 0, 0, None
         self.group = connect() if get_world_size() > 1 else None
-        if can_save and threading.current_thread() is threading.main_thread():
-            for number in EXIT_CODES:
-                by_nohup = number.name == 'SIGHUP' and signal.getsignal(number) == signal.SIG_IGN
-                if not by_nohup:
-                    self.handlers[number] = signal.signal(number, self.receive) or signal.SIG_DFL
+        self.handlers = handle_signals(self.receive) if can_save else {}
 
     def close(self) -> None:
-        for number, handler in self.handlers.items():
-            signal.signal(number, handler)
+        put_back(self.handlers)
         self.handlers = {}
 
     def receive(self, number: int, frame: Any) -> None:
@@ -144,6 +139,30 @@ class InterruptionHook(Hook):
         saved = 'nothing could be saved' if path is None else f'{path} is saved'
         log(f'Stopped before iteration {runner.iter + 1}, {saved}. Resume with: {resuming_command()}')
         sys.exit(self.agreed)
+
+
+def handle_signals(handler: Callable) -> dict[signal.Signals, Any]:
+    """Has a function handle signals that ask this process to end; returns the handlers before, for `put_back`."""
+    if threading.current_thread() is not threading.main_thread():  # the only one that Python gives signals to
+        return {}
+    by_nohup = 'SIGHUP', signal.SIG_IGN
+    numbers = [number for number in EXIT_CODES if (number.name, signal.getsignal(number)) != by_nohup]
+    return {number: signal.signal(number, handler) or signal.SIG_DFL for number in numbers}
+
+
+def put_back(handlers: Mapping[signal.Signals, Any]) -> None:
+    for number, handler in handlers.items():
+        signal.signal(number, handler)
+
+
+@contextlib.contextmanager
+def exit_on_signals() -> Iterator[None]:
+    """Inside, a signal raises SystemExit with its exit code, except in a training, which its InterruptionHook ends."""
+    handlers = handle_signals(lambda number, frame: sys.exit(EXIT_CODES[signal.Signals(number)]))
+    try:
+        yield
+    finally:
+        put_back(handlers)
 
 
 def lock_folder(folder: Path) -> BaseFileLock:

@@ -5,16 +5,17 @@ import math
 import os
 import shlex
 from collections.abc import Mapping
-from dataclasses import astuple, dataclass, field
+from dataclasses import astuple, dataclass, field, fields
 from itertools import count
 from pathlib import Path
 from typing import Any
 
 from beit_mm.checkpoint.checkpoint import given_mean_std
 from beit_mm.checkpoint.find import DEMO, path_of_checkpoint
-from beit_mm.errors import UserError
+from beit_mm.errors import UserError, check_choice
 from beit_mm.files import atomic_file
 
+RECORD = 'plan.json'  # in a run's folder
 NONE, ALL = 'none', 'all'  # options: random weights; all blocks
 UNITS = ('minutes', 'epochs', 'steps')  # options that give the length of a run
 CHANGEABLE = ('workers',)  # options that a call which resumes a run may change
@@ -25,6 +26,11 @@ NOT_HANDED_ON = ('init', 'batch', 'workers', 'seed', 'mean', 'std')  # options t
 class Length:
     number: float
     unit: str  # one of UNITS
+
+    def __post_init__(self) -> None:
+        check_choice('the unit of a length', self.unit, UNITS)
+        if not 0 < self.number < math.inf:
+            raise UserError(f'--{self.unit} is {self.number}; expected a number above 0')
 
     def __str__(self) -> str:
         return f'{self.number:.12g} {self.unit}'
@@ -39,7 +45,7 @@ class Record:
 
     verb: str  # 'pretrain' or 'finetune'
     images: str  # folder
-    options: dict[str, Any]  # the other arguments of the verb's function
+    options: dict  # the other arguments of the verb's function, by name
     length: Length | None = None
 
     device: str | None = None  # 'cpu' or 'cuda'
@@ -48,8 +54,8 @@ class Record:
     digest: str = ''  # of their names and labels; empty until the run is planned
     rules: str = ''  # digest of what holds for all images, such as the numbers in label maps
     seconds: float = 0.0  # how long the run has taken
-    stages: dict[str, dict[str, Any]] = field(default_factory=dict)  # steps, time, and what its validation measured
-    metrics: dict[str, Any] = field(default_factory=dict)  # of the report: value, standard error, number of images
+    stages: dict = field(default_factory=dict)  # a dict of each: steps, time, and what its validation measured
+    metrics: dict = field(default_factory=dict)  # of the report: value, standard error, number of images
     verdict: str = ''
 
     @classmethod
@@ -65,8 +71,6 @@ class Record:
         given = [Length(number, unit) for number, unit in lengths if number is not None]
         if len(given) > 1:
             raise UserError(f'{" and ".join(length.unit for length in given)} are given; leave one out')
-        if given and not 0 < given[0].number < math.inf:
-            raise UserError(f'--{given[0].unit} is {given[0].number}; expected a number above 0')
         if options['init'] is not None:
             options['init'] = absolute_source(options['init'])
         options |= given_mean_std(options['mean'], options['std'])
@@ -76,12 +80,15 @@ class Record:
     @classmethod
     def read(cls, path: Path) -> 'Record':
         try:
-            record = cls(**json.loads(path.read_bytes()))
+            stored = json.loads(path.read_bytes())
+            record = cls(**stored)
             record.length = Length(*record.length)
-        except TypeError:  # other fields
-            raise AnotherVersionError(path.parent) from None
-        except ValueError as error:
-            raise UserError(f'{path} is damaged ({error}); begin the run again with another --out') from None
+            kinds: dict[str, Any] = {each.name: each.type for each in fields(cls)}
+            wrong = [name for name in kinds if name not in stored or not isinstance(getattr(record, name), kinds[name])]
+            if wrong:
+                raise UserError(f'unexpected: {", ".join(wrong)}')
+        except (TypeError, ValueError, RecursionError) as error:  # the last of brackets nested too deeply
+            raise UnknownRecordError(path, error) from None
         return record
 
     def write(self, path: Path) -> None:
@@ -108,15 +115,15 @@ class Record:
                     f'{folder} began with {option}={known.get(option)}, this call says {option}={value}; {cure}'
                 )
         if known.keys() != asked.keys():
-            raise AnotherVersionError(folder)
+            raise UnknownRecordError(folder / RECORD, f'unexpected: {", ".join(sorted(known.keys() ^ asked.keys()))}')
         self.options.update({option: call.options[option] for option in CHANGEABLE if call.options[option] is not None})
 
 
-class AnotherVersionError(UserError):
-    def __init__(self, folder: Path) -> None:
+class UnknownRecordError(UserError):
+    def __init__(self, path: Path, reason: object) -> None:
         super().__init__(
-            f'{folder} was begun by another version of beit_mm, which has to end it; or start from its weights with '
-            '--init and another --out'
+            f'{path} is damaged, or of another version of beit_mm, which has to end the run ({reason}); begin again '
+            'with another --out, or from its weights with --init'
         )
 
 

@@ -31,7 +31,7 @@ from beit_mm.checkpoint.read import write_checkpoint
 from beit_mm.engine.fit_head import fit_head_of_run
 from beit_mm.engine.logs import ProgressHook, QuietRunner
 from beit_mm.engine.progress import MIN_STEPS, NOMINAL_STEPS, ClockHook
-from beit_mm.engine.signals import LOCK, InterruptionHook, lock_folder
+from beit_mm.engine.signals import LOCK, InterruptionHook, exit_on_signals, lock_folder
 from beit_mm.errors import UserError
 from beit_mm.files import quoted, remove_leftovers
 from beit_mm.own_images import report
@@ -40,14 +40,14 @@ from beit_mm.own_images.images import keep_split, lost_since, read_names, write_
 from beit_mm.own_images.look import sizes_of
 from beit_mm.own_images.mistakes import TABLE
 from beit_mm.own_images.pretraining import Pretraining
-from beit_mm.own_images.record import USUAL_LENGTH, Record
+from beit_mm.own_images.record import RECORD, USUAL_LENGTH, Record
 from beit_mm.own_images.segmentation import Segmentation
 from beit_mm.own_images.tables import find_table
 from beit_mm.own_images.task import Task
 from beit_mm.pictures import read_scalars
-from beit_mm.terminal import quiet, say, typed
+from beit_mm.terminal import quiet, say, training_output, typed
 
-RECORD, REPORT = 'plan.json', 'report.md'
+REPORT = 'report.md'
 WEIGHTS = dict(pretrain='pretrained.pth', finetune='finetuned.pth')
 REPORT_SHARE, REPORT_SECONDS = 0.1, 120.0  # time for the report: a share of a timed run, else seconds
 MAX_VALIDATIONS, VALIDATION_SHARE = 5, 0.05  # of a stage: their number, and their cost as a share of the training's
@@ -207,7 +207,7 @@ class Run:
             self.record = Record.read(self.folder / RECORD)
         elif self.folder.exists() and {path.name for path in self.folder.iterdir()} - {LOCK}:
             raise UserError(f'{self.folder} holds other files; expected a new or empty folder for the run')
-        self.weights = self.folder / WEIGHTS[self.record.verb]
+        self.weights = self.folder / WEIGHTS[call.verb]
         self.is_finished = (self.folder / REPORT).is_file() and self.weights.is_file()
         if self.record is not call:
             self.record.resume(call, self.folder, self.is_finished)
@@ -223,13 +223,14 @@ class Run:
             except (UserError, OSError) as error:  # the weights serve without the images too
                 say(f'The images have changed: {error}')
             return self.weights
-        self.task = find_task(self.record)
         try:
-            self.plan_or_resume()
-            for stage in self.record.stages:
-                self.train(stage)
-            self.write_weights()
-            self.write_report()
+            with exit_on_signals():
+                self.task = find_task(self.record)
+                self.plan_or_resume()
+                for stage in self.record.stages:
+                    self.train(stage)
+                self.write_weights()
+                self.write_report()
         except (KeyboardInterrupt, SystemExit) as end:
             say(f'Stopped. Resume with: {typed() or "the same call"}')
             raise SystemExit(end.code if isinstance(end, SystemExit) else 130) from None
@@ -396,19 +397,19 @@ class Run:
         config = run_config(base, dict(settings, resume=resumes), path)
         if self.checkpoint(stage).is_file() and 'images_per_second' in planned:
             return
+        deadline = time.monotonic() + planned.get('seconds', math.inf)  # of a fit, which always begins anew
         progress = ProgressHook(stage)
         runner = make_runner(config, progress)
-        if self.task.fits(stage):
-            begun = self.began - self.record.seconds + planned.get('begun', 0)
-            is_last = stage == self.last_stage
-            most = math.inf if is_last else self.task.num_validated
-            deadline = begun + planned.get('seconds', math.inf)
-            planned.update(fit_head_of_run(runner, progress, deadline, most, keep_features=is_last))
-        elif 'seconds' in planned:
-            self.train_in_time(runner, stage)
-            write_config(path, title, *self.settings(stage, runner.iter))  # with the steps it took
-        else:
-            runner.train()
+        with training_output():  # mmengine prints which files it loads
+            if self.task.fits(stage):
+                is_last = stage == self.last_stage
+                most = math.inf if is_last else self.task.num_validated
+                planned.update(fit_head_of_run(runner, progress, deadline, most, keep_features=is_last))
+            elif 'seconds' in planned:
+                self.train_in_time(runner, stage)
+                write_config(path, title, *self.settings(stage, runner.iter))  # with the steps it took
+            else:
+                runner.train()
         if not self.checkpoint(stage).is_file():  # a warning has said why
             raise UserError(
                 f'{self.checkpoint(stage)} could not be written; make room on the disk of {self.folder}, then {GOES_ON}'

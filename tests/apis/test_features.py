@@ -1,5 +1,7 @@
 """Features of images: the peers' own hidden states, the preparation, the files, and what is refused."""
 
+import weakref
+
 import numpy as np
 import peers
 import pytest
@@ -8,6 +10,7 @@ from helpers import run_tool
 from PIL import Image
 
 from beit_mm import FeatureExtractor, embed
+from beit_mm.features.extractor import gathered
 from beit_mm.models import BEiTBackbone
 from beit_mm.precision import usable_dtype
 
@@ -99,6 +102,19 @@ def test_a_pil_image_that_cannot_be_decoded_costs_no_other_image(checkpoint, ima
         embed(checkpoint, tmp_path, on_error='skip', progress=False)
     with pytest.raises(FileNotFoundError, match='none of 0 images .* list is empty'):
         embed(checkpoint, [*tmp_path.glob('*.jpeg')])
+
+
+def test_kept_features_let_the_memory_of_their_batches_go():
+    batches = []
+
+    def row(number: int) -> np.ndarray:
+        batch = np.full((100, 4), number, np.float32)
+        batches.append(weakref.ref(batch))
+        return batch[number]
+
+    others, features = gathered((dict(path=str(number), mean=row(number)) for number in range(3)), 'mean', 5)
+    assert features.tolist() == [[number] * 4 for number in range(3)] and others[2] == dict(path='2')
+    assert [batch() for batch in batches] == [None] * 3
 
 
 def test_means_are_float32_even_of_no_image(checkpoint, tmp_path):

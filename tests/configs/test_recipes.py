@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 from facts import FINETUNING, PRETRAINING, SEGMENTATION, read, start_of
-from helpers import build_on_meta, check_all, count_parameters, list_configs, load_config
+from helpers import build_on_meta, check_all, count_parameters, header_of, list_configs, load_config
 from mmengine.registry import PARAM_SCHEDULERS
 
 from beit_mm.models.lora import with_lora
@@ -217,6 +217,14 @@ def test_each_starts_from_the_last_checkpoint_of_its_predecessor():
 
     probes = [*PROBES, *ATTENTIVE]
     check_all([*KINDS['finetuning'], *KINDS['segmentation'], *probes, *ADAPTED, *MASKS, LINEAR], check_one)
+
+
+def test_headers_name_what_their_sources_have_otherwise():
+    """The recipe of dBOT's own past; the warm-up of the released command and of the paper."""
+    dbot = '0.75;2.4e-3;0.9 and 0.95;40 epochs;path 0.2;sine;crops from 0.2;class token'
+    for name, facts in (('beit/pretrain_features_ema_300e.py', dbot), ('beit_plus/pretrain_in22k_150e.py', '69,320')):
+        differs = ' '.join(header_of(name).split()).partition('Differs: ')[2]
+        assert [fact for fact in facts.split(';') if fact not in differs] == []
 
 
 PROBES = {  # block from 1; parameters: embeddings, blocks, no last norm, and the classifier

@@ -148,7 +148,7 @@ def negative(content: bytes) -> bytes:
 CHANGES = [lambda content: content[:900], lambda content: content[:1800], gzip.compress, negative]
 
 
-@pytest.mark.parametrize('change', [*CHANGES, tarfile.SYMTYPE, tarfile.LNKTYPE, b'S'])
+@pytest.mark.parametrize('change', [*CHANGES, tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.FIFOTYPE, b'S'])
 def test_an_archive_without_plain_whole_images_is_refused(tmp_path, change):
     members, message = {'a.png': b'1' * 500, 'b.png': b'2' * 500}, 'web.tar is not a complete tar archive ('
     if isinstance(change, bytes):

@@ -12,7 +12,7 @@ from mmengine.registry import DefaultScope, init_default_scope
 from torch import nn
 
 from beit_mm.checkpoint.read import CheckpointError
-from beit_mm.engine.optim import AutocastOptimWrapper, BEiTOptimWrapperConstructor
+from beit_mm.engine.optim import LARS, AutocastOptimWrapper, BEiTOptimWrapperConstructor
 from beit_mm.models import BEiTBackbone
 from beit_mm.precision import usable_dtype
 from beit_mm.registry import MODELS, OPTIMIZERS
@@ -208,3 +208,11 @@ def test_lars_applies_the_rate_after_the_momentum():
         optimizer.step()
         for parameter, value in zip(parameters, values, strict=True):
             np.testing.assert_allclose(parameter.detach(), value, rtol=1e-9)
+
+
+def test_lars_refuses_weight_decay():
+    """MAE's adds it before the length of a gradient is measured, torch's SGD would after it."""
+    parameters, decay = [nn.Parameter(torch.ones(2, 2))], dict(weight_decay=0.1)
+    for groups, settings in ((parameters, decay), ([dict(params=parameters, **decay)], {})):
+        with pytest.raises(ValueError, match='weight_decay is 0.1'):
+            LARS(groups, lr=1.0, **settings)

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 from calls import call_of
-from helpers import interrupt_after
+from helpers import interrupt_after, tree
 from labelled import CLASSES, make_images, save_backbone
 from mmengine.config import Config
 from mmengine.registry import DefaultScope
@@ -221,12 +221,24 @@ def test_the_teacher_of_features_is_found_again_or_said(images, tmp_path, monkey
     mistake('which teacher', 'reconstruct', out / 'changed.pth', images, '--out', tmp_path / 'a.png')
 
 
-def test_a_record_of_another_version_is_refused(images, tmp_path):
-    """As commit 315cb029 wrote it."""
-    record = dict(verb='pretrain', images=str(images), init='none', tokenizer_option=None, length=[5, 'steps'], batch=4)
-    (tmp_path / 'run').mkdir()
-    (tmp_path / 'run/plan.json').write_text(json.dumps(record))
-    mistake('--init', 'pretrain', images, '--out', tmp_path / 'run')
+def test_a_damaged_record_is_refused_and_the_weights_serve(run, images, tmp_path):
+    """Cut short, no JSON, no record, of commit 315cb029, without one of its entries, or with one of another type."""
+    folder = shutil.copytree(run, tmp_path / 'run')
+    text, record = (folder / 'plan.json').read_text(), record_of(folder)
+    earlier = json.dumps(dict(verb='pretrain', images=str(images), init='none', length=[5, 'steps'], batch=4))
+    texts = ['', text[:-9], 'nothing', '[]', '5', 'null', '[' * 100_000, '\udcff', earlier]
+    texts += [json.dumps({key: record[key] for key in record if key != name}) for name in record]
+    wrong = dict(verb=3, images=None, options=[], device=1, digest=None, seconds='3', stages=[], metrics=[])
+    changes = [dict(length=length) for length in (None, 5, '5m', [5], [5, 'parsecs'], ['5', 'steps'], [0, 'steps'])]
+    changes += [{name: value} for name, value in wrong.items()]
+    for text in texts + [json.dumps(record | change) for change in changes]:
+        (folder / 'plan.json').write_text(text, errors='surrogateescape')
+        with pytest.raises(ValueError, match=f'^{folder}/plan.json is damaged, or of another version.*--init$'):
+            runs.Run(call_of('pretrain', images), folder)
+    before = tree(folder)
+    mistake(f'{folder}/plan.json is damaged, or of another version', 'pretrain', images, '--out', folder)
+    assert tree(folder) == before
+    call('embed', folder, images / 'red/1.png', '--out', tmp_path / 'features.npz')
 
 
 def test_what_a_run_began_with_holds(images, tmp_path):
@@ -303,6 +315,7 @@ def test_fine_tuning_and_classifying(run, images, tmp_path, capsys):
             MODELS.build(config.model).load_state_dict(weights)  # strictly
     (tmp_path / 'gone.png').symlink_to('nowhere')
     capsys.readouterr()
+    (out / 'plan.json').write_text('{')  # only the run itself reads it
     call('classify', out, *[tmp_path / 'gone.png'] * 30, images, '--out', table)
     shown = capsys.readouterr().out
     assert '16 more' in shown and 'read: 30' in shown and shown.count('gone.png') < 30

@@ -1,18 +1,23 @@
 """What happens to files and disks while a run goes on: it says so and goes on, or the same call does."""
 
+import json
 import os
+import pkgutil
 import shutil
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
+from itertools import count
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import torch
 from helpers import ROOT, file_size_limit, interrupt_after
 from label_maps import make_label_maps
 from labelled import make_images
-from mmengine.hooks import Hook
+from promises.test_resume import differences
 
 import beit_mm
 from beit_mm.engine.logs import ThroughputHook
@@ -105,18 +110,49 @@ def test_weights_that_a_full_disk_refuses_are_written_by_the_next_call(classes, 
     assert finetune(classes, tmp_path / 'run', base).is_file() and not left.exists()
 
 
-def test_a_signal_after_the_last_step_ends_the_run(classes, base, tmp_path, monkeypatch):
-    after = Hook.after_train
+SENT = [  # the stage that fits a head, in which call of a function a signal comes, and which signal
+    ('head', 'beit_mm.engine.fit_head.images_of', 2, signal.SIGINT),
+    ('head', 'mmengine.runner.ValLoop.run_iter', 2, signal.SIGTERM),  # in the head's validation
+    ('head', 'beit_mm.engine.logs.ThroughputHook.after_train', 1, signal.SIGTERM),  # after the last step of `finetune`
+    ('finetune', 'beit_mm.engine.fit_head.images_of', 2, signal.SIGTERM),
+    ('finetune', 'beit_mm.engine.fit_head.choose_penalty', 1, signal.SIGINT),
+    ('finetune', 'beit_mm.own_images.run.write_checkpoint', 1, signal.SIGHUP),
+]
 
-    def signal_at_the_end(hook: ThroughputHook, runner) -> None:
-        after(hook, runner)
-        signal.raise_signal(signal.SIGTERM)
 
-    monkeypatch.setattr(ThroughputHook, 'after_train', signal_at_the_end)
-    with pytest.raises(SystemExit) as stopped:
-        finetune(classes, tmp_path / 'run', base)
-    assert stopped.value.code == 75 and not (tmp_path / 'run/finetuned.pth').exists()
-    assert finetune(classes, tmp_path / 'run', base).is_file()
+def signalled(function: Callable, number: int, sent: int) -> Callable:
+    """The function; before its call of this number the process gets a signal."""
+    calls = count(1)
+
+    def before(*args: object, **kwargs: object) -> object:
+        if next(calls) == number:
+            signal.raise_signal(sent)
+        return function(*args, **kwargs)
+
+    return before
+
+
+@pytest.mark.parametrize('stage', ['head', 'finetune'])
+def test_a_signal_outside_of_the_steps_ends_the_run_and_the_same_call_gives_what_it_would_have_given(
+    stage, classes, base, tmp_path, monkeypatch, capsys
+):
+    def run(name: str) -> dict:
+        options = dict(epochs=1, batch=4, workers=0, freeze='all' if stage == 'finetune' else None)
+        weights = torch.load(beit_mm.finetune(classes, tmp_path / name, base, **options))['state_dict']
+        measured = json.loads((tmp_path / name / 'plan.json').read_text())['stages']
+        return dict(weights=weights, accuracies=[each['accuracy/top1'] for each in measured.values()])
+
+    monkeypatch.setattr(Run, 'write_report', lambda run: None)
+    whole = run('whole')
+    for place, number, sent in [each[1:] for each in SENT if each[0] == stage]:
+        name = place.rpartition('.')[2]
+        with monkeypatch.context() as patch, pytest.raises(SystemExit) as stopped:
+            patch.setattr(place, signalled(pkgutil.resolve_name(place), number, sent))
+            run(name)
+        assert stopped.value.code == (130 if sent == signal.SIGINT else 75)
+        assert capsys.readouterr().out.splitlines()[-1].startswith('Stopped. Resume with: ')
+        assert not [*(tmp_path / name).rglob('*.part')] and not (tmp_path / name / 'finetuned.pth').exists()
+        assert not differences(whole, run(name)), name
 
 
 def test_a_second_call_beside_a_run_changes_nothing(classes, base, tmp_path, monkeypatch):

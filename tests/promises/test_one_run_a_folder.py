@@ -8,8 +8,9 @@ from pathlib import Path
 from unittest.mock import Mock
 
 import pytest
-from helpers import make_runner
+from helpers import make_runner, tree
 
+from beit_mm.apis import commands
 from beit_mm.engine.resuming import resumed_from
 from beit_mm.engine.signals import InterruptionHook
 
@@ -44,6 +45,18 @@ def test_a_second_run_is_refused_and_touches_nothing(other, pretrain_config, tmp
     make_runner(pretrain_config).train()
     assert not half_written.exists() and (tmp_path / 'work/epoch_2.pth').exists()
     assert (tmp_path / 'work/run.lock').read_text().startswith(f'process {os.getpid()} on ')
+
+
+@pytest.mark.parametrize('words', [[], ['--verbose']])
+def test_a_second_command_leaves_config_and_logs_of_the_first(words, other, pretrain_config, tmp_path):
+    """Nothing new lies beside them either: logs of the same second would have the same names."""
+    work, config = tmp_path / 'work', tmp_path / 'mine.py'
+    pretrain_config.dump(config)
+    (work / 'mine.py').write_text('# of the first')
+    before = tree(work)
+    with pytest.raises(ValueError, match=f'process {other.pid} on .+ --work-dir or --out'):
+        commands.train([str(config), '--work-dir', str(work), *words])
+    assert tree(work) == before
 
 
 def test_a_training_is_tested_beside_it(other, pretrain_config, tmp_path, monkeypatch):

@@ -64,13 +64,8 @@ def test_nothing_is_written_through_links(tmp_path, warnings):
 
 def test_names_of_many_files_of_one_stem():
     used: dict[str, int] = {}
-    assert [unused(stem, '.png', used) for stem in ('a', 'a', 'a_2', 'a', 'a_2')] == [
-        'a.png',
-        'a_2.png',
-        'a_2_2.png',
-        'a_3.png',
-        'a_2_3.png',
-    ]
+    names = [unused(stem, '.png', used) for stem in ('a', 'a', 'a_2', 'a', 'a_2')]
+    assert names == ['a.png', 'a_2.png', 'a_2_2.png', 'a_3.png', 'a_2_3.png']
 
 
 @pytest.mark.parametrize('verb', [beit_mm.classify, beit_mm.segment])
