@@ -202,6 +202,7 @@ def test_a_folder_of_images_is_no_place_for_modules(tmp_path):
         assert result.stdout == f'beit_mm {beit_mm.__version__}\n'
 
 
+@pytest.mark.long
 def test_a_module_of_ones_own_is_found_where_pythonpath_says(tmp_path):
     """Also by a relative path, which Python makes absolute; elsewhere one line says how it would be."""
     (tmp_path / 'mine.py').write_text("raise SystemExit('found')")

@@ -1,13 +1,15 @@
 #!/usr/bin/env bash
 # Makes the environment, then runs lint and tests, one process for each core. It needs nothing but a fresh machine.
 #   tools/run_tests.sh [--all] [--stack onedl|openmmlab|oldest|newest] [pytest arguments]
+#   tools/run_tests.sh                         without tests marked long or slow
+#   tools/run_tests.sh tests                   long tests too, as in CI
 #   tools/run_tests.sh --all                   slow tests too
 #   tools/run_tests.sh tests/models -k bias
 #   tools/run_tests.sh -m slow -n 0            in one process
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/_environment.sh"
 
-usage() { sed -n '2,6s/^# \{0,1\}//p' "${BASH_SOURCE[0]}"; }
+usage() { sed -n '2,8s/^# \{0,1\}//p' "${BASH_SOURCE[0]}"; }
 
 stack=onedl
 options=()
@@ -19,6 +21,7 @@ while (($#)); do
     *) break ;;
   esac
 done
+((${#options[@]} + $#)) || options=(-m 'not long and not slow')
 prepare_environment "$stack" test
 say "ruff, codespell, mypy, import-linter, and beside all of it generated headers and tables"
 python tools/dev/update_configs.py --check &

@@ -31,6 +31,7 @@ onnxruntime = pytest.importorskip('onnxruntime')
 quantize_dynamic = pytest.importorskip('onnxruntime.quantization').quantize_dynamic
 pytest.importorskip('onnxscript')
 pytestmark = [
+    pytest.mark.long,
     pytest.mark.filterwarnings('ignore::FutureWarning', 'ignore::DeprecationWarning'),
     pytest.mark.skipif(torch.__version__.startswith('2.6.'), reason='torch 2.6 cannot export it'),
 ]

@@ -20,19 +20,15 @@ from beit_mm.registry import TRANSFORMS
 
 
 @pytest.mark.parametrize(
-    ('name', 'record', 'page', 'least'),
-    [
-        ('methods', 'compare-methods', 'results', 20),
-        ('heads', 'compare-heads', 'results', 5),
-        ('own_photos', 'own-photos', 'own_images', 5),
-    ],
+    ('name', 'record', 'least'),
+    [('methods', 'compare-methods', 20), ('heads', 'compare-heads', 5), ('own_photos', 'own-photos', 5)],
 )
-def test_the_published_tables_are_those_of_the_published_figures(name, record, page, least, tmp_path, capsys):
-    figures = sorted((ROOT / 'docs/records').glob(f'*-{record}.json'))[-1]
+def test_the_published_tables_are_those_of_the_published_figures(name, record, least, tmp_path, capsys):
+    figures, page = (sorted((ROOT / 'docs/records').glob(f'*-{record}.{kind}'))[-1] for kind in ('json', 'md'))
     shutil.copy(figures, tmp_path / 'results.json')
     run_tool(f'dev/compare_{name}.py', tmp_path, '--table', '--out', tmp_path)
     lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith('|')]
-    assert len(lines) > least and not set(lines) - set((ROOT / f'docs/{page}.md').read_text().splitlines())
+    assert len(lines) > least and not set(lines) - set(page.read_text().splitlines())
     assert name != 'methods' or (tmp_path / 'rows.png').stat().st_size > 10_000
 
 

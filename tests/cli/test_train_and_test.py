@@ -158,6 +158,7 @@ def test_what_options_say_of_a_shortened_run_holds():
             config_of('train', name, '--steps', 100, '--cfg-options', length)
 
 
+@pytest.mark.long
 def test_two_processes_agree_and_a_signal_to_the_launcher_ends_them_in_our_sentence_alone(options, tmp_path):
     saved = 'default_hooks.checkpoint.'
     options += [*NO_WORKERS, 'train_dataloader.batch_size=2', f'{saved}interval=3', f'{saved}max_keep_ckpts=-1']
@@ -199,6 +200,7 @@ def test_two_processes_without_a_gpu_train_a_config_that_names_no_wrapper(tmp_pa
     assert (tmp_path / 'work/epoch_2.pth').exists()
 
 
+@pytest.mark.long
 def test_mim_trains_from_the_config_alone(options, tmp_path):
     """Our tools are not in that process: everything comes from the registries, also what reads a safetensors file."""
     weights = f'load_from={ROOT}/beit_mm/weights/pretrained.safetensors'

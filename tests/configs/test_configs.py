@@ -40,6 +40,7 @@ def build(cfg: Config) -> None:
         METRICS.build(cfg.val_evaluator)
 
 
+@pytest.mark.long
 def test_models_pipelines_and_the_options_of_headers_build():
     def check(name: str) -> None:
         behind = re.findall(r'--cfg-options((?:\s+[\w.]+=[^\s,;)]+)+)', header_of(name))

@@ -28,6 +28,8 @@ from beit_mm.own_images import images as finding
 from beit_mm.own_images.run import Run
 from beit_mm.registry import MODELS
 
+pytestmark = pytest.mark.long
+
 
 @pytest.fixture(scope='module', autouse=True)
 def few_images():

@@ -22,6 +22,8 @@ from beit_mm.errors import CheckpointError, UserError
 from beit_mm.own_images.label_maps import find_label_maps
 from beit_mm.registry import MODELS
 
+pytestmark = pytest.mark.long
+
 
 def make_bands(folder: Path, number: int = 12, **options: object) -> Path:
     """16-bit noise in three bands, and a fourth that shows the class; as uint8 where options say how it is stored."""

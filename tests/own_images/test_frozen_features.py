@@ -30,6 +30,8 @@ from beit_mm.own_images.run import Run
 from beit_mm.own_images.task import FineTuning
 from beit_mm.segmentation import SlidingSegmentor, segmentor
 
+pytestmark = pytest.mark.long
+
 SMALL = 'dinov2_vits14_reg4_pretrain'
 
 

@@ -17,6 +17,8 @@ from beit_mm.engine.checkpoints import plain_values
 from beit_mm.own_images.prediction import segment
 from beit_mm.segmentation.segmentor import SlidingSegmentor
 
+pytestmark = pytest.mark.long
+
 HEIGHT, WIDTH = 310, 420
 PLACE = dict(crs='EPSG:32633', transform=Affine(0.5, 0, 400_000, 0, -0.5, 5_000_000))
 

@@ -221,6 +221,7 @@ def test_only_classes_are_said_to_contradict_each_other(tmp_path, capsys):
     assert re.search(r'classes +cat \(', said) and 'beit-mm finetune' in said
 
 
+@pytest.mark.long
 @pytest.mark.skipif(CHROMIUM is None, reason='no Chromium')
 @pytest.mark.parametrize('width', [375, 1280])
 def test_a_browser_shows_all_of_the_page(planted, tmp_path, width):

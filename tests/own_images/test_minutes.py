@@ -19,6 +19,8 @@ from beit_mm.own_images import run as runs
 from beit_mm.own_images.task import Task
 from beit_mm.pictures import read_scalars
 
+pytestmark = pytest.mark.long
+
 STEP = 0.25  # seconds, on a machine without other load
 TRAINED = 0.9 * 60  # seconds of a minute; the others are for the report
 

@@ -18,6 +18,8 @@ from beit_mm.own_images import classification, mistakes, segmentation
 from beit_mm.own_images import images as finding
 from beit_mm.pictures import CHARACTER, TITLE_HEIGHT, sheet, shortened
 
+pytestmark = pytest.mark.long
+
 
 def rows_of(run: Path) -> list[dict[str, str]]:
     with (run / 'mistakes.csv').open(encoding='utf-8-sig', newline='') as file:

@@ -19,6 +19,8 @@ from beit_mm.own_images import classification, tables
 from beit_mm.own_images import images as finding
 from beit_mm.own_images.run import Run
 
+pytestmark = pytest.mark.long
+
 NUMBER = 48
 
 

@@ -24,6 +24,8 @@ from beit_mm.own_images import run as runs
 from beit_mm.own_images.report import Metric
 from beit_mm.own_images.run import Run
 
+pytestmark = pytest.mark.long
+
 
 @pytest.fixture(scope='module', autouse=True)
 def few_images():

@@ -19,6 +19,8 @@ from beit_mm.features.extractor import FeatureExtractor
 from beit_mm.own_images.label_maps import find_label_maps
 from beit_mm.own_images.scale import Sizes, areas_of_objects, choose_scale, half_of_pixels, measure
 
+pytestmark = pytest.mark.long
+
 USUAL, PATCH = 160, 8  # of the recipe for narrow models
 
 

@@ -21,6 +21,8 @@ from beit_mm.own_images import run as runs
 from beit_mm.own_images.segmentation import HEADS
 from beit_mm.registry import MODELS
 
+pytestmark = pytest.mark.long
+
 ADAPTED = [  # heads of pixels: test_adaptation.py
     pytest.param('masks', dict(lora=2), marks=pytest.mark.slow),
     pytest.param('masks_decoder', dict(freeze='all'), marks=pytest.mark.slow),

@@ -34,6 +34,8 @@ from beit_mm.own_images.task import Task
 from beit_mm.pictures import ReconstructionHook
 from beit_mm.registry import MODELS
 
+pytestmark = pytest.mark.long
+
 
 @pytest.fixture(scope='module')
 def images(tmp_path_factory) -> Path:

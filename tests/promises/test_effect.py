@@ -119,6 +119,7 @@ def folders(tmp_path_factory) -> dict[str, Path]:
     return {'': make_images(root / 'images', 12) / 'train', 'maps': make_label_maps(root / 'maps', number=12)}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(('verb', 'words', 'expected'), PLANS)
 def test_an_option_of_pretrain_and_finetune(verb, words, expected, folders, tmp_path, monkeypatch):
     verb, _, kind = verb.partition(' ')

@@ -29,6 +29,8 @@ from beit_mm.engine.optim import AutocastOptimWrapper
 from beit_mm.engine.resuming import settings_by_name, values_in
 from beit_mm.errors import UserError
 
+pytestmark = pytest.mark.long
+
 PAGE = re.findall(r'^```python\n(_base_ = .*?)^```$', (ROOT / 'docs/mixing.md').read_text(), re.M | re.S)
 SIZE = (32, 32)
 NARROW = dict(arch=dict(embed_dims=32, num_layers=12, num_heads=4), img_size=32, patch_size=8, init_cfg=None)
@@ -195,6 +197,8 @@ class Terminate(Hook):
 
     def after_train_iter(self, runner, batch_idx, data_batch=None, outputs=None) -> None:
         if runner.iter == 0:
+            if self.number == signal.SIGINT:  # which is ignored where the tests run in the background
+                signal.signal(signal.SIGINT, signal.default_int_handler)
             signal.raise_signal(self.number)
 
 

@@ -4,7 +4,10 @@ import json
 import subprocess
 import sys
 
+import pytest
 from helpers import ROOT
+
+pytestmark = pytest.mark.long
 
 # In a process of its own, in which nothing of ours is loaded. Its last line lists the differences.
 GUEST = r'''

@@ -21,6 +21,8 @@ from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 from beit_mm.datasets import LoadImage
 from beit_mm.pictures import read_scalars
 
+pytestmark = pytest.mark.long
+
 SIGNALS = {signal.SIGTERM: 75, signal.SIGUSR1: 75, signal.SIGHUP: 75, signal.SIGINT: 130}  # and the exit code
 
 

@@ -25,6 +25,8 @@ from beit_mm.errors import UserError
 from beit_mm.own_images import images as finding
 from beit_mm.own_images.run import Run
 
+pytestmark = pytest.mark.long
+
 
 @pytest.fixture(autouse=True)
 def few_images(monkeypatch):

@@ -29,6 +29,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from beit_mm.engine.loops import EpochLoop
 from beit_mm.models import VQKD, BEiTBackbone, Tokenizer
 
+pytestmark = pytest.mark.long
+
 # What makes the host wait where its argument is on a CUDA device: values, and shapes that depend on values.
 WAITING = {'_local_scalar_dense', 'is_nonzero', 'equal', 'nonzero', 'masked_select', '_unique2', 'unique_dim'}
 WAITING |= {'repeat_interleave', 'bincount', 'unique_consecutive'}

@@ -3,8 +3,11 @@
 import subprocess
 import sys
 
+import pytest
 from helpers import ROOT
 from labelled import make_images
+
+pytestmark = pytest.mark.long
 
 # Hidden once the libraries are imported, which have their own ways
 HIDDEN = """

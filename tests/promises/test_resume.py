@@ -17,6 +17,8 @@ from mmengine.config import Config
 from beit_mm.models.lora import with_lora
 from beit_mm.registry import MODELS
 
+pytestmark = pytest.mark.long
+
 KILL_LOOP = ROOT / 'tools/dev/stress/kill_loop.py'
 kill_loop = runpy.run_path(str(KILL_LOOP))
 differences = kill_loop['differences']

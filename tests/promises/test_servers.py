@@ -12,6 +12,8 @@ from mmengine.logging import MMLogger
 
 from beit_mm import terminal
 
+pytestmark = pytest.mark.long
+
 # In a process of its own, whose threads import the package too. Prints what differs, and the process before and after.
 SERVER = r"""
 import json, os, sys, threading, warnings

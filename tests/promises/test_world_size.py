@@ -28,6 +28,8 @@ from beit_mm.engine.steps import unwrap
 from beit_mm.errors import UserError
 from beit_mm.registry import MODELS
 
+pytestmark = pytest.mark.long
+
 
 @pytest.fixture
 def config(request: pytest.FixtureRequest, images: Path, tmp_path: Path) -> Config:
