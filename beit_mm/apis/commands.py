@@ -377,7 +377,10 @@ def name_by_place(cfg: Config, key: str) -> str:
     path: list[str] = []
     for name in key.split('.'):
         if isinstance(entry, list | tuple):
-            types = [str(item.get('type')).rpartition('.')[2] if isinstance(item, dict) else '' for item in entry]
+            whole = [str(item.get('type')) if isinstance(item, dict) else '' for item in entry]
+            types = [each.rpartition('.')[2] for each in whole]
+            if any(each.startswith(f'{name}.') for each in whole):  # a scope, as in beit_mm.BlockwiseMask
+                continue
             if types.count(name) > 1:
                 raise UserError(f'--cfg-options {key}: {name} stands {types.count(name)} times; give its place instead')
             name = str(types.index(name)) if name in types else name
@@ -475,7 +478,8 @@ def keys_of(entry: Any, path: Sequence[str], scope: str) -> tuple[set[str], bool
     if not path:
         return {*inspect.signature(Runner).parameters, *READ_TOO.split()}, False
     if not isinstance(entry, dict):
-        return {str(index) for index in range(len(entry))}, False
+        types = {item['type'] for item in entry if isinstance(item, dict) and isinstance(item.get('type'), str)}
+        return {*map(str, range(len(entry))), *(each.rpartition('.')[2] for each in types)}, False
     if path[-1].endswith('_dataloader'):
         return {*entry, *inspect.signature(DataLoader).parameters} - {'shuffle'}, False  # the sampler decides
     if 'type' not in entry:

@@ -170,6 +170,9 @@ def export_onnx(
     check_packages()
     path = Path(path)
     segments = hasattr(model, 'decode_head')
+    if segments and not hasattr(model, 'divisor'):
+        found = type(model).__name__
+        raise UserError(f'ONNX export takes beit_mm.SlidingSegmentor, not {found}; set model.type to it in the config')
     if segments and model.decode_head.out_channels == 1 and not model.gives_probabilities:
         raise UserError('ONNX export takes a segmentor with a logit for each class, not one with a threshold')
     size, divisor, most = input_sides(model, segments)

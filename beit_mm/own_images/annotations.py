@@ -35,7 +35,7 @@ SHARES = (1, 1)  # size of an image whose shapes are in shares of its sides
 FINE = 5  # small outlines are drawn on a grid of so many points for each side of a pixel
 UPLOADED = re.compile('[0-9a-f]{8}-')  # what Label Studio puts before the names of images
 FARTHEST = 1 << 20  # coordinate on that grid; OpenCV's numbers would overflow
-DAMAGE = (KeyError, IndexError, TypeError, ValueError, AttributeError, ElementTree.ParseError)
+DAMAGE = (KeyError, IndexError, TypeError, ValueError, AttributeError, RecursionError, ElementTree.ParseError)
 
 
 class Shape(NamedTuple):
@@ -194,6 +194,8 @@ def read_all(files: Files, format: str) -> tuple[Found, list[str], list[Exceptio
                 found[image] = Annotation(file, split_of(place) or files.splits[image], shapes, size)
     if refusal and (has_shapes or format == 'COCO'):
         raise UserError(refusal)
+    if refusal and ending == '.xml':  # other JSON, texts and tables are usual beside images
+        warn(refusal)
     return (found, lost, bad) if has_shapes else ({}, [], [])
 
 
@@ -246,7 +248,7 @@ def annotations_of(files: Files, format: str, found: Found, lost: list[str], bad
 def read_coco(file: Path) -> list[Entry]:
     try:
         content = json.loads(file.read_bytes())
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         warn(f'{quoted(str(file))} is left out: {error}')
         return []
     if not isinstance(content, dict) or not {'images', 'annotations', 'categories'} <= content.keys():
@@ -276,9 +278,16 @@ def read_labelme(file: Path) -> list[Entry]:
     return [('', shapes, size_of(content, 'imageWidth', 'imageHeight'))]
 
 
+def root_of(file: Path) -> ElementTree.Element:
+    content = file.read_bytes()
+    if b'<!ENTITY' in content.replace(b'\0', b''):  # in UTF-16 every other byte is 0
+        raise ValueError('it declares entities, which may stand for any amount of text')
+    return ElementTree.fromstring(content)
+
+
 def read_voc(file: Path) -> list[Entry]:
     """Reads boxes, from their first to their last pixel, counted from 1."""
-    root, shapes = ElementTree.parse(file).getroot(), []
+    root, shapes = root_of(file), []
     for each in root.findall('object'):
         left, top, *others = (float(each.findtext(f'bndbox/{side}', '')) for side in ('xmin', 'ymin', 'xmax', 'ymax'))
         shapes.append(box_of(each.findtext('name', ''), left - 1, top - 1, *others))
@@ -418,7 +427,7 @@ FORMATS: dict[str, tuple[str, Reader, Parts | None]] = {
     'Supervisely': ('.json', read_supervisely, None),
     'Label Studio': ('.json', read_label_studio, lambda file: json.loads(file.read_bytes())),
     'CreateML': ('.json', read_createml, lambda file: json.loads(file.read_bytes())),
-    'CVAT': ('.xml', read_cvat, lambda file: ElementTree.parse(file).getroot().iter('image')),
+    'CVAT': ('.xml', read_cvat, lambda file: root_of(file).iter('image')),
     'DOTA': ('.txt', read_dota, None),
     'TensorFlow': ('.csv', read_box_table, rows_of_images),
 }

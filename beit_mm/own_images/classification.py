@@ -176,6 +176,7 @@ class Classification(FineTuning):
         begin, classes, root = time.monotonic(), self.images.classes, Path(self.record.images)
         parts = self.images.train, self.images.held_out
         labels = {str(part.root / path): classes.index(name) for part in parts for path, name in part.names.items()}
+        wrong = [answer['path'] for answer in answers if answer['label'] != answer['truth']]  # checked first
         saved = weights.parent / self.record.verb / FEATURES
         if saved.is_file():  # they took most of the run's time
             known = torch.load(saved, weights_only=True)
@@ -185,13 +186,15 @@ class Classification(FineTuning):
             skipped = len(unread.read_text('utf-8').splitlines()) if unread.is_file() else 0
         else:  # those of the start, because the trained ones have learned the labels
             extract = FeatureExtractor(self.plan.init or str(weights), **self.mean_std)
-            drawn = report.drawn_until(labels, begin + FEATURES_SHARE * seconds, mistakes.MIN_CHECKED)
+            groups, until = (wrong, labels.keys() - wrong), begin + FEATURES_SHARE * seconds
+            drawn = (path for group in groups for path in report.drawn_until(group, until, mistakes.MIN_CHECKED))
             found = [*extract(map(ExistingPath, drawn), ['mean'], batch_size=16, on_error='skip')]
             skipped = sum('error' in each for each in found)
             features = {each['path']: torch.from_numpy(each['mean']) for each in found if 'error' not in each}
         left = begin + seconds - time.monotonic()
         size = len(classes) * len(next(iter(features.values())))
-        paths = [*features][: max(mistakes.MIN_CHECKED, int(left * FITTED_PER_SECOND / size))]
+        order = sorted(features, key=lambda path: path not in wrong)
+        paths = order[: max(mistakes.MIN_CHECKED, int(left * FITTED_PER_SECOND / size))]
         given = torch.tensor([labels[path] for path in paths])
         shares = evaluation.cross_fit(torch.stack([features[path] for path in paths]), given, len(classes))
         predicted, probability = shares.argmax(dim=1), shares.gather(1, given[:, None])[:, 0]

@@ -60,6 +60,8 @@ class Suffixes(NamedTuple):
 
 
 def existing_folder(folder: str | Path) -> Path:
+    if not str(folder):  # a variable of the shell without a value
+        raise UserError("'' names no folder; expected a folder of images")
     root = Path(folder).expanduser().resolve()
     if root.is_dir():
         return root

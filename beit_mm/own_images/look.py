@@ -20,9 +20,9 @@ from beit_mm.datasets.reading import LoadBands, UnreadableImageError, open_image
 from beit_mm.datasets.segmentation_folder import distinct_colours
 from beit_mm.errors import UserError
 from beit_mm.files import file_sha256, quoted
-from beit_mm.own_images.images import FEW, Images, TaggedImages, evenly, find_images, split
+from beit_mm.own_images.images import FEW, MIN_IMAGES, Images, TaggedImages, evenly, find_images, split
 from beit_mm.own_images.label_maps import MIN_PAIRS, LabelMaps, find_label_maps
-from beit_mm.own_images.layouts import READ, find_class_folders
+from beit_mm.own_images.layouts import READ, existing_folder, find_class_folders
 from beit_mm.own_images.mistakes import TABLE
 from beit_mm.own_images.report import Heading, Part, Picture, write_page
 from beit_mm.own_images.scale import measure, some_samples
@@ -89,7 +89,7 @@ def look(images: str | Path, out: str | Path = 'look.html') -> Path:
     Returns:
         The page.
     """
-    folder = Path(images).expanduser().resolve()
+    folder = existing_folder(images)
     with quiet():
         found, refusal = find(folder)
         seen, broken = examine_all(folder, found)
@@ -97,7 +97,8 @@ def look(images: str | Path, out: str | Path = 'look.html') -> Path:
         findings += [*odd_files(seen), *odd_classes(found)]
         table, pictures = survey_maps(found) if isinstance(found, LabelMaps) else survey_images(found, seen)
     findings = [each for each in findings if each.names]
-    understood, following = described(folder, found, seen), commands(folder, found, refusal)
+    understood = described(folder, found, seen)
+    following = commands(folder, found, refusal) if len(broken) <= len(seen) else []
     rows = [(each.text, f'{len(each.names):,}', ', '.join(each.names)) for each in findings]
     parts: list[Part] = [f'finetune refuses this folder: {refusal}' if refusal else '']
     parts += [Heading('What was understood'), [('what', 'found'), *understood]]
@@ -240,6 +241,8 @@ def commands(folder: Path, images: Images, refusal: str) -> list[str]:
     options = [option for option in ('--reduce-zero-label', '--keep-zero-label') if option in refusal]
     if refusal and (options or images.classes or has_maps):
         return [f'beit-mm finetune {where} {option} --out run' for option in options]
+    if not images.classes and len(images.train.names) < MIN_IMAGES:
+        return []
     if not images.classes:
         return [f'beit-mm pretrain {where} --out run --minutes 60']
     use = f'beit-mm {"segment" if has_maps else "classify"} run new_images/'

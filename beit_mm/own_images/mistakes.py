@@ -16,6 +16,7 @@ from beit_mm.datasets.segmentation_folder import SegmentationFolder
 from beit_mm.files import atomic_file, quoted
 from beit_mm.own_images.report import Link, Part, Picture, drawn_until
 from beit_mm.pictures import center_tile, sheet, shortened
+from beit_mm.terminal import say
 
 TABLE = 'mistakes.csv'
 SHOWN, SHOWN_COLUMNS = 10, 4  # of its rows and columns, in the report
@@ -48,6 +49,7 @@ def list_first(
     said = f'lists {len(rows):,} of {checked.total:,} images{learned}{skipped}.'
     if len(rows) + checked.skipped < checked.total:
         said += ' There was no time for the others: give more minutes.'
+        say(f'{TABLE} {said}')
     return [Link(TABLE, f'{said} {text}'), [row[:SHOWN_COLUMNS] for row in (head, *rows[:SHOWN])]]
 
 

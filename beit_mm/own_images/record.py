@@ -74,7 +74,7 @@ class Record:
         if options['init'] is not None:
             options['init'] = absolute_source(options['init'])
         options |= given_mean_std(options['mean'], options['std'])
-        folder = str(Path(images).expanduser().resolve())
+        folder = str(Path(images).expanduser().resolve()) if str(images) else ''
         return cls(verb, folder, options, length=given[0] if given else None)
 
     @classmethod

@@ -293,10 +293,13 @@ def test_a_part_is_emptied_and_gets_its_type_before_arguments_of_it_whatever_the
 
 def test_an_element_of_a_list_is_named_by_its_type_where_only_one_has_it():
     pipeline = 'train_dataloader.dataset.pipeline'
-    cfg = config_of('train', 'beit/pretrain_300e', '--cfg-options', f'{pipeline}.BlockwiseMask.variant=exact')
     given = Config.fromfile(ROOT / 'configs/beit/pretrain_300e.py')
     given.train_dataloader.dataset.pipeline[3].variant = 'exact'
-    assert cfg.train_dataloader.to_dict() == given.train_dataloader.to_dict()
+    for name in ('BlockwiseMask', 'beit_mm.BlockwiseMask', '3'):
+        cfg = config_of('train', 'beit/pretrain_300e', '--cfg-options', f'{pipeline}.{name}.variant=exact')
+        assert cfg.train_dataloader.to_dict() == given.train_dataloader.to_dict()
+    with pytest.raises(UserError, match='did you mean .*pipeline.BlockwiseMask'):
+        config_of('train', 'beit/pretrain_300e', '--cfg-options', f'{pipeline}.BlokwiseMask.variant=exact')
     key = f'{pipeline}.RandomFlip'
     for refused, reason in ((f'{key}.prob=1', 'RandomFlip'), (f'{pipeline}.BlockwiseMask.varaint=exact', 'variant')):
         with pytest.raises(UserError, match=reason):

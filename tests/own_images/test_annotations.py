@@ -243,6 +243,21 @@ def test_what_does_not_fit_is_named(tmp_path):
         find_annotations(tmp_path / 'a')
 
 
+@pytest.mark.parametrize('encoding', ['utf-8', 'utf-16'])
+def test_entities_and_deep_brackets_are_not_expanded(encoding, tmp_path, warnings):
+    """Ten entities of ten of the one before are ten billion characters."""
+    make_photos(tmp_path / 'xml')
+    entities = [f'<!ENTITY a{number} "{f"&a{number - 1};" * 10}">' for number in range(1, 11)]
+    text = f'<!DOCTYPE x [<!ENTITY a0 "aaaaaaaaaa">{"".join(entities)}]><annotation>&a10;</annotation>'
+    (tmp_path / 'xml/0.xml').write_text(f'<?xml version="1.0" encoding="{encoding}"?>{text}', encoding)
+    assert find_annotations(tmp_path / 'xml') is None
+    assert '0.xml' in ''.join(warnings())
+    make_photos(tmp_path / 'json')
+    (tmp_path / 'json/instances.json').write_text(100_000 * '[' + 100_000 * ']')
+    assert find_annotations(tmp_path / 'json') is None
+    assert 'instances.json' in ''.join(warnings())
+
+
 def test_yolo_with_other_rows_is_refused_and_images_without_a_file_are_background(tmp_path):
     data = tmp_path / 'data'
     make_yolo(data)

@@ -158,6 +158,22 @@ def test_label_maps_are_described(tmp_path, capsys):
     assert '200 x 100' in said and 'beit-mm segment' in said
 
 
+def test_no_command_follows_that_would_be_refused(tmp_path, capsys):
+    (tmp_path / 'few').mkdir()
+    for number in range(12):
+        photo(number).save(tmp_path / f'few/{number}.png')
+    beit_mm.look(tmp_path / 'few', tmp_path / 'look.html')
+    assert 'beit-mm' not in capsys.readouterr().out
+    for name in 'abc':
+        (tmp_path / f'broken/{name}').mkdir(parents=True)
+        for number in range(40):
+            (tmp_path / f'broken/{name}/{number}.png').write_bytes(b'nothing')
+    beit_mm.look(tmp_path / 'broken', tmp_path / 'look.html')
+    assert 'beit-mm' not in capsys.readouterr().out
+    with pytest.raises(UserError, match="''"):  # a variable of the shell without a value
+        beit_mm.look('', tmp_path / 'look.html')
+
+
 def test_what_finetune_refuses_comes_first_with_the_commands_that_settle_it(tmp_path, capsys):
     folder = make_label_maps(tmp_path / 'maps', number=12)
     (folder / 'classes.txt').unlink()

@@ -112,11 +112,17 @@ def test_an_image_does_not_speak_for_its_own_label():
     assert torch.allclose(shares.sum(dim=1), torch.ones(60)) and (shares.argmax(dim=1) == labels).float().mean() < 0.55
 
 
-def test_where_time_is_short_a_part_is_checked_and_a_line_says_it(few_images, tmp_path, monkeypatch):
+def test_where_time_is_short_mistakes_and_others_are_checked_and_a_line_says_it(
+    few_images, tmp_path, monkeypatch, capsys
+):
+    images = make_images(tmp_path / 'images', 12)
+    os.rename(images / 'val/red/0.png', wrong := images / 'val/blue/lost.png')
     monkeypatch.setattr(mistakes, 'MIN_CHECKED', 20)
     monkeypatch.setattr(classification, 'FITTED_PER_SECOND', 0)
-    beit_mm.finetune(make_images(tmp_path / 'images', 12), tmp_path / 'run', 'demo', workers=0, epochs=1)
-    assert len(rows_of(tmp_path / 'run')) == 20
+    beit_mm.finetune(images, tmp_path / 'run', 'demo', workers=0, epochs=1)
+    rows = rows_of(tmp_path / 'run')
+    assert len(rows) == 20 and str(wrong.relative_to(images)) in [row['file'] for row in rows]
+    assert '20 of 72 images' in capsys.readouterr().out
     report = (tmp_path / 'run/report.md').read_text()
     assert '20 of 72 images' in report and 'more minutes' in report
 
