@@ -298,7 +298,7 @@ def test_an_element_of_a_list_is_named_by_its_type_where_only_one_has_it():
     given.train_dataloader.dataset.pipeline[3].variant = 'exact'
     assert cfg.train_dataloader.to_dict() == given.train_dataloader.to_dict()
     key = f'{pipeline}.RandomFlip'
-    for refused, reason in ((f'{key}.prob=1', 'RandomFlip'), (f'{pipeline}.BlockwiseMask.varaint=exact', 'variant')):
+    for refused, reason in ((f'{key}.prob=1', 'RandomFlip'), (f'{pipeline}.BlockwiseMask.variannt=exact', 'variant')):
         with pytest.raises(UserError, match=reason):
             config_of('train', 'beit/pretrain_300e', '--cfg-options', refused)
     hooks = 'custom_hooks=[{"type": "EmptyCacheHook"}, {"type": "EmptyCacheHook"}]'
