@@ -301,7 +301,7 @@ def test_an_element_of_a_list_is_named_by_its_type_where_only_one_has_it():
     with pytest.raises(UserError, match='did you mean .*pipeline.BlockwiseMask'):
         config_of('train', 'beit/pretrain_300e', '--cfg-options', f'{pipeline}.BlokwiseMask.variant=exact')
     key = f'{pipeline}.RandomFlip'
-    for refused, reason in ((f'{key}.prob=1', 'RandomFlip'), (f'{pipeline}.BlockwiseMask.varaint=exact', 'variant')):
+    for refused, reason in ((f'{key}.prob=1', 'RandomFlip'), (f'{pipeline}.BlockwiseMask.variannt=exact', 'variant')):
         with pytest.raises(UserError, match=reason):
             config_of('train', 'beit/pretrain_300e', '--cfg-options', refused)
     hooks = 'custom_hooks=[{"type": "EmptyCacheHook"}, {"type": "EmptyCacheHook"}]'

@@ -339,6 +339,16 @@ BAD = {  # of the first image
 }
 
 
+def test_files_with_points_alone_are_refused(tmp_path):
+    make_labelme(folder := tmp_path / 'data')
+    for file in folder.rglob('*.json'):
+        content = json.loads(file.read_text())
+        content['shapes'] = [dict(label='car', points=[[3, 4]], shape_type='point')]
+        file.write_text(json.dumps(content))
+    with pytest.raises(UserError, match='shapes of 0 classes in files of '):
+        find_label_maps(folder)
+
+
 @pytest.mark.parametrize('make', BAD)
 def test_a_bad_entry_in_a_file_of_all_images_is_counted_and_its_image_left_out(tmp_path, make):
     name, old, new = BAD[make]

@@ -1,5 +1,6 @@
 """What the numbers in label maps mean: soft masks, grays, negative numbers and no data, maps of turned images."""
 
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
@@ -7,11 +8,13 @@ import numpy as np
 import pytest
 from PIL import Image, ImageFilter, ImageOps
 from tifffile import imwrite
+from torchvision.datasets import Cityscapes
 
 from beit_mm.datasets.segmentation_folder import SegmentationFolder
 from beit_mm.errors import UserError
 from beit_mm.own_images.images import write_lists
 from beit_mm.own_images.label_maps import LabelMaps, find_label_maps
+from beit_mm.own_images.label_values import Meaning, meaning_of_dataset, unlabelled
 
 NUMBER, SIZE = 12, (48, 64)
 NODATA = (42113, 's', 0, '7', True)  # GDAL_NODATA
@@ -90,6 +93,25 @@ def test_classes_are_not_soft_borders(make, values):
     occurring = {number for index in range(NUMBER) for number in np.unique(discs(values, index)).tolist()}
     assert found.values == sorted(occurring - {255}) and 'soft' not in found.notes[0]
     assert ('255 (' in found.notes[0]) == (255 in values)
+
+
+def test_shades_are_not_unlabelled_where_they_stand_for_the_nearer_value():
+    pixels, masks = Counter({-1: 500, 0: 100, 4: 900, 90: 500, 255: 2000}), Meaning(['a', 'b'], [4, 255], '')
+    assert unlabelled(pixels, masks._replace(nearest=True), False) == '12 % of the pixels are unlabelled: -1 (12 %)'
+    assert unlabelled(pixels, masks, False).startswith('28 % of the pixels are unlabelled: ')
+
+
+def test_the_image_with_a_number_beyond_the_names_is_named(make):
+    folder = make(save_png, [0, 1], 'a\nb\nc')
+    save_png(discs([0, 1, 9], 7), folder / 'masks/7')
+    with pytest.raises(UserError, match=r'label map of .*\b7\.jpg contains 9'):
+        find_label_maps(folder)
+
+
+def test_the_numbers_of_cityscapes_are_those_that_torchvision_has():
+    meaning = meaning_of_dataset('', '_gtFine_labelIds.png', set())
+    learned_from = [each for each in Cityscapes.classes if not each.ignore_in_eval]
+    assert [*zip(meaning.classes, meaning.values, strict=True)] == [(each.name, each.id) for each in learned_from]
 
 
 def test_a_third_class_in_lossy_maps_is_refused(make):

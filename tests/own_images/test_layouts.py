@@ -91,6 +91,13 @@ def split_pairs(images: str, maps: str, *parts: str) -> Callable[[Path], None]:
 MASKS, CITY = ['background', 'foreground'], ['road', 'sidewalk', 'building']
 AB, ABC = ['a', 'b'], ['a', 'b', 'c']
 LAYOUTS = {  # how it is built -> first classes, images to learn from, images held out, words of the notes
+    'one map held out': (
+        both(pairs('train/{}.jpg', 'train/{}_mask.png'), pairs('val/{}.jpg', 'val/{}_mask.png', number=1)),
+        MASKS,
+        20,
+        1,
+        '',
+    ),
     'Kaggle': (classes('Training/a', 'Training/b', 'Testing/a', 'Testing/b'), AB, 22, 2, 'Testing'),
     'capitals': (classes('Train/a', 'Train/b', 'Valid/a', 'Valid/b'), AB, 24, 24, ''),
     'Intel': (
@@ -135,6 +142,7 @@ LAYOUTS = {  # how it is built -> first classes, images to learn from, images he
 }
 QUESTIONS = {  # what cannot be told -> options that settle it, with the classes that they lead to
     'a flat test': (classes('a', 'b', 'test'), {'--classes a,b,test': ['a', 'b', 'test'], '--classes a,b': AB}),
+    'a flat train': (classes('a', 'b', 'train'), {'--classes a,b,train': ['a', 'b', 'train'], '--classes a,b': AB}),
     'two folders of JPEG': (
         pairs('x/{}.jpg', 'y/{}.jpg'),
         {'--classes x,y': ['x', 'y'], '--maps y': 'end in .jpg, whose compression'},

@@ -4,7 +4,6 @@
     python tools/dev/compare_heads.py data/camvid --rows masks_decoder --rates 5e-4 --seeds 0     another rate
     python tools/dev/compare_heads.py data/camvid --calibrate        CPU seconds of each head's step, and so its STEPS
     python tools/dev/compare_heads.py data/camvid --table            the table of what there is
-    python tools/dev/compare_heads.py data/camvid --cost             what an image costs in inference
 
 All begin with the packaged weights, by configs/demo/camvid_upernet.py except for what ROWS says: 8 crops of 128 pixels
 a step. A row makes as many steps as it would in MINUTES of one CPU core, wherever it is run. Every row is tried at
@@ -17,7 +16,6 @@ import argparse
 import json
 import math
 import statistics
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -137,49 +135,6 @@ def calibrate(args: argparse.Namespace) -> None:
     print_steps(steps, 6, MINUTES)
 
 
-def cost(args: argparse.Namespace) -> None:
-    """Prints what a frame of 360 x 480 pixels costs at one scale, in windows of 128, on one thread in bfloat16.
-
-    Each row has a process of its own, so that the memory is its own.
-    """
-    import torch
-    from mmengine.runner import Runner
-    from mmseg.structures import SegDataSample
-    from torch.utils.flop_counter import FlopCounterMode
-
-    if len(args.rows) > 1:
-        print('| head | GFLOP | ms | MB besides the model |\n|' + ' --- |' * 4, flush=True)
-        words = [sys.executable, __file__, str(args.data), '--out', str(args.out), '--cost', '--rows']
-        for row in args.rows:
-            if row.endswith(('lora', 'frozen')):  # in inference UperNet or a mask decoder as any
-                continue
-            subprocess.run([*words, row], check=True)
-        return
-    torch.set_num_threads(1)
-    (row,) = args.rows
-    cfg = config_of(row, args.data, 1000, 2e-3, 0, args.out / 'cost' / row)
-    cfg.log_level = 'WARNING'
-    model = Runner.from_cfg(cfg).model.eval()
-    data = dict(inputs=torch.zeros(1, 3, 360, 480, dtype=torch.uint8), data_samples=[SegDataSample()])
-    data['data_samples'][0].set_metainfo(dict(ori_shape=(360, 480), img_shape=(360, 480)))
-    with FlopCounterMode(display=False) as counter:
-        model.test_step(data)
-    before, seconds = memory('VmRSS'), []
-    Path('/proc/self/clear_refs').write_text('5')  # the high-water mark begins anew
-    for _ in range(5):
-        start = time.process_time()
-        model.test_step(data)
-        seconds.append(time.process_time() - start)
-    numbers = f'{counter.get_total_flops() / 1e9:.1f} | {1e3 * statistics.median(seconds):.0f}'
-    print(f'| {ROWS[row]} | {numbers} | {memory("VmHWM") - before:.0f} |', flush=True)
-
-
-def memory(key: str) -> float:
-    """MB of this process."""
-    lines = Path('/proc/self/status').read_text().splitlines()
-    return next(int(line.split()[1]) for line in lines if line.startswith(key)) * 1024 / 1e6
-
-
 def table(args: argparse.Namespace) -> None:
     """Rows at their best rate; the error is that of seeds, by their spread within all rows and rates."""
     results = read_results(args.out)
@@ -218,15 +173,12 @@ def main() -> None:
     parser.add_argument('--steps', type=int, help='of each training, in place of those of MINUTES')
     parser.add_argument('--calibrate', action='store_true')
     parser.add_argument('--table', action='store_true')
-    parser.add_argument('--cost', action='store_true')
     parser.add_argument('--child', nargs=3, help=argparse.SUPPRESS)  # a training in a process of its own
     args = parser.parse_args()
     args.data, args.out = args.data.resolve(), args.out.resolve()
     if args.child:
         row, rate, seed = args.child
         train(row, float(rate), int(seed), args, args.out / name_of(row, float(rate), int(seed), args))
-    elif args.cost:
-        cost(args)
     elif args.calibrate or args.table:
         (calibrate if args.calibrate else table)(args)
     else:

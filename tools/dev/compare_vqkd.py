@@ -53,7 +53,7 @@ def main() -> None:
     started = {name: parameter.detach().std() for name, parameter in ours.named_parameters()}
     missing = ours.load_state_dict(theirs.state_dict(), strict=False).missing_keys
     ours.started.fill_(False)  # the codes begin by k-means
-    ours.teacher = (lambda images, grid: theirs.features,)
+    ours.teacher = (lambda images, grid: [theirs.features],)
     print(f'only in beit_mm: {", ".join(missing)}')
     named = dict(theirs.named_parameters())
     pairs = {

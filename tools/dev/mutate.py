@@ -5,6 +5,10 @@
 Works in a copy of the current folder. A first run with coverage, kept beside --out, finds which tests execute which
 line in pytest's own process. For a change these run, the quickest first, in a fork of a process that has imported the
 large libraries. What stands in --out, as lines of JSON, is not tried again.
+
+No library replaces it: mutmut (3.8) runs only the first test of a file for what a fixture of that file calls, changes
+no decorated function, and its wrappers break torch.compile; cosmic-ray (8.7) starts Python for every change, which
+takes five times as long.
 """
 
 import argparse
