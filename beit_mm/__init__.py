@@ -1,7 +1,7 @@
 """BEiT (arXiv 2106.08254) as a plugin of MMPretrain and MMSegmentation.
 
-Every registered type is found as `type='beit_mm.NAME'` in any config. The package is two houses: the plugin, for
-configs of OpenMMLab, and on it the application, for folders of images. Nothing of the plugin imports the application.
+Every registered type is found as `type='beit_mm.NAME'` in any config. The package has two parts: the plugin, for
+configs of OpenMMLab, and on top of it the application, for folders of images. The plugin never imports the application.
 
 The plugin:
 

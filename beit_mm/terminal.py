@@ -82,9 +82,9 @@ class Parser(argparse.ArgumentParser):
 
 
 class Shared:
-    """A context that changes the process, made one for threads: the first in it enters it, the last one leaves it.
+    """Makes threads share a context that changes the process: the first one enters it, the last one leaves it.
 
-    One that is left under others stays until these are left too: each restores what it found.
+    A context that others have been entered on top of is left after these, because each restores what it found.
     """
 
     changing = threading.Lock()
@@ -129,7 +129,7 @@ def quiet() -> Iterator[None]:
 
 
 def quiet_import(name: str) -> Any:
-    """Imports a module, one thread at a time: threads that meet in a circle of modules get half of one from Python."""
+    """Imports a module, one thread at a time: in a circular import another thread would get a module half loaded."""
     with importing, without_output():
         return importlib.import_module(name)
 
@@ -167,7 +167,7 @@ def output_by_thread() -> Iterator[None]:
 
 
 def log_warning(message: Any, category: type, filename: str, lineno: int, *_: Any) -> None:
-    """Stands for `warnings.showwarning`: warnings of libraries, except mmengine's hooks, are logged but not shown."""
+    """Replaces `warnings.showwarning`: warnings of libraries, except mmengine's hooks, are logged but not shown."""
     is_shown = not filename.startswith(CODE_OF_OTHERS) or 'mmengine/hooks' in filename
     text = f'{filename}:{lineno}: {category.__name__}: {message}'
     log(text, logging.WARNING if is_shown else logging.INFO)

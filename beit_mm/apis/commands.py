@@ -56,7 +56,7 @@ def train_parser() -> argparse.ArgumentParser:
             tools/dist_train.sh configs/beit/pretrain_800e.py 16
         """
     )
-    resume = "resume from a checkpoint, or the work directory's newest intact one; settings are the config's"
+    resume = "resume from a checkpoint, or the work directory's newest intact one; settings come from the config"
     parser.add_argument('--resume', nargs='?', const='auto', metavar='CHECKPOINT', help=resume)
     steps = 'run N batches: schedules keep their shares of the run, --cfg-options apply, and it validates at the end'
     parser.add_argument('--steps', type=int, metavar='N', help=steps)
@@ -149,7 +149,7 @@ def scale_schedules(cfg: Config, unit: str, length: int, steps: int) -> None:
     others = [schedule for schedule in schedules if schedule.get('by_epoch', True) != (unit == 'max_epochs')]
     if others:  # schedules in steps of a run in epochs, or the reverse, keep their shares of the longest of them
         if len(others) < len(schedules) or any('end' not in schedule for schedule in others):
-            raise UserError(f'--steps: a {others[0].type} does not count as the run does, by {unit}; write a config')
+            raise UserError(f'--steps: {others[0].type} does not count by {unit} as the run does; write a config')
         length = max(schedule.end for schedule in others)
     for schedule in schedules:
         begin = step_of(schedule.get('begin', 0), length, steps)
@@ -282,7 +282,7 @@ def enable_drawing(cfg: Config, folder: str) -> None:
     pipeline = cfg.test_dataloader.dataset.pipeline
     segments, backends = cfg.default_scope == 'mmseg', [dict(type='LocalVisBackend')]
     if pipeline[0].type.endswith('LoadBands') or not (segments or pipeline[-1].type.endswith('PackInputs')):
-        raise UserError('--show-dir draws what classifiers and segmentors predict of RGB images; leave it or --tta out')
+        raise UserError('--show-dir draws results of classifiers and segmentors on RGB images; leave it out, or --tta')
     if segments:
         cfg.default_hooks.visualization = dict(type='SegVisualizationHook', draw=True, interval=1)
         cfg.visualizer = dict(dict(vis_backends=backends), **cfg.get('visualizer', {}))

@@ -47,12 +47,12 @@ def export(
     """Writes a classifier or segmentor as one ONNX file, or as one page (.html) that runs it in a browser.
 
     Args:
-        checkpoint: of a classifier or segmentor: see `classify`.
+        checkpoint: a classifier or segmentor, see `classify`.
         out: ONNX file (.onnx), which tools/onnx_predict.py runs without torch; or a page (.html).
-        config: path of its config, in place of the one in the checkpoint; it may name any type.
+        config: path of a config, in place of the one in the checkpoint; it may name any type.
         mean, std: see `classify`.
         float16: weights and arithmetic in half precision.
-        runtime: of a page: folder with the unpacked npm package onnxruntime-web (default: npm gets it once).
+        runtime: for a page, folder with the unpacked npm package onnxruntime-web (default: npm gets it once).
 
     Returns:
         The path. The metadata, see `export_onnx`, also hold `classes` and `steps`, what the test pipeline does to an

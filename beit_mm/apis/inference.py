@@ -301,7 +301,8 @@ def attention(
         points: 'x,y' in pixels, or in shares of width and height with decimal points; several joined by ';' or listed.
         out: picture; several points are drawn one below the other.
         layer: block, counted from 0, or from the end if negative.
-        short_side: of the image that the model sees, in pixels; by default the checkpoint's, but at least 30 patches.
+        short_side: short side, in pixels, at which the model sees the image; by default the checkpoint's size, but at
+            least 30 patches.
     """
     path = check_picture(out)
     with quiet():

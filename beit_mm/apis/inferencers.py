@@ -118,9 +118,9 @@ class ClassificationInferencer(Inferencer):
 class SegmentationInferencer(Inferencer):
     """A trained segmentor, with the names of its `classes`, their colours, and the preparation of its images.
 
-    It has the arguments of ClassificationInferencer, and predicts the same labels as tools/test.py; but an image more
-    than twice as large or as small as those of the training, of which a config without ResizeToScale does not tell
-    more than its short side, keeps their scale. `palette` has the colours, [red, green, blue] of 0-255.
+    It has the arguments of ClassificationInferencer, and predicts the same labels as tools/test.py, except for images
+    more than twice as large or as small as those of the training, which keep the scale of the training. (A config
+    without ResizeToScale shows only their short side.) `palette` has the colours, [red, green, blue] of 0-255.
 
     Args:
         short_side: of each image as the model sees it, in pixels, instead of the scale of the training.

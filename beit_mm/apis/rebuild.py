@@ -61,7 +61,7 @@ TRAINED_ON = re.compile(r'(?:(?:ft|to|[._-]in)1k|(?P<ade>ade20k))(?:_\d{8})?(?:-
 
 
 class NeedsConfigError(UserError):
-    """A file does not show its whole model, or may not: `reason`, which lacks the name of the file, says why."""
+    """A file does not show its whole model, or its config is refused; `reason` says why, without the file's name."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(f'{reason}; give a config that you trust (config=PATH of an inferencer, --config of `export`)')

@@ -60,7 +60,7 @@ def locate_weights(source: str, advice: str) -> Path:
     if first_of_node and not any(place.is_file() for place in places):
         try:
             with _downloading:
-                if not places[-1].is_file():  # as it is if another thread had the same wish
+                if not places[-1].is_file():  # another thread may have downloaded it
                     download(source, places[-1])
         except (OSError, RuntimeError, ValueError, http.client.HTTPException) as error:
             reason = f' ({" ".join(str(error).split()):.300})'

@@ -31,7 +31,7 @@ EXTENSIONS = tuple('.jpg .jpeg .jfif .mpo .png .apng .webp .gif .bmp .ppm .pgm .
 EXTENSIONS += () if reading.HeifImageFile is None else HEIF_EXTENSIONS
 BAND_EXTENSIONS = ('.tif', '.tiff', '.npy')  # for LoadBands
 INDEX = 'shards.npz'
-LITTER = ('.', '@eaDir', '#recycle', '$RECYCLE.BIN', '__MACOSX')  # how folders begin that nobody put there
+LITTER = ('.', '@eaDir', '#recycle', '$RECYCLE.BIN', '__MACOSX')  # beginnings of the names of folders that systems make
 SUBSTITUTES = 10  # images tried in place of an unreadable one; if all fail, the images are not the cause
 
 
@@ -221,8 +221,8 @@ class UnlabeledImages(BaseDataset):
         by_numbers = not all(isinstance(key, tuple) for key in keys)
         if by_numbers and not self.test_mode and reading.warns_here():
             warn(
-                f'{type(self).__name__} is read by plain numbers, so each image has the same views in all epochs; '
-                'to train, give the DataLoader a SeededSampler, and call its set_epoch; otherwise set test_mode=True'
+                f'{type(self).__name__} is indexed by plain integers, so an image has the same views in all epochs; '
+                'to train, give the DataLoader a SeededSampler and call its set_epoch; otherwise set test_mode=True'
             )
         return [self[key] for key in keys]
 

@@ -31,8 +31,8 @@ def is_missing(values: np.ndarray, nodata: Sequence[float] = ()) -> np.ndarray:
 def find_nodata(pixels: np.ndarray, dtype: np.dtype) -> tuple[list[float], list[str]]:
     """Finds the values that no tag marks but that are the lowest or highest on more than 1 % of a band's pixels.
 
-    What is FAR from the other values means no data. What is APART, and 0 or a limit of its type, is only named: it can
-    have been measured, as 0 in a shadow, and leaves most of the scale to the others.
+    A value that is FAR from the others means no data. One that is only APART is named in a note if it is 0 or a limit
+    of its type: it may have been measured, as 0 in a shadow, and leaves most of the scale to the others.
 
     Args:
         pixels: bands (N, C) of some pixels, NaN where no data is known.

@@ -209,7 +209,7 @@ def loss_as_rgb(image: Image.Image) -> str | None:
     if highest > MOST_DARK:
         return None
     cure = READ_ALL_BANDS if tags else 'scale them to 0 to 65,535'
-    return f'its values use little of their 16 bits, so that all lie in levels 0 to {highest} of 255; {cure}'
+    return f'its values use little of their 16 bits: all become levels 0 to {highest} of 255; {cure}'
 
 
 def warns_here() -> bool:

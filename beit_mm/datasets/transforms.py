@@ -179,7 +179,7 @@ class ResizeToScale(BaseTransform):
 
     def __init__(self, short_side: int, factor: float | None = None, within: float = 2.0) -> None:
         if short_side < 1 or within < 1 or (factor is not None and factor <= 0):
-            raise UserError(f'{short_side=}, {factor=}, {within=}; expected pixels, a number above 0 and at least 1')
+            raise UserError(f'{short_side=}, {factor=}, {within=}; expected factor above 0, others from 1')
         self.short_side, self.factor, self.within = short_side, factor, within
 
     def size_of(self, height: int, width: int) -> tuple[int, int]:

@@ -49,7 +49,7 @@ class CheckpointHook(Hook):
     waits for the step that uses them.
 
     With `resume=True` and no `load_from`, with `resume='auto'`, or after a restart by torchrun or Slurm, the run
-    resumes from the newest readable checkpoint of the folder's last run; where there is none, it starts anew.
+    resumes from the newest readable checkpoint of the folder's last run; without one it starts afresh.
 
     Args:
         interval: epochs or iterations between two checkpoints; -1 saves none but the last.
@@ -102,7 +102,7 @@ class CheckpointHook(Hook):
                 log(f'load_from={weights} is not read: the weights come from {path}.')
         elif is_searched:
             resume_instead(runner, None)
-            warn(f'No checkpoint of this run in {folder}: it starts from the beginning, load_from={weights}.')
+            warn(f'No checkpoint of this run in {folder}: the run starts from the beginning, load_from={weights}.')
 
     def after_load_checkpoint(self, runner: Runner, checkpoint: dict) -> None:
         """Takes over the id, position, seed and files of the resumed run."""
@@ -130,7 +130,7 @@ class CheckpointHook(Hook):
             if runner.iter == 0 and name.removeprefix('module.') == 'steps':
                 buffer.zero_()  # DiscreteVAE's temperature begins anew, as the learning rate does
         if self.unit == 'epoch' and self.interval > 0 and not isinstance(runner.train_loop, EpochBasedTrainLoop):
-            warn('The CheckpointHook counts epochs, the run iterations: only its end is saved. Set by_epoch=False.')
+            warn('The CheckpointHook counts epochs, the run iterations: set by_epoch=False, or only its end is saved.')
         self.run_id = self.run_id or f'{runner.timestamp}_{secrets.token_hex(4)}'
         runner.message_hub.update_info(KEPT, self.kept)
         if is_main_process():
@@ -318,13 +318,14 @@ def newest_checkpoint(folder: Path, restarted: bool = False) -> str | None:
             earlier.append(path.name)
             continue
         if unusable:
-            warn(f'Passed over: {"; ".join(unusable)}.')
+            warn(f'Skipped checkpoints: {"; ".join(unusable)}.')
         log(f'Resuming from {path}, the newest checkpoint.')
         return str(path)
     if unusable:
         raise CheckpointError(f"None of this run's checkpoints in {folder} can be resumed: {'; '.join(unusable)}")
     if earlier and not restarted:
-        raise CheckpointError(f'{folder} has checkpoints of an earlier run only; start anew, or --resume {earlier[0]}')
+        found = f'{folder} has checkpoints of an earlier run only'
+        raise CheckpointError(f'{found}; start without --resume, or give --resume {earlier[0]}')
     return None
 
 

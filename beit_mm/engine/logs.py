@@ -249,7 +249,7 @@ class ProgressHook(Hook):
 
 
 def time_left(begin: float, done: float, remaining: float) -> str:
-    """What the rest of a work takes at its pace since `begin`, as text."""
+    """How long the rest of a task takes at its pace since `begin`, as text."""
     if done <= 0:  # a clock does not count the first step of a call
         return 'time left unknown'
     return f'{timedelta(seconds=round((time.monotonic() - begin) / done * remaining))} left'

@@ -131,7 +131,7 @@ class AutocastOptimWrapper(OptimWrapper):
         self.message_hub.update_scalar('train/skipped_steps', counters.not_finite)
         if skipped := counters.not_finite - last_read.not_finite:
             in_run = counters.not_finite
-            warn(f'Skipped {skipped} of the last {len(norms)} steps, without finite gradients; {in_run} in this run.')
+            warn(f'Skipped {skipped} of the last {len(norms)} steps (gradients not finite), {in_run} in this run.')
         if self.loss_scaler.is_enabled():
             self.message_hub.update_scalar('train/overflows', counters.overflows)
         if counters.in_a_row >= MAX_SKIPPED_IN_A_ROW:
@@ -294,7 +294,7 @@ def parameter_groups(model: nn.Module, rate: float = 1.0, lr: float | None = Non
 class LARS(torch.optim.SGD):
     """torch's SGD; the gradient of each matrix first gets TRUST times the matrix's length.
 
-    The learning rate applies after the momentum, and nothing waits for the device, other than in mmpretrain's LARS.
+    Unlike mmpretrain's LARS, it applies the learning rate after the momentum, and never waits for the device.
     Source: facebookresearch/mae `util/lars.py`.
     """
 

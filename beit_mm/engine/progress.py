@@ -39,7 +39,7 @@ def progress_of(runner: Runner | None = None, steps: int | None = None) -> float
 class ClockHook(Hook):
     """Ends a training when its time is up, and sets its schedules by the time that has passed.
 
-    How many steps fit into the time is not known before, and changes with the load of the machine. So schedules are
+    How many steps fit into the time is not known in advance, and changes with the load of the machine. So schedules are
     built for NOMINAL_STEPS, and at the end of each step the progress grows by the step's share of what remains:
 
         (1 - progress) * (seconds of the step) / (seconds from its beginning to the deadline)

@@ -32,13 +32,13 @@ def asked_for(runner: Runner) -> tuple[bool | str, str | None]:
 
 
 def resumed_from(runner: Runner) -> str | None:
-    """The checkpoint that a training goes on from; None if it begins anew."""
+    """The checkpoint that a training goes on from; None if it starts from the beginning."""
     resume, load_from = asked_for(runner)
     return runner.message_hub.get_info(CHOSEN, (load_from or runner.work_dir) if resume else None)
 
 
 def resume_instead(runner: Runner, path: str | None) -> None:
-    """Makes a run resume from `path`, whatever it asked for; None: it begins anew, with the weights it asked for."""
+    """Makes a run resume from `path`, whatever it asked for; None: it starts afresh, with the weights it asked for."""
     _, weights = asked_for(runner)
 
     @cache  # the Runner calls it when its weights are initialised, and again for a test after the training
@@ -80,7 +80,7 @@ def fit_position(runner: Runner, path: str, meta: dict, weights: dict) -> bool:
         epoch, seen = divmod(meta['iter'], stored['per_epoch'])
         counted = epoch * batch['per_epoch'] + seen * stored['images'] // batch['images']
         was, now = (f'{entry["per_epoch"]} batches of {entry["images"]} images an epoch' for entry in (stored, batch))
-        warn(f'Iteration {meta["iter"]}, with {was}, is {counted} with {now}; schedules and intervals count these.')
+        warn(f'Iteration {meta["iter"]} (of {was}) becomes {counted} ({now}), for schedules and intervals too.')
         if 'steps' in weights:  # of DiscreteVAE, whose temperature is a schedule too
             weights['steps'] = (weights['steps'] + counted - meta['iter']).clamp(min=0)
         meta['iter'] = counted
@@ -105,9 +105,9 @@ def follow_config(runner: Runner, path: str, checkpoint: dict, config: dict) -> 
         lines = [f'\n  {quoted(name)} {new:.100}, was {old:.100}' for name, (new, old) in changes.items()]
         warn(f"The config differs from the checkpoint's, and applies from iteration {meta['iter']} on:{''.join(lines)}")
     if not stored:
-        warn(f"{path} does not say its config: this run's applies from iteration {meta['iter']} on.")
+        warn(f"{path} holds no config: this run's config applies from iteration {meta['iter']} on.")
     if not says_batch and changes.keys() & {'train_dataloader.batch_size', 'optim_wrapper.accumulative_counts'}:
-        warn(f'Iteration {meta["iter"]} is not converted: the number of images in a batch is not known.')
+        warn(f'Iteration {meta["iter"]} is not converted, because the number of images in a batch is unknown.')
     kind, old = changes.get('optim_wrapper.optimizer.type', (NOT_SET, NOT_SET))
     if old != NOT_SET:
         raise UserError(f'{kind} cannot use the state of {old}; set {old} again, or load only the weights: load_from')
@@ -161,7 +161,7 @@ def settings_by_name(value: Any, name: str = '') -> dict[str, str]:
 def set_states(runner: Runner, checkpoint: dict, moved: bool) -> None:
     """Changes a checkpoint's optimizer and schedulers to the config's settings; moments and counters stay."""
     if isinstance(runner.optim_wrapper, OptimWrapperDict):
-        return warn("Of several optimizers, all settings and schedules are the checkpoint's, not the config's.")
+        return warn('With several optimizers, settings and schedules come from the checkpoint, not from the config.')
     wrapper = runner.optim_wrapper = runner.build_optim_wrapper(runner.optim_wrapper)
     schedulers = runner.param_schedulers = runner.build_param_scheduler(runner.param_schedulers or [])
     optimizer, states = wrapper.optimizer, checkpoint.get('param_schedulers') or []
@@ -171,7 +171,7 @@ def set_states(runner: Runner, checkpoint: dict, moved: bool) -> None:
     if measuring and [scheduler.state_dict().keys() for scheduler in schedulers] == [state.keys() for state in states]:
         names = {scheduler.param_name for scheduler in schedulers}
         kept |= names | {f'initial_{name}' for name in names}
-        warn(f"ReduceOnPlateau resumes: schedules, and {', '.join(names)}, are the checkpoint's, not the config's.")
+        warn(f'With ReduceOnPlateau, schedules and {", ".join(names)} come from the checkpoint, not from the config.')
     else:
         # The clock moves the schedules of a timed run, so they have their own count.
         counts = [state['_global_step'] for state in states if not state['by_epoch']]

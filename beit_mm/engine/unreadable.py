@@ -58,13 +58,13 @@ class UnreadableImagesHook(Hook):
     def check_held_out(self, runner: Runner) -> None:
         dataset = runner.val_dataloader.dataset
         total = len(dataset)
-        log(f'Reading the {total} held-out images once, to see that none is broken.')
+        log(f'Reading the {total} held-out images once, to check that none is broken.')
         broken = find_unreadable(dataset, runner.val_dataloader.num_workers)
         if broken:
             self.leave_out(runner, broken)
 
     def before_val(self, runner: Runner) -> None:
-        """Leaves out held-out images, or label maps, whose files are gone since."""
+        """Leaves out held-out images, or label maps, whose files have since disappeared."""
         dataset = runner.val_dataloader.dataset
         if is_training(runner) and isinstance(dataset, UnlabeledImages) and dataset.on_error == 'skip':
             gone = in_main_process(lambda: find_gone(dataset))

@@ -511,7 +511,7 @@ def class_ious(hits: Tensor, unions: Tensor) -> Tensor:
 def average_precisions(scores: Tensor, truth: Tensor) -> Tensor:
     """Average precision of each class in %, of scores (N, K) and of a random order (2, K); nan without images of it.
 
-    The latter exceeds the frequency of the class, because the first images of its few may come early.
+    A random order has more than the frequency of a class, because some of the few images may come early by chance.
     """
     number, harmonic = len(truth), float((1 / torch.arange(1, len(truth) + 1)).sum())
     share_of_others = (truth.sum(dim=0) - 1) / (number - 1)

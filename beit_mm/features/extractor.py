@@ -379,7 +379,7 @@ def embed(
         batch_size, on_error: as in its __call__.
         out: .npz file to write, with `features` and `paths`, see `save_features`.
         kind: 'mean' of the patches, 'class_token', or 'patches'.
-        layer: block, 0-based, negative from the end; by default the last in the first two thirds.
+        layer: block, counted from 0, or from the end if negative; by default the last in the first two thirds.
         progress: show a bar in a terminal.
 
     Returns:

@@ -244,7 +244,7 @@ class BEiTBackbone(BaseModule):
         masked_input: add a mask token, for pretraining.
         abs_pos_embed: add an absolute position embedding.
         rel_pos_bias: None, 'shared' by all blocks (pretraining) or 'per_layer' (fine-tuning). With one, torch.compile
-            needs dynamic=False for images of several sizes: it compiles anew for each.
+            needs dynamic=False for images of several sizes: it compiles again for each.
         rotary_base: base of the periods of rotary positions, 100 in DINOv3; None for none. They are computed for any
             image size, and need abs_pos_embed=False.
         feedforward: 'mlp', or 'swiglu', a gated MLP.
@@ -329,7 +329,7 @@ class BEiTBackbone(BaseModule):
                     f'rotary_base={rotary_base}, heads of {dims}/{heads} channels; expected a base above 1, at most '
                     f'{MAX_ROTARY_BASE}, and heads of a multiple of 4 channels'
                 )
-            self.register_buffer('rotary_base', torch.tensor(float(rotary_base)))  # for those who read its weights
+            self.register_buffer('rotary_base', torch.tensor(float(rotary_base)))  # for readers of its weights
         self.norm_eps = norm_eps(rotary_base)
         self.norm = self.fc_norm = None
         if depth - 1 in self.out_indices:
@@ -517,7 +517,7 @@ def _fit_on_load(
     log(str(report), logging.WARNING if incomplete else logging.INFO)
     theirs, ours = ((origin or {}).get('architecture') or {}).get('interpolate_mode'), backbone.interpolate_mode
     if theirs not in (None, ours) and 'pos_embed' in expected:
-        log(f"Other image sizes: interpolate_mode={ours!r} is the config's; the authors' code has {theirs!r}.")
+        log(f"Positions for other image sizes: interpolate_mode={ours!r} here, {theirs!r} in the authors' code.")
 
 
 def sizes_of(arch: str | dict) -> dict:

@@ -109,7 +109,7 @@ class Files:
         self.have_maps = any(role_of(folder)[1] == 'maps' for folder in folders)  # beside the images
 
     def ending(self, *endings: str) -> list[str]:
-        """Files, not pipes, whose names end so."""
+        """Files, not pipes, with these endings."""
         return [file for file in list_images(str(self.root), endings) if (self.root / file).is_file()]
 
     def has_beside(self, file: str) -> bool:

@@ -39,9 +39,9 @@ MIN_ANSWERS = 100  # held-out images to classify even if time is short
 MAX_CLASSES = 30  # in the table of a classifier
 FITTED_PER_SECOND = 3_000_000  # images times features times classes, in `cross_fit` on a core
 SUSPECTS = (
-    'The less probable its label, the earlier an image: if the first labels are wrong, move the images, then give the '
-    'same `finetune` command: it prints the command that goes on. The probabilities are those of a linear layer on '
-    'frozen features, fitted to other images than it is asked about:'
+    'The images with the least probable labels come first. If those labels are wrong, move the images and give the '
+    'same `finetune` command again, which prints the command to go on with. The probabilities come from a linear '
+    'layer on frozen features, which was fitted to other images:'
 )
 RESAMPLED = 200  # bootstrap samples, for the standard errors of average precisions
 FOR_MAPS = ('reduce_zero_label', 'bands', 'head', 'maps', 'short_side', 'full_size')  # options
@@ -156,7 +156,7 @@ class Classification(FineTuning):
             balanced if self.call.balance else '',
             f'The baselines (thumbnails, most frequent class) need no network: they learned from {num_learned:,} of '
             f'the {len(images.train.names):,} images. On the same {found["thumbnails"].number:,} held-out images the '
-            f'classifier gains {gained}, in %: standard errors of these pairs, which decide the verdict. '
+            f'classifier gains {gained}, in %. These standard errors, of paired differences, decide the verdict. '
             'This is one training with one seed. To see what pretraining gains, run it again with --init none.',
             f'At most {MAX_CLASSES} classes, worst first, on {len(answers):,} held-out images:',
             table_of_classes(counts, images),
@@ -232,8 +232,8 @@ class MultiLabelClassification(Classification):
         truth = torch.tensor([self.images.digits(asked[answer['path']]) for answer in answers])
         measured, gain = compare_precisions(scores, truth)
         parts: list[report.Part] = [
-            f'At most {MAX_CLASSES} classes, worst first, on {len(answers):,} held-out images; a random '
-            'order of the images has the better average precision the more frequent a class is:',
+            f'At most {MAX_CLASSES} classes, worst first, on {len(answers):,} held-out images; the more '
+            'frequent a class is, the better is the average precision of a random order:',
             table_of_precisions(scores, truth, self.images),
             'mistakes.csv is not written: only images with a single label are checked for wrong ones.',
             report.draw_curves(weights.parent / 'finetune'),

@@ -75,7 +75,7 @@ class Images:
         return [sorted(self.train.names.items()), sorted(self.held_out.names.items()), *self.rules()]
 
     def rules(self) -> list[Any]:
-        """What of it holds for all images."""
+        """The part of it that concerns all images."""
         return [self.classes]
 
     def named_classes(self) -> str:
@@ -101,7 +101,7 @@ class Images:
                 del part.names[path]
 
     def write_maps(self, lists: Path) -> None:
-        """Draws label maps that are no files yet, for `dataset`."""
+        """Draws label maps that are not files yet, for `dataset`."""
 
     def dataset(self, lists: Path, name: str) -> dict[str, Any]:
         """Arguments of a dataset for the list `name` that `write_lists` wrote."""
@@ -165,7 +165,7 @@ def find_images(
     if found.question or not are_classes or not set(held_out.names.values()) <= set(names):
         return Images(train, held_out, [], found.notes)
     deep = next((path for path in train.names if path.count('/') > 1), '')
-    found.notes += [f'folders in class folders are no classes: {deep} is {train.names[deep]}'] if deep else []
+    found.notes += [f'folders in class folders are not classes: {deep} counts as {train.names[deep]}'] if deep else []
     if empty := {path.name for path in root.glob('[!.@#$]*/')} - {*names} - found.left_out:
         warn(f'{str(root)!r}: no images in {preview(sorted(empty))}; not counted as classes')
     return Images(train, held_out, names, found.notes)

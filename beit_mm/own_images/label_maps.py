@@ -296,8 +296,8 @@ def check_depths(images_of: Mapping[str, list[str]]) -> None:
     if len(images_of) > 1:
         (usual, images), (depth, others), *_ = images_of.items()
         raise UserError(
-            f'{others[0]} holds {depth}, {images[0]} {usual}; all images are scaled alike, so convert those of one '
-            'kind, for example by gdal_translate -ot UInt16 -scale'
+            f'{others[0]} holds {depth}, {images[0]} {usual}; all images are scaled alike, so convert one of the two '
+            'kinds, for example by gdal_translate -ot UInt16 -scale'
         )
 
 
@@ -312,7 +312,7 @@ def choose_turning(numbers: Mapping[str, int]) -> tuple[list[str], bool]:
     if stored:
         return [f'{stored + either} images are turned by EXIF; their maps are not, and are turned like them'], True
     if either and not upright:
-        cure = 'if not, give the images no orientation: exiftool -Orientation= FOLDER'
+        cure = 'if they are not, remove the orientation of the images: exiftool -Orientation= FOLDER'
         return [f'{either} images are turned by EXIF; their maps must be upright too; {cure}'], False
     return [], False
 

@@ -33,7 +33,7 @@ FEWER_COLOURS, MAX_COLOURS = 4, 256  # label maps have so many times fewer than 
 MAX_COMPARED, NUM_OPENED = 5, 8  # folders whose files are compared; files of each that are opened
 DATE = r'(19|20)\d\d([-_.]?(0[1-9]|1[0-2])([-_.]?[0-3]\d)?)?'
 PART = r'(.*[\W_])?(part|tile|video|clip|seq|sequence|scene)[\W_]?\d+'
-NO_CLASSES = re.compile(f'{DATE}|{PART}', re.I)  # names of folders about which is asked
+NO_CLASSES = re.compile(f'{DATE}|{PART}', re.I)  # names of folders that the user is asked about
 EXPECTED = 'expected images/a.jpg and annotations/a.png, or a.jpg and a_mask.png side by side'
 NAMED, CLEAR, UNCLEAR = 'named', 'clear', 'unclear'  # how sure it is that folders hold images and label maps
 Pair = tuple[Path, Path]  # folders of images and of their label maps
@@ -183,21 +183,22 @@ def question_on(found: ClassFolders, splits: set[str]) -> str:
                 )
     if len(names) > 1 and all(map(NO_CLASSES.fullmatch, names)):
         where = quoted(str(found.train))
-        return f'{where}: {shown(names)} seem to be dates or parts; give {as_classes(names)} for classes'
+        return f'{where}: {shown(names)} seem to be dates or parts; if they are classes, give {as_classes(names)}'
     unclear = (splits & names) - {name for part in found.left_out for name in folders_below(found.train / part)}
-    otherwise = as_classes(names - unclear) if len(names - unclear) > 1 else 'sort the images into train/<class>/'
+    rest = names - unclear
+    otherwise = f'give {as_classes(rest)}' if len(rest) > 1 else 'sort the images into train/<class>/'
     if not unclear and len(names) > 1:
         inside = [folders_below(found.train / name) for name in names]
         if len(inside[0]) > 1 and all(each == inside[0] for each in inside):
-            unclear, otherwise = names, 'one of them as the folder of the images'
+            unclear, otherwise = names, 'give one of them as the folder of the images'
         else:
             unclear = {name for name in names if role_of(name) == ('', 'images')}
-            otherwise = '--maps FOLDER for label maps'
+            otherwise = 'name the label maps: --maps FOLDER'
     if not unclear:
         return ''
     return (
-        f'{quoted(str(found.train))}: {shown(unclear)} may be classes or parts of the data; give {as_classes(names)} '
-        f'for classes, otherwise {otherwise}'
+        f'{quoted(str(found.train))}: {shown(unclear)} may be classes or parts of the data; if they are classes, give '
+        f'{as_classes(names)}, otherwise {otherwise}'
     )
 
 
@@ -278,7 +279,7 @@ def side_by_side(root: Path, folders: list[Path]) -> MapFolders | None:
     notes = [f'in {quoted(root.name)} not used: {shown(unused)}'] if unused else []
     images, maps = (quoted(path.name) for path in pair)
     if found[pair] != NAMED:
-        why = f'the same file names as in {images}, few colours'
+        why = f'they have the file names of {images}, and few colours'
         notes.append(f'label maps are in {maps}: {why}; if these are classes, give {as_classes(names)}')
     return MapFolders(root, split_pairs(*pair), notes)
 

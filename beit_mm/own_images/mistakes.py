@@ -25,9 +25,9 @@ MAX_CELLS = 30  # classes whose confusion is drawn
 NUM_PAIRS, MANY_PAIRS = 5, 20  # pairs of confused classes in the report, and without a picture
 TILES, COLUMNS, TILE_SIDE = 24, 4, 240  # mistakes that are drawn, columns, side of a tile in pixels
 CONTRADICTED = (
-    'The more labelled pixels the segmentor contradicts, the earlier an image: if the first label maps are wrong, '
-    'correct them, then give the same `finetune` command: it prints the command that goes on. It may have learned '
-    'wrong labels too:'
+    'The images in which the segmentor contradicts most of the labelled pixels come first. If their label maps are '
+    'wrong, correct them and give the same `finetune` command again, which prints the command to go on with. The '
+    'segmentor may have learned wrong labels too:'
 )
 
 
@@ -44,7 +44,7 @@ def list_first(
 ) -> list[Part]:
     """Writes mistakes.csv beside a report, and shows its first rows in the report after a text."""
     write_table(out / TABLE, [*head, 'rank'], [(*row, str(rank)) for rank, row in enumerate(rows, start=1)])
-    learned = ', those to learn from too' if checked.learned else ''
+    learned = ', including those to learn from' if checked.learned else ''
     skipped = f' ({checked.skipped:,} cannot be read or have no label)' if checked.skipped else ''
     said = f'lists {len(rows):,} of {checked.total:,} images{learned}{skipped}.'
     if len(rows) + checked.skipped < checked.total:

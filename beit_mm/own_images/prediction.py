@@ -86,7 +86,7 @@ def classify_by_nearest(
     """Lets the most similar images of class folders vote; returns the results and the names of the classes."""
     found = find_class_folders(labelled)
     if found.question:
-        raise UserError(f'--labelled: {found.question} (finetune); expected a folder of class folders alone')
+        raise UserError(f'--labelled: {found.question} (in finetune); expected a folder of class folders alone')
     bank = list_folder(found.train, found.left_out)
     classes = sorted({*bank.names.values()} - {''})
     known = {str(bank.root / path): classes.index(name) for path, name in bank.names.items() if name}
@@ -130,20 +130,20 @@ def segment(
         out: folder for classes.txt, labels/<name>.png (indices into classes.txt from 0; a palette has the classes'
             colours, if there are at most 256), overlays/<name>.png with a legend, and confidence.csv.
         labelled: folder of images/ and annotations/, whose nearest patches decide, for a model without classes; see
-            `find_label_maps`.
-        short_side: of the images as the model sees them, in pixels; by default a segmentor's images keep the scale of
-            its training, in windows where they are larger, and others get the checkpoint's.
+            docs/label_maps.md.
+        short_side: short side, in pixels, at which the model sees images; by default a segmentor keeps the scale of its
+            training, in windows where images are larger, and other models take the checkpoint's size.
         full_size: let a segmentor see images pixel by pixel, in windows.
         reduce_zero_label: whether 0 marks unlabelled pixels in `labelled` or is a class; by default as classes.txt
             shows.
         multi_scale: average a segmentor's predictions over all scales and flips.
         max_pixels: limit for an image, and for a label map in `labelled`; 178,956,970 by default.
         mean, std: see `classify`.
-        min_confidence: make `out` a folder that `finetune` reads: pixels whose class is less probable, 0 to 1, are 255
-            in the label map, and images/ has links to the images that keep any label.
+        min_confidence: make `out` a folder that `finetune` reads: pixels whose class has less than this probability, 0
+            to 1, are 255 in the label map, and images/ has links to the images that keep any label.
         confidence: write confidence/<name>.png too, the probability of each pixel's label times 255.
-        probabilities: write probabilities/<name>.npz too, those of all classes for each pixel: `probabilities`, float16
-            (classes, height, width), and `classes`, their names.
+        probabilities: write probabilities/<name>.npz too, for each pixel the probabilities of all classes:
+            `probabilities`, float16 (classes, height, width), and `classes`, their names.
         json: see `classify`.
 
     Maps of a GeoTIFF are .tif files on the same grid, 255 (confidence 0) where it has no data.

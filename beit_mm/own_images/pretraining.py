@@ -47,8 +47,8 @@ OTHER_FEATURES = dict(start='the initial weights', random='random weights', thum
 METHODS = dict(knn='nearest neighbours', linear='linear layer')  # that test features
 MIN_LOSS_GAIN = 0.05  # nats, or for features a share of variance; smaller differences of losses do not count
 HOW_FEATURES_ARE_JUDGED = (
-    'Features of one block: the 20 nearest images vote, or a linear layer learns. The training used no labels. The '
-    'verdict on features comes from the linear layer.'
+    'From the features of one block, the 20 nearest images vote, or a linear layer learns. The pretraining itself used '
+    'no labels. The verdict on features comes from the linear layer.'
 )
 NUM_QUERIES = 6  # in the picture of neighbours
 DECODED = 'predicted, the correct tokens decoded'

@@ -122,8 +122,8 @@ class Record:
 class UnknownRecordError(UserError):
     def __init__(self, path: Path, reason: object) -> None:
         super().__init__(
-            f'{path} is damaged, or of another version of beit_mm, which has to end the run ({reason}); begin again '
-            'with another --out, or from its weights with --init'
+            f'{path} is damaged, or of another version of beit_mm ({reason}); finish the run with that version, begin '
+            'again with another --out, or start from its weights with --init'
         )
 
 

@@ -75,7 +75,7 @@ def pretrain(
     """Learns from the images of a folder without labels. The same call resumes an unfinished run.
 
     Args:
-        images: folder of images, searched to any depth; see `find_images` for what is held out.
+        images: folder of images, searched to any depth; see docs/own_images.md for what is held out.
         out: folder of the run.
         minutes: wall-clock time of the whole run; 15 by default.
         steps: length of the pretraining in steps, instead of minutes; the tokenizer gets at most as many.
@@ -83,12 +83,12 @@ def pretrain(
             By default 'demo' (the packaged weights) on a CPU and 'none' on a GPU.
         tokenizer: 'demo' (packaged), or 'new' to train one on these images; by default that of `init`.
         targets: what to predict: visual 'tokens' (default), or the 'features' of a teacher.
-        teacher: of features: any BEiT or plain ViT, or 'ema', the model's own moving average; by default DINOv2 on a
-            GPU that it fits, if its file is found or can be downloaded, else 'demo'.
-        workers: processes that read images; by default by the number of cores.
-        batch: images per step; by default by memory and number of images.
-        seed: of all random choices; 0 by default.
-        mean: of the images' channels, one number or one for each, pixels 0-255; by default as `init` records it,
+        teacher: for features, any BEiT or plain ViT, or 'ema', the model's own moving average; by default DINOv2 on
+            a GPU that it fits, if its file is found or can be downloaded, else 'demo'.
+        workers: processes that read images; by default chosen by the number of cores.
+        batch: images per step; by default chosen by memory and number of images.
+        seed: seed of all random choices; 0 by default.
+        mean: mean of the images' channels, one number or one for each, pixels 0-255; by default as `init` records it,
             ImageNet's for random weights.
         std: their standard deviation, like `mean`.
 
@@ -125,8 +125,8 @@ def finetune(
     """Trains a classifier on class folders, or a segmentor on label maps. The same call resumes an unfinished run.
 
     Args:
-        images: folder with one folder per class, or with images/, annotations/ and classes.txt, see
-            `find_label_maps`.
+        images: folder with one folder per class or a table of classes (docs/own_images.md), or with images and label
+            maps, polygons or boxes (docs/label_maps.md).
         out: see `pretrain`.
         init: weights to start from, see docs/own_images.md: any BEiT or plain ViT, by file, folder of a run, or name;
             'none' for random weights. By default DINOv2, on a GPU that it fits, or on a CPU if its features fit the
@@ -138,20 +138,20 @@ def finetune(
         reduce_zero_label: whether 0 in label maps marks unlabelled pixels or is a class; by default as classes.txt
             shows.
         balance: show images of small classes more often, with mmengine's ClassBalancedDataset.
-        classes: folders that are classes, such as cat,dog; by default all that are no parts such as train and test.
+        classes: folders that are classes, such as cat,dog; by default all except parts such as train and test.
         maps: folder of the label maps, relative to `images`; by default it is found by its name or files.
-        labels: column of a table (.csv or .tsv in the folder) that has the labels of the images it names; by default
-            the only one that can be meant.
+        labels: column that holds the labels, in a .csv or .tsv table in the folder; by default the only column that
+            can be meant.
         merge: classes to join, such as "road=1,2,7;car=3,cab": a new name, then numbers in label maps or names.
         bands: bands to read, from 0, of images with label maps; by default all if reading as RGB would lose some.
         lora: rank of the matrices that are trained beside the layers of the frozen backbone.
         freeze: number of blocks that are not trained, from the first on, with the embeddings. With 'all' the head of a
             classifier, or a segmentor's linear head, is fitted to features computed once, without augmentation, of as
             many images as the minutes allow.
-        head: of a segmentor: 'linear' (default for models as small as the packaged ones), 'upernet' (for larger ones),
-            'setr_pup', 'masks' (queries in the last blocks), or 'masks_decoder' (its own blocks).
-        short_side: of images with label maps as a segmentor sees them, in pixels; by default large enough for the
-            objects in the maps.
+        head: a segmentor's head: 'linear' (default for models as small as the packaged ones), 'upernet' (for larger
+            ones), 'setr_pup', 'masks' (queries in the last blocks), or 'masks_decoder' (its own blocks).
+        short_side: short side, in pixels, at which a segmentor sees images; by default large enough for the objects in
+            the label maps.
         full_size: let a segmentor see images pixel by pixel, in crops and windows.
 
     Returns:

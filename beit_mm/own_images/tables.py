@@ -152,7 +152,7 @@ def read_labels(
     for row in rows:
         image, label = files.image_of(row[names], file), row[column]
         if not image or not (label or separator):
-            left_out['without a label' if image else 'whose images are not there'] += 1
+            left_out['because they have no label' if image else 'because their images are missing'] += 1
             continue
         own = {*map(str.strip, label.split(separator))} - {''} if separator else {label}
         if found.setdefault((image, row[names]), own) != own:
@@ -216,13 +216,13 @@ def images_of(root: Path, labels: dict[str, str], splits: dict[str, str], notes:
     unknown = held - {*found.classes}
     if unknown and unknown == held:
         raise UserError(
-            f'no held-out image has a label of the images to learn from: {quoted(min(held))} is none of '
-            f'{preview(map(quoted, found.classes))}; write both alike'
+            f'the labels of held-out images do not occur among those to learn from: {quoted(min(held))} is not among '
+            f'{preview(map(quoted, found.classes))}; spell them alike'
         )
     if unknown:
         number = sum(bool(unknown & {*joined.split(JOINT)}) for joined in held_out.names.values())
         found.notes.append(
-            f'{number:,} held-out images have labels that no image to learn from has, which are left out: '
+            f'{number:,} held-out images have labels that no image to learn from has; these labels are left out: '
             f'{preview(map(quoted, sorted(unknown)))}'
         )
     return found

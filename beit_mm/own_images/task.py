@@ -145,7 +145,7 @@ class Task(ABC):
             return str(path), f'{free} by the figures of its authors, on ImageNet-1K {known["figures"]} %'
         if not wanted:
             return DEMO, ''
-        return DEMO, f'{wanted[0]} would be better, with its file in ${WEIGHTS_VARIABLE}: {reason}'
+        return DEMO, f'{wanted[0]} would be better; put its file into ${WEIGHTS_VARIABLE} ({reason})'
 
     def largest_released(self, sizes: Mapping[str, int]) -> float:
         """The most images per step on a GPU for a released model of these sizes, which has patches of 14 pixels."""
@@ -301,7 +301,7 @@ class FineTuning(Task):
         path, reason = first_at_hand([name])
         if path is None:
             wanted = f'--init {name}' if self.trains_fitted else f'--init {name} --freeze all'
-            return DEMO, f'{wanted} would be better, with its file in ${WEIGHTS_VARIABLE}: {reason}'
+            return DEMO, f'{wanted} would be better; put its file into ${WEIGHTS_VARIABLE} ({reason})'
         seconds = self.seconds_of_features(str(path))
         if seconds > self.seconds_for_features:
             needed = math.ceil(seconds / 60 / FEATURES_SHARE)

@@ -312,7 +312,7 @@ def check_test_cfg(cfg: dict) -> None:
     if type(number := cfg.get('windows_per_batch', 1)) is not int or number < 1:
         raise UserError(f'test_cfg.windows_per_batch is {number!r}; expected a number from 1')
     if any(step > side for step, side in zip(cfg['stride'], cfg['crop_size'], strict=True)):
-        raise UserError(f'test_cfg.stride is {cfg["stride"]}; without gaps it is at most crop_size, {cfg["crop_size"]}')
+        raise UserError(f'test_cfg.stride is {cfg["stride"]}; above crop_size, {cfg["crop_size"]}, it would leave gaps')
 
 
 # Sliding windows

@@ -79,7 +79,7 @@ def test_what_is_left_out_is_named(tmp_path):
     text = FORMS['ending'].replace('i3.jpg,cat', 'i3.jpg,') + 'gone.jpg,cat\n'
     text = '\n'.join(f'{line},{fold}' for line, fold in zip(text.split(), ['fold', *'12345' * 7], strict=False))
     notes = '; '.join(find_table(make(tmp_path, any_csv=text)).notes)
-    assert '1 rows left out, whose images' in notes and '1 rows left out, without a label' in notes
+    assert '1 rows left out, because their images' in notes and '1 rows left out, because they have no' in notes
     assert 'column fold is not used' in notes
 
 

@@ -121,8 +121,8 @@ def test_resume_takes_the_newest_that_is_whole_and_names_the_others(harm, pointe
         (folder / 'last_checkpoint').write_text(pointer)
     capfd.readouterr()
     assert chosen(config, resume=True) == str(folder / 'iter_5.pth')
-    passed_over = ' '.join(capfd.readouterr()).partition('Passed over: ')[2]
-    assert [name in passed_over for name in ('iter_6', 'iter_10', 'numbers')] == [True, True, False]
+    skipped = ' '.join(capfd.readouterr()).partition('Skipped checkpoints: ')[2]
+    assert [name in skipped for name in ('iter_6', 'iter_10', 'numbers')] == [True, True, False]
 
 
 def test_the_newest_is_the_last_written_then_the_interrupted_one_then_the_highest(config, folder):
