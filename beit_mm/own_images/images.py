@@ -157,8 +157,8 @@ def find_images(
                 f'class, and `beit-mm classify {DEMO} new_images/ --labelled {where}` none'
             )
         raise UserError(
-            f'{len(train.names)} images to learn from, {len(held_out.names)} held out; training needs {MIN_IMAGES}'
-            + advice
+            f'{len(train.names)} images to learn from, {len(held_out.names)} held out; training needs {MIN_IMAGES} '
+            f'({root}){advice}'
         )
     names = sorted(set(train.names.values()))
     are_classes = len(names) > 1 and '' not in names  # several, and no image lies beside them

@@ -18,6 +18,7 @@ from PIL import Image
 import beit_mm
 from beit_mm.engine import progress
 from beit_mm.own_images import run as runs
+from beit_mm.own_images.record import Length, Record
 from beit_mm.own_images.report import Metric
 
 # In the order in which they need each other; camvid_* are segment_* on other images.
@@ -136,8 +137,8 @@ def test_no_comparison_with_a_training_that_learned_nothing(tmp_path, last):
         shares = {'accuracy/top1': right, 'thumbnails': 30, 'most_frequent': 10}
         metrics = {name: astuple(Metric.share(percent, 600)) for name, percent in shares.items()}
         (tmp_path / run / 'finetune/1/vis_data').mkdir(parents=True)
-        record = dict(verb='finetune', images='.', options={}, length=[1, 'minutes'], seconds=60, metrics=metrics)
-        (tmp_path / run / 'plan.json').write_text(json.dumps(record))
+        record = Record('finetune', '.', {}, Length(1, 'minutes'), seconds=60.0, metrics=metrics)
+        record.write(tmp_path / run / 'plan.json')
         rows = [json.dumps(dict(iter=step, step=step, loss=2.4 if step < 40 else last)) for step in range(50)]
         (tmp_path / run / 'finetune/1/vis_data/scalars.json').write_text('\n'.join(rows))
     found, said = demo_report.compare(tmp_path, 10)

@@ -360,7 +360,7 @@ def test_the_arguments_of_train(tmp_path):
     assert foreign.default_hooks.logger.interval == 2 and not foreign.log_processor.by_epoch
     mixed = tmp_path / 'mixed.py'
     mixed.write_text("train_cfg, param_scheduler = dict(max_epochs=3), [dict(type='LinearLR', by_epoch=False)]")
-    with pytest.raises(UserError, match='LinearLR does not count as the run does'):
+    with pytest.raises(UserError, match='LinearLR does not count by max_epochs'):
         config_of('train', mixed, '--steps', 10)
 
 

@@ -282,7 +282,7 @@ def test_a_changed_config_of_several_optimizers_is_warned_of(warnings):
     runner = SimpleNamespace(optim_wrapper=OptimWrapperDict(**rates), cfg={}, train_dataloader=loader)
     checkpoint = dict(meta=dict(iter=2, config_dict=dict(optim_wrapper=dict(a=dict(lr=0.1)))), state_dict={})
     follow_config(runner, 'iter_2.pth', checkpoint, dict(optim_wrapper=dict(a=dict(lr=0.2))))
-    assert any("settings and schedules are the checkpoint's" in text for text in warnings())
+    assert any('settings and schedules come from the checkpoint' in text for text in warnings())
 
 
 def test_positions_of_a_teacher_are_resized():

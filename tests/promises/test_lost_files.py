@@ -118,7 +118,7 @@ SENT = [  # the stage that fits a head, in which call of a function a signal com
     ('head', 'beit_mm.engine.logs.ThroughputHook.after_train', 1, signal.SIGTERM),  # after the last step of `finetune`
     ('finetune', 'beit_mm.engine.fit_head.images_of', 2, signal.SIGTERM),
     ('finetune', 'beit_mm.engine.fit_head.choose_penalty', 1, signal.SIGINT),
-    ('finetune', 'beit_mm.own_images.run.write_checkpoint', 1, signal.SIGHUP),
+    ('finetune', 'beit_mm.own_images.run.write_checkpoint', 1, signal.SIGTERM),
 ]
 
 

@@ -363,7 +363,7 @@ def test_what_follows_measurements_stays_the_checkpoints_and_a_line_says_so(tmp_
     capfd.readouterr()
     _, rest = resumed(tmp_path / 'rest', tmp_path / 'first/iter_8.pth', config, validated=True)
     assert [rest.groups[step][0][:2] for step in (8, 9)] == [[pytest.approx(0.01), 0.2], [pytest.approx(0.001), 0.2]]
-    assert re.search('ReduceOnPlateau.* lr,', ''.join(capfd.readouterr()))
+    assert re.search('ReduceOnPlateau.* lr ', ''.join(capfd.readouterr()))
 
 
 @OPTIMIZERS.register_module()
