@@ -43,7 +43,7 @@ ADVICE = {  # what to do about errors of libraries that a config causes, by thei
     'base_wd should not be None': 'set optim_wrapper.optimizer.weight_decay, which paramwise_cfg multiplies',
     'is only available training on gpu': 'use beit_mm.AutocastOptimWrapper instead of AmpOptimWrapper',
     'weight tensor should be defined either for all or no classes': 'give class_weight a number for each class',
-    'more than 1 value per channel when training': 'set train_dataloader.batch_size=2 or more, --batch of finetune',
+    'more than 1 value per channel when training': 'set train_dataloader.batch_size=2 or more, or --batch of finetune',
     'persistent_workers option needs': 'with num_workers=0 set persistent_workers=False too',
     'Cannot infer the rule for key': "set rule='greater' or 'less' in default_hooks.checkpoint",
 }

@@ -176,7 +176,8 @@ class Classification(FineTuning):
         begin, classes, root = time.monotonic(), self.images.classes, Path(self.record.images)
         parts = self.images.train, self.images.held_out
         labels = {str(part.root / path): classes.index(name) for part in parts for path, name in part.names.items()}
-        wrong = [answer['path'] for answer in answers if answer['label'] != answer['truth']]  # checked first
+        # checked first, in the order of the answers
+        wrong = dict.fromkeys(answer['path'] for answer in answers if answer['label'] != answer['truth'])
         saved = weights.parent / self.record.verb / FEATURES
         if saved.is_file():  # they took most of the run's time
             known = torch.load(saved, weights_only=True)
@@ -186,7 +187,7 @@ class Classification(FineTuning):
             skipped = len(unread.read_text('utf-8').splitlines()) if unread.is_file() else 0
         else:  # those of the start, because the trained ones have learned the labels
             extract = FeatureExtractor(self.plan.init or str(weights), **self.mean_std)
-            groups, until = (wrong, labels.keys() - wrong), begin + FEATURES_SHARE * seconds
+            groups, until = (wrong, [path for path in labels if path not in wrong]), begin + FEATURES_SHARE * seconds
             drawn = (path for group in groups for path in report.drawn_until(group, until, mistakes.MIN_CHECKED))
             found = [*extract(map(ExistingPath, drawn), ['mean'], batch_size=16, on_error='skip')]
             skipped = sum('error' in each for each in found)

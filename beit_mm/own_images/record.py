@@ -86,7 +86,7 @@ class Record:
             kinds: dict[str, Any] = {each.name: each.type for each in fields(cls)}
             wrong = [name for name in kinds if name not in stored or not isinstance(getattr(record, name), kinds[name])]
             if wrong:
-                raise UserError(f'unexpected: {", ".join(wrong)}')
+                raise UserError(f'missing or of another type: {", ".join(wrong)}')
         except (TypeError, ValueError, RecursionError) as error:  # the last of brackets nested too deeply
             raise UnknownRecordError(path, error) from None
         return record
