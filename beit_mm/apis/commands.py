@@ -365,14 +365,17 @@ def merge_options(cfg: Config, pairs: Iterable[str]) -> None:
         return dict(_delete_=0, type=1).get(key.rpartition('.')[2], 2)  # the others are types' arguments
 
     for name in sorted(options, key=order):
-        key, value = name_by_place(cfg, name), options[name]
+        key, value = key_with_places(cfg, name), options[name]
         check_key(cfg, key)
         replace_none(cfg, key, value)
         cfg.merge_from_dict({key: value})
 
 
-def name_by_place(cfg: Config, key: str) -> str:
-    """The key with places in lists for names of types: `pipeline.BlockwiseMask.variant` is `pipeline.3.variant`."""
+def key_with_places(cfg: Config, key: str) -> str:
+    """The key with places in lists for names of types: `pipeline.3.variant` for `pipeline.BlockwiseMask.variant`.
+
+    A type may have its scope, `pipeline.beit_mm.BlockwiseMask`; UserError if a list has it more than once.
+    """
     entry: Any = cfg.to_dict()
     path: list[str] = []
     for name in key.split('.'):
@@ -422,7 +425,7 @@ def check_kept(cfg: Config, pairs: Iterable[str]) -> None:
     settings = settings_by_name(cfg.to_dict())
     for key, value in dict(pair.split('=', 1) for pair in pairs).items():
         given = repr(parse_value(key, value))
-        if (found := settings.get(name_by_place(cfg, key), given)) != given:
+        if (found := settings.get(key_with_places(cfg, key), given)) != given:
             raise UserError(f'--cfg-options {key}={value}: another argument makes it {found}; leave one out')
 
 

@@ -254,5 +254,5 @@ def _neighbour(path: Path, name: str) -> dict[str, Any]:
     file = path.with_name(name)
     try:
         return json.loads(file.read_text()) if path.name in HUB_FILES and file.is_file() else {}
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:  # the latter of brackets nested too deeply
         raise CheckpointError(f'{file} beside the weights is not JSON: {error}.') from None

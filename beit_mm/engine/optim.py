@@ -295,7 +295,7 @@ class LARS(torch.optim.SGD):
     """torch's SGD; the gradient of each matrix first gets TRUST times the matrix's length.
 
     Unlike mmpretrain's LARS, it applies the learning rate after the momentum, and never waits for the device.
-    Source: facebookresearch/mae `util/lars.py`.
+    Raises UserError for a weight decay. Source: facebookresearch/mae `util/lars.py`.
     """
 
     def add_param_group(self, param_group: dict) -> None:

@@ -80,7 +80,7 @@ def fit_position(runner: Runner, path: str, meta: dict, weights: dict) -> bool:
         epoch, seen = divmod(meta['iter'], stored['per_epoch'])
         counted = epoch * batch['per_epoch'] + seen * stored['images'] // batch['images']
         was, now = (f'{entry["per_epoch"]} batches of {entry["images"]} images an epoch' for entry in (stored, batch))
-        warn(f'Iteration {meta["iter"]} (of {was}) becomes {counted} ({now}), for schedules and intervals too.')
+        warn(f'Iteration {meta["iter"]}, with {was}, becomes {counted}, with {now}; schedules count these.')
         if 'steps' in weights:  # of DiscreteVAE, whose temperature is a schedule too
             weights['steps'] = (weights['steps'] + counted - meta['iter']).clamp(min=0)
         meta['iter'] = counted

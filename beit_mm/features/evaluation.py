@@ -196,11 +196,15 @@ def labelled_patches(
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """Features of patches, float32 (h, w, C), and label map, uint8 (H, W), of each image that can be read."""
     generator = torch.Generator()  # a loader draws its seed here, not from a training's generator
+    unreadable = 0
     for sample in DataLoader(Readable(dataset), batch_size=None, num_workers=workers, generator=generator):
         if sample is None:
+            unreadable += 1
             continue
         features = extractor.features(sample['img'].permute(2, 0, 1)[None], [layer])
         yield features['patches'][0, 0], sample['gt_seg_map']
+    if unreadable:
+        warn(f'{unreadable} of {len(dataset)} images cannot be read; their patches are left out.')
 
 
 def class_shares(labels: Tensor, grid: Grid, num_classes: int) -> Tensor:

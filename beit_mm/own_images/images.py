@@ -150,15 +150,13 @@ def find_images(
     found.notes += [] if found.held_out else unread_lists(existing_folder(folder))
     has_enough_of_each = min(Counter(train.names.values()).values(), default=0) >= MIN_OF_CLASS
     if len(train.names) < (MIN_FITTED if fits_head and has_enough_of_each else MIN_IMAGES):
-        where, advice = shlex.quote(str(root)), ''
-        if any(train.names.values()):  # they lie in class folders
-            advice = (
-                f'; `beit-mm finetune {where} --freeze all --out RUN` needs {MIN_FITTED}, {MIN_OF_CLASS} of each '
-                f'class, and `beit-mm classify {DEMO} new_images/ --labelled {where}` none'
-            )
+        learned, held, where = len(train.names), len(held_out.names), shlex.quote(str(root))
+        if not any(train.names.values()):  # they do not lie in class folders
+            raise UserError(f'{where} has {learned} images to learn from, {held} held out; training needs {MIN_IMAGES}')
         raise UserError(
-            f'{len(train.names)} images to learn from, {len(held_out.names)} held out; training needs {MIN_IMAGES} '
-            f'({root}){advice}'
+            f'{where} has {learned} images to learn from, {held} held out; training needs {MIN_IMAGES}; `beit-mm '
+            f'finetune {where} --freeze all --out RUN` needs {MIN_FITTED}, {MIN_OF_CLASS} of each class, and `beit-mm '
+            f'classify {DEMO} new_images/ --labelled {where}` none'
         )
     names = sorted(set(train.names.values()))
     are_classes = len(names) > 1 and '' not in names  # several, and no image lies beside them

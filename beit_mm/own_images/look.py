@@ -45,6 +45,7 @@ TILE = (SIDE, SIDE)  # width and height of a picture on the page
 MIN_SIDE, MAX_RATIO = 32, 4  # pixels of an image; of its sides to the median
 MAX_IMAGES, MAX_PAIRS = 24, 6  # images, and pairs of a kind, that are drawn
 HEADERS = 100  # images whose size is read for the plan of a run
+REPAIR = 'first repair or remove the files that cannot be read: they are more than the others'
 NO_PHASH = "only equal files are found, not images that look alike: pip install 'beit_mm[look]'"
 LOOKALIKES = (
     'images that look like one of another class, so one of the two is in the wrong folder',
@@ -98,7 +99,7 @@ def look(images: str | Path, out: str | Path = 'look.html') -> Path:
         table, pictures = survey_maps(found) if isinstance(found, LabelMaps) else survey_images(found, seen)
     findings = [each for each in findings if each.names]
     understood = described(folder, found, seen)
-    following = commands(folder, found, refusal) if len(broken) <= len(seen) else []
+    following = commands(folder, found, refusal) if len(broken) <= len(seen) else [REPAIR]
     rows = [(each.text, f'{len(each.names):,}', ', '.join(each.names)) for each in findings]
     parts: list[Part] = [f'finetune refuses this folder: {refusal}' if refusal else '']
     parts += [Heading('What was understood'), [('what', 'found'), *understood]]

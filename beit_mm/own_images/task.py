@@ -305,11 +305,12 @@ class FineTuning(Task):
         seconds = self.seconds_of_features(str(path))
         if seconds > self.seconds_for_features:
             needed = math.ceil(seconds / 60 / FEATURES_SHARE)
-            slow = f'but its features take {seconds / 60:.1f} minutes here: give --minutes {needed}'
-            return DEMO, f'--init {name} --freeze all would be better, {slow}'
+            return DEMO, (
+                f'--init {name} --freeze all would be better, but its features take {seconds / 60:.1f} minutes here: '
+                f'give --minutes {needed}'
+            )
         if self.trains_fitted and seconds <= HEAD_SHARE / FEATURES_SHARE * self.seconds_for_features:
-            fit = f'a head on frozen features of {name} in about {seconds / 60:.1f} minutes'
-            return str(path), f'{fit}; then all is trained'
+            return str(path), f'a head on frozen features of {name} in {seconds / 60:.1f} minutes; then all is trained'
         call.freeze = self.record.options['freeze'] = ALL
         chosen = f'frozen features of {name} in about {seconds / 60:.1f} minutes'
         return str(path), f'{chosen}; --init {DEMO} trains the packaged model as a whole, which learns less in minutes'

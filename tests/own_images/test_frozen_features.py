@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import re
 import shutil
 from pathlib import Path
 from types import SimpleNamespace
@@ -212,7 +213,7 @@ def test_a_run_that_chose_frozen_features_is_resumed_with_them(weights, folders,
     assert torch.load(tmp_path / 'run/finetuned.pth')['state_dict']['backbone.register_tokens'].shape == (1, 4, 256)
 
 
-def test_a_training_image_whose_end_is_missing_costs_no_report(folders, base, tmp_path):
+def test_a_training_image_whose_end_is_missing_costs_no_report(folders, base, tmp_path, capfd):
     """Its header can be read, so it is found only where its pixels are."""
     shutil.copytree(folders['maps'], tmp_path / 'maps')
     image = sorted((tmp_path / 'maps/images/training').iterdir())[3]
@@ -220,3 +221,4 @@ def test_a_training_image_whose_end_is_missing_costs_no_report(folders, base, tm
     options = dict(epochs=1, freeze='all', short_side=90, batch=4, workers=0)
     beit_mm.finetune(tmp_path / 'maps', tmp_path / 'run', base, **options)
     assert (tmp_path / 'run/report.html').is_file()
+    assert re.search('1 of .* images cannot be read; their patches', ''.join(capfd.readouterr()))
