@@ -232,6 +232,8 @@ def run(main: Callable[[], None]) -> None:
     """Calls the main function of a command; a user's mistake ends it with one line, a bug with a traceback."""
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors='backslashreplace')  # names of files may be any bytes
+    # Pillow logs some errors of files before it raises them; without a handler they are printed for each file
+    logging.getLogger('PIL').addHandler(logging.NullHandler())
     try:
         main()
     except KeyboardInterrupt:

@@ -49,8 +49,13 @@ MOST_DARK = 63  # of 255: an image of 16 bits whose highest value is at most thi
 SAMPLED = 10_000  # pixels of an image that are used for statistics of the bands
 # TIFF's numbers for none, LZW, Deflate (two), PackBits, LZMA, Zstandard; not JPEG: nothing checks the size inside it
 COMPRESSIONS = (1, 5, 8, 32946, 32773, 34925, 50000)
-# Pillow's errors for a TIFF whose bands are not RGB; the last two if each band is a plane
-MANY_BANDS = ('unknown pixel mode', 'unknown raw mode for given image mode', 'string index out of range')
+# Pillow's errors for a TIFF whose bands are not RGB: with up to six, the next two if each band is a plane; with more
+MANY_BANDS = (
+    'unknown pixel mode',
+    'unknown raw mode for given image mode',
+    'string index out of range',
+    'Invalid value for samples per pixel',
+)
 READ_ALL_BANDS = 'to read all, use LoadBands in a config or, for label maps, finetune --bands all (docs/data.md)'
 WARNED: list[str] = []  # the file that `warn_loss` has named
 

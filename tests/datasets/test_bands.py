@@ -7,7 +7,7 @@ from PIL import Image
 from tifffile import TiffWriter, imwrite
 
 from beit_mm.datasets.image_folder import ImageFolder, UnlabeledImages
-from beit_mm.datasets.reading import LoadBands, MemberPath, UnreadableImageError, band_statistics, read_bands
+from beit_mm.datasets.reading import LoadBands, MemberPath, UnreadableImageError, band_statistics, read_bands, read_image
 from beit_mm.datasets.segmentation_folder import LoadAnnotation
 
 
@@ -47,6 +47,16 @@ def test_every_layout_of_a_tif_gives_the_same_values(tmp_path, dtype, count, byt
     ):
         imwrite(tmp_path / 'a.tif', array, photometric='minisblack', byteorder=byteorder, **options, **layout)
         assert_read(tmp_path / 'a.tif', values)
+
+
+@pytest.mark.parametrize('count', [2, 5, 6, 7, 13, 16])
+@pytest.mark.parametrize('planarconfig', ['contig', 'separate'])
+def test_bands_that_are_not_rgb_are_never_read_as_rgb_and_the_error_says_what_reads_them(tmp_path, count, planarconfig):
+    values = values_of('uint16', count)
+    array = values if planarconfig == 'contig' else values.transpose(2, 0, 1)
+    imwrite(tmp_path / 'a.tif', array, photometric='minisblack', planarconfig=planarconfig)
+    with pytest.raises(UnreadableImageError, match='LoadBands'):
+        read_image(str(tmp_path / 'a.tif'))
 
 
 def test_overviews_are_no_bands(tmp_path):
