@@ -34,6 +34,7 @@ UNNAMED = 'object'  # class of shapes without a name
 SHARES = (1, 1)  # size of an image whose shapes are in shares of its sides
 FINE = 5  # small outlines are drawn on a grid of so many points for each side of a pixel
 UPLOADED = re.compile('[0-9a-f]{8}-')  # what Label Studio puts before the names of images
+MAX_SHOWN = 100  # characters of a damaged item
 FARTHEST = 1 << 20  # coordinate on that grid; OpenCV's numbers would overflow
 DAMAGE = (KeyError, IndexError, TypeError, ValueError, AttributeError, RecursionError, ElementTree.ParseError)
 
@@ -180,7 +181,7 @@ def read_all(files: Files, format: str) -> tuple[Found, list[str], list[Exceptio
         if entries:
             bad += errors
         elif errors:
-            refusal = f'{quoted(file)} is damaged as {format}: {errors[0]!r}; repair or remove it'
+            refusal = f'{quoted(file)} is damaged as {format}: {reason(errors[0])}; repair or remove it'
         folder, own_name = os.path.split(file)
         for name, shapes, size in entries:
             place = file if name else folder
@@ -239,7 +240,7 @@ def annotations_of(files: Files, format: str, found: Found, lost: list[str], bad
         'shapes left out, which are not polygons or boxes with an area': len(shapes) - len(drawn),
         'images left out, without annotations': len(files.splits) - len(found),
         f'annotations left out, without an image of their name: {preview(map(quoted, lost))}': len(lost),
-        f'entries left out, which are damaged as {format}: {preview(map(repr, bad), 1)}': len(bad),
+        f'entries left out, which are damaged as {format}: {preview(map(reason, bad), 1)}': len(bad),
     }
     notes += [f'{number:,} {what}' for what, number in numbers.items() if number]
     return Annotations(files.root, format, found, classes, parts, notes)
@@ -256,18 +257,28 @@ def read_coco(file: Path) -> list[Entry]:
     names = {category['id']: str(category['name']) for category in content['categories']}
     shapes = defaultdict(list)
     for each in content['annotations']:
-        name = IGNORED if each.get('iscrowd') or each.get('ignore') else names[each['category_id']]
-        parts = each.get('segmentation')
-        if isinstance(parts, dict):
-            shape = Shape(name, mask_of(parts).sum(), run_lengths=parts)
-        elif parts:
-            shape = shape_of(name, *parts)
-        else:
-            shape = box_at(name, *each['bbox'])
-        shapes[each['image_id']].append(shape)
+        try:
+            shapes[each['image_id']].append(coco_shape(each, names))
+        except DAMAGE as error:
+            raise ValueError(f'{reason(error)} in {quoted(str(each)[:MAX_SHOWN])}') from error
     return [
         (str(each['file_name']), shapes[each['id']], size_of(each, 'width', 'height')) for each in content['images']
     ]
+
+
+def reason(error: Exception) -> str:
+    return f'no {error}' if isinstance(error, KeyError) else str(error)
+
+
+def coco_shape(annotation: dict[str, Any], names: Mapping[Any, str]) -> Shape:
+    category, parts = annotation['category_id'], annotation.get('segmentation')
+    is_ignored = annotation.get('iscrowd') or annotation.get('ignore')
+    name = IGNORED if is_ignored else names.get(category)
+    if name is None:
+        raise ValueError(f'no category {category}')
+    if isinstance(parts, dict):
+        return Shape(name, mask_of(parts).sum(), run_lengths=parts)
+    return shape_of(name, *parts) if parts else box_at(name, *annotation['bbox'])
 
 
 def read_labelme(file: Path) -> list[Entry]:

@@ -7,7 +7,14 @@ from PIL import Image
 from tifffile import TiffWriter, imwrite
 
 from beit_mm.datasets.image_folder import ImageFolder, UnlabeledImages
-from beit_mm.datasets.reading import LoadBands, MemberPath, UnreadableImageError, band_statistics, read_bands, read_image
+from beit_mm.datasets.reading import (
+    LoadBands,
+    MemberPath,
+    UnreadableImageError,
+    band_statistics,
+    read_bands,
+    read_image,
+)
 from beit_mm.datasets.segmentation_folder import LoadAnnotation
 
 

@@ -236,8 +236,8 @@ def test_what_does_not_fit_is_named(tmp_path):
     for index, wrong in enumerate(
         (dict(category_id=5), dict(category_id=4, segmentation=dict(size=[2, 2], counts=[9])))
     ):
-        with pytest.raises(UserError, match='a.json is damaged'):
-            described(tmp_path / str(index), annotations=[dict(wrong, image_id=0)])
+        with pytest.raises(UserError, match='a.json is damaged.* 771'):  # among many the damaged one is named
+            described(tmp_path / str(index), annotations=[*coco_objects(0), dict(id=771, image_id=0, **wrong)])
     with pytest.raises(UserError, match='both have'):
         (tmp_path / 'a/b.json').write_text((tmp_path / 'a/a.json').read_text())
         find_annotations(tmp_path / 'a')
