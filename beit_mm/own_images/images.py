@@ -148,8 +148,7 @@ def find_images(
         raise UserError(found.question)
     root, (train, held_out) = found.train, split(found)
     found.notes += [] if found.held_out else unread_lists(existing_folder(folder))
-    has_enough_of_each = min(Counter(train.names.values()).values(), default=0) >= MIN_OF_CLASS
-    if len(train.names) < (MIN_FITTED if fits_head and has_enough_of_each else MIN_IMAGES):
+    if len(train.names) < least_number(train, fits_head):
         learned, held, where = len(train.names), len(held_out.names), shlex.quote(str(root))
         if not any(train.names.values()):  # they do not lie in class folders
             raise UserError(f'{where} has {learned} images to learn from, {held} held out; training needs {MIN_IMAGES}')
@@ -167,6 +166,12 @@ def find_images(
     if empty := {path.name for path in root.glob('[!.@#$]*/')} - {*names} - found.left_out:
         warn(f'{str(root)!r}: no images in {preview(sorted(empty))}; not counted as classes')
     return Images(train, held_out, names, found.notes)
+
+
+def least_number(train: ImageList, fits_head: bool) -> int:
+    """How many images are needed to learn from."""
+    has_enough_of_each = min(Counter(train.names.values()).values(), default=0) >= MIN_OF_CLASS
+    return MIN_FITTED if fits_head and has_enough_of_each else MIN_IMAGES
 
 
 def unread_lists(folder: Path) -> list[str]:

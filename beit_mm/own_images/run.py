@@ -40,7 +40,7 @@ from beit_mm.own_images.images import keep_split, lost_since, read_names, write_
 from beit_mm.own_images.look import sizes_of
 from beit_mm.own_images.mistakes import TABLE
 from beit_mm.own_images.pretraining import Pretraining
-from beit_mm.own_images.record import RECORD, USUAL_LENGTH, Record
+from beit_mm.own_images.record import ALL, RECORD, USUAL_LENGTH, Record
 from beit_mm.own_images.segmentation import Segmentation
 from beit_mm.own_images.tables import find_table
 from beit_mm.own_images.task import Task
@@ -179,7 +179,7 @@ def find_task(record: Record) -> Task:
     if record.verb == 'pretrain':
         task: Task = Pretraining.find(record)
     else:
-        table = find_table(record.images, record.options['labels'])
+        table = find_table(record.images, record.options['labels'], record.options['freeze'] == ALL)
         task = (None if table else Segmentation.find(record)) or Classification.find(record, table)
     init = Path(str(record.options['init']))
     for folder in (init, *init.parents[:2]) if init.is_absolute() else ():  # a run's folder, or a checkpoint in it

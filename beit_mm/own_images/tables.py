@@ -14,7 +14,16 @@ from beit_mm.datasets.image_folder import read_list
 from beit_mm.errors import UserError, warn
 from beit_mm.files import quoted
 from beit_mm.own_images.annotations import SPLIT_OF, Files, find_annotations, shared_out, split_of
-from beit_mm.own_images.images import JOINT, MIN_IMAGES, ImageList, Images, TaggedImages, evenly, find_images, hold_out
+from beit_mm.own_images.images import (
+    JOINT,
+    ImageList,
+    Images,
+    TaggedImages,
+    evenly,
+    find_images,
+    hold_out,
+    least_number,
+)
 from beit_mm.own_images.layouts import existing_folder
 
 LABEL_COLUMNS, SPLIT_COLUMNS = ('label', 'labels', 'class', 'category', 'target'), ('split', 'set', 'subset', 'fold')
@@ -30,12 +39,13 @@ class Table(NamedTuple):
     names: str  # the column that names images
 
 
-def find_table(folder: str | Path, column: str | None = None) -> Images | None:
+def find_table(folder: str | Path, column: str | None = None, fits_head: bool = False) -> Images | None:
     """Finds the images that a table in a folder labels, and holds some out; None without such a table.
 
     Args:
         folder: of images and of one table, or of two for splits, such as train.csv and val.csv.
         column: the labels; None: the only column that can be meant.
+        fits_head: as for `find_images`.
 
     Raises:
         UserError: it cannot be told which table or column is meant, or rows give an image different labels.
@@ -68,7 +78,7 @@ def find_table(folder: str | Path, column: str | None = None) -> Images | None:
     if column and not labels:
         raise UserError(f'--labels {column}: no .csv or .tsv file in {str(folder)!r} labels its images; leave it out')
     several = bool(separator) or any(JOINT in label for label in labels.values())
-    return images_of(files.root, labels, splits, notes, several) if labels else None
+    return images_of(files.root, labels, splits, notes, several, fits_head) if labels else None
 
 
 def labels_in_names(files: Files) -> dict[str, str]:
@@ -196,7 +206,9 @@ def separator_of(cells: Counter[str]) -> str:
     return ''
 
 
-def images_of(root: Path, labels: dict[str, str], splits: dict[str, str], notes: list[str], several: bool) -> Images:
+def images_of(
+    root: Path, labels: dict[str, str], splits: dict[str, str], notes: list[str], several: bool, fits_head: bool
+) -> Images:
     """The images with their labels: held out as the splits say, else a tenth."""
     parts, of_test = shared_out(splits)
     train, *others = (ImageList(root, {image: labels[image] for image in part}) for part in parts)
@@ -206,11 +218,12 @@ def images_of(root: Path, labels: dict[str, str], splits: dict[str, str], notes:
     if not several:  # of several labels, only the unknown ones are left out
         known = {image: label for image, label in held_out.names.items() if label in found.classes}
         found.held_out = ImageList(root, known)
-    if not 1 < len(found.classes) <= len(train.names) / 2 or len(train.names) < MIN_IMAGES:
+    least = least_number(train, fits_head)
+    if not 1 < len(found.classes) <= len(train.names) / 2 or len(train.names) < least:
         raise UserError(
             f'{len(train.names):,} images of {len(found.classes)} classes to learn from in {str(root)!r} '
-            f'({"; ".join(found.notes)}); expected at least {MIN_IMAGES}, of 2 classes or more, with several images of '
-            'each'
+            f'({"; ".join(found.notes)}); expected at least {least}, of 2 classes or more, with several images of each '
+            '(--freeze all needs fewer)'
         )
     held = {label for joined in held_out.names.values() for label in joined.split(JOINT) if label}
     unknown = held - {*found.classes}

@@ -15,7 +15,7 @@ import beit_mm
 from beit_mm.checkpoint.checkpoint import Checkpoint
 from beit_mm.errors import UserError
 from beit_mm.features import evaluation
-from beit_mm.own_images import classification, tables
+from beit_mm.own_images import classification
 from beit_mm.own_images import images as finding
 from beit_mm.own_images.run import Run
 
@@ -27,8 +27,7 @@ NUMBER = 48
 @pytest.fixture(scope='module', autouse=True)
 def few_images():
     with pytest.MonkeyPatch.context() as patch:
-        for module in (finding, tables):
-            patch.setattr(module, 'MIN_IMAGES', 10)
+        patch.setattr(finding, 'MIN_IMAGES', 10)
         yield
 
 

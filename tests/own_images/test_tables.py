@@ -10,7 +10,7 @@ from PIL import Image
 
 from beit_mm.datasets.image_folder import ImageFolder, MultiLabelFolder
 from beit_mm.errors import UserError
-from beit_mm.own_images import tables
+from beit_mm.own_images import images as finding
 from beit_mm.own_images.images import write_lists
 from beit_mm.own_images.tables import find_table
 
@@ -19,7 +19,7 @@ LABELS = dict(zip([f'i{index}' for index in range(30)], ['cat', 'dog', 'owl'] * 
 
 @pytest.fixture(autouse=True)
 def few(monkeypatch):
-    monkeypatch.setattr(tables, 'MIN_IMAGES', 10)
+    monkeypatch.setattr(finding, 'MIN_IMAGES', 10)
 
 
 def make(folder: Path, below: str = 'images', **files: str) -> Path:
@@ -119,6 +119,17 @@ def test_other_tables_and_tables_beside_label_maps_mean_nothing(tmp_path):
         assert find_table(folder) is None
     (folder / 'any.csv').write_text(FORMS['ending'])
     assert find_table(make(folder, 'masks')) is None
+
+
+def test_a_head_is_fitted_to_as_few_images_of_a_table_as_of_class_folders(tmp_path, monkeypatch):
+    monkeypatch.setattr(finding, 'MIN_IMAGES', 100)
+    folder = make(tmp_path / 'data', any_csv=FORMS['ending'])
+    with pytest.raises(UserError, match='27 images of 3 classes .* 100'):
+        find_table(folder)
+    assert len(find_table(folder, fits_head=True).train.names) == 27
+    many = make(tmp_path / 'single', any_csv=FORMS['ending'].replace('i0.jpg,cat', 'i0.jpg,fox'))
+    with pytest.raises(UserError, match='100'):  # nothing would be held out of a class with one image
+        find_table(many, fits_head=True)
 
 
 def test_two_tables_are_refused(tmp_path):
