@@ -148,7 +148,8 @@ def fit_head_of_run(
     seconds = time.monotonic() - began
     log(fitted.line)
     if keep_features and not segments:
-        files = [loader.dataset.get_data_info(index)['img_path'] for index in fitted.indices.tolist()]
+        images = getattr(loader.dataset, 'dataset', loader.dataset)  # a balanced dataset repeats some of them
+        files = [images.get_data_info(index)['img_path'] for index in fitted.indices.tolist()]
         with atomic_file(Path(runner.work_dir, FEATURES)) as file:
             torch.save(dict(files=files, features=fitted.features), file)
     row = dict(iter=0, loss=fitted.loss, time=seconds, data_time=0.0, images_per_second=fitted.images / seconds)

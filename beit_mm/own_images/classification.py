@@ -183,6 +183,7 @@ class Classification(FineTuning):
             known = torch.load(saved, weights_only=True)
             features = dict(zip(known['files'], known['features'], strict=True))
             features |= {answer['path']: answer['features'] for answer in answers}
+            features = {path: values for path, values in features.items() if path in labels}  # others are gone
             unread = saved.with_name(LIST)
             skipped = len(unread.read_text('utf-8').splitlines()) if unread.is_file() else 0
         else:  # those of the start, because the trained ones have learned the labels

@@ -21,6 +21,7 @@ import beit_mm
 from beit_mm import __main__ as command
 from beit_mm.apis.inferencers import ClassificationInferencer, SegmentationInferencer
 from beit_mm.checkpoint.checkpoint import Checkpoint
+from beit_mm.engine.fit_head import FEATURES
 from beit_mm.errors import CheckpointError, UserError
 from beit_mm.features import evaluation
 from beit_mm.models import BEiTBackbone
@@ -220,6 +221,15 @@ def test_a_balanced_fit_shows_images_of_small_classes_more_often(folders, base, 
         assert 'blue/0.png' in (run / 'finetune/unreadable_images.txt').read_text()
     first, second = (head.softmax(dim=0)[2] for head in heads)
     assert second > first
+    found = [torch.load(tmp_path / str(balance) / 'finetune' / FEATURES) for balance in (False, True)]
+    plain, balanced = (dict(zip(each['files'], each['features'], strict=True)) for each in found)
+    assert plain.keys() == balanced.keys()  # an image that is shown three times keeps its own features
+    for file, features in plain.items():
+        torch.testing.assert_close(balanced[file], features)
+    (run / 'report.md').unlink()
+    (folder / 'train/red/0.png').unlink()  # after its features were saved
+    finetune(folder, run, base, freeze='all', balance=True)
+    assert 'train/red/0.png' not in (run / 'mistakes.csv').read_text()
 
 
 def test_frozen_blocks_stay_as_they_were(folders, base, tmp_path, no_report):
