@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from mmengine.config import Config
 from PIL import Image
 from torch import Tensor
 
@@ -30,12 +29,13 @@ from beit_mm.own_images.label_maps import MIN_PAIRS
 from beit_mm.own_images.layouts import find_map_folders
 from beit_mm.own_images.record import NONE, Record
 from beit_mm.own_images.report import Metric, Metrics, Report
-from beit_mm.own_images.task import BACKBONE, WIDE_PRETRAINING, Plan, Settings, Task
+from beit_mm.own_images.task import BACKBONE, HEAD, NARROW, WIDE_PRETRAINING, Plan, Settings, Task, fitted_in
 from beit_mm.pictures import draw_neighbours
 
 PRETRAIN, TOKENIZER = 'pretrain', 'tokenizer'  # stages
 NEW = 'new'  # option: a tokenizer trained on these images
 TOKENS, FEATURES = 'tokens', 'features'  # what is predicted
+GOING_ON_RATE = 0.03  # times the recipe's rate, for a wide start, once it has a head; see docs/pretraining.md
 MAX_TOKENIZER_STEPS = 4000  # more steps hardly improve its tokens
 FEW_IMAGES = 5000  # with fewer, minutes of further pretraining gained nothing
 FEATURE_RECIPES = {  # the same recipes with features instead of visual tokens
@@ -71,7 +71,7 @@ class Pretraining(Task):
     """A backbone, trained without labels to predict tokens or features of masked patches."""
 
     model, plan_type = 'pretrained', PretrainingPlan
-    shares_of_time, most_steps = {TOKENIZER: 1 / 3}, {TOKENIZER: MAX_TOKENIZER_STEPS}
+    shares_of_time, most_steps = {TOKENIZER: 1 / 3, HEAD: 0.2}, {TOKENIZER: MAX_TOKENIZER_STEPS}
 
     @staticmethod
     def check(call: Record) -> None:
@@ -100,7 +100,13 @@ class Pretraining(Task):
 
     @property
     def stages(self) -> list[str]:
-        return [PRETRAIN] if self.plan.targets else [TOKENIZER, PRETRAIN]
+        parts = {TOKENIZER: not self.plan.targets, HEAD: self.begins_with_head, PRETRAIN: True}
+        return [stage for stage, is_needed in parts.items() if is_needed]
+
+    @property
+    def begins_with_head(self) -> bool:
+        """Whether the new head is trained alone first: it would destroy what a strong start has learned."""
+        return bool(self.plan.init) and self.plan.width > NARROW and not self.plan.keeps_head
 
     # Planning
 
@@ -161,7 +167,8 @@ class Pretraining(Task):
             targets = ('tokenizer', f'one is trained first, {self.tokenizer_batch} images a step')
         is_small = plan.init and len(self.images.train.names) < FEW_IMAGES
         pays = 'with few images `finetune` alone did as well: see "What pays" in docs/own_images.md' if is_small else ''
-        return [*super().described(), ('pays', pays), targets]
+        trained = 'first the head alone, which is new; then all, at a low rate' if self.begins_with_head else ''
+        return [*super().described(), ('pays', pays), targets, ('trained', trained)]
 
     @property
     def described_teacher(self) -> str:
@@ -173,7 +180,14 @@ class Pretraining(Task):
         if stage == TOKENIZER:
             return rebuild.TOKENIZER, self.tokenizer_settings(lists, steps)
         targets = rebuild.trained_tokenizer(earlier[TOKENIZER]) if TOKENIZER in earlier else self.plan.targets
-        return self.plan.base, self.pretraining_settings(lists, steps, targets)
+        settings = self.pretraining_settings(lists, steps, targets)
+        if stage == HEAD:
+            settings['model']['backbone']['frozen_stages'] = self.plan.depth
+        elif HEAD in earlier:  # with the last norm, which was trained too
+            settings['model']['backbone']['init_cfg']['checkpoint'] = str(earlier[HEAD])
+            settings['model']['head']['init_cfg'] = fitted_in(earlier[HEAD], 'head.')
+        settings['optim_wrapper'] = dict(optimizer=dict(lr=self.usual_rate(stage)))
+        return self.plan.base, settings
 
     def tokenizer_settings(self, lists: Path, steps: int) -> dict[str, Any]:
         base, batch = configs.bundled_config(rebuild.TOKENIZER), self.tokenizer_batch
@@ -208,7 +222,6 @@ class Pretraining(Task):
             head['init_cfg'] = dict(type='Pretrained', checkpoint=plan.init, prefix='head.')
         if plan.teacher == EMA:
             length['custom_hooks'] = [*base.custom_hooks, dict(type='beit_mm.TeacherMomentumHook')]
-        rate = configs.rate_for_batch(self.usual_rate(base), plan.batch / base.auto_scale_lr.base_batch_size)
         return dict(
             model=dict(
                 backbone=backbone,
@@ -217,16 +230,18 @@ class Pretraining(Task):
                 data_preprocessor=dict(plan.preprocessing),
             ),
             **self.loaders(lists, pipelines),
-            optim_wrapper=dict(optimizer=dict(lr=rate)),
             **length,
         )
 
-    def usual_rate(self, base: Config) -> float:
-        """The learning rate at the batch size of the recipe."""
+    def usual_rate(self, stage: str) -> float:
+        """The learning rate of a stage that predicts masked patches."""
+        plan, base = self.plan, configs.bundled_config(self.plan.base)
         rate = base.optim_wrapper.optimizer.lr
-        if self.plan.base.startswith('demo/'):  # chosen at width 128, it is too high above width 256
-            rate *= min(1.0, 256 / self.plan.width) * (0.5 if self.plan.keeps_head else 1.0)  # to keep what is learned
-        return rate
+        if plan.base.startswith('demo/'):  # chosen at width 128, it is too high above width 256
+            rate *= min(1.0, 256 / plan.width) * (0.5 if plan.keeps_head else 1.0)  # to keep what is learned
+        if self.begins_with_head and stage == PRETRAIN:
+            rate *= GOING_ON_RATE
+        return configs.rate_for_batch(rate, plan.batch / base.auto_scale_lr.base_batch_size)
 
     # Results
 

@@ -38,7 +38,7 @@ NARROW = 192  # largest width of a model for which the demo's recipes hold
 WIDE_PRETRAINING = 'beit/pretrain_300e.py'
 BACKBONE = 'beit_mm.BEiTBackbone'
 LORA_RATE = 2.0  # times the recipe's learning rate, for all layers alike
-HEAD = 'head'  # the stage that fits a head, with which all then begins to train
+HEAD = 'head'  # the stage that fits or trains a head, with which all then begins to train
 HEAD_SHARE = 0.3  # of the time, at most, that it takes
 FITTED_RATE = 0.4  # times the recipe's rate, for a wide model that begins with a fitted head
 GIB_PER_IMAGE = 0.2  # on a GPU, for BEiT-Base at 224 pixels with the tokenizer
@@ -229,7 +229,7 @@ class Task(ABC):
 
     def fits(self, stage: str) -> bool:
         """Whether the stage only fits a head, to features that are computed once."""
-        return self.fits_head or stage == HEAD
+        return self.fits_head
 
     def loaders(
         self, lists: Path, pipelines: Sequence[list], validated: str = 'validated', fits: bool = False, **data: Any
@@ -347,6 +347,9 @@ class FineTuning(Task):
         if self.call.freeze is None:
             return None
         return self.plan.depth if self.call.freeze == ALL else int(self.call.freeze)
+
+    def fits(self, stage: str) -> bool:
+        return super().fits(stage) or stage == HEAD
 
     def described(self) -> list[tuple[str, str]]:
         trained = 'first the head, on features that are computed once; then all that is not frozen'

@@ -26,8 +26,10 @@ from beit_mm.apis import configs, inference, rebuild
 from beit_mm.checkpoint.checkpoint import Checkpoint
 from beit_mm.datasets.segmentation_folder import named_classes
 from beit_mm.engine import progress
+from beit_mm.engine.loops import IterLoop
 from beit_mm.files import quoted
 from beit_mm.own_images import images as finding
+from beit_mm.own_images import pretraining
 from beit_mm.own_images import run as runs
 from beit_mm.own_images.record import Length
 from beit_mm.own_images.task import Task
@@ -194,6 +196,36 @@ def test_a_pretraining_on_features_needs_no_tokenizer(teacher, images, tmp_path,
     assert any('.ema.' in name for name in weights) == (teacher == 'ema')
     if teacher == 'ema':  # weights beside the model's own do not hinder a fine-tuning
         assert beit_mm.finetune(images, tmp_path / 'tuned', init=out, epochs=0.1).is_file()
+
+
+def test_a_wide_start_is_not_trained_before_its_head(run, images, tmp_path, monkeypatch):
+    monkeypatch.setattr(pretraining, 'NARROW', 16)
+    monkeypatch.setattr(runs.Run, 'write_report', lambda *_: None)
+    begun, start = {}, Checkpoint.open(run).state_dict
+    run_iter = IterLoop.run_iter
+
+    def watch(loop, batch):
+        if loop.runner.iter == 0:  # the weights before the first step of each stage
+            begun[Path(loop.runner.work_dir).name] = (
+                {name: tensor.clone() for name, tensor in loop.runner.model.state_dict().items()},
+                loop.runner.optim_wrapper.optimizer.param_groups[0]['initial_lr'],
+            )
+        return run_iter(loop, batch)
+
+    monkeypatch.setattr(IterLoop, 'run_iter', watch)
+    out = tmp_path / 'run'
+    beit_mm.pretrain(images, out, init=run, targets='features', steps=4)
+    assert [*begun] == [*record_of(out)['stages']] == ['head', 'pretrain']
+    trained = torch.load(out / 'head/iter_4.pth', weights_only=False)['state_dict']
+    (_, first_rate), (going_on, rate) = begun.values()
+    for name, tensor in going_on.items():
+        assert torch.equal(tensor, trained[name])
+        is_trained = name.startswith(('head.', 'backbone.norm.'))
+        assert torch.equal(tensor, begun['head'][0][name]) != is_trained
+        assert name.startswith('head.') or is_trained or torch.equal(tensor, start[name])
+    assert rate < first_rate / 10
+    end = Checkpoint.open(out).state_dict
+    assert not torch.equal(end['backbone.blocks.0.mlp.fc1.weight'], start['backbone.blocks.0.mlp.fc1.weight'])
 
 
 def test_the_teacher_of_features_is_found_again_or_said(images, tmp_path, monkeypatch):
