@@ -37,6 +37,7 @@ NEW = 'new'  # option: a tokenizer trained on these images
 TOKENS, FEATURES = 'tokens', 'features'  # what is predicted
 GOING_ON_RATE = 0.03  # times the recipe's rate, for a wide start, once it has a head; see docs/pretraining.md
 MAX_TOKENIZER_STEPS = 4000  # more steps hardly improve its tokens
+MAX_HEAD_STEPS = 500  # of a linear layer on frozen features
 FEW_IMAGES = 5000  # with fewer, minutes of further pretraining gained nothing
 FEATURE_RECIPES = {  # the same recipes with features instead of visual tokens
     configs.NARROW_PRETRAINING: 'demo/pretrain_features.py',
@@ -71,7 +72,8 @@ class Pretraining(Task):
     """A backbone, trained without labels to predict tokens or features of masked patches."""
 
     model, plan_type = 'pretrained', PretrainingPlan
-    shares_of_time, most_steps = {TOKENIZER: 1 / 3, HEAD: 0.2}, {TOKENIZER: MAX_TOKENIZER_STEPS}
+    shares_of_time = {TOKENIZER: 1 / 3, HEAD: 0.2}
+    most_steps = {TOKENIZER: MAX_TOKENIZER_STEPS, HEAD: MAX_HEAD_STEPS}
 
     @staticmethod
     def check(call: Record) -> None:
@@ -167,7 +169,10 @@ class Pretraining(Task):
             targets = ('tokenizer', f'one is trained first, {self.tokenizer_batch} images a step')
         is_small = plan.init and len(self.images.train.names) < FEW_IMAGES
         pays = 'with few images `finetune` alone did as well: see "What pays" in docs/own_images.md' if is_small else ''
-        trained = 'first the head alone, which is new; then all, at a low rate' if self.begins_with_head else ''
+        trained = ''
+        if self.begins_with_head:
+            pays = 'no pretraining from a strong start has gained anything yet: see docs/pretraining.md'
+            trained = 'first the head alone, which is new; then all, at a low rate'
         return [*super().described(), ('pays', pays), targets, ('trained', trained)]
 
     @property
