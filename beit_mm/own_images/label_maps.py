@@ -214,7 +214,7 @@ def find_maps(
     folder: str | Path, least: int, bands: str | Sequence[int] | None, max_pixels: int, maps: str | None
 ) -> Found | None:
     """Draws annotations, or reads the label maps in folders; None if there are neither."""
-    root = layouts.unwrapped(layouts.existing_folder(folder))
+    root = layouts.unpacked(layouts.existing_folder(folder))  # beside the only folder of images may lie annotations
     if annotations := None if maps else find_annotations(root):
         bands = find_bands(root, bands)
         numbers = [*range(len(annotations.classes))]

@@ -188,6 +188,30 @@ def test_each_format_gives_the_same_pixels(tmp_path, make, held_out):
     assert not [*(tmp_path / 'data').rglob('*.png')]
 
 
+YOLO = [f'{split}/{kind} {kind}/{{}}' for split in ('train', 'valid') for kind in ('images', 'labels')]
+BELOW = [  # folders that are moved, images to learn from and held out
+    (make_coco, ['train2017 images/train2017', 'val2017 images/val2017'], (NUMBER, 2)),
+    (make_yolo, [move.format(move.split('/')[0]) for move in YOLO], (NUMBER, 2)),
+    (make_yolo, [move.format(f'{move[0]}_town/7') for move in YOLO], (NUMBER + 1, 1)),
+    (make_voc, ['JPEGImages x', 'x JPEGImages/rome', 'Annotations x', 'x Annotations/rome'], (NUMBER - 1, 1)),
+]
+
+
+@pytest.mark.parametrize(('make', 'moves', 'numbers'), BELOW)
+@pytest.mark.parametrize('around', ['.', 'test set/test set'])
+def test_annotations_lie_beside_the_only_folder_of_images(tmp_path, make, moves, numbers, around):
+    """Whose folders would be classes without them; what an archive is called means nothing."""
+    data = tmp_path / 'data' / around
+    make(data)
+    for old, new in map(str.split, moves):
+        (data / new).parent.mkdir(parents=True, exist_ok=True)
+        (data / old).rename(data / new)
+    found = find_label_maps(tmp_path / 'data')
+    assert found and (len(found.train.names), len(found.held_out.names)) == numbers
+    for labels in drawn(found, tmp_path / 'lists', 'train').values():
+        np.testing.assert_array_equal(labels, expected())
+
+
 def described(folder: Path, **changes: object) -> Annotations:
     """What a COCO file of one image, with these changes, says."""
     names = make_photos(folder, 1)
