@@ -40,6 +40,7 @@ class LabelMaps(Images):
     suffixes: Suffixes  # the end of an image's name, and what replaces it in the name of its map
     values: list[int]  # numbers of the classes in the maps; other numbers are unlabelled
     label_map: list[int] | None = None  # class of each number, if several numbers share one
+    all_known: bool  # the maps have no other numbers than those of classes, 0 and IGNORE_INDEX
     colours: list[list[int]] | None  # of the classes, if the maps are read by colour
     bands: dict[str, Any] | None  # arguments of LoadBands, and `mean` and `std`; None: the images are RGB
     reading: dict[str, bool]  # `nearest_value` and `turn_maps` of SegmentationFolder
@@ -70,7 +71,7 @@ class LabelMaps(Images):
     def dataset(self, lists: Path, name: str) -> dict[str, Any]:
         part, maps = (self.train, self.maps[0]) if name == 'train' else (self.held_out, self.maps[1])
         maps = lists / DRAWN if self.draw else maps
-        plain = not self.colours and not self.label_map
+        plain = self.all_known and not self.colours and not self.label_map
         reduced = plain and self.values == [*range(1, len(self.values) + 1)]
         usual = self.colours or reduced or (plain and self.values == [*range(len(self.values))])
         return dict(
@@ -202,6 +203,7 @@ def find_label_maps(
         suffixes=found.suffixes,
         values=meaning.values,
         label_map=label_map,
+        all_known=max({*pixels} - {*meaning.values, IGNORE_INDEX}, default=0) <= 0,
         notes=[f'{meaning.text}{unlearned(train, held_out, meaning)}; {shares}', *turning, *on_bands, *notes],
         colours=colours,
         bands=measured,

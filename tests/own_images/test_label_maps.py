@@ -173,6 +173,9 @@ def test_layouts_hold_the_same_pairs(folder, tmp_path, kind):
         # a table says it where the highest class, or all but one, is nowhere
         ([255, 0, 1, 1], ['Number\tName', '0\ta', '1\tb', '2\tc'], {}, ([255, 0, 1, 1], ['a', 'b', 'c'])),
         ([255, 0, 0, 0], ['Number\tName', '0\ta', '1\tb'], {}, ([255, 0, 0, 0], ['a', 'b'])),
+        # and other numbers are ignored
+        ([0, 1, 2, 3], ['Number\tName', '0\ta', '1\tb'], {}, ([0, 1, 255, 255], ['a', 'b'])),
+        ([0, 1, 2, 300], ['Number\tName', '1\ta', '2\tb'], {}, ([255, 0, 1, 255], ['a', 'b'])),
         ([0, 31, 7, 2000], ['Name\tNumber', 'a\t7', 'b\t31'], {}, ([255, 1, 0, 255], ['a', 'b'])),
     ],
 )
