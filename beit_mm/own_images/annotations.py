@@ -128,16 +128,13 @@ class Files:
             if exact in found:
                 return exact
         words = Counter(words_of(f'{name}/{place}'))  # how often, too: 1/1.png is not 2/1.png
-        best = most(found, lambda image: (words & Counter(words_of(image))).total())
-        best = most(best, lambda image: shared_ends(f'{place}/{path}', image))
+        shared = {
+            image: ((words & Counter(words_of(image))).total(), shared_ends(f'{place}/{path}', image))
+            for image in found
+        }
+        highest = max(shared.values(), default=None)
+        best = [image for image in found if shared[image] == highest]
         return best[0] if len(best) == 1 else None
-
-
-def most(images: list[str], number: Callable[[str], int]) -> list[str]:
-    """The images with the highest number."""
-    numbers = [number(image) for image in images] if len(images) > 1 else [0 for _ in images]
-    highest = max(numbers, default=0)
-    return [image for image, number in zip(images, numbers, strict=True) if number == highest]
 
 
 def shared_ends(*paths: str) -> int:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
+from zlib import crc32
 
 import numpy as np
 from PIL import Image
@@ -36,6 +37,7 @@ UPRIGHT, AS_STORED, EITHER = 'upright', 'as stored', 'either'
 class LabelMaps(Images):
     """Images with label maps; the roots of their lists are folders of images."""
 
+    checksums: dict[Path, int]  # of each image's label map
     maps: tuple[Path, Path]  # folders of label maps: to learn from, and held out
     suffixes: Suffixes  # the end of an image's name, and what replaces it in the name of its map
     values: list[int]  # numbers of the classes in the maps; other numbers are unlabelled
@@ -49,6 +51,13 @@ class LabelMaps(Images):
 
     def __str__(self) -> str:
         return super().__str__().replace('images', 'images with label maps', 1)
+
+    def identity(self) -> list[Any]:
+        return [sorted(self.lines(self.train)), sorted(self.lines(self.held_out)), *self.rules()]
+
+    def lines(self, part: ImageList) -> list[str]:
+        """Each with the checksum of the label map: a later call notices corrections. Data sets pass over it."""
+        return [f'{quoted(path)} {self.checksums[part.root / path]}' for path in part.names]
 
     def rules(self) -> list[Any]:
         colours, readings = ([self.colours] if self.colours else []), [name for name, on in self.reading.items() if on]
@@ -109,6 +118,7 @@ class Maps:
     images: Path
     folder: Path  # of the maps
     numbers: dict[str, set[int]]  # path of each image, relative to `images` -> the numbers in its map
+    checksums: dict[str, int]  # of these maps, by path of the image
     pixels: Counter[int]  # how many pixels have each number
     notes: list[str]  # what was left out
     kinds: dict[str, list[str]]  # each kind of pair, see `read_pair` -> its images
@@ -199,6 +209,7 @@ def find_label_maps(
         train.listed(),
         held_out.listed(),
         classes,
+        checksums={part.images / path: number for part in found.parts for path, number in part.checksums.items()},
         maps=(train.folder, held_out.folder),
         suffixes=found.suffixes,
         values=meaning.values,
@@ -409,7 +420,7 @@ def pair_up(images: Path, folder: Path, suffixes: Suffixes) -> tuple[dict[str, s
 
 def read_maps(images: Path, folder: Path, pairs: Mapping[str, str], read: Callable[[str, str], Pair | None]) -> Maps:
     """Reads images with their label maps by a `read_pair`."""
-    found = Maps(images, folder, {}, Counter(), [], defaultdict(list))
+    found = Maps(images, folder, {}, {}, Counter(), [], defaultdict(list))
     left_out: dict[str, list[str]] = defaultdict(list)
     for path, name in with_bar(pairs.items(), len(pairs)):
         image = str(images / path)
@@ -426,6 +437,7 @@ def read_maps(images: Path, folder: Path, pairs: Mapping[str, str], read: Callab
         numbers, counts = np.unique(labels, return_counts=True)
         found.pixels.update(dict(zip(numbers.tolist(), counts.tolist(), strict=True)))
         found.numbers[path] = {*numbers.tolist()}
+        found.checksums[path] = crc32(labels.tobytes())  # not of the file, which may be copied or saved anew
     for why, cases in left_out.items():
         found.notes.append(f'{len(cases):,} of {len(pairs):,} images left out, {why}: {cases[0]}')
     return found
