@@ -273,7 +273,7 @@ class Run:
         images, lists, names = self.task.images, self.lists, ('train', 'held_out')
         paths = [*map(quoted, [*images.train.names, *images.held_out.names])]
         now = dict(images=paths, classes=images.class_lines())
-        before = dict(images=[*map(quoted, read_names(lists, *names))], classes=read_names(lists, 'classes'))
+        before = dict(images=[*map(quoted, read_names(lists, *names))], classes=written_lines(lists, 'classes'))
         found = {f'new {kind}': Counter(now[kind]) - Counter(before[kind]) for kind in now}
         found |= {f'missing {kind}': Counter(before[kind]) - Counter(now[kind]) for kind in now}
         if not any(found.values()):  # other classes change the labels of all images

@@ -261,8 +261,9 @@ def test_a_config_says_which_colours_no_class_has(folder, tmp_path, monkeypatch)
 
 
 def test_a_run_whose_classes_were_renamed_says_so(folder, tmp_path, monkeypatch):
+    classes(folder, 'zone 1', '"zone 1 2 3"', 'blue')
     interrupted(folder, tmp_path / 'run', monkeypatch)
-    classes(folder, 'red', 'green', 'navy')
+    classes(folder, 'zone 1', '"zone 1 2 3"', 'navy')
     with pytest.raises(UserError, match=r'new classes: 1 \(navy\), missing classes: 1 \(blue\)'):
         beit_mm.finetune(folder, tmp_path / 'run')
 
