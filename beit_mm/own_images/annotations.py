@@ -119,15 +119,28 @@ class Files:
         return self.image_of(name, folder) is not None
 
     def image_of(self, name: str, place: str) -> str | None:
-        """The image of a name in a list or folder; of several, the one whose path shares most words with both."""
-        path = PurePosixPath(name.replace('\\', '/'))
+        """The image of a name in a list or folder; of several, the one whose path is most like both."""
+        path, split = PurePosixPath(name.replace('\\', '/')), split_of(place)
         keys = path.name, path.stem, UPLOADED.sub('', path.name, 1)
         named = next((self.named[key] for key in keys if key in self.named), [])
-        found = [image for image in named if len({self.splits[image], split_of(place)} - {''}) < 2]
-        words = {*words_of(f'{name}/{place}')}
-        shared = {image: len(words & {*words_of(image)}) for image in found}
-        best = [image for image in found if shared[image] == max(shared.values())]
+        found = [image for image in named if len({self.splits[image], split} - {''}) < 2]
+        for exact in map(str, (PurePosixPath(place).parent / path, path)):
+            if exact in found:
+                return exact
+        words = Counter(words_of(f'{name}/{place}'))  # how often, too: 1/1.png is not 2/1.png
+        shared = {
+            image: ((words & Counter(words_of(image))).total(), shared_ends(f'{place}/{path}', image))
+            for image in found
+        }
+        highest = max(shared.values(), default=None)
+        best = [image for image in found if shared[image] == highest]
         return best[0] if len(best) == 1 else None
+
+
+def shared_ends(*paths: str) -> int:
+    """How many folders and names, without their endings, the paths have alike at their beginnings and ends."""
+    parts = [os.path.splitext(path)[0].split('/') for path in paths]
+    return len(os.path.commonprefix(parts)) + len(os.path.commonprefix([each[::-1] for each in parts]))
 
 
 def split_of(path: str) -> str:

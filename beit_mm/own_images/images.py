@@ -5,7 +5,7 @@ import random
 import re
 import shlex
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import zip_longest
 from pathlib import Path
@@ -89,6 +89,11 @@ class Images:
     def listed_labels(self) -> dict[str, str]:
         """What follows an image's path in lists, by what the image has in `names`."""
         return {name: f' {label}' for label, name in enumerate(self.classes)}
+
+    def lines(self, part: ImageList) -> list[str]:
+        """The lines of a list: each path, and what its image is labelled with."""
+        labels = self.listed_labels()
+        return [quoted(path) + labels.get(of, '') for path, of in part.names.items()]
 
     def files_of(self, part: ImageList, path: str) -> list[Path]:
         """The files that an image of one of the parts needs."""
@@ -239,32 +244,33 @@ def evenly(items: Iterable[Any], number: int) -> list[Any]:
 
 def write_lists(images: Images, folder: Path, num_validated: int = 256) -> None:
     """Writes train.txt, held_out.txt, validated.txt (at most so many of the latter) and, with classes, classes.txt."""
-    validated = dict(evenly(images.held_out.names.items(), num_validated))
-    for name, listed in dict(train=images.train.names, held_out=images.held_out.names, validated=validated).items():
-        write_lines(folder / f'{name}.txt', lines_of(images, listed))
+    validated = ImageList(images.held_out.root, dict(evenly(images.held_out.names.items(), num_validated)))
+    for name, part in dict(train=images.train, held_out=images.held_out, validated=validated).items():
+        write_lines(folder / f'{name}.txt', images.lines(part))
     if images.classes:
         write_lines(folder / 'classes.txt', images.class_lines())
     images.write_maps(folder)
 
 
-def lines_of(images: Images, names: Mapping[str, str]) -> list[str]:
-    labels = images.listed_labels()
-    return [quoted(path) + labels.get(of, '') for path, of in names.items()]
-
-
 def lost_since(images: Images, lists: Path) -> list[str] | None:
-    """Lines of an earlier call's lists whose images are gone, as are those held out; None if there are new ones."""
+    """Images of an earlier call's lists that are gone, as are those held out; None if there are new or changed ones."""
     keep_split(images, lists)
     parts = dict(train=images.train, held_out=images.held_out)
-    now = {(name, line) for name, part in parts.items() for line in lines_of(images, part.names)}
-    before = {(name, line) for name in parts for line in read_lines(str(lists / f'{name}.txt')) if line}
-    return [line for _, line in sorted(before - now)] if now <= before else None
+    lost = [quoted(path) for name, part in parts.items() for path in read_names(lists, name) if path not in part.names]
+    has_others = any({*images.lines(part)} - {*written_lines(lists, name)} for name, part in parts.items())
+    return None if has_others else lost
 
 
 def read_names(folder: Path, *names: str) -> list[str]:
-    """The paths in lists, or the lines of classes.txt, that `write_lists` wrote."""
+    """The paths in lists that `write_lists` wrote."""
     files = [folder / f'{name}.txt' for name in names]
     return [path for file in files if file.is_file() for _, path, _ in read_list(str(file))]
+
+
+def written_lines(folder: Path, *names: str) -> list[str]:
+    """The lines of files that `write_lists` wrote."""
+    files = [folder / f'{name}.txt' for name in names]
+    return [line for file in files if file.is_file() for line in read_lines(str(file)) if line]
 
 
 def merge_classes(classes: Sequence[str], numbers: Sequence[object], merge: str) -> tuple[list[str], list[int]]:

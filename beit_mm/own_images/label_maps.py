@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
+from zlib import crc32
 
 import numpy as np
 from PIL import Image
@@ -36,10 +37,12 @@ UPRIGHT, AS_STORED, EITHER = 'upright', 'as stored', 'either'
 class LabelMaps(Images):
     """Images with label maps; the roots of their lists are folders of images."""
 
+    checksums: dict[Path, int]  # of each image's label map
     maps: tuple[Path, Path]  # folders of label maps: to learn from, and held out
     suffixes: Suffixes  # the end of an image's name, and what replaces it in the name of its map
     values: list[int]  # numbers of the classes in the maps; other numbers are unlabelled
     label_map: list[int] | None = None  # class of each number, if several numbers share one
+    all_known: bool  # the maps have no other numbers than those of classes, 0 and IGNORE_INDEX
     colours: list[list[int]] | None  # of the classes, if the maps are read by colour
     bands: dict[str, Any] | None  # arguments of LoadBands, and `mean` and `std`; None: the images are RGB
     reading: dict[str, bool]  # `nearest_value` and `turn_maps` of SegmentationFolder
@@ -48,6 +51,13 @@ class LabelMaps(Images):
 
     def __str__(self) -> str:
         return super().__str__().replace('images', 'images with label maps', 1)
+
+    def identity(self) -> list[Any]:
+        return [sorted(self.lines(self.train)), sorted(self.lines(self.held_out)), *self.rules()]
+
+    def lines(self, part: ImageList) -> list[str]:
+        """Each with the checksum of the label map: a later call notices corrections. Data sets pass over it."""
+        return [f'{quoted(path)} {self.checksums[part.root / path]}' for path in part.names]
 
     def rules(self) -> list[Any]:
         colours, readings = ([self.colours] if self.colours else []), [name for name, on in self.reading.items() if on]
@@ -70,7 +80,7 @@ class LabelMaps(Images):
     def dataset(self, lists: Path, name: str) -> dict[str, Any]:
         part, maps = (self.train, self.maps[0]) if name == 'train' else (self.held_out, self.maps[1])
         maps = lists / DRAWN if self.draw else maps
-        plain = not self.colours and not self.label_map
+        plain = self.all_known and not self.colours and not self.label_map
         reduced = plain and self.values == [*range(1, len(self.values) + 1)]
         usual = self.colours or reduced or (plain and self.values == [*range(len(self.values))])
         return dict(
@@ -108,6 +118,7 @@ class Maps:
     images: Path
     folder: Path  # of the maps
     numbers: dict[str, set[int]]  # path of each image, relative to `images` -> the numbers in its map
+    checksums: dict[str, int]  # of these maps, by path of the image
     pixels: Counter[int]  # how many pixels have each number
     notes: list[str]  # what was left out
     kinds: dict[str, list[str]]  # each kind of pair, see `read_pair` -> its images
@@ -198,10 +209,12 @@ def find_label_maps(
         train.listed(),
         held_out.listed(),
         classes,
+        checksums={part.images / path: number for part in found.parts for path, number in part.checksums.items()},
         maps=(train.folder, held_out.folder),
         suffixes=found.suffixes,
         values=meaning.values,
         label_map=label_map,
+        all_known=max({*pixels} - {*meaning.values, IGNORE_INDEX}, default=0) <= 0,
         notes=[f'{meaning.text}{unlearned(train, held_out, meaning)}; {shares}', *turning, *on_bands, *notes],
         colours=colours,
         bands=measured,
@@ -214,7 +227,7 @@ def find_maps(
     folder: str | Path, least: int, bands: str | Sequence[int] | None, max_pixels: int, maps: str | None
 ) -> Found | None:
     """Draws annotations, or reads the label maps in folders; None if there are neither."""
-    root = layouts.unwrapped(layouts.existing_folder(folder))
+    root = layouts.unpacked(layouts.existing_folder(folder))  # beside the only folder of images may lie annotations
     if annotations := None if maps else find_annotations(root):
         bands = find_bands(root, bands)
         numbers = [*range(len(annotations.classes))]
@@ -407,7 +420,7 @@ def pair_up(images: Path, folder: Path, suffixes: Suffixes) -> tuple[dict[str, s
 
 def read_maps(images: Path, folder: Path, pairs: Mapping[str, str], read: Callable[[str, str], Pair | None]) -> Maps:
     """Reads images with their label maps by a `read_pair`."""
-    found = Maps(images, folder, {}, Counter(), [], defaultdict(list))
+    found = Maps(images, folder, {}, {}, Counter(), [], defaultdict(list))
     left_out: dict[str, list[str]] = defaultdict(list)
     for path, name in with_bar(pairs.items(), len(pairs)):
         image = str(images / path)
@@ -424,6 +437,7 @@ def read_maps(images: Path, folder: Path, pairs: Mapping[str, str], read: Callab
         numbers, counts = np.unique(labels, return_counts=True)
         found.pixels.update(dict(zip(numbers.tolist(), counts.tolist(), strict=True)))
         found.numbers[path] = {*numbers.tolist()}
+        found.checksums[path] = crc32(labels.tobytes())  # not of the file, which may be copied or saved anew
     for why, cases in left_out.items():
         found.notes.append(f'{len(cases):,} of {len(pairs):,} images left out, {why}: {cases[0]}')
     return found

@@ -97,6 +97,12 @@ def unwrapped(folder: Path) -> Path:
     return unwrapped(child) if child and children(child) else folder
 
 
+def unpacked(folder: Path) -> Path:
+    """Descends while a folder holds nothing at all but a folder of images, as in archives."""
+    child, names = only_child(folder), [name for name in os.listdir(folder) if not name.startswith(LITTER)]
+    return unpacked(child) if child and len(names) == 1 else folder
+
+
 def folders_below(folder: Path) -> set[str]:
     return {*children(unwrapped(folder))}
 

@@ -36,7 +36,7 @@ from beit_mm.errors import UserError
 from beit_mm.files import quoted, remove_leftovers
 from beit_mm.own_images import report
 from beit_mm.own_images.classification import Classification
-from beit_mm.own_images.images import keep_split, lost_since, read_names, write_lists
+from beit_mm.own_images.images import keep_split, lost_since, read_names, write_lists, written_lines
 from beit_mm.own_images.look import sizes_of
 from beit_mm.own_images.mistakes import TABLE
 from beit_mm.own_images.pretraining import Pretraining
@@ -270,12 +270,20 @@ class Run:
 
     def changes(self) -> str:
         """How the images differ from those of the run's lists, such as 'new images: 17 (crow/1.png, ...)'."""
-        images = self.task.images
-        now = dict(images=[*images.train.names, *images.held_out.names], classes=images.class_lines())
-        before = dict(images=read_names(self.lists, 'train', 'held_out'), classes=read_names(self.lists, 'classes'))
+        images, lists, names = self.task.images, self.lists, ('train', 'held_out')
+        paths = [*map(quoted, [*images.train.names, *images.held_out.names])]
+        now = dict(images=paths, classes=images.class_lines())
+        before = dict(images=[*map(quoted, read_names(lists, *names))], classes=written_lines(lists, 'classes'))
         found = {f'new {kind}': Counter(now[kind]) - Counter(before[kind]) for kind in now}
         found |= {f'missing {kind}': Counter(before[kind]) - Counter(now[kind]) for kind in now}
-        texts = [f'{what}: {names.total():,} ({preview(map(quoted, names))})' for what, names in found.items() if names]
+        if not any(found.values()):  # other classes change the labels of all images
+            lines = [*images.lines(images.train), *images.lines(images.held_out)]
+            path_of, other = (
+                dict(zip(lines, paths, strict=True)),
+                Counter(lines) - Counter(written_lines(lists, *names)),
+            )
+            found['images with other labels'] = Counter(path_of[line] for line in other)
+        texts = [f'{what}: {each.total():,} ({preview(each)})' for what, each in found.items() if each]
         what = ', '.join(texts) or 'other held-out images, or other values in label maps'
         return f'{self.record.images} has changed since {self.folder} was planned ({what})'
 

@@ -1,6 +1,7 @@
 """Polygons and boxes are drawn as label maps: pixels against counts by hand and COCO's own rules."""
 
 import json
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +11,7 @@ from tifffile import imwrite
 
 from beit_mm.datasets.image_folder import read_list
 from beit_mm.errors import UserError
-from beit_mm.own_images.annotations import Annotations, find_annotations, mask_of
+from beit_mm.own_images.annotations import Annotations, Files, find_annotations, mask_of
 from beit_mm.own_images.images import write_lists
 from beit_mm.own_images.label_maps import LabelMaps, find_label_maps
 
@@ -186,6 +187,65 @@ def test_each_format_gives_the_same_pixels(tmp_path, make, held_out):
             np.testing.assert_array_equal(labels, expected())
     assert make is make_dota or any('boxes' in note for note in found.notes)
     assert not [*(tmp_path / 'data').rglob('*.png')]
+
+
+YOLO = [f'{split}/{kind} {kind}/{{}}' for split in ('train', 'valid') for kind in ('images', 'labels')]
+BELOW = [  # folders that are moved, images to learn from and held out
+    (make_coco, ['train2017 images/train2017', 'val2017 images/val2017'], (NUMBER, 2)),
+    (make_yolo, [move.format(move.split('/')[0]) for move in YOLO], (NUMBER, 2)),
+    (make_yolo, [move.format(f'{move[0]}_town/7') for move in YOLO], (NUMBER + 1, 1)),
+    (make_voc, ['JPEGImages x', 'x JPEGImages/rome', 'Annotations x', 'x Annotations/rome'], (NUMBER - 1, 1)),
+]
+
+
+@pytest.mark.parametrize(('make', 'moves', 'numbers'), BELOW)
+@pytest.mark.parametrize('around', ['.', 'test set/test set'])
+def test_annotations_lie_beside_the_only_folder_of_images(tmp_path, make, moves, numbers, around):
+    """Whose folders would be classes without them; what an archive is called means nothing."""
+    data = tmp_path / 'data' / around
+    make(data)
+    for old, new in map(str.split, moves):
+        (data / new).parent.mkdir(parents=True, exist_ok=True)
+        (data / old).rename(data / new)
+    found = find_label_maps(tmp_path / 'data')
+    assert found and (len(found.train.names), len(found.held_out.names)) == numbers
+    for labels in drawn(found, tmp_path / 'lists', 'train').values():
+        np.testing.assert_array_equal(labels, expected())
+
+
+# An image, {}/{}/{} of numbers; where it is named, and how
+NUMBERED = [
+    ('images/{}/{}/{}.png', 'labels/{}/{}', '{}.txt'),
+    ('images/cam_{}_{}/{}.png', 'labels/cam_{}_{}', '{}.txt'),
+    ('cam_{}/{}/images/{}.png', 'cam_{}/{}/labels', '{}.txt'),
+    ('{}/{}/{}.png', '{}/{}', '{}.json'),
+    ('patient_{}/{}/{}.png', 'list_2.csv', 'patient_{}/{}/{}.png'),
+    ('{}/{}/{}.png', '{}/{}/list.json', '{}.png'),
+    ('images/{}/{}/{}.png', 'annotations/list_2.json', '/home/me/images/{}/{}/{}.png'),
+]
+
+
+@pytest.mark.parametrize(('image', 'place', 'name'), NUMBERED)
+def test_each_name_has_its_image_where_folders_and_files_are_numbers(tmp_path, image, place, name):
+    numbers = [*product('12', '123', '1234')]
+    for each in numbers:
+        (tmp_path / image.format(*each)).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / image.format(*each)).touch()
+    files = Files(tmp_path)
+    for each in numbers:
+        named = name.format(*each[3 - name.count('{}') :])
+        assert files.image_of(named, place.format(*each)) == image.format(*each)
+
+
+def test_an_exact_path_comes_before_a_longer_one(tmp_path):
+    (tmp_path / 'a/2').mkdir(parents=True)
+    (tmp_path / '2').mkdir()
+    for image in ('0.jpg', '2/0.jpg', 'a/2/0.jpg', 'a/2/1.jpg'):
+        (tmp_path / image).touch()
+    files = Files(tmp_path)
+    assert files.image_of('0.jpg', 'list.csv') == '0.jpg' and files.image_of('./0.jpg', '2/list.csv') == '2/0.jpg'
+    assert files.image_of('2/0.jpg', 'a.csv') == '2/0.jpg' and files.image_of('2/0.jpg', 'a/2.csv') == 'a/2/0.jpg'
+    assert files.image_of('2\\1.jpg', 'a.csv') == 'a/2/1.jpg' and files.image_of('/', 'a.csv') is None
 
 
 def described(folder: Path, **changes: object) -> Annotations:

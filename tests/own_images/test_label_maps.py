@@ -1,5 +1,6 @@
 """A folder of images and label maps becomes a segmentor in one call; a line for each mistake."""
 
+import json
 import re
 import shutil
 from collections.abc import Callable
@@ -173,6 +174,9 @@ def test_layouts_hold_the_same_pairs(folder, tmp_path, kind):
         # a table says it where the highest class, or all but one, is nowhere
         ([255, 0, 1, 1], ['Number\tName', '0\ta', '1\tb', '2\tc'], {}, ([255, 0, 1, 1], ['a', 'b', 'c'])),
         ([255, 0, 0, 0], ['Number\tName', '0\ta', '1\tb'], {}, ([255, 0, 0, 0], ['a', 'b'])),
+        # and other numbers are ignored
+        ([0, 1, 2, 3], ['Number\tName', '0\ta', '1\tb'], {}, ([0, 1, 255, 255], ['a', 'b'])),
+        ([0, 1, 2, 300], ['Number\tName', '1\ta', '2\tb'], {}, ([255, 0, 1, 255], ['a', 'b'])),
         ([0, 31, 7, 2000], ['Name\tNumber', 'a\t7', 'b\t31'], {}, ([255, 1, 0, 255], ['a', 'b'])),
     ],
 )
@@ -257,12 +261,54 @@ def test_a_config_says_which_colours_no_class_has(folder, tmp_path, monkeypatch)
 
 
 def test_a_run_whose_classes_were_renamed_says_so(folder, tmp_path, monkeypatch):
-    monkeypatch.setattr(runs.Run, 'train', Mock(side_effect=KeyboardInterrupt))
-    with pytest.raises(SystemExit):
-        beit_mm.finetune(folder, tmp_path / 'run', epochs=1)
-    classes(folder, 'red', 'green', 'navy')
+    classes(folder, 'zone 1', '"zone 1 2 3"', 'blue')
+    interrupted(folder, tmp_path / 'run', monkeypatch)
+    classes(folder, 'zone 1', '"zone 1 2 3"', 'navy')
     with pytest.raises(UserError, match=r'new classes: 1 \(navy\), missing classes: 1 \(blue\)'):
         beit_mm.finetune(folder, tmp_path / 'run')
+
+
+def interrupted(folder: Path, out: Path, monkeypatch) -> Path:
+    """A run that stops before its first step."""
+    monkeypatch.setattr(runs.Run, 'train', Mock(side_effect=KeyboardInterrupt))
+    with pytest.raises(SystemExit):
+        beit_mm.finetune(folder, out, epochs=1)
+    return out
+
+
+def test_maps_that_were_corrected_are_named_and_maps_that_were_saved_anew_are_not(
+    folder, tmp_path, monkeypatch, capsys
+):
+    run = interrupted(folder, tmp_path / 'run', monkeypatch)
+    change(folder, lambda labels: labels)
+    removed(folder / 'images/training/7.png')
+    interrupted(folder, run, monkeypatch)
+    assert '1 of its images are gone (7.png)' in capsys.readouterr().out
+    change(folder, lambda labels: labels[::-1], 'validation')
+    removed(folder / 'images/training/8.png')
+    with pytest.raises(UserError, match=r'missing images: 2 .*begin another run: beit-mm'):
+        beit_mm.finetune(folder, run)
+    run = interrupted(folder, tmp_path / 'other', monkeypatch)
+    change(folder, lambda labels: labels[::-1], 'validation')
+    with pytest.raises(UserError, match=r'images with other labels: 3 \(0.png, 1.png, 2.png\)'):
+        beit_mm.finetune(folder, run)
+    for name in ('report.md', 'finetuned.pth'):
+        (run / name).touch()  # as if it had finished
+    beit_mm.finetune(folder, run)
+    said = capsys.readouterr().out
+    assert 'other labels: 3' in said and f'go on from these weights: beit-mm finetune {folder} --init {run} ' in said
+
+
+def test_polygons_that_were_corrected_are_noticed(folder, tmp_path, monkeypatch):
+    for file in (folder / 'images/training').iterdir():
+        corners = [[0, 0], [20.0, 0], [20.0, 20.0], [0, 20.0]]
+        content = dict(shapes=[dict(label='car', points=corners)], imageWidth=56, imageHeight=40)
+        file.with_suffix('.json').write_text(json.dumps(content))
+    run = interrupted(folder / 'images/training', tmp_path / 'run', monkeypatch)
+    file = folder / 'images/training/3.json'
+    file.write_text(file.read_text().replace('20.0', '21.0'))
+    with pytest.raises(UserError, match=r'images with other labels: 1 \(3.png\)'):
+        beit_mm.finetune(folder / 'images/training', run)
 
 
 def test_classes_that_only_held_out_maps_hold_are_named(folder):
