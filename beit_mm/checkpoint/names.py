@@ -430,6 +430,8 @@ def _find_rotary(weights: Weights) -> None:
 
     DINOv3 and LingBot-Vision have registers, LayerScale and no tensor of positions but, in Meta's files, the periods.
     """
+    if ROTARY in weights:  # our own names, with registers
+        return
     periods = weights.pop(PERIODS, None)
     of_dinov3 = {REGISTERS, 'backbone.blocks.0.gamma_1'} <= weights.keys()
     if any(name.endswith(POSITIONS) for name in weights) or (periods is None and not of_dinov3):
