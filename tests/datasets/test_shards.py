@@ -123,7 +123,7 @@ def test_workers_and_a_resumed_run_draw_what_the_folder_would_give(made):
 
 def test_cls_files_of_webdataset_number_the_classes(tmp_path):
     for shard, numbers in enumerate([(2, 0), (1,)]):
-        members = {'./.hidden.png': b'', '0.json': b'{}'}
+        members = {'./.hidden.png': b'', '0.json': b'{}', '__MACOSX/9.png': b'', '@eaDir/0.png/8.png': b''}
         for index, number in enumerate(numbers):
             Image.new('RGB', (9, 7), (number, 0, 0)).save(file := io.BytesIO(), 'PNG')
             members |= {f'{index}.cls': b'%d\n' % number, f'{index}.png': file.getvalue()}
