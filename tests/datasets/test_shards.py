@@ -170,6 +170,13 @@ def test_missing_and_cut_archives_stop_a_run_before_it_begins(root):
         path.unlink(missing_ok=True)
 
 
+@pytest.mark.parametrize('kind', ['ImageFolder', 'UnlabeledImages'])
+def test_a_list_of_images_that_the_archives_lack_is_named(made, tmp_path, kind):
+    (tmp_path / 'list').write_text('red/1.png\nred/9.png\n')
+    with pytest.raises(ValueError, match='^.*/list lists red/9.png.*/shards.*blue/0.png.*$'):
+        build(made / 'shards', kind, ann_file=str(tmp_path / 'list'))
+
+
 def test_what_breaks_later_is_an_unreadable_image_like_any_other(root):
     dataset = build(root / 'shards', 'UnlabeledImages', TWO_VIEWS, on_error='skip')
     path = dataset.get_data_info(17)['img_path']
