@@ -261,7 +261,7 @@ def fit_weights(
     file_grid = names.trained_grid(origin, weights[PATCHES].shape[-1])
     fitted = {name: weights[name] for name in wanted if name in weights}
     report.adapted = _adapt_patches(fitted, wanted)
-    report.resized = _resize_positions(fitted, file_grid, grid, mode)
+    report.resized = _resize_positions(fitted, file_grid, grid, mode, origin)
     changed = {*report.resized, *report.expanded, *report.adapted}
     report.matched = [name for name in fitted if name not in changed]
     report.missing_keys = [name for name in wanted if name not in fitted]
@@ -341,11 +341,17 @@ def _adapt_patches(fitted: names.Weights, wanted: StateDict) -> list[str]:
     return [PATCHES]
 
 
-def _resize_positions(fitted: names.Weights, file_grid: Grid | None, grid: Grid, mode: str) -> dict[str, str]:
+def _resize_positions(
+    fitted: names.Weights, file_grid: Grid | None, grid: Grid, mode: str, origin: Mapping
+) -> dict[str, str]:
     """Resamples bias tables and position embeddings to the model's grid, in place; returns name -> both grids."""
     resized = {}
     for name in [name for name in fitted if name.endswith(names.POSITIONS)]:
-        before = names.grid_of(name, fitted[name], file_grid, grid)
+        fitting = names.grids_of(name, fitted[name], file_grid, grid)
+        if file_grid not in fitting:  # other libraries' files without a size are of squares, unless none fits
+            fitting = fitting if origin['format'] in (None, 'beit_mm') else fitting[::-1]
+            _warn_of_two_grids(origin, fitting[0], fitting[-1])
+        before = fitting[0]
         if before == grid:
             continue
         if name.endswith(names.TABLE):
@@ -354,6 +360,15 @@ def _resize_positions(fitted: names.Weights, file_grid: Grid | None, grid: Grid,
             fitted[name] = resize_position_embedding(fitted[name], before, grid, mode)
         resized[name] = f'{before[0]} x {before[1]} -> {grid[0]} x {grid[1]}'
     return resized
+
+
+def _warn_of_two_grids(origin: Mapping, taken: Grid, other: Grid) -> None:
+    if taken != other:
+        warn(
+            f'{origin["path"]} does not say the size of its images. Its positions are taken for {taken[0]} x {taken[1]} '
+            f'patches, not {other[0]} x {other[1]}; to change this, give the file '
+            'meta=dict(preprocessing=dict(size=[height, width]))'
+        )
 
 
 def _check_coverage(wanted: StateDict, report: LoadReport) -> None:

@@ -323,7 +323,9 @@ class ImageFolder(UnlabeledImages):
         shards, folders = read_shards(folder)
         if not shards:
             with os.scandir(folder) as entries:
-                folders = sorted(entry.name for entry in entries if entry.is_dir() and not entry.name.startswith(LITTER))
+                folders = sorted(
+                    entry.name for entry in entries if entry.is_dir() and not entry.name.startswith(LITTER)
+                )
         if 'classes' not in self._metainfo:
             # .cls files hold class numbers
             names = range(shards.labels.max() + 1) if shards and not folders else folders

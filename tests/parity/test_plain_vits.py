@@ -1,5 +1,7 @@
 """Plain ViTs of other code bases, in every layout that they are published in: our backbone computes their features."""
 
+import re
+
 import pytest
 import timm
 import torch
@@ -366,6 +368,25 @@ def test_a_rectangle_with_as_many_rows_as_a_square(tmp_path):
     torch.save(dict(state_dict=peer.state_dict(), meta=meta), tmp_path / 'vit.pth')
     found = BEiTBackbone.from_checkpoint(tmp_path / 'vit.pth')(images)[0]
     torch.testing.assert_close(found, peer.forward_features(images), atol=1e-5, rtol=1e-5)
+
+
+@torch.no_grad()
+def test_a_square_with_as_many_patches_as_the_rectangle_is_resized(tmp_path, warnings):
+    shape = (4 * PATCH, 9 * PATCH)
+    peer, images = timm_vit(), torch.randn(1, 3, *shape)  # 6 x 6
+    options = dict(out_type='featmap', interpolate_mode='bicubic_antialias')
+    arch = dict(embed_dims=DIMS, num_layers=DEPTH, num_heads=2)
+    backbone, copy = (BEiTBackbone(arch, shape, PATCH, **options).eval() for _ in range(2))
+    torch.save(peer.state_dict(), tmp_path / 'vit.pth')
+    backbone.load_state_dict(Checkpoint.open(tmp_path / 'vit.pth').state_dict)
+    assert re.search('vit.pth does not say .* 6 x 6 patches, not 4 x 9', warnings()[-1])
+    torch.testing.assert_close(backbone(images)[0], timm_features({}, shape, images)[-1], atol=1e-5, rtol=1e-5)
+    copy.load_state_dict(backbone.state_dict())
+    assert torch.equal(copy.pos_embed, backbone.pos_embed)
+    torch.save(dict(state_dict=prefixed('backbone.', backbone.state_dict())), tmp_path / 'ours.pth')
+    copy.load_state_dict(Checkpoint.open(tmp_path / 'ours.pth').state_dict)
+    assert torch.equal(copy.pos_embed, backbone.pos_embed)
+    assert re.search('ours.pth does not say .* 4 x 9 patches, not 6 x 6', warnings()[-1])
 
 
 def test_a_classifier_of_mmpretrain_with_two_final_norms_is_refused(tmp_path):
