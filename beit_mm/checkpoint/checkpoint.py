@@ -24,6 +24,7 @@ ORIGIN = 'beit_mm'  # key in a state dict's metadata, which torch hands to load 
 TRANSLATED = ('unilm', 'timm', 'hf')  # formats whose names lack the prefix `backbone.`
 MIN_COVERAGE = 0.95  # share of the backbone's tensors, without TASK_PARTS, that a file must have
 PATCHES = 'patch_embed.proj.weight'
+PREFIX_PARTS = ('pos_embed', 'register_tokens')  # hold what belongs to the tokens before the patches
 TASK_PARTS = ('mask_token', 'norm.', 'fc_norm.')  # present for some tasks only
 StateDict: TypeAlias = Mapping[str, Tensor]
 PerChannel: TypeAlias = Sequence[float] | float | None  # for each channel or for all, pixels 0-255; None: not given
@@ -140,6 +141,8 @@ class Checkpoint:
             architecture=self.architecture,
             is_converted=self.is_vit and self.converted.state_dict.keys() == given.keys(),
         )
+        if self.format in ('timm', 'hf') and not self.preprocessing.get('size'):
+            origin['raw'] = self.weights  # only a model's grid tells the rows of patches from others
         state_dict: Any = OrderedDict(given)
         state_dict._metadata = OrderedDict(getattr(given, '_metadata', {}))
         for module in ('', 'backbone', 'module.backbone'):  # a backbone, a model, a model in a wrapper
@@ -280,6 +283,13 @@ def _of_backbone(state_dict: StateDict, origin: Mapping, grid: Grid) -> tuple[na
     # a model hands its backbone the names without the prefix; what is not a part belongs to heads
     weights = {name.removeprefix(prefix): tensor for name, tensor in state_dict.items()}
     weights = {name: tensor for name, tensor in weights.items() if names.is_part(name)}
+    rows = weights['pos_embed'].shape[1] if 'pos_embed' in weights else 0
+    if 'raw' in origin and rows not in (0, 1 + math.prod(grid)):
+        again = names.convert_state_dict(origin['raw'], format, grid=grid).state_dict
+        weights |= {name: again[prefix + name] for name in PREFIX_PARTS if prefix + name in again}
+        side = math.isqrt(rows - 1)
+        if weights['pos_embed'].shape[1] != rows == 1 + side**2:
+            _warn_of_two_grids(origin, grid, (side, side))
     return weights, [name.removeprefix(prefix) for name in dropped if name.startswith(prefix)], format
 
 
