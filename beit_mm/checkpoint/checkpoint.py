@@ -24,6 +24,7 @@ ORIGIN = 'beit_mm'  # key in a state dict's metadata, which torch hands to load 
 TRANSLATED = ('unilm', 'timm', 'hf')  # formats whose names lack the prefix `backbone.`
 MIN_COVERAGE = 0.95  # share of the backbone's tensors, without TASK_PARTS, that a file must have
 PATCHES = 'patch_embed.proj.weight'
+PREFIX_PARTS = ('pos_embed', 'register_tokens')  # hold what belongs to the tokens before the patches
 TASK_PARTS = ('mask_token', 'norm.', 'fc_norm.')  # present for some tasks only
 StateDict: TypeAlias = Mapping[str, Tensor]
 PerChannel: TypeAlias = Sequence[float] | float | None  # for each channel or for all, pixels 0-255; None: not given
@@ -140,6 +141,8 @@ class Checkpoint:
             architecture=self.architecture,
             is_converted=self.is_vit and self.converted.state_dict.keys() == given.keys(),
         )
+        if self.format in ('timm', 'hf') and not self.preprocessing.get('size'):
+            origin['raw'] = self.weights  # only a model's grid tells the rows of patches from others
         state_dict: Any = OrderedDict(given)
         state_dict._metadata = OrderedDict(getattr(given, '_metadata', {}))
         for module in ('', 'backbone', 'module.backbone'):  # a backbone, a model, a model in a wrapper
@@ -261,7 +264,7 @@ def fit_weights(
     file_grid = names.trained_grid(origin, weights[PATCHES].shape[-1])
     fitted = {name: weights[name] for name in wanted if name in weights}
     report.adapted = _adapt_patches(fitted, wanted)
-    report.resized = _resize_positions(fitted, file_grid, grid, mode)
+    report.resized = _resize_positions(fitted, file_grid, grid, mode, origin)
     changed = {*report.resized, *report.expanded, *report.adapted}
     report.matched = [name for name in fitted if name not in changed]
     report.missing_keys = [name for name in wanted if name not in fitted]
@@ -280,6 +283,13 @@ def _of_backbone(state_dict: StateDict, origin: Mapping, grid: Grid) -> tuple[na
     # a model hands its backbone the names without the prefix; what is not a part belongs to heads
     weights = {name.removeprefix(prefix): tensor for name, tensor in state_dict.items()}
     weights = {name: tensor for name, tensor in weights.items() if names.is_part(name)}
+    rows = weights['pos_embed'].shape[1] if 'pos_embed' in weights else 0
+    if 'raw' in origin and rows not in (0, 1 + math.prod(grid)):
+        again = names.convert_state_dict(origin['raw'], format, grid=grid).state_dict
+        weights |= {name: again[prefix + name] for name in PREFIX_PARTS if prefix + name in again}
+        side = math.isqrt(rows - 1)
+        if weights['pos_embed'].shape[1] != rows == 1 + side**2:
+            _warn_of_two_grids(origin, grid, (side, side))
     return weights, [name.removeprefix(prefix) for name in dropped if name.startswith(prefix)], format
 
 
@@ -341,11 +351,17 @@ def _adapt_patches(fitted: names.Weights, wanted: StateDict) -> list[str]:
     return [PATCHES]
 
 
-def _resize_positions(fitted: names.Weights, file_grid: Grid | None, grid: Grid, mode: str) -> dict[str, str]:
+def _resize_positions(
+    fitted: names.Weights, file_grid: Grid | None, grid: Grid, mode: str, origin: Mapping
+) -> dict[str, str]:
     """Resamples bias tables and position embeddings to the model's grid, in place; returns name -> both grids."""
     resized = {}
     for name in [name for name in fitted if name.endswith(names.POSITIONS)]:
-        before = names.grid_of(name, fitted[name], file_grid, grid)
+        fitting = names.grids_of(name, fitted[name], file_grid, grid)
+        if file_grid not in fitting:  # other libraries' files without a size are of squares, unless none fits
+            fitting = fitting if origin['format'] in (None, 'beit_mm') else fitting[::-1]
+            _warn_of_two_grids(origin, fitting[0], fitting[-1])
+        before = fitting[0]
         if before == grid:
             continue
         if name.endswith(names.TABLE):
@@ -354,6 +370,15 @@ def _resize_positions(fitted: names.Weights, file_grid: Grid | None, grid: Grid,
             fitted[name] = resize_position_embedding(fitted[name], before, grid, mode)
         resized[name] = f'{before[0]} x {before[1]} -> {grid[0]} x {grid[1]}'
     return resized
+
+
+def _warn_of_two_grids(origin: Mapping, taken: Grid, other: Grid) -> None:
+    if taken != other:
+        warn(
+            f'{origin["path"]} does not say the size of its images. Its positions are taken for {taken[0]} x {taken[1]} '
+            f'patches, not {other[0]} x {other[1]}; to change this, give the file '
+            'meta=dict(preprocessing=dict(size=[height, width]))'
+        )
 
 
 def _check_coverage(wanted: StateDict, report: LoadReport) -> None:

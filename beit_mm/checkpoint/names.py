@@ -127,7 +127,7 @@ def from_ours(weights: Mapping[str, Tensor], target: str, grid: Grid | None = No
     converted, without_place = _rename(weights, table)
     if target in ('unilm', 'mmpretrain', 'mmseg'):
         for name in [name for name in converted if name.endswith(TABLE)]:
-            converted[name.replace(TABLE, INDEX)] = relative_position_index(grid_of(name, converted[name], grid))
+            converted[name.replace(TABLE, INDEX)] = relative_position_index(grids_of(name, converted[name], grid)[0])
     return converted, without_place
 
 
@@ -181,7 +181,7 @@ def backbone_arguments(weights: Mapping[str, Tensor], meta: Mapping[str, Any]) -
         raise CheckpointError(f'has {heads:g} attention heads at a width of {dims}, or does not say how many')
     size, grid = meta['preprocessing'].get('size'), trained_grid(meta, patch)
     position = next((name for name in weights if name.endswith(POSITIONS)), None)
-    known = grid_of(position, weights[position], grid) if position else grid
+    known = grids_of(position, weights[position], grid)[0] if position else grid
     if known and known != grid:
         size = [side * patch for side in known]
     bias = {f'backbone.{SHARED_TABLE}': 'shared', f'backbone.blocks.0.attn.{TABLE}': 'per_layer'}
@@ -282,15 +282,16 @@ def preview(names: Iterable[str], most: int = 4) -> str:
     return ', '.join(names[:most]) + (', ...' if len(names) > most else '') if names else 'none'
 
 
-def grid_of(name: str, tensor: Tensor, *candidates: Grid | None) -> Grid:
-    """The candidate grid or the square that fits a bias table's or position embedding's rows; else CheckpointError."""
+def grids_of(name: str, tensor: Tensor, *candidates: Grid | None) -> list[Grid]:
+    """The candidates, then the square, that fit a bias table's or position embedding's rows; else CheckpointError."""
     is_table = name.endswith(TABLE)
     rows = len(tensor) if is_table else tensor.shape[1]
     side = (math.isqrt(rows) + 1) // 2 if is_table else math.isqrt(rows)
-    for grid in (*candidates, (side, side)):
-        if grid and rows == (num_relative_positions(grid) if is_table else 1 + grid[0] * grid[1]):
-            return grid
-    raise CheckpointError(f'has {rows} rows in {name}: no square patch grid fits, and the file names no rectangle')
+    known = [grid for grid in (*candidates, (side, side)) if grid]
+    fitting = [grid for grid in known if rows == (num_relative_positions(grid) if is_table else 1 + math.prod(grid))]
+    if not fitting:
+        raise CheckpointError(f'has {rows} rows in {name}: no square patch grid fits, and the file names no rectangle')
+    return fitting
 
 
 def trained_grid(meta: Mapping[str, Any], patch: int) -> Grid | None:
@@ -396,7 +397,7 @@ def _prefix_rows(rows: int, registers: int, grid: Grid | None) -> int:
     numbers = (1, 0, 1 + registers)
     known = [number for number in numbers if grid and rows - number == grid[0] * grid[1]]
     square = [number for number in numbers if rows > number and math.isqrt(rows - number) ** 2 == rows - number]
-    return next(iter(known + square), 1)  # 1 for an unknown rectangle, which `grid_of` refuses
+    return next(iter(known + square), 1)  # 1 for an unknown rectangle, which `grids_of` refuses
 
 
 def _rename(weights: Weights, table: Table) -> tuple[Weights, list[str]]:
@@ -430,6 +431,8 @@ def _find_rotary(weights: Weights) -> None:
 
     DINOv3 and LingBot-Vision have registers, LayerScale and no tensor of positions but, in Meta's files, the periods.
     """
+    if ROTARY in weights:  # our own names, with registers
+        return
     periods = weights.pop(PERIODS, None)
     of_dinov3 = {REGISTERS, 'backbone.blocks.0.gamma_1'} <= weights.keys()
     if any(name.endswith(POSITIONS) for name in weights) or (periods is None and not of_dinov3):

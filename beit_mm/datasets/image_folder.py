@@ -128,13 +128,18 @@ class Samples(Sequence[dict]):
         return dict(sample, gt_score=labels.tolist()) if labels.ndim else dict(sample, gt_label=int(labels))
 
 
-def listed(paths: Paths, shards: Samples | None, folder: str) -> Samples:
+def listed(paths: Paths, shards: Samples | None, folder: str, ann_file: str) -> Samples:
     """The images with these paths in shards or, if there are none, in a folder, in the order of the paths."""
     if not shards:
         return Samples(folder, paths)
     row_of = {path: row for row, path in enumerate(shards.paths)}
     if len(row_of) < len(shards):
         raise UserError(f'{folder}: two images share a name; ann_file cannot tell which one it lists')
+    if missing := [quoted(path) for path in paths if path not in row_of]:
+        raise UserError(
+            f'{ann_file} lists {preview(missing)}, which no archive in {folder} holds; '
+            f'expected names such as {quoted(shards.paths[0])}'
+        )
     return shards[np.array([row_of[path] for path in paths], np.int64)]
 
 
@@ -211,7 +216,7 @@ class UnlabeledImages(BaseDataset):
         if not self.ann_file:
             return shards or Samples(folder, list_images(folder, self.extensions))
         paths = Paths.of(path for _, path, _ in read_list(self.ann_file))
-        return listed(paths, shards, folder)
+        return listed(paths, shards, folder, self.ann_file)
 
     def no_images(self, path: str) -> FileNotFoundError:
         return FileNotFoundError(f'no images in {path!r}; expected files ending in {" ".join(self.extensions)}')
@@ -318,7 +323,9 @@ class ImageFolder(UnlabeledImages):
         shards, folders = read_shards(folder)
         if not shards:
             with os.scandir(folder) as entries:
-                folders = sorted(entry.name for entry in entries if entry.is_dir() and not entry.name.startswith('.'))
+                folders = sorted(
+                    entry.name for entry in entries if entry.is_dir() and not entry.name.startswith(LITTER)
+                )
         if 'classes' not in self._metainfo:
             # .cls files hold class numbers
             names = range(shards.labels.max() + 1) if shards and not folders else folders
@@ -328,7 +335,7 @@ class ImageFolder(UnlabeledImages):
         label_of = {name: label for label, name in enumerate(self.CLASSES)}
         if self.ann_file:
             paths, labels = self._read_list(label_of)
-            return replace(listed(paths, shards, folder), labels=labels)
+            return replace(listed(paths, shards, folder, self.ann_file), labels=labels)
         if shards:
             return self._images_in_shards(shards, folders, label_of)
         return self._images_in_folders(folder, folders, label_of)

@@ -163,7 +163,7 @@ def _rename_mmpretrain(model: nn.Module, state_dict: dict, prefix: str, *_: obje
     if detect_format(weights) == 'mmpretrain':
         for name in weights:
             del state_dict[prefix + name]
-        renamed = convert_state_dict(weights, 'mmpretrain').state_dict
+        renamed = convert_state_dict(weights, 'mmpretrain', grid=model.backbone.grid).state_dict
         state_dict.update((prefix + name, tensor) for name, tensor in renamed.items())
 
 

@@ -121,6 +121,15 @@ class SlidingSegmentor(EncoderDecoder):
             bias = backbone.rel_pos_bias(grid, bias.dtype, head.num_queries + backbone.num_prefix_tokens)
         return x, grid, bias
 
+    def loss(self, inputs: Tensor, data_samples: list[SegDataSample]) -> dict[str, Tensor]:
+        """As in mmseg, with label maps padded as the backbone pads images, so that their pixels stay where they are."""
+        backbone, ignored = backbone_of(self.backbone), self.decode_head.ignore_index
+        bottom, right = (-side % (backbone.patch_size if backbone else 1) for side in inputs.shape[2:])
+        if (bottom or right) and ignored is not None:  # else the heads would stretch the padding over the labels
+            maps = [F.pad(sample.gt_sem_seg.data, (0, right, 0, bottom), value=ignored) for sample in data_samples]
+            data_samples = [SegDataSample(gt_sem_seg=PixelData(data=labels)) for labels in maps]
+        return super().loss(inputs, data_samples)
+
     def test_step(self, data: dict) -> list[SegDataSample]:
         pairs = list(zip(data['inputs'], data['data_samples'], strict=True))
         if len({image.shape for image, _ in pairs}) > 1:  # mmseg stacks a batch

@@ -11,6 +11,7 @@ from peers import (
     CLASSES,
     HEADS,
     MMPRETRAIN,
+    PATCH,
     RESNET,
     assert_equal,
     assert_same_outputs,
@@ -27,6 +28,7 @@ from beit_mm.checkpoint import checkpoint as opener
 from beit_mm.checkpoint.checkpoint import Checkpoint
 from beit_mm.checkpoint.convert import convert_checkpoint
 from beit_mm.checkpoint.description import class_names
+from beit_mm.checkpoint.names import convert_state_dict
 from beit_mm.checkpoint.read import CheckpointError
 from beit_mm.models import BEiTBackbone
 from beit_mm.registry import MODELS
@@ -155,6 +157,14 @@ def test_a_pretraining_of_mmpretrain_in_our_pretrainer_and_classifier(tmp_path):
         assert report.expanded == [f'blocks.{i}.{TABLE}' for i in (0, 1)]
         assert sorted(report.unexpected_keys) == ['mask_token', 'norm.bias', 'norm.weight']
         assert report.missing_keys == ['fc_norm.weight', 'fc_norm.bias']
+
+
+def test_a_rectangle_of_mmpretrains_pretraining_has_as_many_rows_as_a_square():
+    source, target = (ours('pretraining', 'vit', (14 * PATCH, 16 * PATCH), seed) for seed in (1, 2))
+    weights, dropped, _ = convert_state_dict(source.state_dict(), target='mmpretrain', grid=(14, 16))
+    assert weights['backbone.pos_embed'].shape[1] == 15**2 and not dropped
+    target.load_state_dict(weights)
+    assert_equal(target.state_dict(), source.state_dict())
 
 
 def test_assigned_tables_are_apart():

@@ -3,6 +3,7 @@
 import os
 import pickle
 import re
+import shutil
 from functools import partial
 from pathlib import Path
 
@@ -58,6 +59,14 @@ def test_classes_and_order_are_those_of_mmpretrain_and_torchvision(folder):
     theirs = [(os.path.relpath(path, folder), label) for path, label in torchvision.samples]
     assert sorted(found(ours)) == sorted(theirs)
     assert [ours.get_data_info(i)['img_path'] for i in range(9)] == [info['img_path'] for info in mmpretrain]
+
+
+@pytest.mark.parametrize('litter', ['#recycle', '__MACOSX', '.hidden'])
+def test_folders_that_systems_create_are_no_classes(folder, litter):
+    (folder / litter / 'red').mkdir(parents=True)
+    shutil.copy(folder / 'red/0.png', folder / litter / 'red')
+    dataset = build(folder)
+    assert dataset.CLASSES == tuple(CLASSES) and found(dataset) == WHOLE
 
 
 def test_a_folder_is_searched_at_any_depth_in_sorted_order_and_heic_counted(folder, monkeypatch, warnings):

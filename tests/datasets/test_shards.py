@@ -123,7 +123,7 @@ def test_workers_and_a_resumed_run_draw_what_the_folder_would_give(made):
 
 def test_cls_files_of_webdataset_number_the_classes(tmp_path):
     for shard, numbers in enumerate([(2, 0), (1,)]):
-        members = {'./.hidden.png': b'', '0.json': b'{}'}
+        members = {'./.hidden.png': b'', '0.json': b'{}', '__MACOSX/9.png': b'', '@eaDir/0.png/8.png': b''}
         for index, number in enumerate(numbers):
             Image.new('RGB', (9, 7), (number, 0, 0)).save(file := io.BytesIO(), 'PNG')
             members |= {f'{index}.cls': b'%d\n' % number, f'{index}.png': file.getvalue()}
@@ -168,6 +168,13 @@ def test_missing_and_cut_archives_stop_a_run_before_it_begins(root):
         with pytest.raises(ValueError, match='^.*shard-000001.tar .*copy it.*$'):
             build(root / 'shards', kind)
         path.unlink(missing_ok=True)
+
+
+@pytest.mark.parametrize('kind', ['ImageFolder', 'UnlabeledImages'])
+def test_a_list_of_images_that_the_archives_lack_is_named(made, tmp_path, kind):
+    (tmp_path / 'list').write_text('red/1.png\nred/9.png\n')
+    with pytest.raises(ValueError, match='^.*/list lists red/9.png.*/shards.*blue/0.png.*$'):
+        build(made / 'shards', kind, ann_file=str(tmp_path / 'list'))
 
 
 def test_what_breaks_later_is_an_unreadable_image_like_any_other(root):

@@ -1,5 +1,7 @@
 """Plain ViTs of other code bases, in every layout that they are published in: our backbone computes their features."""
 
+import re
+
 import pytest
 import timm
 import torch
@@ -354,18 +356,49 @@ def test_the_head_behind_a_pooling_by_attention_is_no_classifier_of_ours(tmp_pat
     assert Checkpoint.open(tmp_path / 'vit.pth').task == 'features'
 
 
+@pytest.mark.parametrize(('grid', 'registers'), [((14, 16), 0), ((10, 20), 4), ((10, 20), 3)])
 @torch.no_grad()
-def test_a_rectangle_with_as_many_rows_as_a_square(tmp_path):
-    """14 x 16 patches and a class token are 225 rows, as are 15 x 15 patches without one."""
-    shape = (14 * PATCH, 16 * PATCH)
-    peer, images = timm_vit(shape), torch.randn(1, 3, *shape)
-    backbone = BEiTBackbone(dict(embed_dims=DIMS, num_layers=DEPTH, num_heads=2), shape, PATCH).eval()
-    backbone.load_state_dict(without_head(peer.state_dict()))
-    torch.testing.assert_close(backbone(images)[0], peer.forward_features(images), atol=1e-5, rtol=1e-5)
+def test_a_rectangle_with_as_many_rows_as_a_square(grid, registers, tmp_path, warnings):
+    """14 x 16 patches and a class token are 225 rows, as are 15 x 15 patches without one.
+
+    10 x 20 and a class token are 201, as are 14 x 14 and five tokens.
+    """
+    shape = (grid[0] * PATCH, grid[1] * PATCH)
+    peer = timm_vit(shape, reg_tokens=registers, no_embed_class=registers == 4)
+    weights, images = without_head(peer.state_dict()), torch.randn(1, 3, *shape)
+    if registers == 4:  # as Meta's DINOv2 has it: a row for the class token, but not for the registers
+        weights['pos_embed'] = torch.cat([torch.zeros(1, 1, DIMS), weights['pos_embed']], dim=1)
+    torch.save(weights, tmp_path / 'bare.pth')
+    arch = dict(embed_dims=DIMS, num_layers=DEPTH, num_heads=2)
+    for source in (weights, Checkpoint.open(tmp_path / 'bare.pth').state_dict):
+        backbone = BEiTBackbone(arch, shape, PATCH, num_registers=registers).eval()
+        backbone.load_state_dict(source)
+        torch.testing.assert_close(backbone(images)[0], peer.forward_features(images), atol=1e-5, rtol=1e-5)
+    square = {0: '15 x 15', 4: '14 x 14'}.get(registers)  # 3 registers with positions leave none
+    assert not square or f'{grid[0]} x {grid[1]} patches, not {square}' in warnings()[-1]
     meta = dict(preprocessing=dict(size=list(shape)), architecture=dict(num_heads=2))
-    torch.save(dict(state_dict=peer.state_dict(), meta=meta), tmp_path / 'vit.pth')
+    torch.save(dict(state_dict=weights, meta=meta), tmp_path / 'vit.pth')
     found = BEiTBackbone.from_checkpoint(tmp_path / 'vit.pth')(images)[0]
     torch.testing.assert_close(found, peer.forward_features(images), atol=1e-5, rtol=1e-5)
+
+
+@torch.no_grad()
+def test_a_square_with_as_many_patches_as_the_rectangle_is_resized(tmp_path, warnings):
+    shape = (4 * PATCH, 9 * PATCH)
+    peer, images = timm_vit(), torch.randn(1, 3, *shape)  # 6 x 6
+    options = dict(out_type='featmap', interpolate_mode='bicubic_antialias')
+    arch = dict(embed_dims=DIMS, num_layers=DEPTH, num_heads=2)
+    backbone, copy = (BEiTBackbone(arch, shape, PATCH, **options).eval() for _ in range(2))
+    torch.save(peer.state_dict(), tmp_path / 'vit.pth')
+    backbone.load_state_dict(Checkpoint.open(tmp_path / 'vit.pth').state_dict)
+    assert re.search('vit.pth does not say .* 6 x 6 patches, not 4 x 9', warnings()[-1])
+    torch.testing.assert_close(backbone(images)[0], timm_features({}, shape, images)[-1], atol=1e-5, rtol=1e-5)
+    copy.load_state_dict(backbone.state_dict())
+    assert torch.equal(copy.pos_embed, backbone.pos_embed)
+    torch.save(dict(state_dict=prefixed('backbone.', backbone.state_dict())), tmp_path / 'ours.pth')
+    copy.load_state_dict(Checkpoint.open(tmp_path / 'ours.pth').state_dict)
+    assert torch.equal(copy.pos_embed, backbone.pos_embed)
+    assert re.search('ours.pth does not say .* 4 x 9 patches, not 6 x 6', warnings()[-1])
 
 
 def test_a_classifier_of_mmpretrain_with_two_final_norms_is_refused(tmp_path):

@@ -267,6 +267,14 @@ def test_what_could_not_be_read_back_is_not_written(target, tmp_path):
         convert_checkpoint(tmp_path / 'vit.pth', tmp_path / 'out', target)
 
 
+def test_a_bare_backbone_keeps_its_own_base(tmp_path):
+    """Its registers make it look like a DINOv3, whose base no tensor says."""
+    arch = dict(embed_dims=DIMS, num_layers=1, num_heads=HEADS)
+    options = dict(abs_pos_embed=False, rotary_base=10000.0, num_registers=4, layer_scale_init=0.1)
+    torch.save(BEiTBackbone(arch, SIZE, **options).state_dict(), tmp_path / 'vit.pth')
+    assert BEiTBackbone.from_checkpoint(tmp_path / 'vit.pth').rotary_base == 10000
+
+
 @pytest.mark.parametrize('base', [0, 1, -100.0, 1e6])
 def test_a_base_that_no_file_could_hold_is_refused(base):
     with pytest.raises(UserError, match='rotary_base'):

@@ -6,9 +6,10 @@ import torch
 import torch.nn.functional as F
 from mmengine.config import ConfigDict
 from mmengine.registry import DefaultScope
+from mmengine.structures import PixelData
 from mmseg.apis import inference_model
 from mmseg.structures import SegDataSample
-from narrow_segmentors import CLASSES, build_segmentor, mmsegs_logits, narrow_config, narrow_segmentor
+from narrow_segmentors import CLASSES, WIDTH, build_segmentor, mmsegs_logits, narrow_config, narrow_segmentor
 from PIL import Image
 
 from beit_mm.engine.optim import parameter_groups
@@ -66,6 +67,27 @@ def test_a_plain_vit_with_registers_and_patches_of_14_pixels(head):
         rates |= dict.fromkeys(group['names'], (group['lr'], group.get('weight_decay')))
     assert rates['backbone.register_tokens'] == rates['backbone.cls_token'] == (0.5**5, 0)
     assert rates['backbone.blocks.3.mlp.fc1.weight'][0] == 0.5
+
+
+@pytest.mark.parametrize('head', ['beit_mm.EfficientUPerHead', 'SETRUPHead', 'decoder', 'backbone'])
+def test_crops_that_are_no_whole_patches_are_learned_where_inference_sees_them(head):
+    """The backbone pads them, and what its padding shows is ignored in the label maps. Also of auxiliary heads."""
+    config = narrow_config('absolute', head)
+    if head != 'backbone':
+        config.auxiliary_head = dict(type='beit_mm.FCNHead', in_channels=WIDTH, in_index=0, channels=8, num_convs=1)
+        config.auxiliary_head |= dict(num_classes=CLASSES, norm_cfg=dict(type='BN'))
+    model = build_segmentor(config).train()
+    images, labels, padding = torch.randn(2, 3, 60, 51), torch.randint(CLASSES, (2, 1, 60, 51)), (0, 13, 0, 4)
+
+    def losses(images: torch.Tensor, labels: torch.Tensor) -> dict:
+        torch.manual_seed(0)
+        samples = [SegDataSample(gt_sem_seg=PixelData(data=label)) for label in labels]
+        found = model.loss(images, samples)
+        assert all(torch.equal(sample.gt_sem_seg.data, label) for sample, label in zip(samples, labels, strict=True))
+        return found
+
+    expected = losses(F.pad(images, padding), F.pad(labels, padding, value=255))
+    assert all(torch.equal(value, expected[name]) for name, value in losses(images, labels).items())
 
 
 def test_windows_leave_no_gaps():

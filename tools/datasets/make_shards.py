@@ -94,7 +94,7 @@ def size_of(text: str) -> int:
 
 def scan(path: Path) -> list[tuple[str, int, int, int]]:
     """Reads the headers of an archive: for each image its name, first byte, bytes, and .cls number or -1."""
-    from beit_mm.datasets.image_folder import EXTENSIONS
+    from beit_mm.datasets.image_folder import EXTENSIONS, LITTER
     from beit_mm.files import quoted
 
     images, numbers, size, position = [], {}, path.stat().st_size, 0
@@ -106,8 +106,10 @@ def scan(path: Path) -> list[tuple[str, int, int, int]]:
                 if member.size < 0 or not position < member.offset_data <= size - member.size:
                     raise tarfile.ReadError('unexpected end of data')
                 position, name = member.offset_data, member.name.removeprefix('./')
-                if member.isdir() or any(part.startswith('.') and part != '..' for part in name.split('/')):
-                    continue  # hidden names are skipped, as in folders
+                *folders, file = name.split('/')
+                is_litter = any(part.startswith(LITTER) and part != '..' for part in folders)
+                if member.isdir() or is_litter or file.startswith('.'):  # skipped as in folders
+                    continue
                 if not member.isfile() or member.issparse():
                     raise UserError(
                         f'{path}: {quoted(name)} is a link, a sparse file or a device; '
