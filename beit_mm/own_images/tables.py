@@ -10,7 +10,7 @@ from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
 from beit_mm.checkpoint.names import preview
-from beit_mm.datasets.image_folder import read_list
+from beit_mm.datasets.image_folder import EXTENSIONS, read_list
 from beit_mm.errors import UserError, warn
 from beit_mm.files import quoted
 from beit_mm.own_images.annotations import SPLIT_OF, Files, find_annotations, shared_out, split_of
@@ -27,6 +27,7 @@ from beit_mm.own_images.images import (
 from beit_mm.own_images.layouts import existing_folder
 
 LABEL_COLUMNS, SPLIT_COLUMNS = ('label', 'labels', 'class', 'category', 'target'), ('split', 'set', 'subset', 'fold')
+INDEX = re.compile(r'|Unnamed: \d+')  # what pandas calls the column of row numbers that it writes
 LISTED = re.compile(r"""[\[({]\s*['"]|\[[\d\s,]*\]$""")  # begins a list as Python and JSON write it
 NUMBERED = re.compile(r'([^\W\d]*[^\W\d_])[\W_]*\d+')  # cat.0, american_bulldog_12
 MIN_UNITED = 0.1  # share of images with several rows from which on these mean several labels, not slips
@@ -108,7 +109,7 @@ def tables_of(files: Files) -> list[Table]:
 
 
 def read_table(files: Files, file: str) -> Table | None:
-    """Reads a table; None if fewer than half of its rows name images."""
+    """Reads a table; None if no column names images in half of the rows."""
     if file.endswith('.txt'):  # `a.jpg 3` in each line
         listed = read_list(str(files.root / file))
         rows = [dict(image=path, label=str(label)) for _, path, label in listed if label is not None]
@@ -122,15 +123,23 @@ def read_table(files: Files, file: str) -> Table | None:
         return None
     if not rows or len(rows[0]) < 2 or 'xmin' in rows[0]:  # boxes are read as annotations
         return None
+
+    def evidence(column: str) -> tuple[bool, bool, int, int]:
+        """That a column names the images: numbers in others may be names of images too."""
+        found = [image for row in rows if (image := files.image_of(row[column], file))]
+        whole_names = sum(row[column].lower().endswith(EXTENSIONS) for row in rows)
+        return not INDEX.fullmatch(column), 2 * whole_names > len(rows), len({*found}), len(found)
+
     sample = evenly(rows, 100)
-    misses = {key: [files.image_of(row[key], file) for row in sample].count(None) for key in rows[0]}
-    names = min(misses, key=lambda key: misses[key])
-    return Table(file, rows, names) if 2 * misses[names] <= len(sample) else None
+    lost = {key: [files.image_of(row[key], file) for row in sample].count(None) for key in rows[0]}
+    named = [key for key in lost if 2 * lost[key] <= len(sample)]
+    return Table(file, rows, max(named, key=evidence)) if named else None
 
 
 def label_column(table: Table) -> str | None:
     """The column of labels, which columns of 0 and 1 for each class are joined to; None if several can be meant."""
-    others = [key for key in table.rows[0] if key != table.names and key.lower() not in SPLIT_COLUMNS]
+    read = {table.names, *filter(INDEX.fullmatch, table.rows[0])}
+    others = [key for key in table.rows[0] if key not in read and key.lower() not in SPLIT_COLUMNS]
     known = [key for key in others if key.lower() in LABEL_COLUMNS]
     if len(known or others) == 1:
         return (known or others)[0]

@@ -132,6 +132,29 @@ def test_a_head_is_fitted_to_as_few_images_of_a_table_as_of_class_folders(tmp_pa
         find_table(many, fits_head=True)
 
 
+NUMBERS = {str(number): str(number % 3 + 1) for number in range(30, 0, -1)}  # of images and of their classes
+NUMBERED = {  # header, and a row of the number of the row, an image and its class
+    'index of pandas': (',image,label', '{0},{1}.jpg,{2}'),
+    'index of pandas, without endings': (',id,breed', '{0},{1},{2}'),
+    'index of pandas, read and written': ('Unnamed: 0,id,breed', '{0},{1},{2}'),
+    'numbers of rows': ('row,image,label', '{0},{1}.jpg,{2}'),
+    'labels first': ('label,image', '{2},{1}'),
+    'labels first, an image lost': ('label,image', '{2},{1}\n{2},{1}000'),
+}
+
+
+@pytest.mark.parametrize('form', NUMBERED)
+def test_numbers_beside_numbered_images_are_not_taken_for_their_names(tmp_path, form):
+    head, line = NUMBERED[form]
+    for name in NUMBERS:
+        Image.new('L', (4, 4)).save(tmp_path / f'{name}.jpg')
+    rows = [line.format(row, name, label) for row, (name, label) in enumerate(NUMBERS.items())]
+    (tmp_path / 'any.csv').write_text('\n'.join([head, *rows]))
+    found = find_table(tmp_path)
+    named = {Path(path).stem: label for path, label in (found.train.names | found.held_out.names).items()}
+    assert named == NUMBERS
+
+
 def test_two_tables_are_refused(tmp_path):
     assert find_table(make(tmp_path / 'a', a_csv=FORMS['ending'], sample_submission_csv=FORMS['ending']))
     with pytest.raises(UserError, match='a.csv, b.csv'):
