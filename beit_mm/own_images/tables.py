@@ -38,6 +38,7 @@ class Table(NamedTuple):
     file: str  # relative to the folder
     rows: list[dict[str, str]]
     names: str  # the column that names images
+    longer: list[str]  # cells of a row that has more of them than the header; [] without one
 
 
 def find_table(folder: str | Path, column: str | None = None, fits_head: bool = False) -> Images | None:
@@ -63,6 +64,11 @@ def find_table(folder: str | Path, column: str | None = None, fits_head: bool = 
         if not label and has_other_classes(files.root):
             warn(f'{quoted(table.file)} is not read; if a column of it has the labels, give --labels COLUMN')
             return None
+        if table.longer:
+            raise UserError(
+                f'{quoted(table.file)} has more cells than columns in the row {preview(map(quoted, table.longer))}; '
+                f'quote a cell that has the separator in it, or write several labels as cat{JOINT}dog'
+            )
         if label not in table.rows[0]:
             raise UserError(
                 f'{quoted(table.file)} has the columns {", ".join(map(quoted, table.rows[0]))}; say which one has the '
@@ -113,15 +119,19 @@ def read_table(files: Files, file: str) -> Table | None:
     if file.endswith('.txt'):  # `a.jpg 3` in each line
         listed = read_list(str(files.root / file))
         rows = [dict(image=path, label=str(label)) for _, path, label in listed if label is not None]
-        return Table(file, rows, 'image') if rows and files.image_of(rows[0]['image'], file) else None
+        return Table(file, rows, 'image', []) if rows and files.image_of(rows[0]['image'], file) else None
     text = (files.root / file).read_text(encoding='utf-8-sig', errors='surrogateescape')
     separator = max(',;\t', key=text.partition('\n')[0].count)
-    read = csv.DictReader(io.StringIO(text, newline=''), delimiter=separator, restval='')
     try:
-        rows = [{(key or '').strip(): str(value).strip() for key, value in row.items()} for row in read]
+        lines = [[*map(str.strip, line)] for line in csv.reader(io.StringIO(text, newline=''), delimiter=separator)]
     except csv.Error:  # a file of something else
         return None
-    if not rows or len(rows[0]) < 2 or 'xmin' in rows[0]:  # boxes are read as annotations
+    head, *lines = [line for line in lines if line] or [[]]
+    while head and not head[-1]:  # programs add columns without a name, which the longest row needs
+        head.pop()
+    rows = [dict(zip(head, line + [''] * len(head), strict=False)) for line in lines]
+    longer = next((line for line in lines if any(line[len(head) :])), [])
+    if not rows or len(head) + bool(longer) < 2 or 'xmin' in head:  # boxes are read as annotations
         return None
 
     def evidence(column: str) -> tuple[bool, bool, int, int]:
@@ -131,9 +141,9 @@ def read_table(files: Files, file: str) -> Table | None:
         return not INDEX.fullmatch(column), 2 * whole_names > len(rows), len({*found}), len(found)
 
     sample = evenly(rows, 100)
-    lost = {key: [files.image_of(row[key], file) for row in sample].count(None) for key in rows[0]}
+    lost = {key: [files.image_of(row[key], file) for row in sample].count(None) for key in head}
     named = [key for key in lost if 2 * lost[key] <= len(sample)]
-    return Table(file, rows, max(named, key=evidence)) if named else None
+    return Table(file, rows, max(named, key=evidence), longer) if named else None
 
 
 def label_column(table: Table) -> str | None:
@@ -162,7 +172,7 @@ def read_labels(
     files: Files, table: Table, column: str, separator: str, labels: dict[str, str], splits: dict[str, str]
 ) -> list[str]:
     """Adds the images of a table to `labels` and `splits`; returns notes for the user."""
-    file, rows, names = table
+    file, rows, names, _ = table
     candidates = [key for key in rows[0] if key.lower() in SPLIT_COLUMNS and key != column]
     parts = [key for key in candidates if {row[key].lower() for row in rows} <= {*SPLIT_OF}]
     left_out: Counter[str] = Counter()

@@ -41,6 +41,7 @@ FORMS = {
     'path': lines('images/{}.jpg,{}'.format, 'file,class'),
     'known name among others': lines('{0}.jpg,7,{1},{0}'.format, 'image,age,Label,note'),
     'semicolons': lines('{}.jpg;{}'.format, 'image;label'),
+    'commas at the ends': lines('{}.jpg,{}'.format, 'image,breed,').replace('i0.jpg,cat', 'i0.jpg,cat,,'),
     'tabs': lines('{}.jpg\t{}'.format, 'image\tlabel'),
     'one column a class': lines(
         lambda name, label: ','.join([name, *(str(int(label == other)) for other in ('owl', 'dog', 'cat'))]),
@@ -90,6 +91,16 @@ ASKED = {
     'lists of Python': (FORMS['ending'].replace('3.jpg,cat', '''3.jpg,"['cat', 'dog']"'''), r'write .* cat\|dog'),
     'lists of JSON': (FORMS['ending'].replace('3.jpg,cat', '''3.jpg,"[""cat""]"'''), r'write .* cat\|dog'),
     'lists of numbers': (FORMS['ending'].replace('3.jpg,cat', '''3.jpg,"[1, 2]"'''), r'write .* cat\|dog'),
+    'commas without quotes': (
+        FORMS['ending'].replace('3.jpg,cat', '3.jpg,cat,dog'),
+        r'row i3.jpg, cat, dog; .* cat\|dog',
+    ),
+    'the same in the first row': (FORMS['ending'].replace('0.jpg,cat', '0.jpg,cat,dog'), 'row i0.jpg, cat, dog;'),
+    'the same with the ends of a spreadsheet': (
+        lines('{},{},'.format, 'image,label,').replace('i3,cat,', 'i3,cat,dog'),
+        'row i3, cat, dog;',
+    ),
+    'the same in a table without a header of labels': (lines('{},{}'.format, 'image'), 'row i0, cat;'),
     'numbers to predict': (lines('{0}.jpg,{0}'.format, 'image,age'), 'several images of each'),
 }
 
