@@ -19,6 +19,7 @@ from beit_mm.own_images.images import (
     ImageList,
     Images,
     TaggedImages,
+    divide,
     evenly,
     find_images,
     hold_out,
@@ -231,7 +232,14 @@ def images_of(
     """The images with their labels: held out as the splits say, else a tenth."""
     parts, of_test = shared_out(splits)
     train, *others = (ImageList(root, {image: labels[image] for image in part}) for part in parts)
-    train, held_out = (train, others[0]) if others else hold_out(train)
+    if others:
+        held_out = others[0]
+    elif several:  # each image counts for its rarest label, because many have a combination of their own
+        numbers = Counter(label for joined in train.names.values() for label in joined.split(JOINT))
+        rarest = {image: min(of.split(JOINT), key=lambda label: numbers[label]) for image, of in train.names.items()}
+        train, held_out = divide(train, hold_out(ImageList(root, rarest))[1].names)
+    else:
+        train, held_out = hold_out(train)
     found = (TaggedImages if several else Images)(train, held_out, [], notes=[*notes, *of_test])
     found.classes = sorted(found.learned)
     if not several:  # of several labels, only the unknown ones are left out

@@ -199,6 +199,20 @@ def test_images_may_have_several_labels_or_none(tmp_path, form):
     assert found.learned['dog'] >= 9
 
 
+@pytest.mark.parametrize('seed', range(4))
+def test_a_tenth_is_held_out_of_images_with_many_combinations_of_labels(tmp_path, seed):
+    draw, rows = np.random.default_rng(seed), ['image,labels', '0,rare', '1,rare', '2,single', '3,']
+    for index in range(300):
+        (tmp_path / f'{index}.jpg').touch()
+        labels = [f'l{label}' for label in np.flatnonzero(draw.random(30) < 0.2)]
+        rows += [f'{index},{"|".join(labels)}'] * (index > 3)
+    (tmp_path / 'any.csv').write_text('\n'.join(rows))
+    found = find_table(tmp_path)
+    held_out = Counter(label for joined in found.held_out.names.values() for label in joined.split('|'))
+    assert len(found.held_out.names) == 30 and len(held_out) > 28
+    assert {*found.classes} == {'rare', 'single', *(f'l{label}' for label in range(30))}  # of images to learn from
+
+
 def test_rows_of_an_image_are_joined_unless_few_images_have_several(tmp_path):
     more = ''.join(f'{name}.jpg,dog\n' for name in [*LABELS][:6])
     found = find_table(make(tmp_path / 'many', any_csv=FORMS['ending'].rstrip('\n') + '\n' + more))
