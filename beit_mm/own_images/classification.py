@@ -128,7 +128,8 @@ class Classification(FineTuning):
             pack = dict(type='PackInputs', meta_keys=('sample_idx', 'img_path', 'unreadable'))
             train_pipeline = [*test_pipeline[:-1], pack]
         pipelines, classes = [train_pipeline, test_pipeline], str(lists / 'classes.txt')
-        data = self.loaders(lists, pipelines, 'held_out', fits, classes=classes)
+        # a table or --merge may give images other classes than the ones that their folders are called
+        data = self.loaders(lists, pipelines, 'held_out', fits, classes=classes, check_folders=False)
         train = data['train_dataloader']
         if fits:
             data['val_dataloader'].update(persistent_workers=False)  # for the only validation

@@ -9,6 +9,7 @@ from contextlib import suppress
 from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
+from beit_mm.apis.inference import BEST_THREE
 from beit_mm.checkpoint.names import preview
 from beit_mm.datasets.image_folder import EXTENSIONS, read_list
 from beit_mm.errors import UserError, warn
@@ -134,6 +135,8 @@ def read_table(files: Files, file: str) -> Table | None:
     longer = next((line for line in lines if any(line[len(head) :])), [])
     if not rows or len(head) + bool(longer) < 2 or 'xmin' in head:  # boxes are read as annotations
         return None
+    if {*BEST_THREE} <= {*head} and files.folders & {row['class'] for row in rows}:
+        return None  # answers of `classify`; where the images are in class folders, these may be corrected
 
     def evidence(column: str) -> tuple[bool, bool, int, int]:
         """That a column names the images: numbers in others may be names of images too."""

@@ -6,8 +6,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from calls import task_of
 from PIL import Image
 
+from beit_mm.apis.inference import link_images, write_results
 from beit_mm.datasets.image_folder import ImageFolder, MultiLabelFolder
 from beit_mm.errors import UserError
 from beit_mm.own_images import images as finding
@@ -164,6 +166,40 @@ def test_numbers_beside_numbered_images_are_not_taken_for_their_names(tmp_path, 
     found = find_table(tmp_path)
     named = {Path(path).stem: label for path, label in (found.train.names | found.held_out.names).items()}
     assert named == NUMBERS
+
+
+def test_class_folders_that_classify_made_may_be_corrected(tmp_path):
+    """Two cameras give images the same names; the user moves a link."""
+    results = [
+        dict(path=str(tmp_path / f'new/{camera}/{name}.jpg'), name=label, label=0, scores=[[0, 0.9], [1, 0.1]])
+        for camera in 'ab'
+        for name, label in LABELS.items()
+    ]
+    make(tmp_path / 'new', 'a')
+    (tmp_path / 'pseudo').mkdir()
+    write_results(tmp_path / 'pseudo/classes.csv', results, ['cat', 'dog'])
+    link_images(tmp_path / 'pseudo', results, 0.5)
+    (tmp_path / 'pseudo/cat/i0_2.jpg').rename(tmp_path / 'pseudo/dog/i0.jpg')
+    assert find_table(tmp_path / 'pseudo') is None
+    write_results(tmp_path / 'new/answers.csv', results[:30], ['cat', 'dog'])
+    assert find_table(tmp_path / 'new').classes == ['cat', 'dog', 'owl']  # without class folders
+
+
+def test_folders_may_be_called_like_other_classes_of_a_table(tmp_path):
+    """Such as folders 0 to 4, and classes 0 and 1."""
+    rows = ['image,label']
+    for number in range(30):
+        (tmp_path / f'data/{number % 5}').mkdir(parents=True, exist_ok=True)
+        (tmp_path / f'data/{number % 5}/i{number}.jpg').touch()
+        rows.append(f'i{number},{number % 2}')
+    (tmp_path / 'data/any.csv').write_text('\n'.join(rows))
+    found = find_table(tmp_path / 'data')
+    write_lists(found, tmp_path)
+    _, settings = task_of(found, 'finetune', device='cpu').settings('finetune', tmp_path, 100, {})
+    datasets = [settings[f'{part}_dataloader']['dataset'] for part in ('train', 'val')]
+    samples = [each for dataset in datasets for each in ImageFolder(**dataset | dict(pipeline=[]))]
+    assert len(samples) == 30
+    assert all(sample['gt_label'] == int(Path(sample['img_path']).stem[1:]) % 2 for sample in samples)
 
 
 def test_two_tables_are_refused(tmp_path):
