@@ -86,6 +86,8 @@ def find_table(folder: str | Path, column: str | None = None, fits_head: bool = 
         notes = [f'classes are what file names begin with, before a number: {preview(sorted({*labels.values()}))}']
     if column and not labels:
         raise UserError(f'--labels {column}: no .csv or .tsv file in {str(folder)!r} labels its images; leave it out')
+    if left_out := [image for image, split in files.splits.items() if image not in splits and split != 'test']:
+        notes.append(f'{len(left_out):,} images left out, because no row labels them: {preview(map(quoted, left_out))}')
     several = bool(separator) or any(JOINT in label for label in labels.values())
     return images_of(files.root, labels, splits, notes, several, fits_head) if labels else None
 
@@ -179,13 +181,13 @@ def read_labels(
     file, rows, names, _ = table
     candidates = [key for key in rows[0] if key.lower() in SPLIT_COLUMNS and key != column]
     parts = [key for key in candidates if {row[key].lower() for row in rows} <= {*SPLIT_OF}]
-    left_out: Counter[str] = Counter()
+    lost = 0
     found: dict[tuple[str, str], set[str]] = {}  # labels by image and by its name in the table
     united = set()
     for row in rows:
         image, label = files.image_of(row[names], file), row[column]
         if not image or not (label or separator):
-            left_out['because they have no label' if image else 'because their images are missing'] += 1
+            lost += not image
             continue
         own = {*map(str.strip, label.split(separator))} - {''} if separator else {label}
         if found.setdefault((image, row[names]), own) != own:
@@ -213,7 +215,7 @@ def read_labels(
         notes.append(f'splits as in column {quoted(parts[0])}')
     elif candidates:
         notes.append(f'column {quoted(candidates[0])} is not used: it does not say train, val or test in each row')
-    return notes + [f'{number:,} rows left out, {why}' for why, number in left_out.items()]
+    return notes + ([f'{lost:,} rows left out, because their images are missing'] if lost else [])
 
 
 def separator_of(cells: Counter[str]) -> str:

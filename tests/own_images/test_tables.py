@@ -79,10 +79,11 @@ def test_splits_by_column_and_by_file(tmp_path):
 
 
 def test_what_is_left_out_is_named(tmp_path):
-    text = FORMS['ending'].replace('i3.jpg,cat', 'i3.jpg,') + 'gone.jpg,cat\n'
+    text = FORMS['ending'].replace('i3.jpg,cat', 'i3.jpg,').replace('i8.jpg,owl\n', '') + 'gone.jpg,cat\n'
     text = '\n'.join(f'{line},{fold}' for line, fold in zip(text.split(), ['fold', *'12345' * 7], strict=False))
     notes = '; '.join(find_table(make(tmp_path, any_csv=text)).notes)
-    assert '1 rows left out, because their images' in notes and '1 rows left out, because they have no' in notes
+    assert '1 rows left out, because their images' in notes and '2 images left out, because no row' in notes
+    assert 'images/i3.jpg, images/i8.jpg' in notes
     assert 'column fold is not used' in notes
 
 
