@@ -298,10 +298,14 @@ class ImageFolder(UnlabeledImages):
         data_root: folder of the class folders, or folder of tar shards with their index.
         classes: class names in the order of their labels, or a file with one name per line. None: the names of
             the folders, sorted. With `test_mode=True` a class may have no folder.
+        check_folders: whether a label in `ann_file` must be the one of the class folder, if both are given.
         kwargs: as UnlabeledImages. In `ann_file` a label follows each path, or the path begins with the class folder.
     """
 
-    def __init__(self, data_root: str = '', classes: str | Sequence[str] | None = None, **kwargs) -> None:
+    def __init__(
+        self, data_root: str = '', classes: str | Sequence[str] | None = None, check_folders: bool = True, **kwargs
+    ) -> None:
+        self.check_folders = check_folders
         metainfo = dict(kwargs.pop('metainfo', None) or {})  # where mmpretrain's datasets take the names
         classes = metainfo.get('classes', classes)
         if isinstance(classes, str):
@@ -389,7 +393,7 @@ class ImageFolder(UnlabeledImages):
                     f'{self.ann_file}, line {number}: {path!r} has label {label}; '
                     f'expected a label from 0 to {len(label_of) - 1} after the path'
                 )
-            if folder_label not in (None, label):
+            if self.check_folders and folder_label not in (None, label):
                 raise UserError(
                     f'{self.ann_file}, line {number}: {path!r} has label {label}, which is class '
                     f'{self.CLASSES[label]!r}; expected {folder_label}, or classes=... in the order of the labels'

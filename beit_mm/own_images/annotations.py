@@ -106,8 +106,8 @@ class Files:
         for image in self.splits:
             self.named[PurePosixPath(image).stem].append(image)
             self.named[PurePosixPath(image).name].append(image)
-        folders = {folder for image in self.splits for folder in os.path.dirname(image).split('/')}
-        self.have_maps = any(role_of(folder)[1] == 'maps' for folder in folders)  # beside the images
+        self.folders = {folder for image in self.splits for folder in os.path.dirname(image).split('/')}
+        self.have_maps = any(role_of(folder)[1] == 'maps' for folder in self.folders)  # beside the images
 
     def ending(self, *endings: str) -> list[str]:
         """Files, not pipes, with these endings."""

@@ -1,5 +1,6 @@
 """Fine-tuning a classifier on class folders: its recipe, and the report with its baselines."""
 
+import math
 import shlex
 import time
 from collections.abc import Mapping, Sequence
@@ -127,7 +128,8 @@ class Classification(FineTuning):
             pack = dict(type='PackInputs', meta_keys=('sample_idx', 'img_path', 'unreadable'))
             train_pipeline = [*test_pipeline[:-1], pack]
         pipelines, classes = [train_pipeline, test_pipeline], str(lists / 'classes.txt')
-        data = self.loaders(lists, pipelines, 'held_out', fits, classes=classes)
+        # a table or --merge may give images other classes than the ones that their folders are called
+        data = self.loaders(lists, pipelines, 'held_out', fits, classes=classes, check_folders=False)
         train = data['train_dataloader']
         if fits:
             data['val_dataloader'].update(persistent_workers=False)  # for the only validation
@@ -331,9 +333,12 @@ def compare_precisions(scores: Tensor, truth: Tensor) -> tuple[Metrics, Metric]:
     """The mAP of probabilities (N, K) and of a random order, and the gain, with errors by bootstrap."""
     drawn = torch.randint(len(truth), (RESAMPLED, len(truth)), generator=torch.Generator().manual_seed(0))
     means = torch.stack([average_precisions(scores[rows], truth[rows]).nanmean(dim=1) for rows in drawn])
+    means = means[means.isfinite().all(dim=1)]  # a sample of few images may have no label
+    samples = means[:, 0], means[:, 0] - means[:, 1]
+    error, error_of_gain = (float(each.std()) if len(means) > 1 else math.inf for each in samples)
     value, chance = average_precisions(scores, truth).nanmean(dim=1).tolist()
-    gain = Metric(value - chance, float((means[:, 0] - means[:, 1]).std()))
-    return dict(mAP=Metric(value, float(means[:, 0].std()), len(truth)), random_order=Metric(chance)), gain
+    measured = dict(mAP=Metric(value, error, len(truth)), random_order=Metric(chance))
+    return measured, Metric(value - chance, error_of_gain)
 
 
 def table_of_precisions(scores: Tensor, truth: Tensor, images: Images) -> list[list[str]]:

@@ -91,7 +91,7 @@ class Metric:
     @property
     def sign(self) -> str:
         """What a difference means: BETTER, WORSE, or TOO_CLOSE within two standard errors."""
-        if abs(self.value) <= 2 * (self.error or 0):
+        if not abs(self.value) > 2 * (self.error or 0):  # nan too, which no image decides
             return TOO_CLOSE
         return BETTER if self.value > 0 else WORSE
 

@@ -9,8 +9,9 @@ from contextlib import suppress
 from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
+from beit_mm.apis.inference import BEST_THREE
 from beit_mm.checkpoint.names import preview
-from beit_mm.datasets.image_folder import read_list
+from beit_mm.datasets.image_folder import EXTENSIONS, read_list
 from beit_mm.errors import UserError, warn
 from beit_mm.files import quoted
 from beit_mm.own_images.annotations import SPLIT_OF, Files, find_annotations, shared_out, split_of
@@ -19,6 +20,7 @@ from beit_mm.own_images.images import (
     ImageList,
     Images,
     TaggedImages,
+    divide,
     evenly,
     find_images,
     hold_out,
@@ -27,6 +29,7 @@ from beit_mm.own_images.images import (
 from beit_mm.own_images.layouts import existing_folder
 
 LABEL_COLUMNS, SPLIT_COLUMNS = ('label', 'labels', 'class', 'category', 'target'), ('split', 'set', 'subset', 'fold')
+INDEX = re.compile(r'|Unnamed: \d+')  # what pandas calls the column of row numbers that it writes
 LISTED = re.compile(r"""[\[({]\s*['"]|\[[\d\s,]*\]$""")  # begins a list as Python and JSON write it
 NUMBERED = re.compile(r'([^\W\d]*[^\W\d_])[\W_]*\d+')  # cat.0, american_bulldog_12
 MIN_UNITED = 0.1  # share of images with several rows from which on these mean several labels, not slips
@@ -37,6 +40,7 @@ class Table(NamedTuple):
     file: str  # relative to the folder
     rows: list[dict[str, str]]
     names: str  # the column that names images
+    longer: list[str]  # cells of a row that has more of them than the header; [] without one
 
 
 def find_table(folder: str | Path, column: str | None = None, fits_head: bool = False) -> Images | None:
@@ -62,6 +66,11 @@ def find_table(folder: str | Path, column: str | None = None, fits_head: bool = 
         if not label and has_other_classes(files.root):
             warn(f'{quoted(table.file)} is not read; if a column of it has the labels, give --labels COLUMN')
             return None
+        if table.longer:
+            raise UserError(
+                f'{quoted(table.file)} has more cells than columns in the row {preview(map(quoted, table.longer))}; '
+                f'quote a cell that has the separator in it, or write several labels as cat{JOINT}dog'
+            )
         if label not in table.rows[0]:
             raise UserError(
                 f'{quoted(table.file)} has the columns {", ".join(map(quoted, table.rows[0]))}; say which one has the '
@@ -77,6 +86,8 @@ def find_table(folder: str | Path, column: str | None = None, fits_head: bool = 
         notes = [f'classes are what file names begin with, before a number: {preview(sorted({*labels.values()}))}']
     if column and not labels:
         raise UserError(f'--labels {column}: no .csv or .tsv file in {str(folder)!r} labels its images; leave it out')
+    if left_out := [image for image, split in files.splits.items() if image not in splits and split != 'test']:
+        notes.append(f'{len(left_out):,} images left out, because no row labels them: {preview(map(quoted, left_out))}')
     several = bool(separator) or any(JOINT in label for label in labels.values())
     return images_of(files.root, labels, splits, notes, several, fits_head) if labels else None
 
@@ -108,29 +119,43 @@ def tables_of(files: Files) -> list[Table]:
 
 
 def read_table(files: Files, file: str) -> Table | None:
-    """Reads a table; None if fewer than half of its rows name images."""
+    """Reads a table; None if no column names images in half of the rows."""
     if file.endswith('.txt'):  # `a.jpg 3` in each line
         listed = read_list(str(files.root / file))
         rows = [dict(image=path, label=str(label)) for _, path, label in listed if label is not None]
-        return Table(file, rows, 'image') if rows and files.image_of(rows[0]['image'], file) else None
+        return Table(file, rows, 'image', []) if rows and files.image_of(rows[0]['image'], file) else None
     text = (files.root / file).read_text(encoding='utf-8-sig', errors='surrogateescape')
     separator = max(',;\t', key=text.partition('\n')[0].count)
-    read = csv.DictReader(io.StringIO(text, newline=''), delimiter=separator, restval='')
     try:
-        rows = [{(key or '').strip(): str(value).strip() for key, value in row.items()} for row in read]
+        lines = [[*map(str.strip, line)] for line in csv.reader(io.StringIO(text, newline=''), delimiter=separator)]
     except csv.Error:  # a file of something else
         return None
-    if not rows or len(rows[0]) < 2 or 'xmin' in rows[0]:  # boxes are read as annotations
+    head, *lines = [line for line in lines if line] or [[]]
+    while head and not head[-1]:  # programs add columns without a name, which the longest row needs
+        head.pop()
+    rows = [dict(zip(head, line + [''] * len(head), strict=False)) for line in lines]
+    longer = next((line for line in lines if any(line[len(head) :])), [])
+    if not rows or len(head) + bool(longer) < 2 or 'xmin' in head:  # boxes are read as annotations
         return None
+    if {*BEST_THREE} <= {*head} and files.folders & {row['class'] for row in rows}:
+        return None  # answers of `classify`; where the images are in class folders, these may be corrected
+
+    def evidence(column: str) -> tuple[bool, bool, int, int]:
+        """That a column names the images: numbers in others may be names of images too."""
+        found = [image for row in rows if (image := files.image_of(row[column], file))]
+        whole_names = sum(row[column].lower().endswith(EXTENSIONS) for row in rows)
+        return not INDEX.fullmatch(column), 2 * whole_names > len(rows), len({*found}), len(found)
+
     sample = evenly(rows, 100)
-    misses = {key: [files.image_of(row[key], file) for row in sample].count(None) for key in rows[0]}
-    names = min(misses, key=lambda key: misses[key])
-    return Table(file, rows, names) if 2 * misses[names] <= len(sample) else None
+    lost = {key: [files.image_of(row[key], file) for row in sample].count(None) for key in head}
+    named = [key for key in lost if 2 * lost[key] <= len(sample)]
+    return Table(file, rows, max(named, key=evidence), longer) if named else None
 
 
 def label_column(table: Table) -> str | None:
     """The column of labels, which columns of 0 and 1 for each class are joined to; None if several can be meant."""
-    others = [key for key in table.rows[0] if key != table.names and key.lower() not in SPLIT_COLUMNS]
+    read = {table.names, *filter(INDEX.fullmatch, table.rows[0])}
+    others = [key for key in table.rows[0] if key not in read and key.lower() not in SPLIT_COLUMNS]
     known = [key for key in others if key.lower() in LABEL_COLUMNS]
     if len(known or others) == 1:
         return (known or others)[0]
@@ -153,16 +178,16 @@ def read_labels(
     files: Files, table: Table, column: str, separator: str, labels: dict[str, str], splits: dict[str, str]
 ) -> list[str]:
     """Adds the images of a table to `labels` and `splits`; returns notes for the user."""
-    file, rows, names = table
+    file, rows, names, _ = table
     candidates = [key for key in rows[0] if key.lower() in SPLIT_COLUMNS and key != column]
     parts = [key for key in candidates if {row[key].lower() for row in rows} <= {*SPLIT_OF}]
-    left_out: Counter[str] = Counter()
+    lost = 0
     found: dict[tuple[str, str], set[str]] = {}  # labels by image and by its name in the table
     united = set()
     for row in rows:
         image, label = files.image_of(row[names], file), row[column]
         if not image or not (label or separator):
-            left_out['because they have no label' if image else 'because their images are missing'] += 1
+            lost += not image
             continue
         own = {*map(str.strip, label.split(separator))} - {''} if separator else {label}
         if found.setdefault((image, row[names]), own) != own:
@@ -190,7 +215,7 @@ def read_labels(
         notes.append(f'splits as in column {quoted(parts[0])}')
     elif candidates:
         notes.append(f'column {quoted(candidates[0])} is not used: it does not say train, val or test in each row')
-    return notes + [f'{number:,} rows left out, {why}' for why, number in left_out.items()]
+    return notes + ([f'{lost:,} rows left out, because their images are missing'] if lost else [])
 
 
 def separator_of(cells: Counter[str]) -> str:
@@ -212,7 +237,14 @@ def images_of(
     """The images with their labels: held out as the splits say, else a tenth."""
     parts, of_test = shared_out(splits)
     train, *others = (ImageList(root, {image: labels[image] for image in part}) for part in parts)
-    train, held_out = (train, others[0]) if others else hold_out(train)
+    if others:
+        held_out = others[0]
+    elif several:  # each image counts for its rarest label, because many have a combination of their own
+        numbers = Counter(label for joined in train.names.values() for label in joined.split(JOINT))
+        rarest = {image: min(of.split(JOINT), key=lambda label: numbers[label]) for image, of in train.names.items()}
+        train, held_out = divide(train, hold_out(ImageList(root, rarest))[1].names)
+    else:
+        train, held_out = hold_out(train)
     found = (TaggedImages if several else Images)(train, held_out, [], notes=[*notes, *of_test])
     found.classes = sorted(found.learned)
     if not several:  # of several labels, only the unknown ones are left out

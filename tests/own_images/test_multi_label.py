@@ -17,6 +17,7 @@ from beit_mm.errors import UserError
 from beit_mm.features import evaluation
 from beit_mm.own_images import classification
 from beit_mm.own_images import images as finding
+from beit_mm.own_images.report import Metric
 from beit_mm.own_images.run import Run
 
 pytestmark = pytest.mark.long
@@ -122,3 +123,14 @@ def test_average_precision_by_its_definition_and_gains_with_errors():
     guesses = [torch.tensor(generator.random((60, 3))) for _ in range(20)]
     gains = [classification.compare_precisions(guess, torch.tensor(truth).int())[1] for guess in guesses]
     assert [gain.sign for gain in gains].count('too close to tell from') > 15 and 1 < gains[0].error < 20
+
+
+@pytest.mark.parametrize(('number', 'with_label'), [(11, 2), (30, 4), (2, 1), (1, 1), (3, 0)])
+def test_few_labels_have_an_error_and_decide_nothing_alone(number, with_label):
+    """A bootstrap sample of few images may have none with a label."""
+    truth = torch.zeros(number, 1, dtype=torch.int)
+    truth[:with_label] = 1
+    measured, gain = classification.compare_precisions(torch.rand(number, 1), truth)
+    assert gain.error > 0 and measured['mAP'].error >= 0  # not nan
+    for value in (1.0, -1.0, float('nan')):
+        assert Metric(value, float('nan')).sign == Metric(value, float('inf')).sign == 'too close to tell from'

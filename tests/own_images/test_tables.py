@@ -6,8 +6,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from calls import task_of
 from PIL import Image
 
+from beit_mm.apis.inference import link_images, write_results
 from beit_mm.datasets.image_folder import ImageFolder, MultiLabelFolder
 from beit_mm.errors import UserError
 from beit_mm.own_images import images as finding
@@ -41,6 +43,7 @@ FORMS = {
     'path': lines('images/{}.jpg,{}'.format, 'file,class'),
     'known name among others': lines('{0}.jpg,7,{1},{0}'.format, 'image,age,Label,note'),
     'semicolons': lines('{}.jpg;{}'.format, 'image;label'),
+    'commas at the ends': lines('{}.jpg,{}'.format, 'image,breed,').replace('i0.jpg,cat', 'i0.jpg,cat,,'),
     'tabs': lines('{}.jpg\t{}'.format, 'image\tlabel'),
     'one column a class': lines(
         lambda name, label: ','.join([name, *(str(int(label == other)) for other in ('owl', 'dog', 'cat'))]),
@@ -76,10 +79,11 @@ def test_splits_by_column_and_by_file(tmp_path):
 
 
 def test_what_is_left_out_is_named(tmp_path):
-    text = FORMS['ending'].replace('i3.jpg,cat', 'i3.jpg,') + 'gone.jpg,cat\n'
+    text = FORMS['ending'].replace('i3.jpg,cat', 'i3.jpg,').replace('i8.jpg,owl\n', '') + 'gone.jpg,cat\n'
     text = '\n'.join(f'{line},{fold}' for line, fold in zip(text.split(), ['fold', *'12345' * 7], strict=False))
     notes = '; '.join(find_table(make(tmp_path, any_csv=text)).notes)
-    assert '1 rows left out, because their images' in notes and '1 rows left out, because they have no' in notes
+    assert '1 rows left out, because their images' in notes and '2 images left out, because no row' in notes
+    assert 'images/i3.jpg, images/i8.jpg' in notes
     assert 'column fold is not used' in notes
 
 
@@ -90,6 +94,16 @@ ASKED = {
     'lists of Python': (FORMS['ending'].replace('3.jpg,cat', '''3.jpg,"['cat', 'dog']"'''), r'write .* cat\|dog'),
     'lists of JSON': (FORMS['ending'].replace('3.jpg,cat', '''3.jpg,"[""cat""]"'''), r'write .* cat\|dog'),
     'lists of numbers': (FORMS['ending'].replace('3.jpg,cat', '''3.jpg,"[1, 2]"'''), r'write .* cat\|dog'),
+    'commas without quotes': (
+        FORMS['ending'].replace('3.jpg,cat', '3.jpg,cat,dog'),
+        r'row i3.jpg, cat, dog; .* cat\|dog',
+    ),
+    'the same in the first row': (FORMS['ending'].replace('0.jpg,cat', '0.jpg,cat,dog'), 'row i0.jpg, cat, dog;'),
+    'the same with the ends of a spreadsheet': (
+        lines('{},{},'.format, 'image,label,').replace('i3,cat,', 'i3,cat,dog'),
+        'row i3, cat, dog;',
+    ),
+    'the same in a table without a header of labels': (lines('{},{}'.format, 'image'), 'row i0, cat;'),
     'numbers to predict': (lines('{0}.jpg,{0}'.format, 'image,age'), 'several images of each'),
 }
 
@@ -132,6 +146,63 @@ def test_a_head_is_fitted_to_as_few_images_of_a_table_as_of_class_folders(tmp_pa
         find_table(many, fits_head=True)
 
 
+NUMBERS = {str(number): str(number % 3 + 1) for number in range(30, 0, -1)}  # of images and of their classes
+NUMBERED = {  # header, and a row of the number of the row, an image and its class
+    'index of pandas': (',image,label', '{0},{1}.jpg,{2}'),
+    'index of pandas, without endings': (',id,breed', '{0},{1},{2}'),
+    'index of pandas, read and written': ('Unnamed: 0,id,breed', '{0},{1},{2}'),
+    'numbers of rows': ('row,image,label', '{0},{1}.jpg,{2}'),
+    'labels first': ('label,image', '{2},{1}'),
+    'labels first, an image lost': ('label,image', '{2},{1}\n{2},{1}000'),
+}
+
+
+@pytest.mark.parametrize('form', NUMBERED)
+def test_numbers_beside_numbered_images_are_not_taken_for_their_names(tmp_path, form):
+    head, line = NUMBERED[form]
+    for name in NUMBERS:
+        Image.new('L', (4, 4)).save(tmp_path / f'{name}.jpg')
+    rows = [line.format(row, name, label) for row, (name, label) in enumerate(NUMBERS.items())]
+    (tmp_path / 'any.csv').write_text('\n'.join([head, *rows]))
+    found = find_table(tmp_path)
+    named = {Path(path).stem: label for path, label in (found.train.names | found.held_out.names).items()}
+    assert named == NUMBERS
+
+
+def test_class_folders_that_classify_made_may_be_corrected(tmp_path):
+    """Two cameras give images the same names; the user moves a link."""
+    results = [
+        dict(path=str(tmp_path / f'new/{camera}/{name}.jpg'), name=label, label=0, scores=[[0, 0.9], [1, 0.1]])
+        for camera in 'ab'
+        for name, label in LABELS.items()
+    ]
+    make(tmp_path / 'new', 'a')
+    (tmp_path / 'pseudo').mkdir()
+    write_results(tmp_path / 'pseudo/classes.csv', results, ['cat', 'dog'])
+    link_images(tmp_path / 'pseudo', results, 0.5)
+    (tmp_path / 'pseudo/cat/i0_2.jpg').rename(tmp_path / 'pseudo/dog/i0.jpg')
+    assert find_table(tmp_path / 'pseudo') is None
+    write_results(tmp_path / 'new/answers.csv', results[:30], ['cat', 'dog'])
+    assert find_table(tmp_path / 'new').classes == ['cat', 'dog', 'owl']  # without class folders
+
+
+def test_folders_may_be_called_like_other_classes_of_a_table(tmp_path):
+    """Such as folders 0 to 4, and classes 0 and 1."""
+    rows = ['image,label']
+    for number in range(30):
+        (tmp_path / f'data/{number % 5}').mkdir(parents=True, exist_ok=True)
+        (tmp_path / f'data/{number % 5}/i{number}.jpg').touch()
+        rows.append(f'i{number},{number % 2}')
+    (tmp_path / 'data/any.csv').write_text('\n'.join(rows))
+    found = find_table(tmp_path / 'data')
+    write_lists(found, tmp_path)
+    _, settings = task_of(found, 'finetune', device='cpu').settings('finetune', tmp_path, 100, {})
+    datasets = [settings[f'{part}_dataloader']['dataset'] for part in ('train', 'val')]
+    samples = [each for dataset in datasets for each in ImageFolder(**dataset | dict(pipeline=[]))]
+    assert len(samples) == 30
+    assert all(sample['gt_label'] == int(Path(sample['img_path']).stem[1:]) % 2 for sample in samples)
+
+
 def test_two_tables_are_refused(tmp_path):
     assert find_table(make(tmp_path / 'a', a_csv=FORMS['ending'], sample_submission_csv=FORMS['ending']))
     with pytest.raises(UserError, match='a.csv, b.csv'):
@@ -163,6 +234,20 @@ def test_images_may_have_several_labels_or_none(tmp_path, form):
             assert held == expected[Path(sample['img_path']).stem]
             assert {found.classes[label] for label in dataset.get_cat_ids(index)} == held
     assert found.learned['dog'] >= 9
+
+
+@pytest.mark.parametrize('seed', range(4))
+def test_a_tenth_is_held_out_of_images_with_many_combinations_of_labels(tmp_path, seed):
+    draw, rows = np.random.default_rng(seed), ['image,labels', '0,rare', '1,rare', '2,single', '3,']
+    for index in range(300):
+        (tmp_path / f'{index}.jpg').touch()
+        labels = [f'l{label}' for label in np.flatnonzero(draw.random(30) < 0.2)]
+        rows += [f'{index},{"|".join(labels)}'] * (index > 3)
+    (tmp_path / 'any.csv').write_text('\n'.join(rows))
+    found = find_table(tmp_path)
+    held_out = Counter(label for joined in found.held_out.names.values() for label in joined.split('|'))
+    assert len(found.held_out.names) == 30 and len(held_out) > 28
+    assert {*found.classes} == {'rare', 'single', *(f'l{label}' for label in range(30))}  # of images to learn from
 
 
 def test_rows_of_an_image_are_joined_unless_few_images_have_several(tmp_path):
