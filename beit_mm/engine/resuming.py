@@ -49,6 +49,7 @@ def resume_instead(runner: Runner, path: str | None) -> None:
             runner.load_checkpoint(weights)
 
     runner.load_or_resume = load_or_resume  # type: ignore[method-assign]
+    runner._resume = path is not None  # by which an EMAHook tells the weights in a file from their average
     runner.message_hub.update_info(CHOSEN, path, resumed=False)
 
 
