@@ -58,6 +58,12 @@ def batch_size_of(loader: DataLoader) -> int | None:
     return loader.batch_size or getattr(loader.batch_sampler, 'batch_size', None)
 
 
+def sampler_of(loader: DataLoader) -> Any:
+    """What orders the images: a batch sampler has it, if one is set, and `loader.sampler` is an unused one of torch."""
+    samplers = [getattr(loader, 'batch_sampler', None), loader]  # mmpretrain's vis_scheduler.py uses a list as loader
+    return next((part.sampler for part in samplers if hasattr(part, 'sampler')), None)
+
+
 def batch_units(runner: Runner) -> dict[str, dict[str, int]]:
     """What a position counts, as `batch`: `images` of all processes, batches `accumulated`, `per_epoch`; or {}."""
     loader = runner.train_dataloader
