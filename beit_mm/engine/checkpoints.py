@@ -22,7 +22,7 @@ from torch import Tensor
 from beit_mm.checkpoint.description import FORMAT_VERSION, meta_of
 from beit_mm.checkpoint.read import CheckpointError, as_checkpoint_error, read_checkpoint, save_torch
 from beit_mm.datasets.samplers import SeededSampler
-from beit_mm.engine.resuming import asked_for, batch_units, follow_config, resume_instead, resumed_from
+from beit_mm.engine.resuming import asked_for, batch_units, follow_config, resume_instead, resumed_from, sampler_of
 from beit_mm.engine.steps import unwrap
 from beit_mm.errors import UserError, check_choice, log, warn
 from beit_mm.files import atomic_file, inert, remove_leftovers
@@ -263,7 +263,7 @@ def keep_seed(runner: Runner, seed: int) -> None:
     given = runner.cfg.get('randomness', {}).get('seed')
     if given not in (None, seed):
         warn(f'randomness.seed={given} has no effect: a run keeps the seed that it began with, {seed}.')
-    sampler = runner.train_dataloader.sampler
+    sampler = sampler_of(runner.train_dataloader)
     if isinstance(sampler, SeededSampler) and sampler.seed == runner.seed:  # the config gave the sampler no seed
         sampler.seed = seed
 

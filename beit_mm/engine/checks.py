@@ -27,7 +27,7 @@ from beit_mm.engine.checkpoints import checkpoint_hook_of, resume_by_config
 from beit_mm.engine.dino import TeacherMomentumHook
 from beit_mm.engine.metrics import DenseKNNHook, KNNHook
 from beit_mm.engine.optim import AutocastOptimWrapper, check_state
-from beit_mm.engine.resuming import batch_size_of, resumed_from
+from beit_mm.engine.resuming import batch_size_of, resumed_from, sampler_of
 from beit_mm.engine.steps import unwrap
 from beit_mm.errors import UserError, log, warn
 from beit_mm.models import ClassificationDataPreprocessor
@@ -153,7 +153,7 @@ def check_number_of_images(loader: DataLoader) -> None:
 def check_sampler(loader: DataLoader) -> None:
     """Raises UserError if a dataset of this package lacks SeededSampler: all epochs would have the same views."""
     seeded = [type(one).__name__ for one in datasets_in(loader.dataset) if isinstance(one, UnlabeledImages)]
-    if seeded and not isinstance(loader.sampler, SeededSampler):
+    if seeded and not isinstance(sampler_of(loader), SeededSampler):
         raise UserError(f"{seeded[0]} has new views in each epoch only with sampler.type='beit_mm.SeededSampler'")
 
 

@@ -15,6 +15,7 @@ from torch.utils.data import DataLoader
 from beit_mm.datasets.samplers import SeededSampler
 from beit_mm.engine.checkpoints import VALIDATED
 from beit_mm.engine.checks import check_number_of_images
+from beit_mm.engine.resuming import sampler_of
 from beit_mm.engine.signals import end_workers, signals_handled
 from beit_mm.errors import warn
 from beit_mm.registry import LOOPS
@@ -124,10 +125,10 @@ class IterLoop(IterBasedTrainLoop):
 
 def batches(loader: DataLoader, epoch: int, first: int = 0) -> Iterator:
     """An epoch's batches from number `first` on; where the sampler cannot skip, earlier ones are read and dropped."""
-    sampler = getattr(loader, 'sampler', None)
-    if sampler is not None:  # mmpretrain's vis_scheduler.py uses a list as loader
+    sampler = sampler_of(loader)
+    if hasattr(sampler, 'set_epoch'):
         sampler.set_epoch(epoch)
-    if isinstance(sampler, SeededSampler):
+    if isinstance(sampler, SeededSampler) and loader.batch_size:  # a batch sampler may take more than a batch at a time
         sampler.skip(first * loader.batch_size)
         yield from loader
     else:

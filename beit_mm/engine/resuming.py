@@ -49,12 +49,19 @@ def resume_instead(runner: Runner, path: str | None) -> None:
             runner.load_checkpoint(weights)
 
     runner.load_or_resume = load_or_resume  # type: ignore[method-assign]
+    runner._resume = path is not None  # by which an EMAHook tells the weights in a file from their average
     runner.message_hub.update_info(CHOSEN, path, resumed=False)
 
 
 def batch_size_of(loader: DataLoader) -> int | None:
     """Images in a batch of one process; None if a batch sampler does not say it."""
     return loader.batch_size or getattr(loader.batch_sampler, 'batch_size', None)
+
+
+def sampler_of(loader: DataLoader) -> Any:
+    """What orders the images: a batch sampler has it, if one is set, and `loader.sampler` is an unused one of torch."""
+    samplers = [getattr(loader, 'batch_sampler', None), loader]  # mmpretrain's vis_scheduler.py uses a list as loader
+    return next((part.sampler for part in samplers if hasattr(part, 'sampler')), None)
 
 
 def batch_units(runner: Runner) -> dict[str, dict[str, int]]:

@@ -17,7 +17,6 @@ from beit_mm.models.tokenizers.base import without_autocast
 from beit_mm.models.vit import INIT_STD, BEiTBackbone
 from beit_mm.registry import MODELS
 
-CLASS_TOKEN = -1  # its position in BEiTBackbone.forward
 CROPS = ('second_images', 'local_images')
 # Constants in DINOLoss of facebookresearch/dino `main_dino.py`, too.
 STUDENT_TEMPERATURE = 0.1  # divides the student's logits
@@ -84,7 +83,8 @@ class DINOPretrainer(BEiTPretrainer):
         losses = {}
         if self.head is not None:
             positions = self._positions_to_predict(inputs)  # B, K
-            hidden = self.hidden_states(inputs, F.pad(positions, (0, 1), value=CLASS_TOKEN))  # B, K + 1, C
+            with_class = F.pad(positions, (0, 1), value=-self.backbone.num_prefix_tokens)
+            hidden = self.hidden_states(inputs, with_class)  # B, K + 1, C
             mim = self.head.loss(hidden[:, :-1], self._targets(inputs, positions), positions)
             losses = dict(loss_mim=mim.pop('loss'), **mim)
             if self.dino_on_masked:
@@ -112,7 +112,8 @@ class DINOPretrainer(BEiTPretrainer):
 
 def class_tokens(backbone: BEiTBackbone, images: Tensor) -> Tensor:
     """Final hidden states (B, C) of the class tokens; the last block computes only these."""
-    positions = torch.full((len(images), 1), CLASS_TOKEN, device=images.device)
+    # Positions count from the first patch, before which registers may lie.
+    positions = torch.full((len(images), 1), -backbone.num_prefix_tokens, device=images.device)
     return backbone(images, positions=positions)[0][:, 0]
 
 

@@ -4,7 +4,8 @@ from itertools import chain, islice
 from types import SimpleNamespace
 
 import pytest
-from torch.utils.data import DataLoader, Dataset
+from mmengine.dataset import DefaultSampler
+from torch.utils.data import BatchSampler, DataLoader, Dataset, SequentialSampler
 
 from beit_mm.datasets.samplers import RepeatedAugmentationSampler, SeededSampler
 from beit_mm.engine.loops import EpochLoop, IterLoop, batches
@@ -24,6 +25,11 @@ class Keys(Dataset):
     def __getitem__(self, key: tuple) -> tuple:
         self.read.append(tuple(key))
         return tuple(key)
+
+
+class Positions(Dataset):
+    def __getitem__(self, key: object) -> object:
+        return key
 
 
 class Loader(DataLoader):
@@ -68,6 +74,23 @@ def test_an_incomplete_batch_ends_an_epoch_where_it_is_kept():
     assert loader.dataset.read == [*chain(*first)] and first[:3] == [*loader][1:]
     loader.sampler.set_epoch(2)
     assert first[3:] == [*loader]
+
+
+@pytest.mark.parametrize('kind', [SeededSampler, DefaultSampler, SequentialSampler])
+def test_batches_of_a_batch_sampler_are_those_of_its_sampler(kind):
+    """torch keeps no `sampler` beside it; and one without `set_epoch` has the same order in each epoch."""
+    options = {} if kind is SequentialSampler else dict(seed=1)
+    expected, samplers = [], [kind(Keys(), **options) for _ in range(2)]
+    for epoch in range(3):
+        if options:
+            samplers[0].set_epoch(epoch)
+        keys = [*samplers[0]]
+        expected += [keys[start : start + 3] for start in range(0, 10, 3)]
+    batch_sampler = BatchSampler(samplers[1], 3, drop_last=False)
+    loader = DataLoader(Positions(), batch_sampler=batch_sampler, collate_fn=list)
+    for done in (0, 5):
+        stream = IterLoop.endless_batches(SimpleNamespace(dataloader=loader, iter=done))
+        assert [*islice(stream, len(expected) - done)] == expected[done:]
 
 
 def test_batches_in_a_list():

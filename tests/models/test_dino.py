@@ -23,6 +23,7 @@ from beit_mm.registry import MODELS
 
 ALONE = dict(head=None, target_generator=None)
 BACKBONE = narrow_dino_model()['backbone']
+WITH_REGISTERS = dict(dino_on_masked=True, backbone=dict(BACKBONE, num_registers=2))
 
 
 def make_inputs(num_local: int = 2) -> dict:
@@ -68,7 +69,7 @@ def plain_outputs(model: torch.nn.Module, inputs: dict) -> tuple[torch.Tensor, t
 
 
 @pytest.mark.parametrize('num_local', [0, 3])
-@pytest.mark.parametrize('changes', [{}, dict(dino_on_masked=True, dino_weight=0.5), ALONE])
+@pytest.mark.parametrize('changes', [{}, dict(dino_on_masked=True, dino_weight=0.5), ALONE, WITH_REGISTERS])
 def test_losses_of_a_batch_equal_loops_in_numpy(changes, num_local):
     model, inputs = make_model(**changes), make_inputs(num_local=num_local)
     student, teacher = (outputs.double().numpy() for outputs in plain_outputs(model, inputs))

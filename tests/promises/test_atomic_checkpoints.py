@@ -13,6 +13,7 @@ from conftest import narrow_pretraining
 from helpers import file_size_limit, make_runner, train
 from mmengine.config import Config
 from mmengine.logging import MessageHub
+from promises.test_resume import differences
 
 from beit_mm.checkpoint.read import CheckpointError, read_checkpoint
 from beit_mm.engine import checkpoints
@@ -155,6 +156,26 @@ def test_a_restarted_run_resumes(variable, config, folder, monkeypatch):
     for count, expected in (('0', None), ('1', f'{folder}/iter_6.pth')):
         monkeypatch.setenv(variable, count)
         assert chosen(config) == expected
+
+
+@pytest.mark.parametrize('kind', ['EMAHook', 'mmpretrain.EMAHook'])
+def test_weights_and_their_average_are_those_that_the_same_choice_by_hand_gives(kind, config, images, monkeypatch):
+    """A file holds the average as its weights, and hooks ask whether the run resumes to tell the two apart."""
+    config.custom_hooks.append(dict(type=kind, momentum=0.1))
+    folder = Path(config.work_dir)
+
+    def last(name: str, **changes: object) -> dict:
+        found = train(config, work_dir=str(folder / name), **changes).work_dir
+        return torch.load(Path(found, 'last_checkpoint').read_text(), weights_only=True)
+
+    whole = last('whole', **{'default_hooks.checkpoint.max_keep_ckpts': -1})
+    weights = str(folder / 'whole/iter_3.pth')
+    begun = last('begun', load_from=weights)
+    assert differences(whole, begun) and not differences(begun, last('empty', load_from=weights, resume='auto'))
+    (folder / 'restarted').mkdir()
+    shutil.copy(weights, folder / 'restarted')
+    monkeypatch.setenv('TORCHELASTIC_RESTART_COUNT', '1')
+    assert not differences(whole, last('restarted'))
 
 
 @pytest.mark.parametrize(('path', 'loaded'), [('newest.pth', 'newest.pth'), (None, 'weights.pth')])

@@ -13,6 +13,7 @@ from helpers import ROOT, make_runner
 from label_maps import make_label_maps, mask_training
 from labelled import classifier_config, make_images
 from mmengine.config import Config
+from torch.utils.data import BatchSampler
 
 from beit_mm.models.lora import with_lora
 from beit_mm.registry import MODELS
@@ -45,6 +46,14 @@ def by_iterations(folder: Path, images: Path) -> Config:
     config = pretraining(folder, images)
     config.train_cfg = dict(type='beit_mm.IterLoop', max_iters=7)
     config.custom_hooks.append(dict(type='EMAHook', momentum=0.1))
+    return config
+
+
+def in_batches_of_a_sampler(folder: Path, images: Path) -> Config:
+    """With a seed that the run draws."""
+    config = pretraining(folder, images)
+    config.train_dataloader.batch_sampler = dict(type=BatchSampler, drop_last=config.train_dataloader.pop('drop_last'))
+    config.pop('randomness', None)
     return config
 
 
@@ -128,7 +137,7 @@ def run(config: Config, folder: Path, **changes: object) -> dict:
     return torch.load((folder / 'last_checkpoint').read_text(), weights_only=True)
 
 
-LOOPS = [pretraining, accumulating, by_iterations]
+LOOPS = [pretraining, accumulating, by_iterations, in_batches_of_a_sampler]
 TASKS = [*LOOPS, with_dino, with_features, of_vqkd, fine_tuning, with_low_rank_matrices, of_masks]
 
 
