@@ -278,11 +278,9 @@ class Run:
         found |= {f'missing {kind}': Counter(before[kind]) - Counter(now[kind]) for kind in now}
         if not any(found.values()):  # other classes change the labels of all images
             lines = [*images.lines(images.train), *images.lines(images.held_out)]
-            path_of, other = (
-                dict(zip(lines, paths, strict=True)),
-                Counter(lines) - Counter(written_lines(lists, *names)),
-            )
-            found['images with other labels'] = Counter(path_of[line] for line in other)
+            path_of = dict(zip(lines, paths, strict=True))
+            changed = Counter(lines) - Counter(written_lines(lists, *names))
+            found['images with other labels'] = Counter(path_of[line] for line in changed)
         texts = [f'{what}: {each.total():,} ({preview(each)})' for what, each in found.items() if each]
         what = ', '.join(texts) or 'other held-out images, or other values in label maps'
         return f'{self.record.images} has changed since {self.folder} was planned ({what})'
