@@ -20,7 +20,7 @@ from beit_mm.terminal import say
 
 TABLE = 'mistakes.csv'
 SHOWN, SHOWN_COLUMNS = 10, 4  # of its rows and columns, in the report
-MIN_CHECKED = 50  # images to learn from, or to check in all, even if time is short
+MIN_CHECKED = 50  # images that a classifier's report checks even if time is short
 MAX_CELLS = 30  # classes whose confusion is drawn
 NUM_PAIRS, MANY_PAIRS = 5, 20  # pairs of confused classes in the report, and without a picture
 TILES, COLUMNS, TILE_SIDE = 24, 4, 240  # mistakes that are drawn, columns, side of a tile in pixels

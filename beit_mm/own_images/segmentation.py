@@ -245,8 +245,10 @@ class Segmentation(FineTuning):
         known = min(MAX_KNOWN, max(min(MIN_KNOWN, least), int(images_in_time / self.num_windows)))
         if nearest := self.nearest_patches(folder / 'lists', known):
             segmentors['patches'] = nearest
-        left = TESTED_SHARE * (seconds - (time.monotonic() - begin))
+        tested_from = time.monotonic()
+        left = TESTED_SHARE * (begin + seconds - tested_from)
         tested = compare_segmentors(segmentors, images, folder / 'lists', left, least, self.resize)
+        took = time.monotonic() - tested_from
         draw_overlays(segmentor, tested, folder / 'overlays.png')
         found = {name: tested.metric(name) for name in tested.hits}
         gains = {words: tested.metric('mIoU', name) for name, words in OTHERS.items() if name in found}
@@ -262,7 +264,8 @@ class Segmentation(FineTuning):
             mistakes.draw_confusion(tested.counts['mIoU'], images.classes, folder / 'confusion.png'),
             report.Picture('overlays.png', 'Held-out images with the highest, the median and the lowest mIoU'),
             report.draw_curves(folder / 'finetune'),
-            *self.list_contradicted(segmentor, tested, folder, begin + seconds),
+            # images to learn from may take as long as the tested ones, even if time is short
+            *self.list_contradicted(segmentor, tested, folder, max(begin + seconds, time.monotonic() + took)),
         ]
         passes = math.inf if self.fits_head else self.passes  # each image was seen once, which is enough
         exported = 'model.onnx' if images.bands else 'page.html'  # a page reads photos
@@ -275,7 +278,7 @@ class Segmentation(FineTuning):
     def list_contradicted(self, segmentor: Segmentor, tested: 'Tested', out: Path, until: float) -> list[report.Part]:
         """Writes mistakes.csv of the tested images, some to learn from, and as many others as there is time for."""
         train, tried, found = plain_dataset(self.images, out / 'lists', 'train'), set[int](), [*tested.contradicted()]
-        learned = mistakes.samples(train, until, self.at_least(mistakes.MIN_CHECKED), tried)
+        learned = mistakes.samples(train, until, 0, tried)
         for _, sample in chain(learned, mistakes.samples(tested.dataset, until, 0, tested.tried)):
             truth = torch.from_numpy(sample['gt_seg_map'])
             (result,) = segmentor(sample['img_path'])
