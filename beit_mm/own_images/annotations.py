@@ -127,20 +127,18 @@ class Files:
         for exact in map(str, (PurePosixPath(place).parent / path, path)):
             if exact in found:
                 return exact
-        words = Counter(words_of(f'{name}/{place}'))  # how often, too: 1/1.png is not 2/1.png
-        shared = {
-            image: ((words & Counter(words_of(image))).total(), shared_ends(f'{place}/{path}', image))
-            for image in found
-        }
+        shared = {image: likeness(f'{place}/{path}', image) for image in found}
         highest = max(shared.values(), default=None)
         best = [image for image in found if shared[image] == highest]
         return best[0] if len(best) == 1 else None
 
 
-def shared_ends(*paths: str) -> int:
-    """How many folders and names, without their endings, the paths have alike at their beginnings and ends."""
+def likeness(*paths: str) -> tuple[int, int]:
+    """How many words two paths share, and how many folders and names, without endings, from both ends on."""
+    first, second = (Counter(words_of(path)) for path in paths)  # how often, too: 1/1.png is not 2/1.png
     parts = [os.path.splitext(path)[0].split('/') for path in paths]
-    return len(os.path.commonprefix(parts)) + len(os.path.commonprefix([each[::-1] for each in parts]))
+    ends = len(os.path.commonprefix(parts)) + len(os.path.commonprefix([each[::-1] for each in parts]))
+    return (first & second).total(), ends
 
 
 def split_of(path: str) -> str:

@@ -150,6 +150,13 @@ class Found(NamedTuple):
     notes: list[str]
     draw: Callable[[str, str], Pair | None] | None = None  # see LabelMaps
 
+    @property
+    def lists(self) -> list[Path]:
+        """PASCAL VOC's lists of images to learn from and to hold out; empty without both."""
+        folder = self.root / 'ImageSets' / ('Main' if self.draw else 'Segmentation')
+        files = [folder / 'train.txt', folder / 'val.txt']
+        return files if all(map(Path.is_file, files)) else []
+
 
 def find_label_maps(
     folder: str | Path,
@@ -180,7 +187,7 @@ def find_label_maps(
         return None
     train, held_out = share_out(found, whole)
     notes = found.notes + [note for part in found.parts for note in part.notes]
-    if not whole and len(found.parts) == 1 and not (found.root / 'ImageSets').is_dir():
+    if not whole and len(found.parts) == 1 and not found.lists:
         notes += unread_lists(found.root)
     if len(train.numbers) < least:
         raise UserError(
@@ -266,10 +273,9 @@ def share_out(found: Found, whole: bool) -> tuple[Maps, Maps]:
     With `whole`, maps that are not in two folders are for both.
     """
     first, *others = found.parts
-    lists = [found.root / 'ImageSets/Segmentation' / f'{name}.txt' for name in ('train', 'val')]
-    if all(file.is_file() for file in lists) and not whole:
-        stems = {name: os.path.splitext(name)[0] for name in first.numbers}
-        learned, asked = ({*read_lines(str(file))} for file in lists)
+    if found.lists and not whole:
+        stems = {name: os.path.splitext(name)[0].removeprefix('JPEGImages/') for name in first.numbers}
+        learned, asked = ({*read_lines(str(file))} for file in found.lists)
         of_train, of_val = ([name for name, stem in stems.items() if stem in part] for part in (learned, asked))
         return first.some(of_train), first.some(of_val)
     if others and others[0].numbers:

@@ -248,6 +248,18 @@ def test_an_exact_path_comes_before_a_longer_one(tmp_path):
     assert files.image_of('2\\1.jpg', 'a.csv') == 'a/2/1.jpg' and files.image_of('/', 'a.csv') is None
 
 
+def test_the_lists_of_voc_say_which_boxes_are_held_out(tmp_path):
+    make_voc(tmp_path)
+    main = tmp_path / 'ImageSets/Main'
+    main.mkdir(parents=True)
+    (main / 'train.txt').write_text('\n'.join(map(str, range(10))))
+    assert any('Main/train.txt is not read' in note for note in find_label_maps(tmp_path).notes)
+    (main / 'val.txt').write_text('10\n11\n')
+    found = find_label_maps(tmp_path)
+    assert [*found.held_out.names] == ['JPEGImages/10.jpg', 'JPEGImages/11.jpg'] and len(found.train.names) == 10
+    assert not any('not read' in note for note in found.notes)
+
+
 def described(folder: Path, **changes: object) -> Annotations:
     """What a COCO file of one image, with these changes, says."""
     names = make_photos(folder, 1)
