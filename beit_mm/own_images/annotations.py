@@ -12,7 +12,9 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache, partial
+from itertools import takewhile
+from operator import eq
 from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
 from xml.etree import ElementTree
@@ -135,10 +137,15 @@ class Files:
 
 def likeness(*paths: str) -> tuple[int, int]:
     """How many words two paths share, and how many folders and names, without endings, from both ends on."""
-    first, second = (Counter(words_of(path)) for path in paths)  # how often, too: 1/1.png is not 2/1.png
-    parts = [os.path.splitext(path)[0].split('/') for path in paths]
-    ends = len(os.path.commonprefix(parts)) + len(os.path.commonprefix([each[::-1] for each in parts]))
-    return (first & second).total(), ends
+    (first, one), (second, other) = map(parts_of_path, paths)
+    ends = [*takewhile(bool, map(eq, one, other)), *takewhile(bool, map(eq, one[::-1], other[::-1]))]
+    return sum(min(number, second[word]) for word, number in first.items() if word in second), len(ends)
+
+
+@lru_cache(2**16)  # of many files with the same name, each is compared with all the others
+def parts_of_path(path: str) -> tuple[Counter[str], list[str]]:
+    """Its words, with how often each occurs (1/1.png is not 2/1.png), and its folders and name."""
+    return Counter(words_of(path)), os.path.splitext(path)[0].split('/')
 
 
 def split_of(path: str) -> str:
