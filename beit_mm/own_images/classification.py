@@ -59,6 +59,10 @@ class Classification(FineTuning):
         given = words_of({name: record.options[name] for name in FOR_MAPS})
         if given:
             raise UserError(f'{record.images} has no label maps; leave out {shlex.join(given)}')
+        if table and record.options['classes']:
+            raise UserError(
+                f'{record.images}: {table.notes[0]}; --classes names folders: leave it out, or move the table away'
+            )
         fits_head = record.options['freeze'] == ALL
         images = table or find_images(record.images, record.options['classes'], fits_head=fits_head)
         if isinstance(images, TaggedImages):

@@ -6,13 +6,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from calls import task_of
+from calls import call_of, task_of
 from PIL import Image
 
 from beit_mm.apis.inference import link_images, write_results
 from beit_mm.datasets.image_folder import ImageFolder, MultiLabelFolder
 from beit_mm.errors import UserError
 from beit_mm.own_images import images as finding
+from beit_mm.own_images.classification import Classification
 from beit_mm.own_images.images import write_lists
 from beit_mm.own_images.tables import find_table
 
@@ -201,6 +202,13 @@ def test_folders_may_be_called_like_other_classes_of_a_table(tmp_path):
     samples = [each for dataset in datasets for each in ImageFolder(**dataset | dict(pipeline=[]))]
     assert len(samples) == 30
     assert all(sample['gt_label'] == int(Path(sample['img_path']).stem[1:]) % 2 for sample in samples)
+
+
+def test_classes_are_those_of_folders_or_of_a_table(tmp_path):
+    folder = make(tmp_path / 'data', any_csv=FORMS['ending'])
+    call = call_of('finetune', folder, classes=['cat', 'dog'])
+    with pytest.raises(UserError, match='any.csv: .* --classes .* leave it out'):
+        Classification.find(call, find_table(folder))
 
 
 def test_two_tables_are_refused(tmp_path):
