@@ -120,7 +120,8 @@ class SegmentationInferencer(Inferencer):
 
     It has the arguments of ClassificationInferencer, and predicts the same labels as tools/test.py, except for images
     more than twice as large or as small as those of the training, which keep the scale of the training. (A config
-    without ResizeToScale shows only their short side.) `palette` has the colours, [red, green, blue] of 0-255.
+    without ResizeToScale shows only their short side; where the long side of its Resize is less than twice as long,
+    all images are seen as in the config.) `palette` has the colours, [red, green, blue] of 0-255.
 
     Args:
         short_side: of each image as the model sees it, in pixels, instead of the scale of the training.

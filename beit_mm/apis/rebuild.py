@@ -293,7 +293,10 @@ def at_scale(step: Mapping[str, Any], short_side: int | None, full_size: bool) -
     """A step of a segmentor's test pipeline; one that resizes keeps the scale of the training, or gets another one."""
     scale = {name: step[name] for name in ('short_side', 'factor', 'within') if name in step}
     if step['type'] == 'Resize' and step.get('keep_ratio') and step.get('scale'):
-        scale = dict(short_side=min(step['scale']))
+        short, long = sorted(as_size(step['scale']))
+        if long < 2 * short and not short_side and not full_size:  # the long side of usual images decides
+            return dict(step)
+        scale = dict(short_side=short)
     if not scale:
         return dict(step)
     scale.setdefault('factor', 1.0)  # recipes for images of about that size

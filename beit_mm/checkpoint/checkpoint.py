@@ -24,7 +24,6 @@ ORIGIN = 'beit_mm'  # key in a state dict's metadata, which torch hands to load 
 TRANSLATED = ('unilm', 'timm', 'hf')  # formats whose names lack the prefix `backbone.`
 MIN_COVERAGE = 0.95  # share of the backbone's tensors, without TASK_PARTS, that a file must have
 PATCHES = 'patch_embed.proj.weight'
-PREFIX_PARTS = ('pos_embed', 'register_tokens')  # hold what belongs to the tokens before the patches
 TASK_PARTS = ('mask_token', 'norm.', 'fc_norm.')  # present for some tasks only
 StateDict: TypeAlias = Mapping[str, Tensor]
 PerChannel: TypeAlias = Sequence[float] | float | None  # for each channel or for all, pixels 0-255; None: not given
@@ -286,7 +285,7 @@ def _of_backbone(state_dict: StateDict, origin: Mapping, grid: Grid) -> tuple[na
     rows = weights['pos_embed'].shape[1] if 'pos_embed' in weights else 0
     if 'raw' in origin and rows not in (0, 1 + math.prod(grid)):
         again = names.convert_state_dict(origin['raw'], format, grid=grid).state_dict
-        weights |= {name: again[prefix + name] for name in PREFIX_PARTS if prefix + name in again}
+        weights |= {name: again[prefix + name] for name in ('pos_embed', 'register_tokens') if prefix + name in again}
         side = math.isqrt(rows - 1)
         if weights['pos_embed'].shape[1] != rows == 1 + side**2:
             _warn_of_two_grids(origin, grid, (side, side))
@@ -374,11 +373,9 @@ def _resize_positions(
 
 def _warn_of_two_grids(origin: Mapping, taken: Grid, other: Grid) -> None:
     if taken != other:
-        warn(
-            f'{origin["path"]} does not say the size of its images. Its positions are taken for {taken[0]} x {taken[1]} '
-            f'patches, not {other[0]} x {other[1]}; to change this, give the file '
-            'meta=dict(preprocessing=dict(size=[height, width]))'
-        )
+        grids = f'{taken[0]} x {taken[1]} patches, not {other[0]} x {other[1]}'
+        known = f'{origin["path"]} does not say the size of its images'
+        warn(f'{known}: taken for {grids}; if wrong, add meta=dict(preprocessing=dict(size=[height, width]))')
 
 
 def _check_coverage(wanted: StateDict, report: LoadReport) -> None:

@@ -136,10 +136,8 @@ def listed(paths: Paths, shards: Samples | None, folder: str, ann_file: str) -> 
     if len(row_of) < len(shards):
         raise UserError(f'{folder}: two images share a name; ann_file cannot tell which one it lists')
     if missing := [quoted(path) for path in paths if path not in row_of]:
-        raise UserError(
-            f'{ann_file} lists {preview(missing)}, which no archive in {folder} holds; '
-            f'expected names such as {quoted(shards.paths[0])}'
-        )
+        known = quoted(shards.paths[0])
+        raise UserError(f'{ann_file} lists {preview(missing)}; expected images in the shards {folder}, such as {known}')
     return shards[np.array([row_of[path] for path in paths], np.int64)]
 
 

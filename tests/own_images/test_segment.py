@@ -10,10 +10,11 @@ from unittest.mock import Mock
 import numpy as np
 import pytest
 import torch
-from helpers import run_tool
+from helpers import ROOT, run_tool
 from label_maps import CLASSES as CLASSES_OF_MAPS
 from label_maps import make_label_maps, options
 from labelled import save_backbone
+from mmcv.transforms import Resize
 from mmengine.config import Config
 from mmengine.dataset import pseudo_collate
 from narrow_segmentors import CROP, SEGMENTOR, narrow_segmentor
@@ -21,6 +22,7 @@ from PIL import Image
 
 from beit_mm import __main__ as command
 from beit_mm.apis import inference
+from beit_mm.apis.export import describe_use
 from beit_mm.apis.inferencers import SegmentationInferencer
 from beit_mm.datasets.segmentation_folder import SegmentationFolder
 from beit_mm.engine.checkpoints import plain_values
@@ -148,6 +150,27 @@ def test_label_maps_and_names_of_the_users_are_not_overwritten(work, tmp_path, t
         patch.setattr(SegmentationInferencer, 'predict', Mock(side_effect=KeyboardInterrupt))
         segment(work / 'model.pth', image, tmp_path / 'out')
     assert len(segment(work / 'model.pth', image, tmp_path / 'out')) == 1
+
+
+@pytest.mark.parametrize('scale', [(64, 64), 64, (60, 90)])
+def test_where_the_long_side_decides_images_are_seen_as_in_the_config(work, scale, tmp_path, monkeypatch):
+    """By an ONNX file too; the options for the scale still hold."""
+    monkeypatch.syspath_prepend(ROOT / 'tools')
+    from onnx_predict import prepare
+
+    content = torch.load(work / 'model.pth', weights_only=False)
+    content['meta']['config_dict']['test_dataloader']['dataset']['pipeline'][1]['scale'] = scale
+    torch.save(content, tmp_path / 'model.pth')
+    segmentor = SegmentationInferencer(tmp_path / 'model.pth', 'cpu')
+    steps = json.loads(json.dumps(describe_use(segmentor)['steps']))
+    for height, width in ((40, 170), (100, 80), (64, 64), (300, 150)):
+        pixels = np.random.default_rng(0).integers(0, 256, (height, width, 3), dtype=np.uint8)
+        expected = Resize(scale, keep_ratio=True)(dict(img=pixels))['img']
+        seen = segmentor.reader.prepare(segmentor.reader.load(pixels))['inputs'].permute(1, 2, 0).numpy()
+        assert np.array_equal(seen, expected) and np.array_equal(prepare(pixels, steps), expected)
+    for arguments, size in ((dict(short_side=75), (75, 150)), (dict(full_size=True), (150, 300))):
+        reader = SegmentationInferencer(tmp_path / 'model.pth', 'cpu', **arguments).reader
+        assert reader.prepare(reader.load(np.zeros((150, 300, 3), np.uint8)))['inputs'].shape[1:] == size
 
 
 def test_pixels_that_are_not_sure_are_ignored_in_a_folder_that_finetune_reads(work, tmp_path, capsys):
