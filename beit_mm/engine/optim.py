@@ -30,12 +30,12 @@ CHANGED_BY_FORWARD = set('running_mean running_var num_batches_tracked steps cen
 
 
 def changed_by_forward(model: nn.Module) -> list[Tensor]:
-    """A model's tensors named in CHANGED_BY_FORWARD, except in frozen parts, which are in evaluation mode."""
+    """A model's tensors named in CHANGED_BY_FORWARD that are not trained, except in parts in evaluation mode."""
     tensors: list[Tensor] = []
     for part in model.modules():
         if part.training:
             named = [*part.named_parameters(recurse=False), *part.named_buffers(recurse=False)]
-            tensors += [tensor for name, tensor in named if name in CHANGED_BY_FORWARD]
+            tensors += [one for name, one in named if name in CHANGED_BY_FORWARD and not one.requires_grad]
     return tensors
 
 

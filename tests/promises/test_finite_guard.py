@@ -71,6 +71,17 @@ def test_a_good_step_is_the_optimizers_own(clip):
     assert all(map(torch.equal, model.state_dict().values(), peer.state_dict().values()))
 
 
+def test_a_trained_parameter_may_have_the_name_of_what_a_forward_pass_changes():
+    model = nn.Module()
+    model.codebook = nn.Parameter(torch.ones(4))
+    wrapper = AutocastOptimWrapper('float32', optimizer=torch.optim.SGD(model.parameters(), 0.5))
+    for factor, expected in ((2.0, 0.0), (float('nan'), 0.0), (2.0, -1.0)):
+        with wrapper.optim_context(model):
+            loss = factor * model.codebook.sum()
+        wrapper.update_params(loss)
+        assert model.codebook.tolist() == [expected] * 4
+
+
 def test_accumulation_skips_the_whole_step():
     model, wrapper = make(accumulative_counts=3)
     before = train(model, wrapper, *[GOOD] * 3)
