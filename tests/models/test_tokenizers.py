@@ -6,8 +6,10 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from mmengine.model import ExponentialMovingAverage
 from peers import assert_equal
 from scipy import stats
+from torch import nn
 
 from beit_mm.checkpoint.read import CheckpointError
 from beit_mm.engine.metrics import TokenizerMetric
@@ -139,6 +141,19 @@ def test_half_precision_is_that_of_the_original():
     assert bf16.encoder.blocks.output.conv.w.dtype == bf16.encoder(images).dtype == torch.float32
     assert bf16.decode(torch.zeros(1, 2, 2, dtype=torch.int64)).dtype == torch.float32
     assert bf16.decoder.blocks.output.conv.w.dtype == torch.bfloat16 != bf16.decoder.blocks.input.w.dtype
+
+
+def test_a_copy_from_before_the_first_batch_can_be_averaged_after_it():
+    """As an EMAHook does it, once the model is on its device; 'meta' stands for a GPU, where fp16 is float16."""
+    tokenizer = DALLETokenizer(random_weights=True, precision='bf16', **SMALL_DALLE)
+    average = ExponentialMovingAverage(tokenizer)
+    for _ in range(2):
+        tokenizer.encode(torch.rand(1, 3, 16, 16))
+        average.update_parameters(tokenizer)
+    assert all(map(torch.equal, average.module.parameters(), tokenizer.parameters()))
+    moved = nn.Sequential(DALLETokenizer(random_weights=True, precision='fp16', **SMALL_DALLE)).to('meta')[0]
+    assert moved.encoder.blocks.input.w.dtype == moved.decoder.blocks.output.conv.w.dtype == torch.float16
+    assert moved.encoder.blocks.output.conv.w.dtype == moved.decoder.blocks.input.w.dtype == torch.float32
 
 
 @pytest.mark.parametrize('arch, loss', [('dalle', 'laplace'), ('conv', 'mse')])
