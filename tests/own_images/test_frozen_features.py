@@ -70,9 +70,9 @@ def test_a_head_on_patches_is_the_linear_fit_to_shares_of_their_classes(fitted, 
     inferencer = SegmentationInferencer(fitted / 'finetuned.pth', device='cpu')
     model, patch = inferencer.model, inferencer.model.divisor
     features, targets, indices = [], [], []
-    for index, line in enumerate((fitted / 'lists/train.txt').read_text().split()):
-        image = np.asarray(Image.open(folders['maps'] / 'images/training' / line))
-        stored = np.asarray(Image.open(folders['maps'] / 'annotations/training' / line)).astype(int) - 1
+    for index, path in enumerate(finding.read_names(fitted / 'lists', 'train')):
+        image = np.asarray(Image.open(folders['maps'] / 'images/training' / path))
+        stored = np.asarray(Image.open(folders['maps'] / 'annotations/training' / path)).astype(int) - 1
         pixels = inferencer.reader.prepare(dict(img=image, ori_shape=image.shape[:2]))['inputs']
         assert pixels.shape == (3, 117, 164)
         labels = np.array(Image.fromarray(stored.astype(np.int32)).resize((164, 117), Image.Resampling.NEAREST))
