@@ -20,9 +20,9 @@ ARCH = dict(embed_dims=32, num_layers=3, num_heads=4)
 BACKBONE = dict(type='beit_mm.BEiTBackbone', arch=ARCH, img_size=32, patch_size=8)
 
 
-def save_backbone(path: Path) -> str:
+def save_backbone(path: Path, **options: object) -> str:
     """Saves a pretrained backbone of three blocks with random weights, and says where."""
-    state = dict(state_dict=MODELS.build(BACKBONE).state_dict(), meta=dict(architecture=dict(num_heads=4)))
+    state = dict(state_dict=MODELS.build(dict(BACKBONE, **options)).state_dict(), meta=dict(architecture=dict(num_heads=4)))
     torch.save(state, path)
     return str(path)
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from helpers import interrupt_after, run_tool
 from label_maps import make_label_maps
-from labelled import make_images
+from labelled import make_images, save_backbone
 from mmengine.config import Config
 from mmengine.registry import DefaultScope
 from mmseg.registry import MODELS as MMSEG
@@ -230,6 +230,14 @@ def test_a_balanced_fit_shows_images_of_small_classes_more_often(folders, base, 
     (folder / 'train/red/0.png').unlink()  # after its features were saved
     finetune(folder, run, base, freeze='all', balance=True)
     assert 'train/red/0.png' not in (run / 'mistakes.csv').read_text()
+
+
+def test_runs_from_rotary_positions_are_used_again(folders, tmp_path):
+    start = save_backbone(tmp_path / 'vit.pth', rotary_base=50.0, abs_pos_embed=False)
+    for kind, inferencer in (('classes', ClassificationInferencer), ('maps', SegmentationInferencer)):
+        weights = finetune(folders[kind], tmp_path / kind, start, freeze='all')
+        assert (tmp_path / kind / 'report.md').is_file()
+        assert float(inferencer(weights).model.backbone.rotary_base) == 50
 
 
 def test_frozen_blocks_stay_as_they_were(folders, base, tmp_path, no_report):

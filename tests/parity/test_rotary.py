@@ -267,6 +267,18 @@ def test_what_could_not_be_read_back_is_not_written(target, tmp_path):
         convert_checkpoint(tmp_path / 'vit.pth', tmp_path / 'out', target)
 
 
+def test_a_backbone_that_was_built_without_memory_takes_its_weights():
+    """As that of a run does, which `classify` and `segment` build; what lies in fresh memory means nothing."""
+    options = dict(arch=dict(embed_dims=DIMS, num_layers=1, num_heads=HEADS), img_size=SIZE, abs_pos_embed=False)
+    peer = BEiTBackbone(**options, rotary_base=50.0)
+    with torch.device('meta'):
+        backbone = BEiTBackbone(**options, rotary_base=50.0)
+    backbone.to_empty(device='cpu')
+    backbone.rotary_base.fill_(1e-44)
+    backbone.load_state_dict(peer.state_dict())
+    assert all(map(torch.equal, backbone.state_dict().values(), peer.state_dict().values()))
+
+
 def test_a_bare_backbone_keeps_its_own_base(tmp_path):
     """Its registers make it look like a DINOv3, whose base no tensor says."""
     arch = dict(embed_dims=DIMS, num_layers=1, num_heads=HEADS)
