@@ -22,7 +22,8 @@ BACKBONE = dict(type='beit_mm.BEiTBackbone', arch=ARCH, img_size=32, patch_size=
 
 def save_backbone(path: Path, **options: object) -> str:
     """Saves a pretrained backbone of three blocks with random weights, and says where."""
-    state = dict(state_dict=MODELS.build(dict(BACKBONE, **options)).state_dict(), meta=dict(architecture=dict(num_heads=4)))
+    weights = MODELS.build(dict(BACKBONE, **options)).state_dict()
+    state = dict(state_dict=weights, meta=dict(architecture=dict(num_heads=4)))
     torch.save(state, path)
     return str(path)
 

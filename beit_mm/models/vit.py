@@ -493,7 +493,7 @@ def _fit_on_load(
         return
     _strict, _missing_keys, unexpected_keys, _error_msgs = rest
     origin, expected = local_metadata.get(ORIGIN), backbone.state_dict()
-    if 'rotary_base' in expected:  # as it was given: of a model that was built without memory the buffer is not filled yet
+    if 'rotary_base' in expected:  # as it was given: the buffer of a model that was built without memory holds anything
         expected['rotary_base'] = torch.tensor(backbone.blocks[0].attn.rotary_base)
     given = [name.removeprefix(prefix) for name in state_dict if name.startswith(prefix)]
     if expected.keys() >= {*given} and not all(map(is_part, given)):
