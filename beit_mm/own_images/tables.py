@@ -149,7 +149,9 @@ def read_table(files: Files, file: str) -> Table | None:
     sample = evenly(rows, 100)
     lost = {key: [files.image_of(row[key], file) for row in sample].count(None) for key in head}
     named = [key for key in lost if 2 * lost[key] <= len(sample)]
-    return Table(file, rows, max(named, key=evidence), longer) if named else None
+    if len(named) > 1:  # each row is looked up
+        named = [max(named, key=evidence)]
+    return Table(file, rows, named[0], longer) if named else None
 
 
 def label_column(table: Table) -> str | None:
@@ -252,10 +254,11 @@ def images_of(
         found.held_out = ImageList(root, known)
     least = least_number(train, fits_head)
     if not 1 < len(found.classes) <= len(train.names) / 2 or len(train.names) < least:
+        fewer = '' if fits_head else ' (--freeze all needs fewer)'
         raise UserError(
             f'{len(train.names):,} images of {len(found.classes)} classes to learn from in {str(root)!r} '
-            f'({"; ".join(found.notes)}); expected at least {least}, of 2 classes or more, with several images of each '
-            '(--freeze all needs fewer)'
+            f'({"; ".join(found.notes)}); expected at least {least}, of 2 classes or more, with several images of '
+            f'each{fewer}'
         )
     held = {label for joined in held_out.names.values() for label in joined.split(JOINT) if label}
     unknown = held - {*found.classes}

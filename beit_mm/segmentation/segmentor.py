@@ -126,8 +126,10 @@ class SlidingSegmentor(EncoderDecoder):
         backbone, ignored = backbone_of(self.backbone), self.decode_head.ignore_index
         bottom, right = (-side % (backbone.patch_size if backbone else 1) for side in inputs.shape[2:])
         if (bottom or right) and ignored is not None:  # else the heads would stretch the padding over the labels
-            maps = [F.pad(sample.gt_sem_seg.data, (0, right, 0, bottom), value=ignored) for sample in data_samples]
-            data_samples = [SegDataSample(gt_sem_seg=PixelData(data=labels)) for labels in maps]
+            data_samples = [sample.new() for sample in data_samples]  # the given ones stay as they are
+            for sample in data_samples:
+                labels = F.pad(sample.gt_sem_seg.data, (0, right, 0, bottom), value=ignored)
+                sample.gt_sem_seg = PixelData(data=labels)
         return super().loss(inputs, data_samples)
 
     def test_step(self, data: dict) -> list[SegDataSample]:
