@@ -17,7 +17,6 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compr
 from beit_mm.datasets.samplers import mixed_seed
 from beit_mm.errors import UserError, log, warn
 from beit_mm.models.beit import BEiTPretrainer
-from beit_mm.models.tokenizers.base import TargetGenerator
 from beit_mm.registry import HOOKS
 
 
@@ -80,9 +79,6 @@ class CompileHook(Hook):
         eager = getattr(model, self.method, None)
         if eager is None:
             raise UserError(f'CompileHook cannot compile the training of a {type(model).__name__}: leave --compile out')
-        generator = getattr(model, 'target_generator', None)
-        if isinstance(generator, TargetGenerator):  # a graph cannot cast the weights of a module
-            generator.prepare(next(model.parameters()).device)
         self.compiled = CompiledInTraining(model, eager, self.options)
         setattr(model, self.method, self.compiled)
         log(f'{self.method} will be compiled; the first step takes minutes.')

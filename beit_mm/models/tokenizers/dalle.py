@@ -5,7 +5,6 @@ Between four groups of residual blocks, the encoder halves the resolution three 
 
 import math
 from collections import OrderedDict
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -73,12 +72,6 @@ class DALLETokenizer(base.CodebookTokenizer):
 
     def to_input(self, images: Tensor) -> Tensor:
         return super().to_input(images).contiguous(memory_format=torch.channels_last)
-
-    def _apply(self, *args: Any, **kwargs: Any) -> 'DALLETokenizer':
-        """torch's, for each move: so a copy by an EMAHook, before the first batch, has the types of the tokenizer."""
-        moved = super()._apply(*args, **kwargs)
-        self.prepare(self.encoder.blocks.input.w.device)
-        return moved
 
     def prepare(self, device: torch.device) -> None:
         dtype = base.dtype_on(self.precision, device)
