@@ -80,9 +80,13 @@ class BEiTPretrainer(BaseModel):
     def init_weights(self) -> None:
         super().init_weights()
         self.update_teacher(0.0)
+
+    def to(self, *args: Any, **kwargs: Any) -> 'BEiTPretrainer':
+        """torch's; converts the tokenizer too, before a hook copies the model or a graph is compiled."""
+        moved = super().to(*args, **kwargs)
         if isinstance(self.target_generator, TargetGenerator):
-            # before an EMAHook copies the model or a graph is compiled, neither of which can follow a cast of weights
             self.target_generator.prepare(next(self.parameters()).device)
+        return moved
 
     @torch.no_grad()
     def update_teacher(self, momentum: float, taken: Tensor | None = None) -> None:

@@ -57,6 +57,16 @@ def test_hooks_are_called_in_the_order_that_the_package_draws(pretrain_config):
     assert rows == built
 
 
+def test_a_tokenizer_in_half_precision_can_be_averaged(pretrain_config):
+    """An EMAHook copies the model before the first batch."""
+    pretrain_config.model.target_generator.precision = 'bf16'
+    average = EMAHook()
+    runner = train(pretrain_config, average)
+    tokenizer = runner.model.target_generator.encoder.blocks.input
+    assert tokenizer.w.dtype == torch.bfloat16
+    assert torch.equal(average.ema_model.module.target_generator.encoder.blocks.input.w, tokenizer.w)
+
+
 def test_a_line_of_the_log_has_the_losses_up_to_its_step(pretrain_config, monkeypatch):
     monkeypatch.setattr('beit_mm.engine.logs.STEPS_BETWEEN_FETCHES', 5)  # neither divides the other
     pretrain_config.train_cfg = dict(type='beit_mm.IterLoop', max_iters=16)

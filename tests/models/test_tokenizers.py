@@ -6,13 +6,11 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from mmengine.model import ExponentialMovingAverage
 from peers import assert_equal
 from scipy import stats
 
 from beit_mm.checkpoint.read import CheckpointError
 from beit_mm.engine.metrics import TokenizerMetric
-from beit_mm.models.beit import BEiTPretrainer
 from beit_mm.models.tokenizers import DALLETokenizer, DiscreteVAE, VQKDTokenizer
 from beit_mm.models.tokenizers.base import logit_laplace_nll, map_pixels
 from beit_mm.models.tokenizers.dalle import DALLEDecoder, DALLEEncoder, convolve_few_channels, multiply_pixels
@@ -141,21 +139,6 @@ def test_half_precision_is_that_of_the_original():
     assert bf16.encoder.blocks.output.conv.w.dtype == bf16.encoder(images).dtype == torch.float32
     assert bf16.decode(torch.zeros(1, 2, 2, dtype=torch.int64)).dtype == torch.float32
     assert bf16.decoder.blocks.output.conv.w.dtype == torch.bfloat16 != bf16.decoder.blocks.input.w.dtype
-
-
-def test_a_copy_from_before_the_first_batch_can_be_averaged_after_it():
-    """As an EMAHook does it, once the Runner has initialised the model."""
-    backbone = dict(type='beit_mm.BEiTBackbone', arch=dict(embed_dims=16, num_layers=1, num_heads=2), masked_input=True)
-    tokenizer = dict(SMALL_DALLE, type='beit_mm.DALLETokenizer', random_weights=True, precision='bf16')
-    head = dict(type='beit_mm.BEiTMIMHead', embed_dims=16, vocab_size=SMALL_DALLE['vocab_size'])
-    model = BEiTPretrainer(dict(backbone, img_size=32), head, tokenizer)
-    model.init_weights()
-    average = ExponentialMovingAverage(model)
-    for _ in range(2):
-        model.target_generator.encode(torch.rand(1, 3, 16, 16))
-        average.update_parameters(model)
-    assert model.target_generator.encoder.blocks.input.w.dtype == torch.bfloat16
-    assert all(map(torch.equal, average.module.parameters(), model.parameters()))
 
 
 @pytest.mark.parametrize('arch, loss', [('dalle', 'laplace'), ('conv', 'mse')])
