@@ -19,8 +19,10 @@ from beit_mm.checkpoint.names import preview
 from beit_mm.datasets.image_folder import EXTENSIONS, LITTER, list_images, walk
 from beit_mm.datasets.reading import UnreadableImageError, open_image, unreadable
 from beit_mm.datasets.segmentation_folder import label_map_name, role_of
+from beit_mm.engine.signals import LOCK
 from beit_mm.errors import UserError
 from beit_mm.files import quoted
+from beit_mm.own_images.record import RECORD
 
 MARKS = ('mask', 'label', 'labels', 'gt', 'seg', 'segmentation', 'annotation', 'anno', '1stHO')
 # How the names of label maps that lie beside their images end
@@ -63,6 +65,8 @@ def existing_folder(folder: str | Path) -> Path:
     if not str(folder):  # a variable of the shell without a value
         raise UserError("'' names no folder; expected a folder of images")
     root = Path(folder).expanduser().resolve()
+    if (root / RECORD).is_file() and (root / LOCK).is_file():
+        raise UserError(f'{quoted(str(root))} is the folder of a run; expected a folder of images')
     if root.is_dir():
         return root
     if root.exists():

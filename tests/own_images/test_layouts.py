@@ -228,7 +228,9 @@ def test_the_maps_of_cityscapes_are_read_by_their_names(tmp_path):
 
 def test_folders_that_are_not_there_are_named_with_those_that_are(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    classes('Photos/a', 'Photos/b')(tmp_path)
+    classes('Photos/a', 'Photos/b', 'a_run/pictures')(tmp_path)
+    for name in ('plan.json', 'run.lock'):
+        (tmp_path / 'a_run' / name).touch()
     for option, named in {'--classes a,crow': 'crow.*a, b', '--maps crows': 'crows.*a, b'}.items():
         with pytest.raises(UserError, match=named):
             understood(tmp_path / 'Photos', option)
@@ -236,6 +238,7 @@ def test_folders_that_are_not_there_are_named_with_those_that_are(tmp_path, monk
         'Fotos': 'Fotos.*Photos',
         'xyz': 'xyz.*expected',
         'Photos/a/0.jpg': '0.jpg is a file',
+        'a_run': 'a_run is the folder of a run',
     }.items():
         with pytest.raises(UserError, match=named):
             beit_mm.finetune(folder, 'run')
