@@ -35,7 +35,7 @@ from beit_mm.pictures import draw_neighbours
 PRETRAIN, TOKENIZER = 'pretrain', 'tokenizer'  # stages
 NEW = 'new'  # option: a tokenizer trained on these images
 TOKENS, FEATURES = 'tokens', 'features'  # what is predicted
-GOING_ON_RATE = 0.03  # times the recipe's rate, for a wide start, once it has a head; see docs/pretraining.md
+GOING_ON_RATE, GOING_ON_BATCH = 5e-6, 16  # for a wide start, once it has a head; see docs/pretraining.md
 MAX_TOKENIZER_STEPS = 4000  # more steps hardly improve its tokens
 MAX_HEAD_STEPS = 500  # of a linear layer on frozen features
 FEW_IMAGES = 5000  # with fewer, minutes of further pretraining gained nothing
@@ -113,17 +113,24 @@ class Pretraining(Task):
     # Planning
 
     def usual_start(self, device: str) -> tuple[str, str]:
-        return (DEMO if device == 'cpu' else NONE), ''
+        if device == 'cpu':
+            return DEMO, ''
+        if self.call.targets or self.call.tokenizer:
+            return NONE, ''
+        start, advice = self.released_start()
+        return (NONE if start == DEMO else start), advice
 
     def choose_parts(self, checkpoint: Checkpoint | None) -> None:
         plan, call = self.plan, self.call
         if checkpoint:
             plan.backbone['drop_path_rate'] = 0.0 if plan.device == 'cpu' else 0.1
-        if call.targets != FEATURES:
-            plan.targets, plan.keeps_head = self.choose_tokenizer(checkpoint)
+        own = self.own_tokenizer(checkpoint)
+        is_strong = checkpoint is not None and plan.width > NARROW  # other tokens would destroy what it knows
+        if call.targets != FEATURES and (call.targets or call.tokenizer or own or not is_strong):
+            plan.targets, plan.keeps_head = self.choose_tokenizer(own)
             return
-        teacher = call.teacher or DEMO
-        if call.teacher is None and plan.device == 'cuda':  # the packaged model is too small to teach what a GPU trains
+        teacher = call.teacher or (plan.init if is_strong else DEMO)
+        if not call.teacher and not is_strong and plan.device == 'cuda':  # 'demo' is too small to teach what a GPU trains
             teacher, plan.advice = self.released_start()
         plan.base = FEATURE_RECIPES[plan.base]
         plan.targets = dict(type='beit_mm.FeatureTargets', teacher=teacher)
@@ -131,22 +138,26 @@ class Pretraining(Task):
             arguments = rebuild.backbone_config(Checkpoint.open(teacher))
             plan.teacher_width = sizes_of(arguments['arch'])['embed_dims']
 
-    def choose_tokenizer(self, checkpoint: Checkpoint | None) -> tuple[dict[str, Any] | None, bool]:
-        """The config of the tokenizer (None: train one), and whether the checkpoint's head predicts its tokens."""
-        option, stored = self.call.tokenizer, None
-        if option == NEW:
-            return None, False
+    def own_tokenizer(self, checkpoint: Checkpoint | None) -> dict[str, Any] | None:
+        """The config of the tokenizer whose tokens the checkpoint's head predicts, if it is found."""
         if checkpoint and 'head.lm_head.weight' in checkpoint.state_dict:
             with suppress(CheckpointError, FileNotFoundError):
-                stored = rebuild.targets_config(checkpoint)
-        if stored and (option is None or stored.get('checkpoint') == DEMO):
-            return stored, True
+                return rebuild.targets_config(checkpoint)
+        return None
+
+    def choose_tokenizer(self, own: dict[str, Any] | None) -> tuple[dict[str, Any] | None, bool]:
+        """The config of the tokenizer (None: train one), and whether the head of the start predicts its tokens."""
+        option = self.call.tokenizer
+        if option == NEW:
+            return None, False
+        if own and (option is None or own.get('checkpoint') == DEMO):
+            return own, True
         if option == DEMO:
             return rebuild.trained_tokenizer(DEMO), False
         return (rebuild.find_dalle() if self.plan.device == 'cuda' else None), False
 
     def decided(self) -> dict[str, Any]:
-        return dict(super().decided(), targets=self.call.targets or TOKENS, teacher=self.plan.teacher)
+        return dict(super().decided(), targets=FEATURES if self.plan.teacher else TOKENS, teacher=self.plan.teacher)
 
     @property
     def targets_name(self) -> str | None:
@@ -171,13 +182,16 @@ class Pretraining(Task):
         pays = 'with few images `finetune` alone did as well: see "What pays" in docs/own_images.md' if is_small else ''
         trained = ''
         if self.begins_with_head:
-            pays = 'no pretraining from a strong start has gained anything yet: see docs/pretraining.md'
+            pays = 'from a strong start two or three points were gained at best: see docs/pretraining.md'
             trained = 'first the head alone, which is new; then all, at a low rate'
         return [*super().described(), ('pays', pays), targets, ('trained', trained)]
 
     @property
     def described_teacher(self) -> str:
-        return "this model's moving average" if self.plan.teacher == EMA else self.plan.teacher
+        plan = self.plan
+        if plan.teacher == EMA:
+            return "this model's moving average"
+        return f'{plan.teacher}, a frozen copy of the start' if plan.teacher == plan.init else plan.teacher
 
     # Stages
 
@@ -245,7 +259,7 @@ class Pretraining(Task):
         if plan.base.startswith('demo/'):  # chosen at width 128, it is too high above width 256
             rate *= min(1.0, 256 / plan.width) * (0.5 if plan.keeps_head else 1.0)  # to keep what is learned
         if self.begins_with_head and stage == PRETRAIN:
-            rate *= GOING_ON_RATE
+            return configs.rate_for_batch(GOING_ON_RATE, plan.batch / GOING_ON_BATCH)
         return configs.rate_for_batch(rate, plan.batch / base.auto_scale_lr.base_batch_size)
 
     # Results

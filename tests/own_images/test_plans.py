@@ -201,6 +201,21 @@ def test_features_of_a_teacher_need_one_view_and_a_head_of_its_width(images, tmp
             assert cfg.optim_wrapper == recipe.optim_wrapper
 
 
+def test_a_strong_start_predicts_its_own_features_unless_told_otherwise(images, tmp_path, monkeypatch):
+    monkeypatch.setattr('beit_mm.own_images.pretraining.NARROW', 16)
+    start, other = save_backbone(tmp_path / 'start.pth'), save_backbone(tmp_path / 'other.pth')
+    features = dict(targets='features')
+    for options, teacher in (({}, start), (features, start), (features | dict(teacher=other), other)):
+        task = task_of(images, 'pretrain', start, device='cpu', batch=64, **options)
+        assert task.plan.teacher == teacher and task.stages == ['head', 'pretrain']
+        assert task.decided()['targets'] == 'features' and task.decided()['teacher'] == teacher
+        # at 16 images 5e-6, as was tried; for Adam the rate grows with the root
+        assert written(task, tmp_path)[0].optim_wrapper.optimizer.lr == 1e-5
+    for options in (dict(targets='tokens'), dict(tokenizer='demo')):
+        assert task_of(images, 'pretrain', start, device='cpu', **options).plan.teacher is None
+    assert task_of(images, 'pretrain', 'demo', device='cpu').plan.keeps_head  # which knows its tokens
+
+
 LARGE, SMALL = 'dinov2_vitb14_reg4_pretrain', 'dinov2_vits14_reg4_pretrain'
 
 
@@ -239,6 +254,9 @@ def test_a_fine_tuning_on_a_gpu_begins_with_a_released_model_that_fits(
     taught = task_of(images, 'pretrain', device='cuda', targets='features').plan
     assert Path(taught.targets['teacher']).stem == expected and taught.init is None
     assert taught.advice == task.plan.advice
+    going_on = task_of(images, 'pretrain', device='cuda').plan
+    assert going_on.init == (None if expected == 'demo' else task.plan.init) and going_on.advice == task.plan.advice
+    assert task_of(images, 'pretrain', device='cuda', tokenizer='demo').plan.init is None
 
 
 def test_a_teacher_by_address_is_kept_as_a_file_that_a_later_call_finds(tmp_path, monkeypatch):
