@@ -130,7 +130,7 @@ class Pretraining(Task):
             plan.targets, plan.keeps_head = self.choose_tokenizer(own)
             return
         teacher = call.teacher or (plan.init if is_strong else DEMO)
-        if not call.teacher and not is_strong and plan.device == 'cuda':  # 'demo' is too small to teach what a GPU trains
+        if not call.teacher and not is_strong and plan.device == 'cuda':  # DEMO is too small to teach what a GPU trains
             teacher, plan.advice = self.released_start()
         plan.base = FEATURE_RECIPES[plan.base]
         plan.targets = dict(type='beit_mm.FeatureTargets', teacher=teacher)
