@@ -182,7 +182,7 @@ class Pretraining(Task):
         pays = 'with few images `finetune` alone did as well: see "What pays" in docs/own_images.md' if is_small else ''
         trained = ''
         if self.begins_with_head:
-            pays = 'a strong start gained two points in 15 minutes of a core, and lost three in 30: see docs/pretraining.md'
+            pays = 'from a strong start 15 minutes of a core gained little, 30 lost as much: see docs/pretraining.md'
             trained = 'first the head alone, which is new; then all, at a low rate'
         return [*super().described(), ('pays', pays), targets, ('trained', trained)]
 
