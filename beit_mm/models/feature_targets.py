@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from beit_mm.checkpoint.checkpoint import PerChannel
 from beit_mm.errors import UserError, check_choice
 from beit_mm.models.beit import PatchHead, TwoViewDataPreprocessor
 from beit_mm.models.tokenizers.base import TargetGenerator
@@ -31,6 +32,7 @@ class FeatureTargets(TargetGenerator):
         layers: blocks whose features are averaged, 0-based, negative from the end; for CLIP only the last.
         normalize: mean 0 and variance 1 for each patch and layer, in place of a plain ViT's last norm.
         channels: channels of the images, counted from 0, that a frozen teacher sees; None: all.
+        mean, std: of the images of a plain ViT by file or name, as in BEiTTeacher.
 
     Source: dBOT (arXiv 2209.03917); liuxingbin/dbot `models_mae.py`, forward_teacher and forward_loss.
     """
@@ -43,20 +45,24 @@ class FeatureTargets(TargetGenerator):
         layers: int | Sequence[int] = -1,
         normalize: bool = True,
         channels: Sequence[int] | None = None,
+        mean: PerChannel = None,
+        std: PerChannel = None,
     ) -> None:
         super().__init__()
         self.layers, self.normalize, self.channels = layers, normalize, channels
         self.provenance = dict(type='FeatureTargets', teacher=EMA, layers=layers, normalize=normalize)
         self.ema: nn.ModuleDict | None = None
         # In a tuple, so that the teacher is not a submodule, whose weights checkpoints would hold; () for 'ema'
-        self.frozen = () if teacher == EMA else (self._build(teacher),)
+        self.frozen = () if teacher == EMA else (self._build(teacher, dict(mean=mean, std=std)),)
         if self.frozen:
             self.provenance.update(self.frozen[0].provenance)
         elif channels is not None:
             raise UserError(f"channels={channels}, but teacher='ema' sees all channels of the backbone; leave it out")
 
-    def _build(self, teacher: str | dict) -> nn.Module:
-        config = dict(type='beit_mm.BEiTTeacher', checkpoint=teacher) if isinstance(teacher, str) else dict(teacher)
+    def _build(self, teacher: str | dict, mean_std: dict[str, PerChannel]) -> nn.Module:
+        config = dict(mean_std, type='beit_mm.BEiTTeacher', checkpoint=teacher)
+        if isinstance(teacher, dict):
+            config = dict(teacher)
         if self.layers != -1:
             config['layer'] = self.layers
         built = MODELS.build(config)

@@ -27,7 +27,7 @@ from beit_mm.own_images import report
 from beit_mm.own_images.images import Images, evenly, find_images
 from beit_mm.own_images.label_maps import MIN_PAIRS
 from beit_mm.own_images.layouts import find_map_folders
-from beit_mm.own_images.record import NONE, Record
+from beit_mm.own_images.record import NONE, USUAL_LENGTH, Record
 from beit_mm.own_images.report import Metric, Metrics, Report
 from beit_mm.own_images.task import BACKBONE, HEAD, NARROW, WIDE_PRETRAINING, Plan, Settings, Task, fitted_in
 from beit_mm.pictures import draw_neighbours
@@ -35,7 +35,8 @@ from beit_mm.pictures import draw_neighbours
 PRETRAIN, TOKENIZER = 'pretrain', 'tokenizer'  # stages
 NEW = 'new'  # option: a tokenizer trained on these images
 TOKENS, FEATURES = 'tokens', 'features'  # what is predicted
-GOING_ON_RATE, GOING_ON_BATCH = 5e-6, 16  # for a wide start, once it has a head; see docs/pretraining.md
+GOING_ON_RATE = 5e-6  # for a wide start, once it has a head; see docs/pretraining.md
+MAX_GOING_ON_STEPS = 180  # by which its own features gain; longer runs lost more
 MAX_TOKENIZER_STEPS = 4000  # more steps hardly improve its tokens
 MAX_HEAD_STEPS = 500  # of a linear layer on frozen features
 FEW_IMAGES = 5000  # with fewer, minutes of further pretraining gained nothing
@@ -61,6 +62,7 @@ class PretrainingPlan(Plan):
     targets: dict[str, Any] | None = None  # config of the tokenizer or FeatureTargets; None: a tokenizer is trained
     teacher_width: int | None = None  # of a frozen teacher
     keeps_head: bool = False  # `init` already predicts tokens of this tokenizer; its head is trained further
+    predicts_start: bool = False  # the teacher is a frozen copy of `init`
 
     @property
     def teacher(self) -> str | None:
@@ -129,11 +131,17 @@ class Pretraining(Task):
         if call.targets != FEATURES and (call.targets or call.tokenizer or own or not is_strong):
             plan.targets, plan.keeps_head = self.choose_tokenizer(own)
             return
-        teacher = call.teacher or (plan.init if is_strong else DEMO)
+        start = str(path_of_checkpoint(plan.init).absolute()) if is_strong else None  # an address has become a file
+        plan.predicts_start = is_strong and call.teacher in (None, start)
+        teacher = call.teacher or start or DEMO
         if not call.teacher and not is_strong and plan.device == 'cuda':  # DEMO is too small to teach what a GPU trains
             teacher, plan.advice = self.released_start()
         plan.base = FEATURE_RECIPES[plan.base]
         plan.targets = dict(type='beit_mm.FeatureTargets', teacher=teacher)
+        if plan.predicts_start:
+            plan.targets |= {name: given for name, given in self.mean_std.items() if given is not None}
+            if (self.record.length or USUAL_LENGTH).unit == 'minutes':
+                self.most_steps = {**self.most_steps, PRETRAIN: MAX_GOING_ON_STEPS}
         if teacher != EMA:
             arguments = rebuild.backbone_config(Checkpoint.open(teacher))
             plan.teacher_width = sizes_of(arguments['arch'])['embed_dims']
@@ -178,20 +186,29 @@ class Pretraining(Task):
             targets = ('tokenizer', f'that of {plan.init}, whose head is trained further')
         elif not plan.targets:
             targets = ('tokenizer', f'one is trained first, {self.tokenizer_batch} images a step')
-        is_small = plan.init and len(self.images.train.names) < FEW_IMAGES
-        pays = 'with few images `finetune` alone did as well: see "What pays" in docs/own_images.md' if is_small else ''
-        trained = ''
+        trained = 'first the head alone, which is new; then all, at a low rate' if self.begins_with_head else ''
+        if PRETRAIN in self.most_steps:
+            trained += f', at most {MAX_GOING_ON_STEPS} steps, as more lost what these gained; for more, give --steps'
+        return [*super().described(), ('pays', self.what_paid), targets, ('trained', trained)]
+
+    @property
+    def what_paid(self) -> str:
+        """What was seen of such trainings."""
+        plan, where = self.plan, 'see docs/pretraining.md'
+        if plan.predicts_start:
+            return f'15 minutes of a core gained two points for neighbours, none for a linear layer: {where}'
         if self.begins_with_head:
-            pays = 'from a strong start 15 minutes of a core gained little, 30 lost as much: see docs/pretraining.md'
-            trained = 'first the head alone, which is new; then all, at a low rate'
-        return [*super().described(), ('pays', pays), targets, ('trained', trained)]
+            return '' if plan.teacher else f'a strong start lost by tokens; leave --targets, --tokenizer out: {where}'
+        if plan.init and len(self.images.train.names) < FEW_IMAGES:
+            return 'with few images `finetune` alone did as well: see "What pays" in docs/own_images.md'
+        return ''
 
     @property
     def described_teacher(self) -> str:
         plan = self.plan
         if plan.teacher == EMA:
             return "this model's moving average"
-        return f'{plan.teacher}, a frozen copy of the start' if plan.teacher == plan.init else plan.teacher
+        return f'{plan.teacher}, a frozen copy of the start' if plan.predicts_start else plan.teacher
 
     # Stages
 
@@ -259,7 +276,7 @@ class Pretraining(Task):
         if plan.base.startswith('demo/'):  # chosen at width 128, it is too high above width 256
             rate *= min(1.0, 256 / plan.width) * (0.5 if plan.keeps_head else 1.0)  # to keep what is learned
         if self.begins_with_head and stage == PRETRAIN:
-            return configs.rate_for_batch(GOING_ON_RATE, plan.batch / GOING_ON_BATCH)
+            return GOING_ON_RATE
         return configs.rate_for_batch(rate, plan.batch / base.auto_scale_lr.base_batch_size)
 
     # Results

@@ -81,12 +81,12 @@ def pretrain(
         steps: length of the pretraining in steps, instead of minutes; the tokenizer gets at most as many.
         init: weights to start from, any BEiT or plain ViT: file, folder of a run, or name; 'none' for random weights.
             By default 'demo' (the packaged weights) on a CPU; on a GPU the best free model that fits, if its file is
-            found or can be downloaded, else 'none', as also where `tokenizer` or `targets` is given.
-        tokenizer: 'demo' (packaged), or 'new' to train one on these images; by default that of `init`.
-        targets: what to predict: visual 'tokens', or the 'features' of a teacher; by default tokens, unless `init` is a
-            ViT wider than 192 channels that predicts no tokens yet.
+            found or can be downloaded, else, or where `tokenizer` or `targets` is given, 'none'.
+        tokenizer: 'demo' (packaged), or 'new' to train one on these images; by default that of `init`, if it is found.
+        targets: what to predict: visual 'tokens', or the 'features' of a teacher; by default features if `init` is a
+            ViT wider than 192 channels and its head predicts no tokens of a tokenizer that is found, else tokens.
         teacher: for features, any BEiT or plain ViT, or 'ema', the model's own moving average; by default a frozen copy
-            of `init` if that is so wide, else on a GPU the best free model that fits, else 'demo'.
+            of an `init` so wide, else on a GPU the best free model that fits, else 'demo'.
         workers: processes that read images; by default chosen by the number of cores.
         batch: images per step; by default chosen by memory and number of images.
         seed: seed of all random choices; 0 by default.

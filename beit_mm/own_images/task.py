@@ -94,7 +94,7 @@ class Task(ABC):
     num_validated: Any = 256  # most held-out images that losses are computed on
     targets_name: Any = None  # what is predicted, if a resumed run must find the same
     shares_of_time: ClassVar[dict[str, float]] = {}  # of a stage: its part of the time left, all if not named
-    most_steps: ClassVar[dict[str, int]] = {}  # of a stage; any number if not named
+    most_steps: Mapping[str, int] = {}  # of a stage; any number if not named
 
     def __init__(self, record: Record, images: Images) -> None:
         self.record, self.images = record, images

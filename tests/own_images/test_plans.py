@@ -209,11 +209,28 @@ def test_a_strong_start_predicts_its_own_features_unless_told_otherwise(images, 
         task = task_of(images, 'pretrain', start, device='cpu', batch=64, **options)
         assert task.plan.teacher == teacher and task.stages == ['head', 'pretrain']
         assert task.decided()['targets'] == 'features' and task.decided()['teacher'] == teacher
-        # at 16 images 5e-6, as was tried; for Adam the rate grows with the root
-        assert written(task, tmp_path)[0].optim_wrapper.optimizer.lr == 1e-5
+        assert written(task, tmp_path)[0].optim_wrapper.optimizer.lr == 5e-6  # the rate that was tried
+        again = task_of(images, 'pretrain', device='cpu', **task.decided())  # as a resumed run is planned
+        assert again.plan.targets == task.plan.targets and again.most_steps == task.most_steps
+        assert task.most_steps.get('pretrain') == (180 if teacher == start else None)
     for options in (dict(targets='tokens'), dict(tokenizer='demo')):
         assert task_of(images, 'pretrain', start, device='cpu', **options).plan.teacher is None
     assert task_of(images, 'pretrain', 'demo', device='cpu').plan.keeps_head  # which knows its tokens
+    assert 'pretrain' not in task_of(images, 'pretrain', start, device='cpu', steps=400).most_steps
+
+
+def test_the_copy_of_a_start_is_a_file_and_sees_what_the_start_sees(images, tmp_path, monkeypatch):
+    monkeypatch.setattr('beit_mm.own_images.pretraining.NARROW', 16)
+    monkeypatch.setattr('torch.hub.get_dir', lambda: str(tmp_path))
+    (tmp_path / 'checkpoints').mkdir()
+    stored = save_backbone(tmp_path / 'stored.pth')
+    monkeypatch.setattr('beit_mm.checkpoint.find.download', lambda url, path: shutil.copy(stored, path))
+    given = dict(mean=[100.0] * 3, std=[50.0] * 3)
+    task = task_of(images, 'pretrain', 'https://example.org/start.pth', device='cpu', **given)
+    assert Path(task.plan.teacher).read_bytes() == Path(stored).read_bytes()
+    model = MODELS.build(written(task, tmp_path)[0].model)
+    for seen_by in (model.target_generator.frozen[0], model.data_preprocessor):
+        assert (seen_by.mean.flatten().tolist(), seen_by.std.flatten().tolist()) == tuple(given.values())
 
 
 LARGE, SMALL = 'dinov2_vitb14_reg4_pretrain', 'dinov2_vits14_reg4_pretrain'
@@ -254,8 +271,10 @@ def test_a_fine_tuning_on_a_gpu_begins_with_a_released_model_that_fits(
     taught = task_of(images, 'pretrain', device='cuda', targets='features').plan
     assert Path(taught.targets['teacher']).stem == expected and taught.init is None
     assert taught.advice == task.plan.advice
+    monkeypatch.setattr('beit_mm.own_images.pretraining.NARROW', 16)  # the stand-ins have a width of 32
     going_on = task_of(images, 'pretrain', device='cuda').plan
-    assert going_on.init == (None if expected == 'demo' else task.plan.init) and going_on.advice == task.plan.advice
+    assert going_on.init == going_on.teacher == (None if expected == 'demo' else task.plan.init)
+    assert going_on.advice == task.plan.advice
     assert task_of(images, 'pretrain', device='cuda', tokenizer='demo').plan.init is None
 
 
