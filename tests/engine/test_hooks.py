@@ -60,11 +60,10 @@ def test_hooks_are_called_in_the_order_that_the_package_draws(pretrain_config):
 def test_a_tokenizer_in_half_precision_can_be_averaged(pretrain_config):
     """An EMAHook copies the model before the first batch."""
     pretrain_config.model.target_generator.precision = 'bf16'
-    average = EMAHook()
-    runner = train(pretrain_config, average)
-    tokenizer = runner.model.target_generator.encoder.blocks.input
-    assert tokenizer.w.dtype == torch.bfloat16
-    assert torch.equal(average.ema_model.module.target_generator.encoder.blocks.input.w, tokenizer.w)
+    runner = train(pretrain_config, average := EMAHook())
+    models = runner.model, average.ema_model.module
+    weight, averaged = (model.target_generator.encoder.blocks.input.w for model in models)
+    assert weight.dtype == torch.bfloat16 and torch.equal(averaged, weight)
 
 
 def test_a_line_of_the_log_has_the_losses_up_to_its_step(pretrain_config, monkeypatch):
