@@ -32,7 +32,7 @@ class FeatureTargets(TargetGenerator):
         layers: blocks whose features are averaged, 0-based, negative from the end; for CLIP only the last.
         normalize: mean 0 and variance 1 for each patch and layer, in place of a plain ViT's last norm.
         channels: channels of the images, counted from 0, that a frozen teacher sees; None: all.
-        mean, std: of the images of a plain ViT by file or name, as in BEiTTeacher.
+        mean, std: of a frozen plain ViT's images, pixels 0-255, one number or one a channel; None: as its file says.
 
     Source: dBOT (arXiv 2209.03917); liuxingbin/dbot `models_mae.py`, forward_teacher and forward_loss.
     """
@@ -56,13 +56,12 @@ class FeatureTargets(TargetGenerator):
         self.frozen = () if teacher == EMA else (self._build(teacher, dict(mean=mean, std=std)),)
         if self.frozen:
             self.provenance.update(self.frozen[0].provenance)
-        elif channels is not None:
-            raise UserError(f"channels={channels}, but teacher='ema' sees all channels of the backbone; leave it out")
+        elif given := {k: v for k, v in dict(channels=channels, mean=mean, std=std).items() if v is not None}:
+            raise UserError(f"{given}, but teacher='ema' sees what the backbone sees; leave out {' and '.join(given)}")
 
     def _build(self, teacher: str | dict, mean_std: dict[str, PerChannel]) -> nn.Module:
-        config = dict(mean_std, type='beit_mm.BEiTTeacher', checkpoint=teacher)
-        if isinstance(teacher, dict):
-            config = dict(teacher)
+        config = dict(type='beit_mm.BEiTTeacher', checkpoint=teacher) if isinstance(teacher, str) else dict(teacher)
+        config |= {name: value for name, value in mean_std.items() if value is not None}
         if self.layers != -1:
             config['layer'] = self.layers
         built = MODELS.build(config)

@@ -2,7 +2,6 @@
 
 import shlex
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -126,7 +125,7 @@ class Pretraining(Task):
         plan, call = self.plan, self.call
         if checkpoint:
             plan.backbone['drop_path_rate'] = 0.0 if plan.device == 'cpu' else 0.1
-        own = self.own_tokenizer(checkpoint)
+        own = None if call.targets == FEATURES or call.tokenizer == NEW else self.own_tokenizer(checkpoint)
         is_strong = checkpoint is not None and plan.width > NARROW  # other tokens would destroy what it knows
         if call.targets != FEATURES and (call.targets or call.tokenizer or own or not is_strong):
             plan.targets, plan.keeps_head = self.choose_tokenizer(own)
@@ -149,8 +148,10 @@ class Pretraining(Task):
     def own_tokenizer(self, checkpoint: Checkpoint | None) -> dict[str, Any] | None:
         """The config of the tokenizer whose tokens the checkpoint's head predicts, if it is found."""
         if checkpoint and 'head.lm_head.weight' in checkpoint.state_dict:
-            with suppress(CheckpointError, FileNotFoundError):
+            try:
                 return rebuild.targets_config(checkpoint)
+            except (CheckpointError, FileNotFoundError) as error:
+                self.plan.advice = f'the head of {self.plan.init} is not used: {error}'
         return None
 
     def choose_tokenizer(self, own: dict[str, Any] | None) -> tuple[dict[str, Any] | None, bool]:

