@@ -55,6 +55,7 @@ def narrow(text: str, folder: Path) -> Config:
     segments = config.default_scope == 'mmseg'
     config.merge_from_dict(SEGMENTOR if segments else CLASSIFIER)
     config.model.backbone.update(NARROW)
+    config.visualizer.pop('name', None)  # else all runs of a process write to the first one's folder
     if segments and not (folder / 'data').exists():
         make_label_maps(folder / 'data')
         for image in (folder / 'data/images').rglob('*.png'):
