@@ -107,9 +107,14 @@ class Pretraining(Task):
         return [stage for stage, is_needed in parts.items() if is_needed]
 
     @property
+    def is_strong(self) -> bool:
+        """Whether the start knows what a new head, and tokens of another model, would destroy."""
+        return bool(self.plan.init) and self.plan.width > NARROW
+
+    @property
     def begins_with_head(self) -> bool:
-        """Whether the new head is trained alone first: it would destroy what a strong start has learned."""
-        return bool(self.plan.init) and self.plan.width > NARROW and not self.plan.keeps_head
+        """Whether a new head is trained alone first."""
+        return self.is_strong and not self.plan.keeps_head
 
     # Planning
 
@@ -126,14 +131,14 @@ class Pretraining(Task):
         if checkpoint:
             plan.backbone['drop_path_rate'] = 0.0 if plan.device == 'cpu' else 0.1
         own = None if call.targets == FEATURES or call.tokenizer == NEW else self.own_tokenizer(checkpoint)
-        is_strong = checkpoint is not None and plan.width > NARROW  # other tokens would destroy what it knows
-        if call.targets != FEATURES and (call.targets or call.tokenizer or own or not is_strong):
+        if call.targets != FEATURES and (call.targets or call.tokenizer or own or not self.is_strong):
             plan.targets, plan.keeps_head = self.choose_tokenizer(own)
             return
-        start = str(path_of_checkpoint(plan.init).absolute()) if is_strong else None  # an address has become a file
-        plan.predicts_start = is_strong and call.teacher in (None, start)
+        # an address has become a file
+        start = str(path_of_checkpoint(plan.init).absolute()) if self.is_strong else None
+        plan.predicts_start = self.is_strong and call.teacher in (None, start)
         teacher = call.teacher or start or DEMO
-        if not call.teacher and not is_strong and plan.device == 'cuda':  # DEMO is too small to teach what a GPU trains
+        if not (call.teacher or start) and plan.device == 'cuda':  # DEMO is too small to teach what a GPU trains
             teacher, plan.advice = self.released_start()
         plan.base = FEATURE_RECIPES[plan.base]
         plan.targets = dict(type='beit_mm.FeatureTargets', teacher=teacher)
