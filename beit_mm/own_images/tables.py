@@ -151,6 +151,8 @@ def read_table(files: Files, file: str) -> Table | None:
     named = [key for key in lost if 2 * lost[key] <= len(sample)]
     if len(named) > 1:  # each row is looked up
         named = [max(named, key=evidence)]
+    if named and (twice := [key for key in head if key and head.count(key) > 1]):
+        raise UserError(f'{quoted(file)} has two columns {quoted(twice[0])}; give each a name of its own')
     return Table(file, rows, named[0], longer) if named else None
 
 

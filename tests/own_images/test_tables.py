@@ -90,6 +90,7 @@ def test_what_is_left_out_is_named(tmp_path):
 
 ASKED = {
     'two columns': (lines('{0}.jpg,{1},{1}'.format, 'image,dx,site'), 'dx, site'),
+    'two columns of one name': (lines('{},{},x'.format, 'image,label,label'), 'two columns label'),
     'two names of an image': (FORMS['ending'] + 'other/i3.jpg,dog\n', 'i3.jpg, dog, .* cat'),
     'two known columns of 0 and 1': (lines(lambda name, _: f'{name},0,1', 'image,label,target'), 'label, target'),
     'lists of Python': (FORMS['ending'].replace('3.jpg,cat', '''3.jpg,"['cat', 'dog']"'''), r'write .* cat\|dog'),
