@@ -204,7 +204,9 @@ def find_label_maps(
     pixels: Counter[int] = sum((part.pixels for part in found.parts), Counter())
     meaning = understand(found, pixels, reduce_zero_label)
     check_meaning(meaning, train, held_out)
-    colours = found.legend.colours
+    if colours := found.legend.colours:
+        numbers = segmentation_folder.colour_numbers(colours)
+        colours = [each for each, number in zip(colours, numbers, strict=True) if number in meaning.values]
     shares = label_values.unlabelled(pixels, meaning, by_colour=colours is not None)
     measured, on_bands = measure_bands(train, found.bands)
     classes, label_map = meaning.classes, None
@@ -264,7 +266,8 @@ def understand(found: Found, pixels: Counter[int], reduce_zero_label: bool | Non
     known, ending = None, found.suffixes.maps
     if not found.legend.names and reduce_zero_label is None:
         known = label_values.meaning_of_dataset(found.parts[0].folder.name, ending, {*pixels})
-    return known or label_values.meaning_of(found.legend, held, pixels, reduce_zero_label, ending)
+    meaning = known or label_values.meaning_of(found.legend, held, pixels, reduce_zero_label, ending)
+    return meaning if reduce_zero_label is False else meaning.without_unlabelled()
 
 
 def share_out(found: Found, whole: bool) -> tuple[Maps, Maps]:

@@ -20,6 +20,7 @@ TRAIN_IDS, IDS = '_labelTrainIds.png', '_labelIds.png'  # of Cityscapes; where b
 CITYSCAPES_IDS = (7, 8, 11, 12, 13, 17, 19, 20, 21, 22, 23, 24, 25, 26, 27, 28, 31, 32, 33)  # in _labelIds.png
 MIN_CONTRAST, MIN_SHADES = 64, 8  # of masks with soft borders, see `soft_ends`
 LEGENDS = '*class_dict*.csv', 'label*.txt', '*/_classes.csv'  # of Kaggle, CamVid and CVAT, Roboflow
+NO_CLASS = 'unlabelled unlabeled void ignore ignored unannotated'.split()  # names of pixels without a class
 WHOLE_NUMBER = re.compile(r'(?<![\w.])\d+(?![\w.])')
 
 
@@ -39,6 +40,17 @@ class Meaning(NamedTuple):
     values: list[int]  # the number of each class; other numbers are unlabelled
     text: str  # the same for the user
     nearest: bool = False  # other numbers from 0 stand for the nearest of `values`
+
+    def without_unlabelled(self) -> 'Meaning':
+        """The classes without those of NO_CLASS, as long as two are left."""
+        pairs = [*zip(self.classes, self.values, strict=True)]
+        kept = [(name, value) for name, value in pairs if name.lower() not in NO_CLASS]
+        if len(kept) < 2 or kept == pairs:
+            return self
+        classes, values = map(list, zip(*kept, strict=True))
+        left_out = preview(name for name in self.classes if name not in classes)
+        text = f'{self.text}; {left_out} is not learned, as its name says (to learn it, rename it)'
+        return Meaning(classes, values, text, self.nearest)
 
 
 def read_legend(root: Path, by_colour: bool) -> Legend:

@@ -241,3 +241,16 @@ def test_legends_of_other_data_sets(make, tmp_path, file, text):
     assert found.classes == ['void', 'traffic light'] and file.split('/')[-1] in found.notes[0]
     for index, labels in learned(found, tmp_path / 'lists').items():
         assert np.array_equal(labels, discs([0, 1], index))
+
+
+@pytest.mark.parametrize('names', ['Void\nroad\ncar\n', 'road 1 1 1\ncar 2 2 2\nunlabelled 0 0 0\n'])
+def test_pixels_whose_class_is_called_unlabelled_are_not_learned_unless_0_is_kept(make, tmp_path, names):
+    in_colours = '1 1 1' in names
+    shown = np.repeat(np.arange(3, dtype=np.uint8)[:, None], 3, axis=1) if in_colours else np.arange(3, dtype=np.uint8)
+    folder = make(lambda labels, path: save_png(shown[labels], path), [0, 1, 2], names)
+    found = find_label_maps(folder)
+    assert found.classes == ['road', 'car'] and 'is not learned' in found.notes[0]
+    for index, labels in learned(found, tmp_path / 'lists').items():
+        assert np.array_equal(labels, np.array([255, 0, 1])[discs([0, 1, 2], index)])
+    if not in_colours:
+        assert find_label_maps(folder, reduce_zero_label=False).classes == ['Void', 'road', 'car']
