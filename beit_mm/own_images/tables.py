@@ -2,6 +2,7 @@
 
 import csv
 import io
+import math
 import os
 import re
 from collections import Counter
@@ -28,16 +29,23 @@ from beit_mm.own_images.images import (
 )
 from beit_mm.own_images.layouts import existing_folder
 
-LABEL_COLUMNS, SPLIT_COLUMNS = ('label', 'labels', 'class', 'category', 'target'), ('split', 'set', 'subset', 'fold')
-INDEX = re.compile(r'|Unnamed: \d+')  # what pandas calls the column of row numbers that it writes
+LABEL_COLUMNS = 'label', 'labels', 'class', 'category', 'target'
+SPLIT_COLUMNS = 'split', 'set', 'subset', 'fold', 'usage', 'partition', 'phase', 'dataset', 'data_set'
+VAL, TEST = ('val', 'train'), ('test', 'train')
+IS_SPLIT = dict(is_train=VAL[::-1], train=VAL[::-1], is_valid=VAL, is_val=VAL, is_test=TEST)  # the split of 1, and of 0
+INDEX = re.compile(r'|Unnamed: \d+|(?i:index|idx|row|no\.?|nr\.?|#)')  # of row numbers; the first two are pandas'
+NAMING = re.compile(r'(?i)(.*_)?(id|image|img|photo|picture|file|path|name|file_?name|image_?id)s?')
+BINARY = {'0': '0', '0.0': '0', '-1': '0', 'false': '0', '1': '1', '1.0': '1', 'true': '1'}  # in a column of a class
 LISTED = re.compile(r"""[\[({]\s*['"]|\[[\d\s,]*\]$""")  # begins a list as Python and JSON write it
-NUMBERED = re.compile(r'([^\W\d]*[^\W\d_])[\W_]*\d+')  # cat.0, american_bulldog_12
+NUMBERED = re.compile(r'([^\W\d]*[^\W\d_])[\W_]*\d+\)?')  # cat.0, american_bulldog_12, dog (3)
 MIN_UNITED = 0.1  # share of images with several rows from which on these mean several labels, not slips
-NO_CLASSES = 'img image images dsc dscn dscf pxl photo picture frame scan tile page'.split()  # words before numbers
+NO_CLASSES = 'img image images dsc dscn dscf pxl photo picture frame scan tile page cam camera left right before after'
+NO_CLASSES += ' original copy download'  # words before numbers
 
 
 class Table(NamedTuple):
     file: str  # relative to the folder
+    head: list[str]  # its columns
     rows: list[dict[str, str]]
     names: str  # the column that names images
     longer: list[str]  # cells of a row that has more of them than the header; [] without one
@@ -63,7 +71,8 @@ def find_table(folder: str | Path, column: str | None = None, fits_head: bool = 
     separator = ''
     for table in tables_of(files):
         label = column or label_column(table)
-        if not label and has_other_classes(files.root):
+        is_plain = label in (None, *table.head) and str(label).lower() not in LABEL_COLUMNS
+        if not column and is_plain and has_other_classes(files.root):
             warn(f'{quoted(table.file)} is not read; if a column of it has the labels, give --labels COLUMN')
             return None
         if table.longer:
@@ -77,6 +86,8 @@ def find_table(folder: str | Path, column: str | None = None, fits_head: bool = 
                 'labels: --labels COLUMN'
             )
         cells = Counter(row[label] for row in table.rows)
+        if any(map(is_fraction, cells)):
+            raise UserError(f'{quoted(table.file)}: column {quoted(label)} has measurements; expected names of classes')
         if lists := [cell for cell in cells if LISTED.match(cell)]:
             raise UserError(f'{quoted(table.file)} has {quoted(lists[0])} as labels; write them as cat{JOINT}dog')
         separator = separator_of(cells) or separator  # a short val.csv may not show its own
@@ -100,7 +111,7 @@ def labels_in_names(files: Files) -> dict[str, str]:
     words = {*labels.values()}
     if len(labels) < len(images) or len({*map(os.path.dirname, images)}) > 1 or len(words) < 2:
         return {}
-    are_classes = not {word.lower() for word in words} & {*NO_CLASSES, *SPLIT_OF}
+    are_classes = not {word.lower() for word in words} & {*NO_CLASSES.split(), *SPLIT_OF}
     return labels if are_classes and not has_other_classes(files.root) else {}
 
 
@@ -123,14 +134,17 @@ def read_table(files: Files, file: str) -> Table | None:
     if file.endswith('.txt'):  # `a.jpg 3` in each line
         listed = read_list(str(files.root / file))
         rows = [dict(image=path, label=str(label)) for _, path, label in listed if label is not None]
-        return Table(file, rows, 'image', []) if rows and files.image_of(rows[0]['image'], file) else None
-    text = (files.root / file).read_text(encoding='utf-8-sig', errors='surrogateescape')
+        is_list = bool(rows) and files.image_of(rows[0]['image'], file) is not None
+        return Table(file, ['image', 'label'], rows, 'image', []) if is_list else None
+    text = decoded((files.root / file).read_bytes())
     separator = max(',;\t', key=text.partition('\n')[0].count)
     try:
         lines = [[*map(str.strip, line)] for line in csv.reader(io.StringIO(text, newline=''), delimiter=separator)]
     except csv.Error:  # a file of something else
         return None
     head, *lines = [line for line in lines if line] or [[]]
+    if any(cell.lower().endswith(EXTENSIONS) and files.image_of(cell, file) for cell in head):  # it has no header
+        head, lines = [f'column {number}' for number, _ in enumerate(head, 1)], [head, *lines]
     while head and not head[-1]:  # programs add columns without a name, which the longest row needs
         head.pop()
     rows = [dict(zip(head, line + [''] * len(head), strict=False)) for line in lines]
@@ -140,11 +154,12 @@ def read_table(files: Files, file: str) -> Table | None:
     if {*BEST_THREE} <= {*head} and files.folders & {row['class'] for row in rows}:
         return None  # answers of `classify`; where the images are in class folders, these may be corrected
 
-    def evidence(column: str) -> tuple[bool, bool, int, int]:
+    def evidence(column: str) -> tuple[bool, bool, int, bool, int]:
         """That a column names the images: numbers in others may be names of images too."""
         found = [image for row in rows if (image := files.image_of(row[column], file))]
         whole_names = sum(row[column].lower().endswith(EXTENSIONS) for row in rows)
-        return not INDEX.fullmatch(column), 2 * whole_names > len(rows), len({*found}), len(found)
+        is_named = bool(NAMING.fullmatch(column))
+        return not INDEX.fullmatch(column), 2 * whole_names > len(rows), len({*found}), is_named, len(found)
 
     sample = evenly(rows, 100)
     lost = {key: [files.image_of(row[key], file) for row in sample].count(None) for key in head}
@@ -153,21 +168,38 @@ def read_table(files: Files, file: str) -> Table | None:
         named = [max(named, key=evidence)]
     if named and (twice := [key for key in head if key and head.count(key) > 1]):
         raise UserError(f'{quoted(file)} has two columns {quoted(twice[0])}; give each a name of its own')
-    return Table(file, rows, named[0], longer) if named else None
+    return Table(file, head, rows, named[0], longer) if named else None
+
+
+def decoded(content: bytes) -> str:
+    """Text in UTF-8, UTF-16 as Excel writes it, or the code page of Western Windows."""
+    if content.startswith((b'\xff\xfe', b'\xfe\xff')):
+        return content.decode('utf-16', errors='replace')
+    try:
+        return content.decode('utf-8-sig')
+    except UnicodeDecodeError:
+        return content.decode('cp1252', errors='replace')
+
+
+def is_fraction(cell: str) -> bool:
+    with suppress(ValueError):
+        return math.isfinite(float(cell)) and not float(cell).is_integer()
+    return False
 
 
 def label_column(table: Table) -> str | None:
     """The column of labels, which columns of 0 and 1 for each class are joined to; None if several can be meant."""
-    read = {table.names, *filter(INDEX.fullmatch, table.rows[0])}
-    others = [key for key in table.rows[0] if key not in read and key.lower() not in SPLIT_COLUMNS]
+    read = {table.names, *filter(INDEX.fullmatch, table.head)}
+    others = [key for key in table.head if key not in read and key.lower() not in (*SPLIT_COLUMNS, *IS_SPLIT)]
     known = [key for key in others if key.lower() in LABEL_COLUMNS]
     if len(known or others) == 1:
         return (known or others)[0]
-    if known or {row[key] for row in table.rows for key in others} != {'0', '1'}:
+    cells = [BINARY.get(row[key].lower(), '') for row in table.rows for key in others]
+    if known or {*cells} != {'0', '1'}:
         return None
     joined = f'{preview(others, 8)} (0 or 1)'
     for row in table.rows:
-        row[joined] = JOINT.join(key for key in others if row[key] == '1')
+        row[joined] = JOINT.join(key for key in others if BINARY[row[key].lower()] == '1')
     return joined
 
 
@@ -182,9 +214,9 @@ def read_labels(
     files: Files, table: Table, column: str, separator: str, labels: dict[str, str], splits: dict[str, str]
 ) -> list[str]:
     """Adds the images of a table to `labels` and `splits`; returns notes for the user."""
-    file, rows, names, _ = table
-    candidates = [key for key in rows[0] if key.lower() in SPLIT_COLUMNS and key != column]
-    parts = [key for key in candidates if {row[key].lower() for row in rows} <= {*SPLIT_OF}]
+    file, head, rows, names, _ = table
+    candidates = [key for key in head if key.lower() in (*SPLIT_COLUMNS, *IS_SPLIT) and key != column]
+    parts = [key for key in candidates if all(split_in(key, row[key]) for row in rows)]
     lost = 0
     found: dict[tuple[str, str], set[str]] = {}  # labels by image and by its name in the table
     united = set()
@@ -197,7 +229,7 @@ def read_labels(
         if found.setdefault((image, row[names]), own) != own:
             united.add(image)
             found[image, row[names]] |= own
-        splits[image] = SPLIT_OF[row[parts[0]].lower()] if parts else split_of(file) or files.splits[image]
+        splits[image] = split_in(parts[0], row[parts[0]]) if parts else split_of(file) or files.splits[image]
     for (image, name), own in found.items():
         label = JOINT.join(sorted(own))
         if labels.setdefault(image, label) != label:
@@ -222,15 +254,25 @@ def read_labels(
     return notes + ([f'{lost:,} rows left out, because their images are missing'] if lost else [])
 
 
+def split_in(column: str, cell: str) -> str:
+    """'train', 'val' or 'test', as a cell of a column such as `split` or `is_valid` says; else ''."""
+    if splits := IS_SPLIT.get(column.lower()):
+        return dict(zip('10', splits, strict=True)).get(BINARY.get(cell.lower(), ''), '')
+    return split_of(re.sub(r'(?<=[a-z])(?=[A-Z])', ' ', cell))  # PublicTest
+
+
 def separator_of(cells: Counter[str]) -> str:
     """What separates several labels in some of the cells; '' if each cell has one.
 
-    Commas and spaces may belong to a name, unless all parts are labels of other images, or make up many combinations.
+    Commas and spaces may belong to a name, unless all parts are labels of other images, or make up many combinations,
+    in which no part has its own place as in `fresh apple`.
     """
     for separator in (JOINT, ';', ',', ' '):
-        several = {cell: [*map(str.strip, cell.split(separator))] for cell in cells if separator in cell}
-        parts = {part for found in several.values() for part in found}
-        if several and (separator in f'{JOINT};' or parts <= cells.keys() or 2 * len(parts) <= len(cells)):
+        several = [[*map(str.strip, cell.split(separator))] for cell in cells if separator in cell]
+        firsts, others = {found[0] for found in several}, {part for found in several for part in found[1:]}
+        parts = firsts | others
+        are_mixed = bool(firsts & others) and 2 * len(parts) <= len(several)
+        if several and (separator in f'{JOINT};' or parts <= cells.keys() or are_mixed):
             return separator
     return ''
 

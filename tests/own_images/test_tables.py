@@ -15,7 +15,7 @@ from beit_mm.errors import UserError
 from beit_mm.own_images import images as finding
 from beit_mm.own_images.classification import Classification
 from beit_mm.own_images.images import write_lists
-from beit_mm.own_images.tables import find_table
+from beit_mm.own_images.tables import find_table, separator_of
 
 LABELS = dict(zip([f'i{index}' for index in range(30)], ['cat', 'dog', 'owl'] * 10, strict=True))
 
@@ -50,6 +50,11 @@ FORMS = {
         lambda name, label: ','.join([name, *(str(int(label == other)) for other in ('owl', 'dog', 'cat'))]),
         'filename,owl,dog,cat',
     ),
+    'true or false for each class': lines(
+        lambda name, label: ','.join([name, *(str(label == other) for other in ('owl', 'dog', 'cat'))]),
+        'filename,owl,dog,cat',
+    ),
+    'no header': lines('{}.jpg,{}'.format, '').lstrip(),
 }
 
 
@@ -71,6 +76,11 @@ def test_splits_by_column_and_by_file(tmp_path):
     found = find_table(make(tmp_path / 'a', any_csv=text))
     assert {Path(path).stem for path in found.held_out.names} == {name for name in part if part[name] == 'Val'}
     assert len(found.train.names) == 21 and any('3 images of the test' in note for note in found.notes)
+    columns = dict(is_valid=lambda split: str(split == 'Val'), Usage=lambda split: f'Public{split.title()}')
+    for column, value in columns.items():
+        text = lines(lambda name, label: f'{name},{label},{value(part[name])}', f'image,label,{column}')  # noqa: B023
+        names = find_table(make(tmp_path / column, any_csv=text)).held_out.names
+        assert {Path(path).stem for path in names} == {name for name in part if part[name] == 'Val'}
     rows = FORMS['ending'].splitlines(keepends=True)
     files = dict(
         train_csv=''.join(rows[:21]), val_csv=''.join([rows[0], *rows[21:26]]), test_csv=''.join(rows[:1] + rows[26:])
@@ -106,6 +116,7 @@ ASKED = {
         'row i3, cat, dog;',
     ),
     'the same in a table without a header of labels': (lines('{},{}'.format, 'image'), 'row i0, cat;'),
+    'measurements': (lines(lambda name, _: f'{name},{len(name) + 0.5}', 'image,score'), 'score has measurements'),
     'numbers to predict': (lines('{0}.jpg,{0}'.format, 'image,age'), 'several images of each'),
 }
 
@@ -154,6 +165,8 @@ NUMBERED = {  # header, and a row of the number of the row, an image and its cla
     'index of pandas, without endings': (',id,breed', '{0},{1},{2}'),
     'index of pandas, read and written': ('Unnamed: 0,id,breed', '{0},{1},{2}'),
     'numbers of rows': ('row,image,label', '{0},{1}.jpg,{2}'),
+    'numbers of rows, without endings': ('index,id,label', '{0},{1},{2}'),
+    'numbers that are no names': ('age,id,label', '{0},{1},{2}'),
     'labels first': ('label,image', '{2},{1}'),
     'labels first, an image lost': ('label,image', '{2},{1}\n{2},{1}000'),
 }
@@ -164,7 +177,7 @@ def test_numbers_beside_numbered_images_are_not_taken_for_their_names(tmp_path, 
     head, line = NUMBERED[form]
     for name in NUMBERS:
         Image.new('L', (4, 4)).save(tmp_path / f'{name}.jpg')
-    rows = [line.format(row, name, label) for row, (name, label) in enumerate(NUMBERS.items())]
+    rows = [line.format(row, name, label) for row, (name, label) in enumerate(NUMBERS.items(), 1)]
     (tmp_path / 'any.csv').write_text('\n'.join([head, *rows]))
     found = find_table(tmp_path)
     named = {Path(path).stem: label for path, label in (found.train.names | found.held_out.names).items()}
@@ -210,6 +223,22 @@ def test_classes_are_those_of_folders_or_of_a_table(tmp_path):
     call = call_of('finetune', folder, classes=['cat', 'dog'])
     with pytest.raises(UserError, match='any.csv: .* --classes .* leave it out'):
         Classification.find(call, find_table(folder))
+
+
+def test_a_column_that_may_be_anything_does_not_replace_class_folders(tmp_path):
+    make(tmp_path / 'data', 'cat', any_csv=lines('{}.jpg,{}'.format, 'image,photographer'))
+    make(tmp_path / 'data', 'dog')
+    for name in [*LABELS][::2]:
+        (tmp_path / f'data/cat/{name}.jpg').rename(tmp_path / f'data/cat/c_{name}.jpg')
+    assert find_table(tmp_path / 'data') is None
+    assert find_table(tmp_path / 'data', 'photographer').classes == ['cat', 'dog', 'owl']
+
+
+@pytest.mark.parametrize('encoding', ['cp1252', 'utf-16', 'utf-8'])
+def test_tables_are_read_as_spreadsheets_save_them(tmp_path, encoding):
+    folder = make(tmp_path)
+    (folder / 'any.csv').write_bytes(FORMS['ending'].replace('cat', 'Bär').encode(encoding))
+    assert find_table(folder).classes == ['Bär', 'dog', 'owl']
 
 
 def test_two_tables_are_refused(tmp_path):
@@ -272,6 +301,10 @@ def test_rows_of_an_image_are_joined_unless_few_images_have_several(tmp_path):
 def test_names_of_several_words_are_one_label_unless_their_parts_are_few(tmp_path):
     spaced = FORMS['ending'].replace('cat', 'tabby cat').replace('owl', 'barn, owl'.replace(',', ''))
     assert find_table(make(tmp_path / 'a', any_csv=spaced)).classes == ['barn owl', 'dog', 'tabby cat']
+    kinds = ['in situ', 'benign', 'normal', 'invasive']
+    rows = [f'{name},{kinds[index % 4]}' for index, name in enumerate(LABELS)]
+    assert find_table(make(tmp_path / 'kinds', any_csv='\n'.join(['image,label', *rows]))).classes == sorted(kinds)
+    assert separator_of(Counter(f'{how} {what}' for how in 'abcd' for what in 'wxyz')) == ''  # such as fresh apple
     tags = ['a b', 'a c', 'a b c', 'b c', 'c b', 'b a']
     many = 'image,tags\n' + ''.join(f'{name},{tags[index % 6]}\n' for index, name in enumerate(LABELS))
     assert find_table(make(tmp_path / 'b', any_csv=many)).classes == ['a', 'b', 'c']
