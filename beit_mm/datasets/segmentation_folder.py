@@ -325,19 +325,22 @@ def read_labels(path: str, by_colour: bool = False, max_pixels: int = MAX_PIXELS
     try:
         with open_image(path, max_pixels) as opened, unreadable(path, Exception):
             opened.load()
+            has_pages = is_map_with_pages(opened)
             image, nodata = opened, tag_value(opened.tag_v2.get(NODATA_TAG)) if opened.format == 'TIFF' else []
     except UnreadableImageError:  # Pillow reads no TIFF of 64 bits, and no .npy
         values = read_bands(path, max_pixels) if path.lower().endswith(BAND_EXTENSIONS) else np.empty((0, 0, 0))
         if values.shape[2] != 1:
             raise
         image, nodata = Image.fromarray(np.ma.filled(values[..., 0].astype(np.float32), np.nan)), []
+        has_pages = False
+    if has_pages:
+        raise UserError(f'{path} has several pages; expected one label map in a file')
+    check_transparency(path, image, by_colour)
     image = turned(image, turn)
     if by_colour and image.mode in COLOURS:
         return colour_numbers(np.asarray(image.convert('RGB')))
     if not by_colour and image.mode in ('LA', 'RGB', 'RGBA'):
         pixels = np.asarray(image.convert('RGB'))
-        if (pixels == pixels[0, 0]).all() and np.ptp(np.asarray(image)[..., -1]):
-            raise UserError(f'{path} has one colour, and only its transparency varies; save the mask as a gray PNG')
         if (pixels == pixels[..., :1]).all():
             return pixels[..., 0]
         colours = Counter(colour_numbers(pixels).ravel().tolist())
@@ -354,6 +357,32 @@ def read_labels(path: str, by_colour: bool = False, max_pixels: int = MAX_PIXELS
     if (numbers != values).any():
         raise UserError(f'{path} holds {values[numbers != values][0]:g}; expected whole numbers')
     return np.where(missing, NO_DATA, numbers) if missing.any() else numbers
+
+
+def is_map_with_pages(image: Image.Image) -> bool:
+    """Whether a file that is open has a second page which is neither a smaller copy of the first nor its mask."""
+    if getattr(image, 'n_frames', 1) == 1:
+        return False
+    size = image.size
+    image.seek(1)
+    kind = image.tag_v2.get(254, 0) if image.format == 'TIFF' else 0  # NewSubfileType: 1 a copy, 4 a mask, as GDAL has
+    is_another = image.size == size and kind not in (1, 4, 5)
+    image.seek(0)
+    image.load()
+    return is_another
+
+
+def check_transparency(path: str, image: Image.Image, by_colour: bool) -> None:
+    """Refuses maps whose transparent pixels have a colour of other pixels, or hold a number that is not 0."""
+    if image.mode not in ('LA', 'RGBA'):
+        return
+    values, is_opaque = colour_numbers(image.convert('RGB')), np.asarray(image)[..., -1] > 0
+    transparent = np.unique(values[~is_opaque])
+    if (not by_colour and transparent.any()) or np.isin(transparent, values[is_opaque]).any():
+        raise UserError(
+            f'{path} has transparent pixels, which hold values all the same; save it without transparency, on a '
+            'background of its own'
+        )
 
 
 def stored_orientation(path: str, max_pixels: int) -> int:

@@ -256,6 +256,7 @@ def annotations_of(files: Files, format: str, found: Found, lost: list[str], bad
         'images have no shapes: all background': areas.count(0),
         f'shapes without the name of a class are called {UNNAMED}': [shape.name for shape in drawn].count(UNNAMED),
         'shapes left out, which are not polygons or boxes with an area': len(shapes) - len(drawn),
+        'shapes are of crowds or to be ignored; their pixels are unlabelled': [s.name for s in shapes].count(IGNORED),
         'images left out, without annotations': len(files.splits) - len(found),
         f'annotations left out, without an image of their name: {preview(map(quoted, lost))}': len(lost),
         f'entries left out, which are damaged as {format}: {preview(map(reason, bad), 1)}': len(bad),

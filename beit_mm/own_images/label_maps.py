@@ -189,6 +189,9 @@ def find_label_maps(
     notes = found.notes + [note for part in found.parts for note in part.notes]
     if not whole and len(found.parts) == 1 and not found.lists:
         notes += unread_lists(found.root)
+    if found.lists and not whole:
+        unlisted = len(found.parts[0].numbers) - len(train.numbers) - len(held_out.numbers)
+        notes += [f'{unlisted:,} images left out, which no list of {found.lists[0].parent} names'] if unlisted else []
     if len(train.numbers) < least:
         raise UserError(
             f'{len(train.numbers)} images with label maps to learn from, {len(held_out.numbers)} held out, in '
@@ -249,7 +252,9 @@ def find_maps(
         return None
     suffixes, notes = choose_suffixes(*layout.pairs[0])
     bands = find_bands(layout.pairs[0][0], bands)
-    legend = label_values.read_legend(layout.root, have_colours(layout.pairs[0][1], suffixes))
+    legend = label_values.read_legend(layout.root, mode_of_maps(layout.pairs[0][1], suffixes))
+    if not legend.colours:
+        check_palettes(layout.pairs[0][1], suffixes)
     read_labels = partial(segmentation_folder.read_labels, by_colour=legend.colours is not None, max_pixels=max_pixels)
     read = partial(read_pair, lambda file, *_: read_labels(file), bands is not None, max_pixels)
     parts = []
@@ -264,7 +269,8 @@ def understand(found: Found, pixels: Counter[int], reduce_zero_label: bool | Non
     """What the numbers in all maps mean."""
     held = {str(part.images / path): numbers for part in found.parts for path, numbers in part.numbers.items()}
     known, ending = None, found.suffixes.maps
-    if not found.legend.names and reduce_zero_label is None:
+    has_other_names = any(found.root.glob('label*.txt'))
+    if not found.legend.names and reduce_zero_label is None and not has_other_names:
         known = label_values.meaning_of_dataset(found.parts[0].folder.name, ending, {*pixels})
     meaning = known or label_values.meaning_of(found.legend, held, pixels, reduce_zero_label, ending)
     return meaning if reduce_zero_label is False else meaning.without_unlabelled()
@@ -277,8 +283,10 @@ def share_out(found: Found, whole: bool) -> tuple[Maps, Maps]:
     """
     first, *others = found.parts
     if found.lists and not whole:
+        learned, asked = (read_stems(file) for file in found.lists)
+        if shared := learned & asked:
+            raise UserError(f'{found.lists[0]} and {found.lists[1].name} both name {preview(sorted(shared))}; keep one')
         stems = {name: os.path.splitext(name)[0].removeprefix('JPEGImages/') for name in first.numbers}
-        learned, asked = ({*read_lines(str(file))} for file in found.lists)
         of_train, of_val = ([name for name, stem in stems.items() if stem in part] for part in (learned, asked))
         return first.some(of_train), first.some(of_val)
     if others and others[0].numbers:
@@ -289,12 +297,20 @@ def share_out(found: Found, whole: bool) -> tuple[Maps, Maps]:
     return first.some(train.names), first.some(held_out.names)
 
 
+def read_stems(file: Path) -> set[str]:
+    """The images that one of VOC's lists names, also by paths and beside those of maps; without endings."""
+    paths = [line.split(' /')[0].rsplit('JPEGImages/')[-1] for line in read_lines(str(file)) if line]
+    return {os.path.splitext(path)[0] if path.lower().endswith(READ) else path for path in paths}
+
+
 def check_meaning(meaning: Meaning, train: Maps, held_out: Maps) -> None:
-    """Refuses one class or too many, and a part without any labelled pixel."""
+    """Refuses one class or too many, names that cannot be logged, and a part without any labelled pixel."""
     if not 1 < len(meaning.values) < IGNORE_INDEX:
         raise UserError(
             f'{len(meaning.values)} classes in {str(train.folder)!r} ({meaning.text}); expected 2 to {IGNORE_INDEX - 1}'
         )
+    if wrong := [name for name in meaning.classes if name.encode(errors='ignore') != name.encode(errors='replace')]:
+        raise UserError(f'the name of the class {quoted(wrong[0])} is not in UTF-8; save the list of classes in UTF-8')
     for use, part in (('to learn from', train), ('held out', held_out)):
         if not part.all_numbers & {*meaning.values}:
             raise UserError(
@@ -391,21 +407,44 @@ def choose_suffixes(images: Path, maps: Path) -> tuple[Suffixes, list[str]]:
         for suffixes in counts:
             if suffixes.maps.endswith(known):
                 return suffixes, [f'of the label maps, the ones ending in {known} are used'] if len(counts) > 1 else []
-    (suffixes, number), *others = counts.most_common(2)
+    (suffixes, number), *others = counts.most_common()
     if others and others[0][1] > number / 2:
         raise UserError(
-            f'label maps in {str(maps)!r} end in {suffixes.maps} and in {others[0][0].maps}: two kinds for the same '
-            'images; keep the one to learn from there'
+            f'label maps in {str(maps)!r} end in {suffixes.maps} and in {others[0][0].maps}; keep the kind to learn '
+            'from there or, if one image has one and another the other, let all end alike'
         )
-    return suffixes, []
+    endings = preview(kind.maps for kind, _ in others)
+    return suffixes, [
+        f'of the label maps, the ones ending in {suffixes.maps} are used, not {endings}'
+    ] if others else []
 
 
-def have_colours(maps: Path, suffixes: Suffixes) -> bool:
-    """Whether the first label map is stored with red, green and blue."""
+def mode_of_maps(maps: Path, suffixes: Suffixes) -> str:
+    """Pillow's mode of the first label map; '' if it cannot be read."""
     first = next(name for name in list_images(str(maps), READ) if name.endswith(suffixes.maps))
     with suppress(UnreadableImageError), open_image(str(maps / first)) as opened:
-        return opened.mode in ('RGB', 'RGBA')
-    return False
+        return opened.mode
+    return ''
+
+
+def check_palettes(maps: Path, suffixes: Suffixes) -> None:
+    """Refuses maps in which the same index stands for different colours: their indices are not the classes."""
+    seen: dict[int, tuple[list[int], str]] = {}
+    names = [name for name in list_images(str(maps), READ) if name.endswith(suffixes.maps)]
+    for name in evenly(names, MAX_MEASURED):
+        with suppress(UnreadableImageError), open_image(str(maps / name)) as opened:
+            if opened.mode != 'P':
+                continue
+            palette = np.array(opened.getpalette()).reshape(-1, 3).tolist()
+            for index in np.unique(np.asarray(opened)).tolist():
+                colour = palette[index] if index < len(palette) else [0, 0, 0]
+                known, other = seen.setdefault(index, (colour, name))
+                if known != colour:
+                    raise UserError(
+                        f'index {index} has the colour {known} in the palette of {other!r} and {colour} in that of '
+                        f'{name!r}, both in {str(maps)!r}; name the colours in classes.txt, `name R G B` in each line, '
+                        'or save gray maps if the indices are the classes'
+                    )
 
 
 def pair_up(images: Path, folder: Path, suffixes: Suffixes) -> tuple[dict[str, str], list[str]]:

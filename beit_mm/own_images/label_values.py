@@ -19,6 +19,8 @@ from beit_mm.terminal import without_output
 TRAIN_IDS, IDS = '_labelTrainIds.png', '_labelIds.png'  # of Cityscapes; where both are there, the first is learned from
 CITYSCAPES_IDS = (7, 8, 11, 12, 13, 17, 19, 20, 21, 22, 23, 24, 25, 26, 27, 28, 31, 32, 33)  # in _labelIds.png
 MIN_CONTRAST, MIN_SHADES = 64, 8  # of masks with soft borders, see `soft_ends`
+NUMBERED_NAME = re.compile(r'(\d+)\s*[:=,\t]\s*(\S.*)')  # 7: tree
+NAMES = 'classes.txt', 'class_names.txt'  # the latter is labelme's
 LEGENDS = '*class_dict*.csv', 'label*.txt', '*/_classes.csv'  # of Kaggle, CamVid and CVAT, Roboflow
 NO_CLASS = 'unlabelled unlabeled void ignore ignored unannotated'.split()  # names of pixels without a class
 WHOLE_NUMBER = re.compile(r'(?<![\w.])\d+(?![\w.])')
@@ -44,7 +46,7 @@ class Meaning(NamedTuple):
     def without_unlabelled(self) -> 'Meaning':
         """The classes without those of NO_CLASS, as long as two are left."""
         pairs = [*zip(self.classes, self.values, strict=True)]
-        kept = [(name, value) for name, value in pairs if name.lower() not in NO_CLASS]
+        kept = [(name, value) for name, value in pairs if name.lower().strip('_') not in NO_CLASS]
         if len(kept) < 2 or kept == pairs:
             return self
         classes, values = map(list, zip(*kept, strict=True))
@@ -53,16 +55,27 @@ class Meaning(NamedTuple):
         return Meaning(classes, values, text, self.nearest)
 
 
-def read_legend(root: Path, by_colour: bool) -> Legend:
-    """Reads a classes.txt: names, also with colours, or `segment`'s table; without it, another legend."""
-    path = root / 'classes.txt'
-    if not path.is_file():
-        files = (file for pattern in LEGENDS for file in sorted(root.glob(pattern)))
-        return next((found for file in files if (found := read_other_legend(file, by_colour))), Legend())
+def read_legend(root: Path, mode: str) -> Legend:
+    """Reads a classes.txt: names, also with colours or numbers, or `segment`'s table; without it, another legend.
+
+    Args:
+        root: folder of images and label maps.
+        mode: Pillow's, of a label map; the colours of a palette may be what another legend lists.
+    """
+    listed = {file.name.lower(): file for file in root.glob('*.txt') if file.is_file()}
+    path = next((listed[name] for name in NAMES if name in listed), None)
+    if path is None:
+        files = [file for pattern in LEGENDS for file in sorted(root.glob(pattern))]
+        kinds = [kind for kind in (True, False) if mode == 'P' or kind == (mode in ('RGB', 'RGBA'))]
+        found = (read_other_legend(file, by_colour) for by_colour in kinds for file in files)
+        return next(filter(None, found), Legend())
     names, colours = segmentation_folder.named_classes(str(path))
+    numbered = [NUMBERED_NAME.fullmatch(name) for name in names]
+    if colours is None and all(numbered):
+        return Legend([match[2] for match in numbered if match], None, [int(match[1]) for match in numbered if match])
     header, *rows = [line.split('\t') for line in read_lines(str(path)) if line]
     if not {'Number', 'Name'} <= {*header}:
-        return Legend([*names], colours)
+        return Legend([*names], colours, source=path.name)
     try:
         numbers = np.array([int(row[header.index('Number')]) for row in rows], np.int64)
         return Legend([*names], colours, numbers.tolist())
@@ -152,6 +165,8 @@ def meaning_of_numbers(
         return Meaning([], [], f'every pixel is {IGNORE_INDEX} or negative, which marks ignored pixels')
     are_masks = numbers == [0, 1] or occurring == [0, IGNORE_INDEX]
     if are_masks and not reduce_zero_label and len(names or ()) < 3:
+        if reduce_zero_label is None:
+            check_masks(held)
         return meaning_of_masks([0, 1 if 1 in numbers else IGNORE_INDEX], names or [])
     if names is not None:
         return meaning_of_names(held, occurring, names, reduce_zero_label)
@@ -177,6 +192,13 @@ def meaning_of_names(
                 f'expected 0 to {len(names) - 1}, or 1 to {len(names)}, and {IGNORE_INDEX} for ignored pixels'
             )
         first = int(zero_is_unlabelled(numbers, names, reduce_zero_label))
+        highest = [image for image, found in held.items() if len(names) in found]
+        if first and reduce_zero_label is None and 0 in numbers and 10 * len(highest) <= len(held):
+            raise UserError(
+                f'only {len(highest)} of {len(held):,} label maps hold {len(names)}, such as that of {highest[0]}, and '
+                f'classes.txt names {len(names)} classes; mend it if it is a slip and 0 is {names[0]!r}, or give '
+                '--reduce-zero-label if 0 marks unlabelled pixels'
+            )
         values = [*range(first, first + len(names))]
     if len(values) != len(names):
         raise UserError(
@@ -185,6 +207,18 @@ def meaning_of_names(
         )
     text = f'{len(names)} classes of classes.txt, 0 is {"unlabelled" if first else repr(names[0])}'
     return Meaning(names, values, f'{text}, {values[-1]} is {names[-1]!r}')
+
+
+def check_masks(held: Mapping[str, set[int]]) -> None:
+    """Refuses masks of 0 and 1 beside masks of 0 and 255, one of which may be a slip."""
+    ones = [image for image, found in held.items() if 1 in found]
+    others = [image for image, found in held.items() if IGNORE_INDEX in found and 1 not in found]
+    if ones and len(others) > len(held) / 10:
+        raise UserError(
+            f'1 occurs in {len(ones):,} masks, such as that of {ones[0]}, and {IGNORE_INDEX} without it in '
+            f'{len(others):,}, such as that of {others[0]}; let all have the same, or give --keep-zero-label if '
+            f'{IGNORE_INDEX} marks unlabelled pixels'
+        )
 
 
 def meaning_of_masks(values: list[int], names: Sequence[str]) -> Meaning:

@@ -285,7 +285,8 @@ def test_crowds_are_ignored_and_shapes_end_at_the_border(tmp_path):
         dict(image_id=0, category_id=9, segmentation=[[1, 1, 5, 5]]),
     ]
     found = described(tmp_path / 'a', annotations=objects)
-    assert found.classes == ['background', 'car'] and any(note.startswith('1 shapes') for note in found.notes)
+    assert found.classes == ['background', 'car'] and any(note.startswith('1 shapes left') for note in found.notes)
+    assert any('1 shapes are of crowds' in note for note in found.notes)
     labels = found.draw('0.jpg', HEIGHT, WIDTH)
     assert (labels[:, :2] == 255).all() and (labels[30:, 2:] == 1).all() and not labels[:30, 2:].any()
 

@@ -74,7 +74,7 @@ WITHOUT = 'images left out, without a map: '
 MISTAKES: dict[str, tuple[Callable[[Path], object], str]] = {
     'no maps': (lambda f: removed(f / 'annotations'), 'images/training has 12 images to learn from.* needs 100'),
     'other names': (lambda f: rename(f, 'map{}'.format), "no label map has the name .*: 'map0.png' in .*'0.png' in"),
-    'two kinds of maps': (colour_too, 'end in .*.png and in .*.png: two kinds for the same .*; keep the one to'),
+    'two kinds of maps': (colour_too, 'end in .*.png and in .*.png; keep the kind to'),
     'few pairs': (lambda f: only(f, 9), f'9 images .* held out, .*; expected at least 10; 3 of 12 {WITHOUT}.*/10.png'),
     'few images': (
         lambda f: removed(*(file for file in f.glob('images/*/*') if int(file.stem) >= 9)),

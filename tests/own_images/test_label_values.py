@@ -2,12 +2,13 @@
 
 from collections import Counter
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
 from PIL import Image, ImageFilter, ImageOps
-from tifffile import imwrite
+from tifffile import TiffWriter, imwrite
 from torchvision.datasets import Cityscapes
 
 from beit_mm.datasets.segmentation_folder import SegmentationFolder
@@ -254,3 +255,97 @@ def test_pixels_whose_class_is_called_unlabelled_are_not_learned_unless_0_is_kep
         assert np.array_equal(labels, np.array([255, 0, 1])[discs([0, 1, 2], index)])
     if not in_colours:
         assert find_label_maps(folder, reduce_zero_label=False).classes == ['Void', 'road', 'car']
+
+
+COLOURS = 'a 9 9 9\nb 200 0 0\n'
+
+
+def save_in_turn(labels: np.ndarray, path: Path) -> None:
+    """With a palette that every other map has in another order."""
+    order = [0, 1] if int(path.name) % 2 else [1, 0]
+    image = Image.fromarray(np.array(order, np.uint8)[labels], 'P')
+    colours = [[9, 9, 9], [200, 0, 0]]
+    image.putpalette([level for index in order for level in colours[index]])
+    image.save(f'{path}.png')
+
+
+def test_palettes_that_differ_are_read_by_colour_or_refused(make, tmp_path):
+    folder = make(save_in_turn, [0, 1])
+    with pytest.raises(UserError, match='index 0 has the colour .* name the colours'):
+        find_label_maps(folder)
+    for file, text in {'labelmap.txt': 'a:9,9,9::\nb:200,0,0::\n', 'classes.txt': COLOURS}.items():
+        (folder / file).write_text(text)
+        for index, labels in learned(find_label_maps(folder), tmp_path / file[:-4]).items():
+            assert np.array_equal(labels, discs([0, 1], index))
+
+
+def save_pages(labels: np.ndarray, path: Path, **options: object) -> None:
+    with TiffWriter(f'{path}.tif') as file:
+        file.write(labels)
+        file.write(labels if options else labels[::2, ::2], **options)
+
+
+def layered(alpha: Callable[[np.ndarray], np.ndarray], hidden: int, shown: int = 255) -> Callable[..., None]:
+    """Saves a map with transparent pixels, which have the value `hidden`."""
+
+    def save(labels: np.ndarray, path: Path) -> None:
+        opaque = alpha(labels)
+        values = np.where(opaque, shown * labels, hidden).astype(np.uint8)
+        Image.fromarray(np.dstack([values] * 3 + [255 * opaque.astype(np.uint8)])).save(f'{path}.png')
+
+    return save
+
+
+def corner(labels: np.ndarray) -> np.ndarray:
+    return np.indices(labels.shape).sum(axis=0) > 30
+
+
+@pytest.mark.parametrize(
+    ('save', 'message'),
+    {
+        'pages': (partial(save_pages, subfiletype=0), 'has several pages'),
+        'a smaller copy': (save_pages, ''),
+        'drawn on nothing': (layered(lambda labels: labels > 0, hidden=0), ''),
+        'black, drawn on nothing': (layered(lambda labels: labels > 0, hidden=255, shown=0), 'transparent'),
+        'erased': (layered(corner, hidden=255), 'transparent'),
+    }.values(),
+)
+def test_pages_and_transparency_are_refused_where_they_hide_labels(make, tmp_path, save, message):
+    folder = make(save, [0, 1], 'ground\ncell\n')
+    if message:
+        with pytest.raises(UserError, match=message):
+            find_label_maps(folder)
+        return
+    for index, labels in learned(find_label_maps(folder), tmp_path / 'lists').items():
+        assert np.array_equal(labels, discs([0, 1], index))
+
+
+@pytest.mark.parametrize(('first', 'others', 'names'), [(255, 1, ''), (1, 255, ''), (3, 2, 'ground\nroad\ncar\n')])
+def test_a_slip_in_few_maps_does_not_decide_what_all_mean(make, first, others, names):
+    def save(labels: np.ndarray, path: Path) -> None:
+        labels[-1, -1] = 2 * bool(names)
+        save_png(np.where(labels == 1, first if path.name in ('0', '1')[: 2 - bool(names)] else others, labels), path)
+
+    folder = make(save, [0, 1], names)
+    with pytest.raises(UserError, match=rf'such as that of .*0\.jpg.* --{"reduce" if names else "keep"}-zero-label'):
+        find_label_maps(folder)
+    assert find_label_maps(folder, reduce_zero_label=bool(names))
+
+
+@pytest.mark.parametrize(
+    ('file', 'text'), [('classes.txt', '2: car\n0: ground\n1: road\n'), ('class_names.txt', 'ground\nroad\ncar\n')]
+)
+def test_names_may_have_numbers_or_be_those_of_labelme(make, tmp_path, file, text):
+    folder = make(save_png, [0, 1, 2])
+    (folder / file).write_text(text)
+    found = find_label_maps(folder)
+    names = np.array(['ground', 'road', 'car'])
+    for index, labels in learned(found, tmp_path / 'lists').items():
+        assert np.array_equal(np.array(found.classes)[labels], names[discs([0, 1, 2], index)])
+
+
+def test_names_that_are_not_in_utf_8_are_refused_before_the_training(make):
+    folder = make(save_png, [0, 1], 'ground\ncell\n')
+    (folder / 'classes.txt').write_bytes('ground\nStraße\n'.encode('cp1252'))
+    with pytest.raises(UserError, match='Stra.* not in UTF-8'):
+        find_label_maps(folder)

@@ -203,6 +203,19 @@ def test_what_cannot_be_told_is_asked_with_options_that_settle_it(kind, tmp_path
             assert understood(tmp_path, option).classes == expected
 
 
+def test_lists_of_voc_may_hold_paths_and_may_not_overlap(tmp_path):
+    voc(tmp_path)
+    folder = tmp_path / 'VOCdevkit/VOC2012/ImageSets/Segmentation'
+    (folder / 'train.txt').write_text('\n'.join(f'/JPEGImages/{n}.jpg /SegmentationClass/{n}.png' for n in range(11)))
+    (folder / 'val.txt').write_text('\n'.join(f'{number}.jpg' for number in range(12, 20)))
+    found = find_label_maps(tmp_path)
+    assert (len(found.train.names), len(found.held_out.names)) == (11, 8)
+    assert any(note.startswith('1 images left out, which no list') for note in found.notes)
+    (folder / 'val.txt').write_text('10\n11')
+    with pytest.raises(UserError, match='train.txt and val.txt both name 10; keep one'):
+        find_label_maps(tmp_path)
+
+
 def test_lists_of_a_split_that_are_not_read_are_named(tmp_path):
     for kind, build in dict(food=classes('images/a', 'images/b'), tiles=pairs('images/{}.tif', 'masks/{}.tif')).items():
         build(tmp_path / kind)
