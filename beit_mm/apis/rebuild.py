@@ -117,7 +117,8 @@ def rebuild(
     if task == 'segmentor' and (config is None or short_side or full_size):
         recipe.pipeline = [at_scale(step, short_side, full_size) for step in recipe.pipeline]
     if checkpoint.mean_std:
-        recipe.model['data_preprocessor'] = {**(recipe.model.get('data_preprocessor') or {}), **checkpoint.mean_std}
+        checked = {name: checkpoint.normalisation[0][name] for name in checkpoint.mean_std}
+        recipe.model['data_preprocessor'] = {**(recipe.model.get('data_preprocessor') or {}), **checked}
     check_finite(checkpoint.weights, str(checkpoint.path))
     with building(recipe.scope):
         try:

@@ -183,7 +183,7 @@ def given_mean_std(mean: PerChannel = None, std: PerChannel = None) -> dict[str,
         if channels is None:
             continue
         given[name] = values = torch.as_tensor(channels, dtype=torch.float64).flatten().tolist()
-        if 0 < max(values) <= 1 or (name == 'std' and min(values) <= 0):
+        if not all(map(math.isfinite, values)) or 0 < max(values) <= 1 or (name == 'std' and min(values) <= 0):
             raise UserError(f'{name} is {values}; expected values for pixels 0-255, such as 127.5, not 0.5')
     return given
 

@@ -213,6 +213,8 @@ class FeatureExtractor:
         self.mean, self.std = tensors[:, :, None, None]
         self.whole = whole
         rgb, patch = self.channels == 3, self.backbone.patch_size
+        if size is not None and size < patch:
+            raise UserError(f'images of {size} pixels; expected at least one patch, {patch} pixels')
         load: dict = dict(type='beit_mm.LoadImage') if rgb else dict(bands or {}, type='beit_mm.LoadBands')
         if max_pixels is not None:
             load['max_pixels'] = max_pixels

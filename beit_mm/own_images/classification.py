@@ -24,9 +24,10 @@ from beit_mm.errors import UserError
 from beit_mm.features import evaluation
 from beit_mm.features.evaluation import average_precisions
 from beit_mm.features.extractor import ExistingPath, FeatureExtractor
+from beit_mm.files import quoted
 from beit_mm.own_images import mistakes, report
 from beit_mm.own_images.annotations import FORMATS
-from beit_mm.own_images.images import Images, TaggedImages, evenly, find_images, merge_classes
+from beit_mm.own_images.images import JOINT, Images, TaggedImages, evenly, find_images, merge_classes
 from beit_mm.own_images.record import ALL, Record, words_of
 from beit_mm.own_images.report import Metric, Metrics, Report
 from beit_mm.own_images.task import FEATURES_SHARE, HEAD, NARROW, FineTuning, Settings, fitted_in
@@ -78,6 +79,12 @@ class Classification(FineTuning):
         if not images.classes:
             learned = {*images.train.names.values()} - {''}  # '': images in no folder
             held_out = {*images.held_out.names.values()} - {''}
+            beside = next((path for path, name in images.train.names.items() if not name), None)
+            if len(learned) > 1 and beside:
+                raise UserError(
+                    f'{record.images} has class folders, {preview(sorted(learned))}, and images beside them, such as '
+                    f'{quoted(beside)}; move these into a folder or away'
+                )
             raise UserError(
                 f'{record.images} has class folders: {preview(sorted(learned))}; only among held-out images: '
                 f'{preview(sorted(held_out - learned))}; expected <class>/<image>, at least two classes, each with '
@@ -96,8 +103,11 @@ class Classification(FineTuning):
         self.plan.base = RECIPE
 
     def described(self) -> list[tuple[str, str]]:
-        imbalance = self.images.imbalance_advice(bool(self.call.balance))
-        return [*super().described(), ('balance', imbalance)]
+        images, imbalance = self.images, self.images.imbalance_advice(bool(self.call.balance))
+        tested = {label for labels in images.held_out.names.values() for label in (labels, *labels.split(JOINT))}
+        untested = [name for name in images.classes if name not in tested]
+        never = f'no image is held out of {preview(map(quoted, untested))}' if untested else ''
+        return [*super().described(), ('balance', imbalance), ('untested', never)]
 
     @property
     def validation_cost(self) -> int:

@@ -91,6 +91,8 @@ def look(images: str | Path, out: str | Path = 'look.html') -> Path:
         The page.
     """
     folder = existing_folder(images)
+    if Path(out).is_dir():
+        raise UserError(f'--out {out} is a folder; expected the name of a page, such as look.html')
     with quiet():
         found, refusal = find(folder)
         seen, broken = examine_all(folder, found)

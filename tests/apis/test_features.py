@@ -10,6 +10,7 @@ from helpers import run_tool
 from PIL import Image
 
 from beit_mm import FeatureExtractor, embed
+from beit_mm.errors import UserError
 from beit_mm.features.extractor import gathered
 from beit_mm.models import BEiTBackbone
 from beit_mm.precision import usable_dtype
@@ -150,6 +151,9 @@ def test_whole_images_keep_their_shape_in_whole_patches(checkpoint):
     ):
         (row,) = FeatureExtractor(checkpoint, 'cpu', size=size, whole=True)(np.zeros((*sides, 3), np.uint8))
         assert row['patches'].shape == (seen[0] // 8, seen[1] // 8, 32)
+    for size in (7, -5):
+        with pytest.raises(UserError, match='one patch, 8 pixels'):
+            FeatureExtractor(checkpoint, 'cpu', size=size, whole=True)
 
 
 def test_random_weights_are_of_the_same_architecture_and_repeat(checkpoint, images):

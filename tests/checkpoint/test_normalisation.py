@@ -5,6 +5,7 @@ import re
 from pathlib import Path
 
 import mmpretrain
+import numpy as np
 import pytest
 import timm
 import torch
@@ -146,6 +147,8 @@ def test_the_users_hold_in_place_of_a_stored_config(tmp_path):
     for path, expected in ((dict(), [127.5] * 3), (dict(mean=LEVELS['mean']), LEVELS['mean'])):
         preprocessor = ClassificationInferencer(tmp_path / 'c.pth', 'cpu', **path).model.data_preprocessor
         assert preprocessor.mean.flatten().tolist() == expected and preprocessor.std.flatten().tolist() == [127.5] * 3
+    with pytest.raises(UserError, match='3 channels; mean has 2'):
+        ClassificationInferencer(tmp_path / 'c.pth', 'cpu', mean=[1.0, 2.5])
 
 
 READERS = dict(
@@ -163,7 +166,9 @@ def test_the_options_of_every_verb_reach_its_checkpoint(verb, monkeypatch):
         command.main([verb, 'weights.pth', READERS[verb], '--mean', '1,2.5,3', '--std', '50'])
 
 
-@pytest.mark.parametrize('mean_std', [dict(mean=[0.485, 0.456, 0.406]), dict(std=0.5), dict(std=[50, 0, 50])])
+@pytest.mark.parametrize(
+    'mean_std', [dict(mean=[0.485, 0.456, 0.406]), dict(std=0.5), dict(std=[50, 0, 50]), dict(mean=np.nan)]
+)
 def test_numbers_that_pixels_up_to_255_cannot_have_are_refused(mean_std, tmp_path):
     with pytest.raises(UserError, match='0-255'):
         Checkpoint.open('demo', **mean_std)

@@ -420,6 +420,16 @@ def test_few_images_of_a_class_are_said(tmp_path, monkeypatch, cat, dog, bird, b
     assert not described(task_of(images, 'pretrain', device='cpu'), 'balance')
 
 
+def test_classes_without_a_held_out_image_and_images_beside_the_folders_are_named(tmp_path, monkeypatch):
+    monkeypatch.setattr(finding, 'MIN_IMAGES', 10)
+    folder = make_folder(tmp_path / 'images', cat=90, dog=90, bird=2)
+    said = described(task_of(find_images(folder), 'finetune', device='cpu'), 'untested')
+    assert 'bird' in ' '.join(said) and 'dog' not in ' '.join(said)
+    (folder / 'cat/0.jpg').rename(folder / 'sample.jpg')
+    with pytest.raises(UserError, match='beside them, such as sample.jpg'):
+        Classification.find(call_of('finetune', folder))
+
+
 def test_class_folders_are_merged(tmp_path, monkeypatch):
     monkeypatch.setattr(finding, 'MIN_IMAGES', 10)
     make_images(tmp_path, per_class=12)
