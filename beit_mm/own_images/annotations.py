@@ -295,6 +295,8 @@ def coco_shape(annotation: dict[str, Any], names: Mapping[Any, str]) -> Shape:
     name = IGNORED if is_ignored else names.get(category)
     if name is None:
         raise ValueError(f'no category {category}')
+    if not parts and 'bbox' not in annotation:
+        raise ValueError('neither segmentation nor bbox; if images have labels as wholes, list them in a table')
     if isinstance(parts, dict):
         return Shape(name, mask_of(parts).sum(), run_lengths=parts)
     return shape_of(name, *parts) if parts else box_at(name, *annotation['bbox'])

@@ -27,7 +27,7 @@ from beit_mm.features.extractor import ExistingPath, FeatureExtractor
 from beit_mm.files import quoted
 from beit_mm.own_images import mistakes, report
 from beit_mm.own_images.annotations import FORMATS
-from beit_mm.own_images.images import JOINT, Images, TaggedImages, evenly, find_images, merge_classes
+from beit_mm.own_images.images import JOINT, Images, TaggedImages, evenly, find_images, merge_classes, not_understood
 from beit_mm.own_images.record import ALL, Record, words_of
 from beit_mm.own_images.report import Metric, Metrics, Report
 from beit_mm.own_images.task import FEATURES_SHARE, HEAD, NARROW, FineTuning, Settings, fitted_in
@@ -89,6 +89,7 @@ class Classification(FineTuning):
                 f'{record.images} has class folders: {preview(sorted(learned))}; only among held-out images: '
                 f'{preview(sorted(held_out - learned))}; expected <class>/<image>, at least two classes, each with '
                 f'images that are not held out; or images/ and annotations/, or files of {", ".join(FORMATS)}'
+                f'{not_understood(record.images)}'
             )
         return cls(record, images)
 

@@ -24,6 +24,7 @@ MIN_IMAGES = 100  # needed to learn from
 MIN_FITTED, MIN_OF_CLASS = 10, 2  # needed to fit a head to frozen features, in all and of each class
 FEW, UNEQUAL = 10, 5  # images that a class should have; largest acceptable ratio of class sizes
 LIST = re.compile(r'train(val)?(_list|_test_split|1)?\.txt')  # names of lists that data sets come with
+UNREAD = '.csv', '.tsv', '.txt', '.json', '.jsonl', '.geojson', '.xlsx', '.xml', '.mat', '.parquet', '.zip', '.tar'
 JOINT = '|'  # between the labels of an image
 MAX_NAMED = 8  # classes in the plan
 
@@ -156,7 +157,10 @@ def find_images(
     if len(train.names) < least_number(train, fits_head):
         learned, held, where = len(train.names), len(held_out.names), shlex.quote(str(root))
         if not any(train.names.values()):  # they do not lie in class folders
-            raise UserError(f'{where} has {learned} images to learn from, {held} held out; training needs {MIN_IMAGES}')
+            raise UserError(
+                f'{where} has {learned} images to learn from, {held} held out; training needs {MIN_IMAGES}'
+                f'{not_understood(folder)}'
+            )
         raise UserError(
             f'{where} has {learned} images to learn from, {held} held out; training needs {MIN_IMAGES}; `beit-mm '
             f'finetune {where} --freeze all --out RUN` needs {MIN_FITTED}, {MIN_OF_CLASS} of each class, and `beit-mm '
@@ -171,6 +175,12 @@ def find_images(
     if empty := {path.name for path in root.glob('[!.@#$]*/')} - {*names} - found.left_out:
         warn(f'{str(root)!r}: no images in {preview(sorted(empty))}; not counted as classes')
     return Images(train, held_out, names, found.notes)
+
+
+def not_understood(folder: str | Path) -> str:
+    """Names the lists and archives in a folder in which nothing was understood; '' without them."""
+    found = sorted(path.name for path in Path(folder).glob('*.*') if path.suffix.lower() in UNREAD)
+    return f'; not understood: {preview(map(quoted, found))}' if found else ''
 
 
 def least_number(train: ImageList, fits_head: bool) -> int:

@@ -2,6 +2,7 @@
 
 import csv
 import io
+import json
 import math
 import os
 import re
@@ -118,7 +119,7 @@ def labels_in_names(files: Files) -> dict[str, str]:
 def tables_of(files: Files) -> list[Table]:
     """The table that names images, or those for training and validation."""
     # Kaggle's submissions have no labels
-    listed = [file for file in files.ending('.csv', '.tsv') if 'submission' not in file.lower()]
+    listed = [file for file in files.ending('.csv', '.tsv', '.jsonl') if 'submission' not in file.lower()]
     listed = listed or [file for file in files.ending('.txt') if split_of(PurePosixPath(file).stem)]
     tables = [table for file in listed if (table := read_table(files, file))]
     if tables and tables[0].file.endswith('.txt') and has_other_classes(files.root):
@@ -136,12 +137,7 @@ def read_table(files: Files, file: str) -> Table | None:
         rows = [dict(image=path, label=str(label)) for _, path, label in listed if label is not None]
         is_list = bool(rows) and files.image_of(rows[0]['image'], file) is not None
         return Table(file, ['image', 'label'], rows, 'image', []) if is_list else None
-    text = decoded((files.root / file).read_bytes())
-    separator = max(',;\t', key=text.partition('\n')[0].count)
-    try:
-        lines = [[*map(str.strip, line)] for line in csv.reader(io.StringIO(text, newline=''), delimiter=separator)]
-    except csv.Error:  # a file of something else
-        return None
+    lines = lines_of(files.root / file)
     head, *lines = [line for line in lines if line] or [[]]
     if any(cell.lower().endswith(EXTENSIONS) and files.image_of(cell, file) for cell in head):  # it has no header
         head, lines = [f'column {number}' for number, _ in enumerate(head, 1)], [head, *lines]
@@ -169,6 +165,24 @@ def read_table(files: Files, file: str) -> Table | None:
     if named and (twice := [key for key in head if key and head.count(key) > 1]):
         raise UserError(f'{quoted(file)} has two columns {quoted(twice[0])}; give each a name of its own')
     return Table(file, head, rows, named[0], longer) if named else None
+
+
+def lines_of(path: Path) -> list[list[str]]:
+    """The cells of each line, the header first, of a table or of a file of JSON objects; [] if it is something else."""
+    text = decoded(path.read_bytes())
+    if path.suffix == '.jsonl':
+        try:
+            rows = [json.loads(line) for line in text.splitlines() if line.strip()]
+            head = [*dict.fromkeys(key for row in rows for key in row)]
+            return [head, *([str(row.get(key, '')) for key in head] for row in rows)]
+        except (ValueError, TypeError, AttributeError, RecursionError):
+            return []
+    while text.startswith(('sep=', '#')):  # lines of Excel, and comments
+        text = text.partition('\n')[2]
+    separator = max(',;\t|', key=text.partition('\n')[0].count)
+    with suppress(csv.Error):
+        return [[*map(str.strip, line)] for line in csv.reader(io.StringIO(text, newline=''), delimiter=separator)]
+    return []
 
 
 def decoded(content: bytes) -> str:

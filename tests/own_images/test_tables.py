@@ -1,5 +1,6 @@
 """A table of images and labels makes class folders unnecessary; what cannot be told is asked."""
 
+import json
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -44,6 +45,7 @@ FORMS = {
     'path': lines('images/{}.jpg,{}'.format, 'file,class'),
     'known name among others': lines('{0}.jpg,7,{1},{0}'.format, 'image,age,Label,note'),
     'semicolons': lines('{}.jpg;{}'.format, 'image;label'),
+    'bars': lines('{}.jpg|{}'.format, 'image|label'),
     'commas at the ends': lines('{}.jpg,{}'.format, 'image,breed,').replace('i0.jpg,cat', 'i0.jpg,cat,,'),
     'tabs': lines('{}.jpg\t{}'.format, 'image\tlabel'),
     'one column a class': lines(
@@ -235,10 +237,20 @@ def test_a_column_that_may_be_anything_does_not_replace_class_folders(tmp_path):
 
 
 @pytest.mark.parametrize('encoding', ['cp1252', 'utf-16', 'utf-8'])
-def test_tables_are_read_as_spreadsheets_save_them(tmp_path, encoding):
+def test_tables_are_read_as_programs_save_them(tmp_path, encoding):
     folder = make(tmp_path)
-    (folder / 'any.csv').write_bytes(FORMS['ending'].replace('cat', 'Bär').encode(encoding))
+    (folder / 'any.csv').write_bytes(('sep=,\n' + FORMS['ending'].replace('cat', 'Bär')).encode(encoding))
     assert find_table(folder).classes == ['Bär', 'dog', 'owl']
+
+
+def test_lines_of_json_are_a_table(tmp_path):
+    rows = [dict(file_name=f'images/{name}.jpg', label=label) for name, label in LABELS.items()]
+    folder = make(tmp_path)
+    (folder / 'metadata.jsonl').write_text('\n'.join(map(json.dumps, rows)))
+    assert find_table(folder).classes == ['cat', 'dog', 'owl']
+    (folder / 'metadata.jsonl').write_text('{"file_name": 3}\n[1]')
+    with pytest.raises(UserError, match='not understood: metadata.jsonl'):
+        Classification.find(call_of('finetune', folder), find_table(folder))
 
 
 def test_two_tables_are_refused(tmp_path):
