@@ -373,16 +373,15 @@ def is_map_with_pages(image: Image.Image) -> bool:
 
 
 def check_transparency(path: str, image: Image.Image, by_colour: bool) -> None:
-    """Refuses maps whose transparent pixels have a colour of other pixels, or hold a number that is not 0."""
-    if image.mode not in ('LA', 'RGBA'):
+    """Refuses maps whose transparent pixels would count as a class: those that are not black, or all that are black."""
+    if image.mode not in ('LA', 'RGBA') or (is_opaque := np.asarray(image)[..., -1] > 0).all():
         return
-    values, is_opaque = colour_numbers(image.convert('RGB')), np.asarray(image)[..., -1] > 0
-    transparent = np.unique(values[~is_opaque])
-    if (not by_colour and transparent.any()) or np.isin(transparent, values[is_opaque]).any():
-        raise UserError(
-            f'{path} has transparent pixels, which hold values all the same; save it without transparency, on a '
-            'background of its own'
-        )
+    values = colour_numbers(image.convert('RGB'))
+    shown, hidden = values[is_opaque], np.unique(values[~is_opaque])
+    if by_colour:  # other colours may be no class's
+        hidden = hidden[np.isin(hidden, shown)]
+    if hidden.any() or (hidden.size and not shown.any()):
+        raise UserError(f'{path} has transparent pixels that would count as a class; save it without transparency')
 
 
 def stored_orientation(path: str, max_pixels: int) -> int:

@@ -1,8 +1,9 @@
 """Finds the images and label maps of a folder."""
 
 import os
+import re
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -205,7 +206,7 @@ def find_label_maps(
         check_depths(kinds)
     turning, turn_maps = choose_turning({kind: len(images) for kind, images in kinds.items()})
     pixels: Counter[int] = sum((part.pixels for part in found.parts), Counter())
-    meaning = understand(found, pixels, reduce_zero_label)
+    meaning = understand(found, pixels, reduce_zero_label, re.split(r'\s*[=,;]\s*', merge or ''))
     check_meaning(meaning, train, held_out)
     if colours := found.legend.colours:
         numbers = segmentation_folder.colour_numbers(colours)
@@ -250,11 +251,14 @@ def find_maps(
     layout = layouts.find_map_folders(folder, least, maps)
     if layout is None:
         return None
-    suffixes, notes = choose_suffixes(*layout.pairs[0])
-    bands = find_bands(layout.pairs[0][0], bands)
-    legend = label_values.read_legend(layout.root, mode_of_maps(layout.pairs[0][1], suffixes))
-    if not legend.colours:
-        check_palettes(layout.pairs[0][1], suffixes)
+    images, folder = layout.pairs[0]
+    suffixes, notes = choose_suffixes(images, folder)
+    bands = find_bands(images, bands)
+    listed = [path for path in list_images(str(folder), READ) if path.endswith(suffixes.maps)]
+    palettes = palettes_of(folder, evenly(listed, MAX_MEASURED))
+    legend = label_values.read_legend(layout.root, mode_of(folder / listed[0]), {*palettes[0][1].values()})
+    if not legend.colours and not legend.numbers:
+        check_palettes(palettes)
     read_labels = partial(segmentation_folder.read_labels, by_colour=legend.colours is not None, max_pixels=max_pixels)
     read = partial(read_pair, lambda file, *_: read_labels(file), bands is not None, max_pixels)
     parts = []
@@ -265,15 +269,17 @@ def find_maps(
     return Found(layout.root, parts, legend, suffixes, bands, layout.notes + notes)
 
 
-def understand(found: Found, pixels: Counter[int], reduce_zero_label: bool | None) -> Meaning:
-    """What the numbers in all maps mean."""
+def understand(
+    found: Found, pixels: Counter[int], reduce_zero_label: bool | None, kept_names: Collection[str]
+) -> Meaning:
+    """What the numbers in all maps mean; classes of `kept_names` are learned whatever they are called."""
     held = {str(part.images / path): numbers for part in found.parts for path, numbers in part.numbers.items()}
     known, ending = None, found.suffixes.maps
-    has_other_names = any(found.root.glob('label*.txt'))
-    if not found.legend.names and reduce_zero_label is None and not has_other_names:
-        known = label_values.meaning_of_dataset(found.parts[0].folder.name, ending, {*pixels})
+    if not found.legend.names and reduce_zero_label is None:
+        listed = [name for file in found.root.glob('label*.txt') for name in read_lines(str(file))]
+        known = label_values.meaning_of_dataset(found.parts[0].folder.name, ending, {*pixels}, listed)
     meaning = known or label_values.meaning_of(found.legend, held, pixels, reduce_zero_label, ending)
-    return meaning if reduce_zero_label is False else meaning.without_unlabelled()
+    return meaning if reduce_zero_label is False else meaning.without_unlabelled(kept_names)
 
 
 def share_out(found: Found, whole: bool) -> tuple[Maps, Maps]:
@@ -413,38 +419,48 @@ def choose_suffixes(images: Path, maps: Path) -> tuple[Suffixes, list[str]]:
             f'label maps in {str(maps)!r} end in {suffixes.maps} and in {others[0][0].maps}; keep the kind to learn '
             'from there or, if one image has one and another the other, let all end alike'
         )
+    if not others:
+        return suffixes, []
     endings = preview(kind.maps for kind, _ in others)
-    return suffixes, [
-        f'of the label maps, the ones ending in {suffixes.maps} are used, not {endings}'
-    ] if others else []
+    return suffixes, [f'of the label maps, the ones ending in {suffixes.maps} are used, not {endings}']
 
 
-def mode_of_maps(maps: Path, suffixes: Suffixes) -> str:
-    """Pillow's mode of the first label map; '' if it cannot be read."""
-    first = next(name for name in list_images(str(maps), READ) if name.endswith(suffixes.maps))
-    with suppress(UnreadableImageError), open_image(str(maps / first)) as opened:
+def mode_of(file: Path) -> str:
+    """Pillow's mode of a label map; '' if it cannot be read."""
+    with suppress(UnreadableImageError), unreadable(str(file), Exception), open_image(str(file)) as opened:
         return opened.mode
     return ''
 
 
-def check_palettes(maps: Path, suffixes: Suffixes) -> None:
+Palette = dict[int, tuple[int, ...]]  # the colour of each index that occurs, except 255
+
+
+def palettes_of(folder: Path, names: Iterable[str]) -> list[tuple[str, Palette]]:
+    """The palettes of label maps; those of other kinds have none."""
+    found: list[tuple[str, Palette]] = []
+    for name in names:
+        palette: Palette = {}
+        file = str(folder / name)
+        with suppress(UnreadableImageError), unreadable(file, Exception), open_image(file) as opened:
+            if opened.mode == 'P':
+                colours = np.array(opened.getpalette()).reshape(-1, 3).tolist()
+                indices = np.unique(np.asarray(opened)).tolist()
+                palette = {index: tuple(colours[index]) for index in indices if index < min(len(colours), IGNORE_INDEX)}
+        found.append((name, palette))
+    return found
+
+
+def check_palettes(palettes: Iterable[tuple[str, Palette]]) -> None:
     """Refuses maps in which the same index stands for different colours: their indices are not the classes."""
-    seen: dict[int, tuple[list[int], str]] = {}
-    names = [name for name in list_images(str(maps), READ) if name.endswith(suffixes.maps)]
-    for name in evenly(names, MAX_MEASURED):
-        with suppress(UnreadableImageError), open_image(str(maps / name)) as opened:
-            if opened.mode != 'P':
-                continue
-            palette = np.array(opened.getpalette()).reshape(-1, 3).tolist()
-            for index in np.unique(np.asarray(opened)).tolist():
-                colour = palette[index] if index < len(palette) else [0, 0, 0]
-                known, other = seen.setdefault(index, (colour, name))
-                if known != colour:
-                    raise UserError(
-                        f'index {index} has the colour {known} in the palette of {other!r} and {colour} in that of '
-                        f'{name!r}, both in {str(maps)!r}; name the colours in classes.txt, `name R G B` in each line, '
-                        'or save gray maps if the indices are the classes'
-                    )
+    seen: dict[int, tuple[tuple[int, ...], str]] = {}
+    for name, palette in palettes:
+        for index, colour in palette.items():
+            known, other = seen.setdefault(index, (colour, name))
+            if known != colour:
+                raise UserError(
+                    f'index {index} is {known} in the palette of {other!r}, {colour} in that of {name!r}; name the '
+                    'colours in classes.txt, `name R G B` in each line, or save gray maps if indices are the classes'
+                )
 
 
 def pair_up(images: Path, folder: Path, suffixes: Suffixes) -> tuple[dict[str, str], list[str]]:

@@ -2,7 +2,7 @@
 
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -43,10 +43,10 @@ class Meaning(NamedTuple):
     text: str  # the same for the user
     nearest: bool = False  # other numbers from 0 stand for the nearest of `values`
 
-    def without_unlabelled(self) -> 'Meaning':
-        """The classes without those of NO_CLASS, as long as two are left."""
+    def without_unlabelled(self, kept_names: Collection[str] = ()) -> 'Meaning':
+        """The classes without those of NO_CLASS that are not among `kept_names`, as long as two are left."""
         pairs = [*zip(self.classes, self.values, strict=True)]
-        kept = [(name, value) for name, value in pairs if name.lower().strip('_') not in NO_CLASS]
+        kept = [(name, value) for name, value in pairs if name.lower().strip('_') not in NO_CLASS or name in kept_names]
         if len(kept) < 2 or kept == pairs:
             return self
         classes, values = map(list, zip(*kept, strict=True))
@@ -55,24 +55,28 @@ class Meaning(NamedTuple):
         return Meaning(classes, values, text, self.nearest)
 
 
-def read_legend(root: Path, mode: str) -> Legend:
+def read_legend(root: Path, mode: str, shown: set[tuple[int, ...]]) -> Legend:
     """Reads a classes.txt: names, also with colours or numbers, or `segment`'s table; without it, another legend.
 
     Args:
         root: folder of images and label maps.
-        mode: Pillow's, of a label map; the colours of a palette may be what another legend lists.
+        mode: Pillow's, of a label map.
+        shown: the colours that the palette of this map gives its pixels.
     """
     listed = {file.name.lower(): file for file in root.glob('*.txt') if file.is_file()}
     path = next((listed[name] for name in NAMES if name in listed), None)
     if path is None:
         files = [file for pattern in LEGENDS for file in sorted(root.glob(pattern))]
-        kinds = [kind for kind in (True, False) if mode == 'P' or kind == (mode in ('RGB', 'RGBA'))]
-        found = (read_other_legend(file, by_colour) for by_colour in kinds for file in files)
-        return next(filter(None, found), Legend())
+        by_colour = [found for file in files if (found := read_other_legend(file, True))]
+        by_number = [found for file in files if (found := read_other_legend(file, False))]
+        if mode not in ('RGB', 'RGBA'):  # a palette may have colours of the legend
+            known = [2 * len(shown & {*map(tuple, found.colours or ())}) for found in by_colour]
+            by_colour = [found for found, number in zip(by_colour, known, strict=True) if number > len(shown)]
+            by_colour += by_number
+        return next(iter(by_colour), Legend())
     names, colours = segmentation_folder.named_classes(str(path))
-    numbered = [NUMBERED_NAME.fullmatch(name) for name in names]
-    if colours is None and all(numbered):
-        return Legend([match[2] for match in numbered if match], None, [int(match[1]) for match in numbered if match])
+    if colours is None and (numbered := numbered_names(names)):
+        return numbered
     header, *rows = [line.split('\t') for line in read_lines(str(path)) if line]
     if not {'Number', 'Name'} <= {*header}:
         return Legend([*names], colours, source=path.name)
@@ -81,6 +85,19 @@ def read_legend(root: Path, mode: str) -> Legend:
         return Legend([*names], colours, numbers.tolist())
     except (IndexError, ValueError, OverflowError) as error:
         raise UserError(f'{path}: expected a whole number in column Number of each line ({error})') from None
+
+
+def numbered_names(names: Sequence[str]) -> Legend | None:
+    """The classes of lines such as `7: tree`; None if not all lines have a number of their own."""
+    matches = [match for name in names if (match := NUMBERED_NAME.fullmatch(name))]
+    of = {int(match[1]): match[2] for match in matches}
+    if len(of) < len(names):
+        return None
+    numbers = sorted(of)
+    ordered = [of[number] for number in numbers]
+    if numbers in ([*range(len(of))], [*range(1, len(of) + 1)]):  # as names without numbers, in this order
+        return Legend(ordered)
+    return Legend(ordered, None, numbers)
 
 
 def read_other_legend(path: Path, by_colour: bool) -> Legend | None:
@@ -132,13 +149,18 @@ def meaning_of(
     return Meaning(masks.classes, masks.values, text, nearest=True)
 
 
-def meaning_of_dataset(folder: str, suffix: str, occurring: set[int]) -> Meaning | None:
-    """The classes of PASCAL VOC and Cityscapes, by the names of their folder and files, if the numbers fit."""
+def meaning_of_dataset(folder: str, suffix: str, occurring: set[int], listed: Collection[str] = ()) -> Meaning | None:
+    """The classes of PASCAL VOC and Cityscapes, by the names of their folder and files, if the numbers fit.
+
+    If names of classes are `listed` beside the maps, some must be among them.
+    """
     if '_gtFine_' not in suffix and folder != 'SegmentationClass':
         return None
     name = 'CityscapesDataset' if '_gtFine_' in suffix else 'PascalVOCDataset'
     with without_output():  # mmseg's import prints
         classes = [*segmentation_folder.named_classes(f'mmseg.{name}')[0]]
+    if listed and not {*listed} & {*classes[1:]}:  # all have a background
+        return None
     values = [*CITYSCAPES_IDS] if suffix.endswith(IDS) else [*range(len(classes))]
     if suffix.endswith(IDS) or occurring <= {*values, IGNORE_INDEX}:
         return Meaning(classes, values, f"{len(classes)} classes of mmseg's {name}")
@@ -193,11 +215,10 @@ def meaning_of_names(
             )
         first = int(zero_is_unlabelled(numbers, names, reduce_zero_label))
         highest = [image for image, found in held.items() if len(names) in found]
-        if first and reduce_zero_label is None and 0 in numbers and 10 * len(highest) <= len(held):
+        if first and reduce_zero_label is None and 0 in numbers and len(highest) == 1 < len(held) / 10:
             raise UserError(
-                f'only {len(highest)} of {len(held):,} label maps hold {len(names)}, such as that of {highest[0]}, and '
-                f'classes.txt names {len(names)} classes; mend it if it is a slip and 0 is {names[0]!r}, or give '
-                '--reduce-zero-label if 0 marks unlabelled pixels'
+                f'of {len(held):,} label maps only that of {highest[0]} holds {len(names)}, the number of names; mend '
+                f'it if it is a slip and 0 is {names[0]!r}, or give --reduce-zero-label if 0 marks unlabelled pixels'
             )
         values = [*range(first, first + len(names))]
     if len(values) != len(names):
@@ -212,8 +233,9 @@ def meaning_of_names(
 def check_masks(held: Mapping[str, set[int]]) -> None:
     """Refuses masks of 0 and 1 beside masks of 0 and 255, one of which may be a slip."""
     ones = [image for image, found in held.items() if 1 in found]
-    others = [image for image, found in held.items() if IGNORE_INDEX in found and 1 not in found]
-    if ones and len(others) > len(held) / 10:
+    others = [image for image, found in held.items() if {0, IGNORE_INDEX} <= found and 1 not in found]
+    have_both = any({1, IGNORE_INDEX} <= held[image] for image in ones)  # then 255 may mark borders, unless 1 is a slip
+    if ones and len(others) > (10 * len(ones) if have_both else len(held) / 10):
         raise UserError(
             f'1 occurs in {len(ones):,} masks, such as that of {ones[0]}, and {IGNORE_INDEX} without it in '
             f'{len(others):,}, such as that of {others[0]}; let all have the same, or give --keep-zero-label if '

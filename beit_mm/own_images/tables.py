@@ -7,6 +7,7 @@ import math
 import os
 import re
 from collections import Counter
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path, PurePosixPath
 from typing import NamedTuple
@@ -32,16 +33,19 @@ from beit_mm.own_images.layouts import existing_folder
 
 LABEL_COLUMNS = 'label', 'labels', 'class', 'category', 'target'
 SPLIT_COLUMNS = 'split', 'set', 'subset', 'fold', 'usage', 'partition', 'phase', 'dataset', 'data_set'
-VAL, TEST = ('val', 'train'), ('test', 'train')
-IS_SPLIT = dict(is_train=VAL[::-1], train=VAL[::-1], is_valid=VAL, is_val=VAL, is_test=TEST)  # the split of 1, and of 0
-INDEX = re.compile(r'|Unnamed: \d+|(?i:index|idx|row|no\.?|nr\.?|#)')  # of row numbers; the first two are pandas'
+IS_SPLIT = dict(is_train=('train', 'val'), is_valid=('val', 'train'), is_test=('test', 'train'))  # what 1 and 0 mean
+INDEX, ROWS = (
+    re.compile(r'|Unnamed: \d+'),
+    re.compile(r'(?i)index|idx|row|no\.?|nr\.?|#'),
+)  # columns of row numbers; pandas'
 NAMING = re.compile(r'(?i)(.*_)?(id|image|img|photo|picture|file|path|name|file_?name|image_?id)s?')
-BINARY = {'0': '0', '0.0': '0', '-1': '0', 'false': '0', '1': '1', '1.0': '1', 'true': '1'}  # in a column of a class
+BINARY = dict.fromkeys(('0', '0.0', 'false', '-1', '-1.0'), '0') | dict.fromkeys(('1', '1.0', 'true'), '1')
 LISTED = re.compile(r"""[\[({]\s*['"]|\[[\d\s,]*\]$""")  # begins a list as Python and JSON write it
 NUMBERED = re.compile(r'([^\W\d]*[^\W\d_])[\W_]*\d+\)?')  # cat.0, american_bulldog_12, dog (3)
+MIN_VALUES = 10  # different fractions are measurements, not names
 MIN_UNITED = 0.1  # share of images with several rows from which on these mean several labels, not slips
-NO_CLASSES = 'img image images dsc dscn dscf pxl photo picture frame scan tile page cam camera left right before after'
-NO_CLASSES += ' original copy download'  # words before numbers
+NO_CLASSES = 'img image images dsc dscn dscf pxl photo picture frame scan tile page download'.split()  # before numbers
+PLACES = 'left right before after cam camera original copy'.split()  # no classes either, if there are no other words
 
 
 class Table(NamedTuple):
@@ -72,10 +76,10 @@ def find_table(folder: str | Path, column: str | None = None, fits_head: bool = 
     separator = ''
     for table in tables_of(files):
         label = column or label_column(table)
-        is_plain = label in (None, *table.head) and str(label).lower() not in LABEL_COLUMNS
-        if not column and is_plain and has_other_classes(files.root):
+        if not label and class_folders(files.root):
             warn(f'{quoted(table.file)} is not read; if a column of it has the labels, give --labels COLUMN')
             return None
+        check_columns(files.root, table, label, given=bool(column))
         if table.longer:
             raise UserError(
                 f'{quoted(table.file)} has more cells than columns in the row {preview(map(quoted, table.longer))}; '
@@ -87,8 +91,10 @@ def find_table(folder: str | Path, column: str | None = None, fits_head: bool = 
                 'labels: --labels COLUMN'
             )
         cells = Counter(row[label] for row in table.rows)
-        if any(map(is_fraction, cells)):
-            raise UserError(f'{quoted(table.file)}: column {quoted(label)} has measurements; expected names of classes')
+        if len(cells) >= MIN_VALUES and 2 * sum(map(is_fraction, cells)) > len(cells):
+            raise UserError(
+                f'{quoted(table.file)}: column {quoted(label)} has measurements; give names, such as ranges'
+            )
         if lists := [cell for cell in cells if LISTED.match(cell)]:
             raise UserError(f'{quoted(table.file)} has {quoted(lists[0])} as labels; write them as cat{JOINT}dog')
         separator = separator_of(cells) or separator  # a short val.csv may not show its own
@@ -112,8 +118,10 @@ def labels_in_names(files: Files) -> dict[str, str]:
     words = {*labels.values()}
     if len(labels) < len(images) or len({*map(os.path.dirname, images)}) > 1 or len(words) < 2:
         return {}
-    are_classes = not {word.lower() for word in words} & {*NO_CLASSES.split(), *SPLIT_OF}
-    return labels if are_classes and not has_other_classes(files.root) else {}
+    are_classes = not {word.lower() for word in words} & {*NO_CLASSES, *SPLIT_OF} and not {
+        word.lower() for word in words
+    } <= {*PLACES}
+    return labels if are_classes and not class_folders(files.root) else {}
 
 
 def tables_of(files: Files) -> list[Table]:
@@ -122,7 +130,7 @@ def tables_of(files: Files) -> list[Table]:
     listed = [file for file in files.ending('.csv', '.tsv', '.jsonl') if 'submission' not in file.lower()]
     listed = listed or [file for file in files.ending('.txt') if split_of(PurePosixPath(file).stem)]
     tables = [table for file in listed if (table := read_table(files, file))]
-    if tables and tables[0].file.endswith('.txt') and has_other_classes(files.root):
+    if tables and tables[0].file.endswith('.txt') and class_folders(files.root):
         return []
     train, val, others = ([each for each in tables if split_of(each.file) == split] for split in ('train', 'val', ''))
     if len(train or others) > 1:
@@ -155,21 +163,19 @@ def read_table(files: Files, file: str) -> Table | None:
         found = [image for row in rows if (image := files.image_of(row[column], file))]
         whole_names = sum(row[column].lower().endswith(EXTENSIONS) for row in rows)
         is_named = bool(NAMING.fullmatch(column))
-        return not INDEX.fullmatch(column), 2 * whole_names > len(rows), len({*found}), is_named, len(found)
+        return not is_index(column, rows), 2 * whole_names > len(rows), len({*found}), is_named, len(found)
 
     sample = evenly(rows, 100)
     lost = {key: [files.image_of(row[key], file) for row in sample].count(None) for key in head}
     named = [key for key in lost if 2 * lost[key] <= len(sample)]
     if len(named) > 1:  # each row is looked up
         named = [max(named, key=evidence)]
-    if named and (twice := [key for key in head if key and head.count(key) > 1]):
-        raise UserError(f'{quoted(file)} has two columns {quoted(twice[0])}; give each a name of its own')
     return Table(file, head, rows, named[0], longer) if named else None
 
 
 def lines_of(path: Path) -> list[list[str]]:
     """The cells of each line, the header first, of a table or of a file of JSON objects; [] if it is something else."""
-    text = decoded(path.read_bytes())
+    text = decoded(path)
     if path.suffix == '.jsonl':
         try:
             rows = [json.loads(line) for line in text.splitlines() if line.strip()]
@@ -185,14 +191,20 @@ def lines_of(path: Path) -> list[list[str]]:
     return []
 
 
-def decoded(content: bytes) -> str:
-    """Text in UTF-8, UTF-16 as Excel writes it, or the code page of Western Windows."""
-    if content.startswith((b'\xff\xfe', b'\xfe\xff')):
-        return content.decode('utf-16', errors='replace')
-    try:
-        return content.decode('utf-8-sig')
-    except UnicodeDecodeError:
-        return content.decode('cp1252', errors='replace')
+def decoded(path: Path) -> str:
+    """Text in UTF-8, UTF-16 as Excel writes it, or the code page of Western Windows, which a line says."""
+    content = path.read_bytes()
+    encodings = ['utf-16'] if content.startswith((b'\xff\xfe', b'\xfe\xff')) else ['utf-8-sig', 'cp1252']
+    for encoding in encodings:
+        with suppress(UnicodeDecodeError):
+            text = content.decode(encoding)
+            if encoding == 'cp1252':
+                warn(
+                    f'{quoted(str(path))} is not in UTF-8; read as Windows-1252: if names look wrong, save it in UTF-8'
+                )
+            return text
+    warn(f'{quoted(str(path))} is not in UTF-8, and not read; save it in UTF-8')
+    return ''
 
 
 def is_fraction(cell: str) -> bool:
@@ -203,13 +215,16 @@ def is_fraction(cell: str) -> bool:
 
 def label_column(table: Table) -> str | None:
     """The column of labels, which columns of 0 and 1 for each class are joined to; None if several can be meant."""
-    read = {table.names, *filter(INDEX.fullmatch, table.head)}
-    others = [key for key in table.head if key not in read and key.lower() not in (*SPLIT_COLUMNS, *IS_SPLIT)]
+    head = dict.fromkeys(table.head)
+    others = [key for key in head if key != table.names and not is_index(key, table.rows)]
+    others = [key for key in others if key not in split_columns(table)]
+    others = [key for key in others if key.lower() not in (*SPLIT_COLUMNS, *IS_SPLIT)] or others
     known = [key for key in others if key.lower() in LABEL_COLUMNS]
     if len(known or others) == 1:
         return (known or others)[0]
-    cells = [BINARY.get(row[key].lower(), '') for row in table.rows for key in others]
-    if known or {*cells} != {'0', '1'}:
+    cells = {row[key].lower() for row in table.rows for key in others}
+    has_three = not {'-1', '-1.0'}.isdisjoint(cells) and not {'0', '0.0'}.isdisjoint(cells)  # -1 is not 0 there
+    if known or has_three or {BINARY.get(cell) for cell in cells} != {'0', '1'}:
         return None
     joined = f'{preview(others, 8)} (0 or 1)'
     for row in table.rows:
@@ -217,11 +232,33 @@ def label_column(table: Table) -> str | None:
     return joined
 
 
-def has_other_classes(root: Path) -> bool:
-    """Whether annotations or class folders say what is in the images."""
+def class_folders(root: Path) -> list[str]:
+    """The classes that annotations or folders give."""
     with suppress(UserError):
-        return bool(find_annotations(root) or find_images(root).classes)
-    return False
+        found = find_annotations(root)
+        return found.classes if found else find_images(root).classes
+    return []
+
+
+def check_columns(root: Path, table: Table, label: str | None, given: bool) -> None:
+    """Asks where two columns have the same name, or folders may be the classes rather than the column of labels."""
+    if twice := [key for key in (table.names, label) if key and table.head.count(key) > 1]:
+        raise UserError(f'{quoted(table.file)} has two columns that are called {quoted(twice[0])}; rename one of them')
+    if given or label not in table.head or label.lower() in LABEL_COLUMNS:
+        return
+    folders = class_folders(root)
+    if folders and not all(map(split_of, folders)):
+        raise UserError(
+            f'{quoted(table.file)} has the column {quoted(label)}, and folders are {preview(map(quoted, folders))}; '
+            f'give --labels {quoted(label)}, or move the table away if the folders are the classes'
+        )
+
+
+def is_index(column: str, rows: Sequence[Mapping[str, str]]) -> bool:
+    """Whether a column numbers the rows."""
+    cells = [row[column] for row in rows]
+    has_numbers = len({*cells}) == len(cells) and all(map(str.isdigit, cells))
+    return bool(INDEX.fullmatch(column) or (has_numbers and ROWS.fullmatch(column)))
 
 
 def read_labels(
@@ -230,7 +267,7 @@ def read_labels(
     """Adds the images of a table to `labels` and `splits`; returns notes for the user."""
     file, head, rows, names, _ = table
     candidates = [key for key in head if key.lower() in (*SPLIT_COLUMNS, *IS_SPLIT) and key != column]
-    parts = [key for key in candidates if all(split_in(key, row[key]) for row in rows)]
+    parts = [key for key in split_columns(table) if key != column]
     lost = 0
     found: dict[tuple[str, str], set[str]] = {}  # labels by image and by its name in the table
     united = set()
@@ -243,7 +280,8 @@ def read_labels(
         if found.setdefault((image, row[names]), own) != own:
             united.add(image)
             found[image, row[names]] |= own
-        splits[image] = split_in(parts[0], row[parts[0]]) if parts else split_of(file) or files.splits[image]
+        told = {split_in(part, row[part]) for part in parts} or {split_of(file) or files.splits[image]}
+        splits[image] = next((split for split in ('test', 'val') if split in told), min(told))
     for (image, name), own in found.items():
         label = JOINT.join(sorted(own))
         if labels.setdefault(image, label) != label:
@@ -262,30 +300,39 @@ def read_labels(
     if united:
         notes.append(f'{len(united):,} images have the labels of several rows: {preview(map(quoted, sorted(united)))}')
     if parts:
-        notes.append(f'splits as in column {quoted(parts[0])}')
+        notes.append(f'splits as in {preview(map(quoted, parts))}')
     elif candidates:
         notes.append(f'column {quoted(candidates[0])} is not used: it does not say train, val or test in each row')
     return notes + ([f'{lost:,} rows left out, because their images are missing'] if lost else [])
 
 
+def split_columns(table: Table) -> list[str]:
+    """The columns that say of each row to which split it belongs."""
+    named = [key for key in table.head if key.lower() in (*SPLIT_COLUMNS, *IS_SPLIT)]
+    return [key for key in named if all(split_in(key, row[key]) for row in table.rows)]
+
+
 def split_in(column: str, cell: str) -> str:
     """'train', 'val' or 'test', as a cell of a column such as `split` or `is_valid` says; else ''."""
-    if splits := IS_SPLIT.get(column.lower()):
-        return dict(zip('10', splits, strict=True)).get(BINARY.get(cell.lower(), ''), '')
-    return split_of(re.sub(r'(?<=[a-z])(?=[A-Z])', ' ', cell))  # PublicTest
+    if column.lower() in IS_SPLIT:
+        of_one, of_zero = IS_SPLIT[column.lower()]
+        return {'1': of_one, '0': of_zero}.get(BINARY.get(cell.lower(), ''), '')
+    return SPLIT_OF.get(cell.lower().removeprefix('public').removeprefix('private').strip(' _-'), '')
 
 
 def separator_of(cells: Counter[str]) -> str:
     """What separates several labels in some of the cells; '' if each cell has one.
 
-    Commas and spaces may belong to a name, unless all parts are labels of other images, or make up many combinations,
-    in which no part has its own place as in `fresh apple`.
+    Commas and spaces may belong to a name, unless all parts are labels of other images, or few parts make up many
+    combinations; with spaces, as in `fresh apple`, they do not if each part has its place.
     """
     for separator in (JOINT, ';', ',', ' '):
         several = [[*map(str.strip, cell.split(separator))] for cell in cells if separator in cell]
         firsts, others = {found[0] for found in several}, {part for found in several for part in found[1:]}
         parts = firsts | others
-        are_mixed = bool(firsts & others) and 2 * len(parts) <= len(several)
+        have_places = separator == ' ' and not firsts & others
+        are_few = 2 * len(parts) <= len(cells) and len(parts) < sum(map(len, several))
+        are_mixed = are_few and not have_places
         if several and (separator in f'{JOINT};' or parts <= cells.keys() or are_mixed):
             return separator
     return ''

@@ -255,6 +255,7 @@ def test_pixels_whose_class_is_called_unlabelled_are_not_learned_unless_0_is_kep
         assert np.array_equal(labels, np.array([255, 0, 1])[discs([0, 1, 2], index)])
     if not in_colours:
         assert find_label_maps(folder, reduce_zero_label=False).classes == ['Void', 'road', 'car']
+        assert find_label_maps(folder, merge='other=Void,car').classes == ['other', 'road']
 
 
 COLOURS = 'a 9 9 9\nb 200 0 0\n'
@@ -271,7 +272,7 @@ def save_in_turn(labels: np.ndarray, path: Path) -> None:
 
 def test_palettes_that_differ_are_read_by_colour_or_refused(make, tmp_path):
     folder = make(save_in_turn, [0, 1])
-    with pytest.raises(UserError, match='index 0 has the colour .* name the colours'):
+    with pytest.raises(UserError, match='index 0 is .* name the colours'):
         find_label_maps(folder)
     for file, text in {'labelmap.txt': 'a:9,9,9::\nb:200,0,0::\n', 'classes.txt': COLOURS}.items():
         (folder / file).write_text(text)
@@ -283,6 +284,12 @@ def save_pages(labels: np.ndarray, path: Path, **options: object) -> None:
     with TiffWriter(f'{path}.tif') as file:
         file.write(labels)
         file.write(labels if options else labels[::2, ::2], **options)
+
+
+def save_mask(labels: np.ndarray, path: Path) -> None:
+    """As GDAL writes the mask of valid pixels: NewSubfileType 4."""
+    mask = Image.new('L', labels.shape[::-1], 255)
+    Image.fromarray(labels).save(f'{path}.tif', save_all=True, append_images=[mask], tiffinfo={254: 4})
 
 
 def layered(alpha: Callable[[np.ndarray], np.ndarray], hidden: int, shown: int = 255) -> Callable[..., None]:
@@ -297,7 +304,7 @@ def layered(alpha: Callable[[np.ndarray], np.ndarray], hidden: int, shown: int =
 
 
 def corner(labels: np.ndarray) -> np.ndarray:
-    return np.indices(labels.shape).sum(axis=0) > 30
+    return np.indices(labels.shape).sum(axis=0) > 6
 
 
 @pytest.mark.parametrize(
@@ -305,6 +312,8 @@ def corner(labels: np.ndarray) -> np.ndarray:
     {
         'pages': (partial(save_pages, subfiletype=0), 'has several pages'),
         'a smaller copy': (save_pages, ''),
+        'a mask of what is valid': (save_mask, ''),
+        'black cut off a black background': (layered(corner, hidden=0), ''),
         'drawn on nothing': (layered(lambda labels: labels > 0, hidden=0), ''),
         'black, drawn on nothing': (layered(lambda labels: labels > 0, hidden=255, shown=0), 'transparent'),
         'erased': (layered(corner, hidden=255), 'transparent'),
@@ -320,20 +329,51 @@ def test_pages_and_transparency_are_refused_where_they_hide_labels(make, tmp_pat
         assert np.array_equal(labels, discs([0, 1], index))
 
 
-@pytest.mark.parametrize(('first', 'others', 'names'), [(255, 1, ''), (1, 255, ''), (3, 2, 'ground\nroad\ncar\n')])
+@pytest.mark.parametrize(
+    ('first', 'others', 'names'),
+    [((255,), 1, ''), ((1,), 255, ''), ((1, 255), 255, ''), ((3,), 2, 'ground\nroad\ncar\n')],
+)
 def test_a_slip_in_few_maps_does_not_decide_what_all_mean(make, first, others, names):
+    """In the first two maps, or in the first one alone."""
+
     def save(labels: np.ndarray, path: Path) -> None:
-        labels[-1, -1] = 2 * bool(names)
-        save_png(np.where(labels == 1, first if path.name in ('0', '1')[: 2 - bool(names)] else others, labels), path)
+        here = first if path.name in ('0', '1')[: 3 - len(first) - bool(names)] else (others,)
+        labels[labels == 1] = here[-1]
+        labels[:3, 0] = *here, *[2 * bool(names)] * (3 - len(here))
+        save_png(labels, path)
 
     folder = make(save, [0, 1], names)
-    with pytest.raises(UserError, match=rf'such as that of .*0\.jpg.* --{"reduce" if names else "keep"}-zero-label'):
+    with pytest.raises(UserError, match=rf'that of .*0\.jpg.* --{"reduce" if names else "keep"}-zero-label'):
         find_label_maps(folder)
-    assert find_label_maps(folder, reduce_zero_label=bool(names))
+    found = find_label_maps(folder, reduce_zero_label=bool(names))
+    assert found.classes == (['ground', 'road', 'car'] if names else ['background', 'foreground'])
+
+
+def test_borders_beside_masks_and_a_rare_class_are_usual(make):
+    """Of 12 maps, a third have no foreground; two have the last class."""
+
+    def save_borders(labels: np.ndarray, path: Path) -> None:
+        labels[0], labels[1:] = 255, np.where(int(path.name) % 3, labels[1:], 0)
+        save_png(labels, path)
+
+    assert find_label_maps(make(save_borders, [0, 1])).classes == ['background', 'foreground']
+
+
+def test_a_rare_last_class_is_learned(make):
+    def save(labels: np.ndarray, path: Path) -> None:
+        labels[0, 0] = 2 + (int(path.name) < 2)
+        save_png(labels, path)
+
+    assert find_label_maps(make(save, [0, 1], 'a\nb\nc\n')).classes == ['a', 'b', 'c']
 
 
 @pytest.mark.parametrize(
-    ('file', 'text'), [('classes.txt', '2: car\n0: ground\n1: road\n'), ('class_names.txt', 'ground\nroad\ncar\n')]
+    ('file', 'text'),
+    [
+        ('classes.txt', '2: car\n0: ground\n1: road\n'),
+        ('classes.txt', '1: ground\n2: road\n3: car\n'),
+        ('class_names.txt', 'ground\nroad\ncar\n'),
+    ],
 )
 def test_names_may_have_numbers_or_be_those_of_labelme(make, tmp_path, file, text):
     folder = make(save_png, [0, 1, 2])

@@ -102,7 +102,7 @@ def test_what_is_left_out_is_named(tmp_path):
 
 ASKED = {
     'two columns': (lines('{0}.jpg,{1},{1}'.format, 'image,dx,site'), 'dx, site'),
-    'two columns of one name': (lines('{},{},x'.format, 'image,label,label'), 'two columns label'),
+    'two columns of one name': (lines('{},{},x'.format, 'image,label,label'), 'two columns that are called label'),
     'two names of an image': (FORMS['ending'] + 'other/i3.jpg,dog\n', 'i3.jpg, dog, .* cat'),
     'two known columns of 0 and 1': (lines(lambda name, _: f'{name},0,1', 'image,label,target'), 'label, target'),
     'lists of Python': (FORMS['ending'].replace('3.jpg,cat', '''3.jpg,"['cat', 'dog']"'''), r'write .* cat\|dog'),
@@ -118,7 +118,7 @@ ASKED = {
         'row i3, cat, dog;',
     ),
     'the same in a table without a header of labels': (lines('{},{}'.format, 'image'), 'row i0, cat;'),
-    'measurements': (lines(lambda name, _: f'{name},{len(name) + 0.5}', 'image,score'), 'score has measurements'),
+    'measurements': (lines(lambda name, _: f'{name},{name[1:]}.5', 'image,score'), 'score has measurements'),
     'numbers to predict': (lines('{0}.jpg,{0}'.format, 'image,age'), 'several images of each'),
 }
 
@@ -227,12 +227,51 @@ def test_classes_are_those_of_folders_or_of_a_table(tmp_path):
         Classification.find(call, find_table(folder))
 
 
+UNUSUAL = {  # header, cells of an image, classes
+    'a class called as a split is': ('image,bus,train', ['1,0', '0,1'], ['bus', 'train']),
+    'a class called as row numbers are': ('image,no,yes', ['1,0', '0,1'], ['no', 'yes']),
+    'classes called as columns of splits': ('image,phase', ['G1', 'M'], ['G1', 'M']),
+    'half grades': ('image,label', ['0', '0.5', '1'], ['0', '0.5', '1']),
+    '-1 for 0': ('image,Smiling,Young', ['-1,1', '1,-1'], ['Smiling', 'Young']),
+    'commas in names': (
+        'image,label',
+        ['cat', '"other, unknown"', 'fox', 'cow'],
+        ['cat', 'cow', 'fox', 'other, unknown'],
+    ),
+    'a column twice that is not used': ('image,label,note,note', ['a,x,y', 'b,x,y'], ['a', 'b']),
+}
+
+
+@pytest.mark.parametrize('form', UNUSUAL)
+def test_unusual_tables(tmp_path, form):
+    head, cells, classes = UNUSUAL[form]
+    rows = [f'{name}.jpg,{cells[index % len(cells)]}' for index, name in enumerate(LABELS)]
+    assert find_table(make(tmp_path, any_csv='\n'.join([head, *rows]))).classes == classes
+
+
+def test_minus_one_beside_0_and_1_is_not_taken_for_0(tmp_path):
+    rows = [f'{name},{index % 3 - 1},1' for index, name in enumerate(LABELS)]
+    with pytest.raises(UserError, match='--labels COLUMN'):
+        find_table(make(tmp_path, any_csv='\n'.join(['image,edema,fracture', *rows])))
+
+
+def test_folders_of_splits_do_not_compete_with_a_table(tmp_path):
+    folder = make(tmp_path / 'data', 'train_images', any_csv=lines('{},{}'.format, 'id_code,diagnosis'))
+    make(tmp_path / 'other', 'test_images')
+    for index, file in enumerate((tmp_path / 'other/test_images').iterdir()):
+        (folder / 'test_images').mkdir(exist_ok=True)
+        file.rename(folder / f'test_images/t{index}.jpg')
+    found = find_table(folder)
+    assert found.classes == ['cat', 'dog', 'owl'] and len(found.train.names) == 27
+
+
 def test_a_column_that_may_be_anything_does_not_replace_class_folders(tmp_path):
     make(tmp_path / 'data', 'cat', any_csv=lines('{}.jpg,{}'.format, 'image,photographer'))
     make(tmp_path / 'data', 'dog')
     for name in [*LABELS][::2]:
         (tmp_path / f'data/cat/{name}.jpg').rename(tmp_path / f'data/cat/c_{name}.jpg')
-    assert find_table(tmp_path / 'data') is None
+    with pytest.raises(UserError, match='photographer, and folders are cat, dog; give --labels photographer'):
+        find_table(tmp_path / 'data')
     assert find_table(tmp_path / 'data', 'photographer').classes == ['cat', 'dog', 'owl']
 
 
@@ -357,7 +396,10 @@ def test_classes_in_the_names_of_files(tmp_path):
     assert found.classes == ['cat', 'large_dog'] and any('cat, large_dog' in note for note in found.notes)
     assert all(Path(path).name.startswith(label) for path, label in found.train.names.items())
     assert len(found.train.names) + len(found.held_out.names) == 24
-    for index, words in enumerate((['cat'], ['IMG_', 'DSC_'], ['train_', 'cat_'], ['cat', 'dog', ''], ['a1_', 'b2_'])):
+    assert find_table(numbered(tmp_path / 'b', 'left_', 'right_', 'up_')).classes == ['left', 'right', 'up']
+    for index, words in enumerate(
+        (['cat'], ['left_', 'right_'], ['IMG_', 'DSC_'], ['train_', 'cat_'], ['cat', 'dog', ''], ['a1_', 'b2_'])
+    ):
         assert find_table(numbered(tmp_path / str(index), *words)) is None
 
 
