@@ -34,10 +34,8 @@ from beit_mm.own_images.layouts import existing_folder
 LABEL_COLUMNS = 'label', 'labels', 'class', 'category', 'target'
 SPLIT_COLUMNS = 'split', 'set', 'subset', 'fold', 'usage', 'partition', 'phase', 'dataset', 'data_set'
 IS_SPLIT = dict(is_train=('train', 'val'), is_valid=('val', 'train'), is_test=('test', 'train'))  # what 1 and 0 mean
-INDEX, ROWS = (
-    re.compile(r'|Unnamed: \d+'),
-    re.compile(r'(?i)index|idx|row|no\.?|nr\.?|#'),
-)  # columns of row numbers; pandas'
+INDEX = re.compile(r'|Unnamed: \d+')  # what pandas calls the column of row numbers that it writes
+ROWS = re.compile(r'(?i)index|idx|row|no\.?|nr\.?|#')  # names of columns that may have row numbers
 NAMING = re.compile(r'(?i)(.*_)?(id|image|img|photo|picture|file|path|name|file_?name|image_?id)s?')
 BINARY = dict.fromkeys(('0', '0.0', 'false', '-1', '-1.0'), '0') | dict.fromkeys(('1', '1.0', 'true'), '1')
 LISTED = re.compile(r"""[\[({]\s*['"]|\[[\d\s,]*\]$""")  # begins a list as Python and JSON write it
@@ -76,7 +74,7 @@ def find_table(folder: str | Path, column: str | None = None, fits_head: bool = 
     separator = ''
     for table in tables_of(files):
         label = column or label_column(table)
-        if not label and class_folders(files.root):
+        if not label and other_classes(files.root):
             warn(f'{quoted(table.file)} is not read; if a column of it has the labels, give --labels COLUMN')
             return None
         check_columns(files.root, table, label, given=bool(column))
@@ -115,13 +113,11 @@ def labels_in_names(files: Files) -> dict[str, str]:
     images = [image for image, split in files.splits.items() if split != 'test']
     found = [NUMBERED.fullmatch(PurePosixPath(image).stem) for image in images]
     labels = {image: match[1] for image, match in zip(images, found, strict=True) if match}
-    words = {*labels.values()}
+    words = {word.lower() for word in labels.values()}
     if len(labels) < len(images) or len({*map(os.path.dirname, images)}) > 1 or len(words) < 2:
         return {}
-    are_classes = not {word.lower() for word in words} & {*NO_CLASSES, *SPLIT_OF} and not {
-        word.lower() for word in words
-    } <= {*PLACES}
-    return labels if are_classes and not class_folders(files.root) else {}
+    are_classes = not words & {*NO_CLASSES, *SPLIT_OF} and not words <= {*PLACES}
+    return labels if are_classes and not other_classes(files.root) else {}
 
 
 def tables_of(files: Files) -> list[Table]:
@@ -130,7 +126,7 @@ def tables_of(files: Files) -> list[Table]:
     listed = [file for file in files.ending('.csv', '.tsv', '.jsonl') if 'submission' not in file.lower()]
     listed = listed or [file for file in files.ending('.txt') if split_of(PurePosixPath(file).stem)]
     tables = [table for file in listed if (table := read_table(files, file))]
-    if tables and tables[0].file.endswith('.txt') and class_folders(files.root):
+    if tables and tables[0].file.endswith('.txt') and other_classes(files.root):
         return []
     train, val, others = ([each for each in tables if split_of(each.file) == split] for split in ('train', 'val', ''))
     if len(train or others) > 1:
@@ -215,9 +211,8 @@ def is_fraction(cell: str) -> bool:
 
 def label_column(table: Table) -> str | None:
     """The column of labels, which columns of 0 and 1 for each class are joined to; None if several can be meant."""
-    head = dict.fromkeys(table.head)
-    others = [key for key in head if key != table.names and not is_index(key, table.rows)]
-    others = [key for key in others if key not in split_columns(table)]
+    read = {table.names, *split_columns(table)}
+    others = [key for key in dict.fromkeys(table.head) if key not in read and not is_index(key, table.rows)]
     others = [key for key in others if key.lower() not in (*SPLIT_COLUMNS, *IS_SPLIT)] or others
     known = [key for key in others if key.lower() in LABEL_COLUMNS]
     if len(known or others) == 1:
@@ -232,7 +227,7 @@ def label_column(table: Table) -> str | None:
     return joined
 
 
-def class_folders(root: Path) -> list[str]:
+def other_classes(root: Path) -> list[str]:
     """The classes that annotations or folders give."""
     with suppress(UserError):
         found = find_annotations(root)
@@ -246,7 +241,7 @@ def check_columns(root: Path, table: Table, label: str | None, given: bool) -> N
         raise UserError(f'{quoted(table.file)} has two columns that are called {quoted(twice[0])}; rename one of them')
     if given or label not in table.head or label.lower() in LABEL_COLUMNS:
         return
-    folders = class_folders(root)
+    folders = other_classes(root)
     if folders and not all(map(split_of, folders)):
         raise UserError(
             f'{quoted(table.file)} has the column {quoted(label)}, and folders are {preview(map(quoted, folders))}; '
@@ -281,7 +276,7 @@ def read_labels(
             united.add(image)
             found[image, row[names]] |= own
         told = {split_in(part, row[part]) for part in parts} or {split_of(file) or files.splits[image]}
-        splits[image] = next((split for split in ('test', 'val') if split in told), min(told))
+        splits[image] = next(split for split in ('test', 'val', 'train', '') if split in told)
     for (image, name), own in found.items():
         label = JOINT.join(sorted(own))
         if labels.setdefault(image, label) != label:
