@@ -325,7 +325,7 @@ def read_labels(path: str, by_colour: bool = False, max_pixels: int = MAX_PIXELS
     try:
         with open_image(path, max_pixels) as opened, unreadable(path, Exception):
             opened.load()
-            has_pages = is_map_with_pages(opened)
+            has_pages = has_other_pages(opened)
             image, nodata = opened, tag_value(opened.tag_v2.get(NODATA_TAG)) if opened.format == 'TIFF' else []
     except UnreadableImageError:  # Pillow reads no TIFF of 64 bits, and no .npy
         values = read_bands(path, max_pixels) if path.lower().endswith(BAND_EXTENSIONS) else np.empty((0, 0, 0))
@@ -359,7 +359,7 @@ def read_labels(path: str, by_colour: bool = False, max_pixels: int = MAX_PIXELS
     return np.where(missing, NO_DATA, numbers) if missing.any() else numbers
 
 
-def is_map_with_pages(image: Image.Image) -> bool:
+def has_other_pages(image: Image.Image) -> bool:
     """Whether a file that is open has a second page which is neither a smaller copy of the first nor its mask."""
     if getattr(image, 'n_frames', 1) == 1:
         return False
@@ -373,12 +373,12 @@ def is_map_with_pages(image: Image.Image) -> bool:
 
 
 def check_transparency(path: str, image: Image.Image, by_colour: bool) -> None:
-    """Refuses maps whose transparent pixels would count as a class: those that are not black, or all that are black."""
-    if image.mode not in ('LA', 'RGBA') or (is_opaque := np.asarray(image)[..., -1] > 0).all():
+    """Refuses a map whose transparent pixels would count as a class: they are not black, or everything is black."""
+    if image.mode not in ('LA', 'RGBA') or image.getchannel('A').getextrema()[0] > 0:
         return
-    values = colour_numbers(image.convert('RGB'))
+    is_opaque, values = np.asarray(image)[..., -1] > 0, colour_numbers(image.convert('RGB'))
     shown, hidden = values[is_opaque], np.unique(values[~is_opaque])
-    if by_colour:  # other colours may be no class's
+    if by_colour:  # a colour that only transparent pixels have is the user's choice
         hidden = hidden[np.isin(hidden, shown)]
     if hidden.any() or (hidden.size and not shown.any()):
         raise UserError(f'{path} has transparent pixels that would count as a class; save it without transparency')

@@ -68,12 +68,12 @@ def read_legend(root: Path, mode: str, shown: set[tuple[int, ...]]) -> Legend:
     if path is None:
         files = [file for pattern in LEGENDS for file in sorted(root.glob(pattern))]
         by_colour = [found for file in files if (found := read_other_legend(file, True))]
-        by_number = [found for file in files if (found := read_other_legend(file, False))]
-        if mode not in ('RGB', 'RGBA'):  # a palette may have colours of the legend
-            known = [2 * len(shown & {*map(tuple, found.colours or ())}) for found in by_colour]
-            by_colour = [found for found, number in zip(by_colour, known, strict=True) if number > len(shown)]
-            by_colour += by_number
-        return next(iter(by_colour), Legend())
+        if mode in ('RGB', 'RGBA'):
+            return next(iter(by_colour), Legend())
+        for found in by_colour:  # a palette may have most of its colours from a legend
+            if 2 * len(shown & {*map(tuple, found.colours or ())}) > len(shown):
+                return found
+        return next((found for file in files if (found := read_other_legend(file, False))), Legend())
     names, colours = segmentation_folder.named_classes(str(path))
     if colours is None and (numbered := numbered_names(names)):
         return numbered

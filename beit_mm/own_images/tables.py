@@ -34,6 +34,7 @@ from beit_mm.own_images.layouts import existing_folder
 LABEL_COLUMNS = 'label', 'labels', 'class', 'category', 'target'
 SPLIT_COLUMNS = 'split', 'set', 'subset', 'fold', 'usage', 'partition', 'phase', 'dataset', 'data_set'
 IS_SPLIT = dict(is_train=('train', 'val'), is_valid=('val', 'train'), is_test=('test', 'train'))  # what 1 and 0 mean
+SPLIT_NAMES = {*SPLIT_COLUMNS, *IS_SPLIT}
 INDEX = re.compile(r'|Unnamed: \d+')  # what pandas calls the column of row numbers that it writes
 ROWS = re.compile(r'(?i)index|idx|row|no\.?|nr\.?|#')  # names of columns that may have row numbers
 NAMING = re.compile(r'(?i)(.*_)?(id|image|img|photo|picture|file|path|name|file_?name|image_?id)s?')
@@ -101,7 +102,7 @@ def find_table(folder: str | Path, column: str | None = None, fits_head: bool = 
         labels, splits = labels_in_names(files), files.splits
         notes = [f'classes are what file names begin with, before a number: {preview(sorted({*labels.values()}))}']
     if column and not labels:
-        raise UserError(f'--labels {column}: no .csv or .tsv file in {str(folder)!r} labels its images; leave it out')
+        raise UserError(f'--labels {column}: no table in {str(folder)!r} labels its images; leave it out')
     if left_out := [image for image, split in files.splits.items() if image not in splits and split != 'test']:
         notes.append(f'{len(left_out):,} images left out, because no row labels them: {preview(map(quoted, left_out))}')
     several = bool(separator) or any(JOINT in label for label in labels.values())
@@ -176,7 +177,8 @@ def lines_of(path: Path) -> list[list[str]]:
         try:
             rows = [json.loads(line) for line in text.splitlines() if line.strip()]
             head = [*dict.fromkeys(key for row in rows for key in row)]
-            return [head, *([str(row.get(key, '')) for key in head] for row in rows)]
+            cells = [['' if row.get(key) is None else str(row[key]) for key in head] for row in rows]
+            return [head, *cells]
         except (ValueError, TypeError, AttributeError, RecursionError):
             return []
     while text.startswith(('sep=', '#')):  # lines of Excel, and comments
@@ -213,7 +215,7 @@ def label_column(table: Table) -> str | None:
     """The column of labels, which columns of 0 and 1 for each class are joined to; None if several can be meant."""
     read = {table.names, *split_columns(table)}
     others = [key for key in dict.fromkeys(table.head) if key not in read and not is_index(key, table.rows)]
-    others = [key for key in others if key.lower() not in (*SPLIT_COLUMNS, *IS_SPLIT)] or others
+    others = [key for key in others if key.lower() not in SPLIT_NAMES] or others
     known = [key for key in others if key.lower() in LABEL_COLUMNS]
     if len(known or others) == 1:
         return (known or others)[0]
@@ -261,7 +263,7 @@ def read_labels(
 ) -> list[str]:
     """Adds the images of a table to `labels` and `splits`; returns notes for the user."""
     file, head, rows, names, _ = table
-    candidates = [key for key in head if key.lower() in (*SPLIT_COLUMNS, *IS_SPLIT) and key != column]
+    candidates = [key for key in head if key.lower() in SPLIT_NAMES and key != column]
     parts = [key for key in split_columns(table) if key != column]
     lost = 0
     found: dict[tuple[str, str], set[str]] = {}  # labels by image and by its name in the table
@@ -303,7 +305,7 @@ def read_labels(
 
 def split_columns(table: Table) -> list[str]:
     """The columns that say of each row to which split it belongs."""
-    named = [key for key in table.head if key.lower() in (*SPLIT_COLUMNS, *IS_SPLIT)]
+    named = [key for key in table.head if key.lower() in SPLIT_NAMES]
     return [key for key in named if all(split_in(key, row[key]) for row in table.rows)]
 
 

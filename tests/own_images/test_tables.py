@@ -284,9 +284,11 @@ def test_tables_are_read_as_programs_save_them(tmp_path, encoding):
 
 def test_lines_of_json_are_a_table(tmp_path):
     rows = [dict(file_name=f'images/{name}.jpg', label=label) for name, label in LABELS.items()]
+    rows[3]['label'] = None
     folder = make(tmp_path)
     (folder / 'metadata.jsonl').write_text('\n'.join(map(json.dumps, rows)))
-    assert find_table(folder).classes == ['cat', 'dog', 'owl']
+    found = find_table(folder)
+    assert found.classes == ['cat', 'dog', 'owl'] and len(found.train.names) + len(found.held_out.names) == 29
     (folder / 'metadata.jsonl').write_text('{"file_name": 3}\n[1]')
     with pytest.raises(UserError, match='not understood: metadata.jsonl'):
         Classification.find(call_of('finetune', folder), find_table(folder))
