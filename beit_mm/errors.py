@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Collection
+from pathlib import Path
 
 
 class UserError(ValueError):
@@ -16,6 +17,12 @@ def check_choice(name: str, value: object, choices: Collection) -> None:
     """Raises UserError for a setting that is not one of the choices."""
     if value not in choices:
         raise UserError(f'{name} is {value!r}; expected {" or ".join(map(repr, choices))}')
+
+
+def check_no_folder(name: str, path: str | Path | None) -> None:
+    """Raises UserError before any work is done if a file is to be written where a folder is."""
+    if path is not None and Path(path).expanduser().is_dir():
+        raise UserError(f'{name} is {str(path)!r}, a folder; expected the name of a file in it')
 
 
 def log(message: str, level: int = logging.INFO) -> None:

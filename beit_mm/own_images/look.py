@@ -18,7 +18,7 @@ from beit_mm.datasets import reading
 from beit_mm.datasets.image_folder import walk
 from beit_mm.datasets.reading import LoadBands, UnreadableImageError, open_image, unreadable
 from beit_mm.datasets.segmentation_folder import distinct_colours
-from beit_mm.errors import UserError
+from beit_mm.errors import UserError, check_no_folder
 from beit_mm.files import file_sha256, quoted
 from beit_mm.own_images.images import FEW, MIN_IMAGES, Images, TaggedImages, evenly, find_images, split
 from beit_mm.own_images.label_maps import MIN_PAIRS, LabelMaps, find_label_maps
@@ -91,8 +91,7 @@ def look(images: str | Path, out: str | Path = 'look.html') -> Path:
         The page.
     """
     folder = existing_folder(images)
-    if Path(out).is_dir():
-        raise UserError(f'--out {out} is a folder; expected the name of a page, such as look.html')
+    check_no_folder('--out', out)
     with quiet():
         found, refusal = find(folder)
         seen, broken = examine_all(folder, found)

@@ -14,7 +14,7 @@ from beit_mm.checkpoint.find import PHOTOS, SCENES
 from beit_mm.datasets.reading import MAX_PIXELS
 from beit_mm.datasets.segmentation_folder import SegmentationFolder
 from beit_mm.engine.metrics import describe
-from beit_mm.errors import UserError
+from beit_mm.errors import UserError, check_no_folder
 from beit_mm.features.evaluation import knn_votes, patch_classifier, patch_dataset, pixel_scores
 from beit_mm.features.extractor import ExistingPath, FeatureExtractor, ImageInput, Sources
 from beit_mm.files import quoted
@@ -56,6 +56,7 @@ def classify(
     if is_folder != (min_confidence is not None):
         raise UserError(f'--out is {out}; expected a .csv or .json file, or with --min-confidence a folder')
     check_confidence(min_confidence)
+    check_no_folder('--json', json)
     path = Path(out or '').expanduser()
     if is_folder and any(found.is_dir() for found in path.glob('*')):
         raise UserError(f'{path} has folders already, which would be learned from too; give another --out')
@@ -157,6 +158,7 @@ def segment(
     with quiet():
         folder = Path(out).expanduser()
         check_confidence(min_confidence)
+        check_no_folder('--json', json)
         check_unused(folder)
         options: dict[str, Any] = dict(max_pixels=max_pixels, mean=mean, std=std)
         segmentor: inference.Segmentor

@@ -170,7 +170,7 @@ def test_no_command_follows_that_would_be_refused(tmp_path, capsys):
             (tmp_path / f'broken/{name}/{number}.png').write_bytes(b'nothing')
     beit_mm.look(tmp_path / 'broken', tmp_path / 'look.html')
     assert 'beit-mm' not in capsys.readouterr().out
-    with pytest.raises(UserError, match='is a folder'):
+    with pytest.raises(UserError, match='a folder; expected the name of a file'):
         beit_mm.look(tmp_path, tmp_path)
     with pytest.raises(UserError, match="''"):  # a variable of the shell without a value
         beit_mm.look('', tmp_path / 'look.html')

@@ -27,6 +27,7 @@ from beit_mm.checkpoint.checkpoint import Checkpoint
 from beit_mm.datasets.segmentation_folder import named_classes
 from beit_mm.engine import progress
 from beit_mm.engine.loops import IterLoop
+from beit_mm.errors import UserError
 from beit_mm.files import quoted
 from beit_mm.own_images import images as finding
 from beit_mm.own_images import pretraining
@@ -357,6 +358,9 @@ def test_fine_tuning_and_classifying(run, images, tmp_path, capsys):
     assert table.read_bytes().startswith(codecs.BOM_UTF8)
     gone, *rows = csv.DictReader(table.open(encoding='utf-8-sig'))
     assert gone.pop('path') in gone.pop('error') and not any(gone.values())
+    for verb in (beit_mm.classify, beit_mm.segment):
+        with pytest.raises(UserError, match='--json .* a folder'):
+            verb(out, images, json=tmp_path)
     found = beit_mm.classify(out, images, out=tmp_path / 'y.json', json=tmp_path / 'x.json')
     assert (tmp_path / 'y.json').read_bytes() == (tmp_path / 'x.json').read_bytes()
     for row, result in zip(rows, json.loads((tmp_path / 'x.json').read_text()), strict=True):
